@@ -1,0 +1,7 @@
+//! The data path of one open file.
+//!
+//! Generic over [`FileMapping`], the seam between data path and format: this crate knows no on-disk format.
+
+mod mapping;
+
+pub use mapping::{Extent, ExtentState, FileMapping, MapSeq};

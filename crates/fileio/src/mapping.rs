@@ -1,0 +1,48 @@
+//! The seam between the data path and a format: where a file's bytes lie on the device.
+
+/// What stands behind a run of a file's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentState {
+    /// Nothing is allocated; reads give zeroes.
+    Hole,
+    /// Space is allocated at this device byte but was never written; reads give zeroes.
+    Unwritten(u64),
+    /// Data lie at this device byte.
+    Written(u64),
+    /// Data lie at this device byte and other files share them: readable, not overwritable in place.
+    Shared(u64),
+}
+
+/// A run of a file's bytes in one state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte of the run in the file.
+    pub offset: u64,
+    /// Length in bytes, at least 1.
+    pub len: u64,
+    /// Where the run lies.
+    pub state: ExtentState,
+}
+
+/// Names one version of a file's map: equal values mean that the map has not changed in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSeq(pub u64);
+
+/// How a format tells the data path where bytes lie.
+///
+/// `lookup` is on the path of every request: it takes no exclusive lock, writes no shared cache line and
+/// allocates nothing once the map is in memory.
+pub trait FileMapping: Send + Sync {
+    /// The format's error.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Size of the file in bytes.
+    fn size(&self) -> u64;
+    /// Allocation unit of the format in bytes, a power of two.
+    fn block_size(&self) -> u32;
+    /// The run that holds byte `offset`, and the version of the map that says so. The run starts at or before
+    /// `offset` and ends behind it; it may reach behind the end of the file. No lock is held on return.
+    fn lookup(&self, offset: u64) -> Result<(Extent, MapSeq), Self::Error>;
+    /// The map's version now.
+    fn seq(&self) -> MapSeq;
+}

@@ -1,0 +1,4 @@
+//! The command `uxfs`.
+#![forbid(unsafe_code)]
+
+fn main() {}

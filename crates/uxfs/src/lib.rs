@@ -1,0 +1,2 @@
+//! XFS volumes in user space: no kernel mount, no privileges.
+#![forbid(unsafe_code)]

@@ -1,0 +1,9 @@
+//! XFS on-disk structures as zero-copy views, with their checksums and checks. Pure: no I/O, no caches.
+//!
+//! Everything on disk is big-endian except the checksums, which are little-endian.
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod geometry;
+pub mod types;
+pub mod verify;

@@ -1,0 +1,1 @@
+//! Block maps of forks.

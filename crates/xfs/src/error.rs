@@ -1,0 +1,91 @@
+//! What can go wrong in the engine.
+
+use blockdev::DeviceError;
+use xfs_format::error::FormatError;
+use xfs_format::types::{DiskAddr, InodeNumber};
+
+/// The engine's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong in the engine. Corruption is data: it names structure, place and check.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A structure on the device is damaged.
+    #[error("{}damaged: {problem}", Place { daddr: *.daddr, inode: *.inode })]
+    Corrupt {
+        /// Where the structure lies, in units of 512 bytes, where it is a block of its own.
+        daddr: Option<DiskAddr>,
+        /// The inode that it belongs to, where there is one.
+        inode: Option<InodeNumber>,
+        /// Structure and check.
+        problem: FormatError,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The device does not hold an XFS volume.
+    #[error("not an XFS volume (no superblock magic at its start)")]
+    NotXfs,
+    /// The image ends before the volume does.
+    #[error("truncated image: the volume has {expected} bytes, the device {actual}")]
+    Truncated {
+        /// Bytes that the superblock promises.
+        expected: u64,
+        /// Bytes that the device has.
+        actual: u64,
+    },
+    /// The volume has a feature that this version does not handle.
+    #[error("unsupported feature: {0}")]
+    UnsupportedFeature(String),
+    /// The log holds changes that were not replayed.
+    #[error(
+        "the log is dirty: the volume was not unmounted cleanly. Mount it once with the kernel to replay the log, \
+         or read it as it is with --norecovery"
+    )]
+    DirtyLog,
+    /// No inode of this number is in use.
+    #[error("inode {0} is not in use")]
+    NoSuchInode(InodeNumber),
+    /// The operation does not fit this kind of inode.
+    #[error("inode {inode} is not a {wanted}")]
+    WrongType {
+        /// The inode.
+        inode: InodeNumber,
+        /// `directory`, `symbolic link`, `regular file`.
+        wanted: &'static str,
+    },
+    /// The volume or the operation is read-only.
+    #[error("read-only: {0}")]
+    ReadOnly(&'static str),
+}
+
+impl Error {
+    /// A damaged structure of an inode, in the inode itself or in a block whose address does not matter.
+    pub const fn corrupt_inode(inode: InodeNumber, problem: FormatError) -> Self {
+        Self::Corrupt { daddr: None, inode: Some(inode), problem }
+    }
+
+    /// A damaged block.
+    pub const fn corrupt_block(daddr: DiskAddr, inode: Option<InodeNumber>, problem: FormatError) -> Self {
+        Self::Corrupt { daddr: Some(daddr), inode, problem }
+    }
+}
+
+/// How a place is said in messages.
+struct Place {
+    daddr: Option<DiskAddr>,
+    inode: Option<InodeNumber>,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(inode) = self.inode {
+            write!(f, "inode {inode}: ")?;
+        }
+        if let Some(daddr) = self.daddr {
+            write!(f, "block at 512-byte sector {daddr}: ")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,16 @@
+//! The XFS engine. For now its read side, and overwrites of blocks that are allocated.
+//!
+//! One folder a layer, lowest first: `buf` (metadata buffers), `btree` (the short-form trees of a group),
+//! `ialloc` (where inodes are), `inode` (inodes and their cache), `bmap` (block maps of forks), `dir`, `attr`,
+//! and `volume`, which ties them together.
+#![forbid(unsafe_code)]
+
+pub mod attr;
+pub mod bmap;
+pub mod buf;
+pub mod dir;
+mod error;
+pub mod fork;
+pub mod volume;
+
+pub use error::{Error, Result};
