@@ -1,4 +1,48 @@
 //! The command `uxfs`.
+//!
+//! This file parses the command line and turns the outcome into an exit code; a verb is a file in
+//! [`commands`]. Results go to standard output, and everything else, in single lines that start with
+//! `uxfs: `, to standard error.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod commands;
+mod exit;
+mod options;
+
+use clap::Parser;
+use exit::{Exit, Failure};
+use options::Global;
+use std::process::ExitCode;
+
+/// Read XFS volumes without mounting them, and run many threads through one file.
+#[derive(Parser)]
+#[command(name = "uxfs", version, about, long_about = None, after_help = exit::HELP)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: commands::Command,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are asked for, and go to standard output; a closed pipe is no failure.
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage } else { Exit::Ok }.into();
+        }
+    };
+    match commands::run(&cli.command, &cli.global) {
+        Ok(exit) => exit.into(),
+        Err(failure) => report(&failure).into(),
+    }
+}
+
+/// Says on standard error what went wrong, unless nobody is left to read the output.
+fn report(failure: &Failure) -> Exit {
+    if !failure.is_quiet() {
+        eprintln!("uxfs: {failure}");
+    }
+    failure.exit()
+}

@@ -1,0 +1,96 @@
+//! Exit codes, and the failure that carries one.
+//!
+//! The codes are part of the interface: they are listed in `--help`, and scripts rely on them. A new one gets a
+//! new number; none changes its meaning.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// The list that `--help` ends with.
+pub const HELP: &str = "\
+Paths inside an image are written IMAGE:/path; IMAGE alone is its root directory.
+
+Exit codes:
+  0  done
+  1  some of it failed; the rest is done (each failure has its line on standard error)
+  2  the command line is wrong
+  3  no such file, or one of another type than is wanted
+  4  not an XFS volume, or one with a feature that is not supported
+  5  the volume is damaged
+  6  the device or the host failed a request
+  7  the volume's log is dirty (--norecovery reads the volume as it is)
+  8  another process has the volume open for writing";
+
+/// How a run ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// All is done.
+    Ok = 0,
+    /// Some of it failed, and that was said.
+    Partial = 1,
+    /// The command line is wrong.
+    Usage = 2,
+    /// No such file, or one of another type than is wanted.
+    NotFound = 3,
+    /// Not an XFS volume, or one with a feature that is not supported.
+    Unsupported = 4,
+    /// The volume is damaged.
+    Damaged = 5,
+    /// The device or the host failed a request.
+    Io = 6,
+    /// The volume's log is dirty.
+    DirtyLog = 7,
+    /// Another process has the volume open for writing.
+    Locked = 8,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// What ends a verb early: a line for standard error, and an exit code.
+#[derive(Debug)]
+pub struct Failure {
+    exit: Exit,
+    message: Option<String>,
+}
+
+/// What a verb gives.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    /// A failure with its message, which says what to do where that is known.
+    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self { exit, message: Some(message.into()) }
+    }
+
+    /// The exit code.
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// Whether there is nothing to say.
+    pub fn is_quiet(&self) -> bool {
+        self.message.is_none()
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message.as_deref().unwrap_or_default())
+    }
+}
+
+/// A failure of the host: a file that cannot be written, a terminal that is gone. A reader that closed its end
+/// of standard output has what it wanted, so that this ends quietly.
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            return Self { exit: Exit::Ok, message: None };
+        }
+        Self::new(Exit::Io, error.to_string())
+    }
+}

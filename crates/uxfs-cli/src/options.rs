@@ -1,0 +1,61 @@
+//! Options that every verb takes, and how numbers of bytes are written.
+
+use clap::Args;
+
+/// Options of every verb.
+#[derive(Args, Clone, Debug)]
+pub struct Global {
+    /// Where the volume starts in the image, in bytes (or with a suffix: K, M, G, T, s for 512-byte sectors).
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size, default_value = "0")]
+    pub offset: u64,
+    /// How long the part of the image is that holds the volume; all the rest if it is not said.
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size)]
+    pub length: Option<u64>,
+    /// Read a volume whose log is dirty as it is, without replaying the log.
+    #[arg(long, global = true)]
+    pub norecovery: bool,
+    /// Memory that metadata caches may take.
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size, default_value = "64M")]
+    pub cache_size: u64,
+    /// Print JSON: one object, or one a line.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Say more about what is being done.
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+}
+
+/// A number of bytes: digits, and a suffix that multiplies: `s` (512), `K`, `M`, `G`, `T` (powers of 1024,
+/// with or without `iB`).
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, suffix) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| format!("`{text}` is not a number of bytes"))?;
+    let shift = match suffix.trim_end_matches("iB").trim_end_matches('B') {
+        "" => 0,
+        "s" => 9,
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        "g" | "G" => 30,
+        "t" | "T" => 40,
+        _ => return Err(format!("`{suffix}` is not a unit; use s, K, M, G or T")),
+    };
+    number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is too large"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_size;
+
+    #[test]
+    fn sizes_take_suffixes() {
+        assert_eq!(parse_size("0"), Ok(0));
+        assert_eq!(parse_size("2048s"), Ok(1 << 20));
+        assert_eq!(parse_size("64M"), Ok(64 << 20));
+        assert_eq!(parse_size("3GiB"), Ok(3 << 30));
+        assert!(parse_size("").is_err());
+        assert!(parse_size("-1").is_err());
+        assert!(parse_size("5X").is_err());
+        assert!(parse_size("99999999999T").is_err());
+    }
+}
