@@ -1,0 +1,9 @@
+//! Outside witnesses for uxfs: volumes filled by the kernel with everything the format can hold, manifests of
+//! what the kernel and what uxfs see in them, and their comparison, object by object.
+//!
+//! A tool of this repository, not part of the product. Nothing here decides what is right: the kernel and
+//! xfsprogs do.
+#![forbid(unsafe_code)]
+
+pub mod compare;
+pub mod record;

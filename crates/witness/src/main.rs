@@ -1,0 +1,35 @@
+//! The command `witness`: one subcommand a witness. `witness help` lists them.
+//!
+//! Exit code 0: the witness has nothing against it; 1: it has; 2: it could not do its work.
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use witness::compare;
+
+/// Outside witnesses for uxfs.
+#[derive(Parser)]
+#[command(name = "witness")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Each subcommand keeps its arguments, and its `run`, in its own module.
+#[derive(Subcommand)]
+enum Command {
+    Compare(compare::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Compare(args) => compare::run(&args),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("witness: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
