@@ -3,7 +3,12 @@
 //! Everything on disk is big-endian except the checksums, which are little-endian.
 #![forbid(unsafe_code)]
 
+pub mod acl;
+pub mod attr;
+pub mod da;
+pub mod dir;
 pub mod error;
 pub mod geometry;
+pub mod symlink;
 pub mod types;
 pub mod verify;
