@@ -2,6 +2,8 @@
 //!
 //! Every field is in range: shifts below 64, sizes powers of two, counts that multiply without overflow.
 
+use crate::features::{Incompat, RoCompat, VersionFlags};
+use crate::superblock::Superblock;
 use crate::types::{AgBlock, AgInode, AgNumber, DiskAddr, FsBlock, InodeNumber, Uuid};
 
 /// What every reader of metadata needs to know of the volume.
@@ -60,6 +62,65 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// The shape that a superblock describes; its ranges were checked when it was parsed.
+    pub fn from_superblock(sb: &Superblock) -> Self {
+        let raw = sb.raw();
+        let (incompat, ro_compat) = (sb.incompat(), sb.ro_compat());
+        Self {
+            v5: sb.is_v5(),
+            meta_uuid: sb.meta_uuid(),
+            uuid: sb.uuid(),
+            block_size: raw.blocksize.get(),
+            block_log: raw.blocklog,
+            sector_size: raw.sectsize.get().into(),
+            inode_size: raw.inodesize.get(),
+            inodes_per_block_log: raw.inopblog,
+            dir_block_log: raw.dirblklog,
+            data_blocks: raw.dblocks.get(),
+            ag_blocks: raw.agblocks.get(),
+            ag_block_log: raw.agblklog,
+            ag_count: raw.agcount.get(),
+            root: sb.root(),
+            metadir_root: incompat.contains(Incompat::METADIR).then_some(InodeNumber(raw.metadirino.get())),
+            inode_align: if sb.version_flags().contains(VersionFlags::ALIGN) {
+                raw.inoalignmt.get()
+            } else {
+                1
+            },
+            ftype: sb.has_ftype(),
+            sparse_inodes: incompat.contains(Incompat::SPINODES),
+            bigtime: incompat.contains(Incompat::BIGTIME),
+            nrext64: incompat.contains(Incompat::NREXT64),
+            finobt: ro_compat.contains(RoCompat::FINOBT),
+            rmapbt: ro_compat.contains(RoCompat::RMAPBT),
+            reflink: ro_compat.contains(RoCompat::REFLINK),
+            parent_pointers: incompat.contains(Incompat::PARENT),
+            ascii_ci: sb.version_flags().contains(VersionFlags::BORG),
+        }
+    }
+
+    /// The volume's size in bytes.
+    pub const fn bytes(&self) -> u64 {
+        self.data_blocks << self.block_log
+    }
+
+    /// Where a run of blocks lies on the device; `None` unless all of it lies within one group of the volume.
+    pub fn extent_daddr(&self, start: FsBlock, blocks: u64) -> Option<DiskAddr> {
+        let (ag, block) = self.split_block(start)?;
+        let end = u64::from(block.0).checked_add(blocks)?;
+        (blocks > 0 && end <= u64::from(self.ag_blocks_of(ag))).then(|| self.daddr_of(ag, block))
+    }
+
+    /// The volume's number of a block of a group.
+    pub const fn join_block(&self, ag: AgNumber, block: AgBlock) -> FsBlock {
+        FsBlock((ag.0 as u64) << self.ag_block_log | block.0 as u64)
+    }
+
+    /// The volume's number of an inode of a group.
+    pub const fn join_inode(&self, ag: AgNumber, inode: AgInode) -> InodeNumber {
+        InodeNumber((ag.0 as u64) << (self.ag_block_log + self.inodes_per_block_log) | inode.0 as u64)
+    }
+
     /// Bytes a directory block.
     pub const fn dir_block_size(&self) -> u32 {
         self.block_size << self.dir_block_log

@@ -4,11 +4,20 @@
 #![forbid(unsafe_code)]
 
 pub mod acl;
+pub mod ag;
 pub mod attr;
+pub mod bmbt;
+pub mod btree;
+pub mod checksum;
 pub mod da;
 pub mod dir;
 pub mod error;
+pub mod features;
 pub mod geometry;
+pub mod inode;
+pub mod records;
+pub mod superblock;
 pub mod symlink;
+pub mod timestamp;
 pub mod types;
 pub mod verify;

@@ -1,7 +1,8 @@
 //! One verifier object a block type: what a metadata buffer must satisfy before anything in it is believed.
 
+use crate::checksum;
 use crate::error::FormatError;
-use crate::types::{DiskAddr, Uuid};
+use crate::types::{DiskAddr, Lsn, Uuid};
 
 /// What a block is checked against besides itself.
 #[derive(Clone, Copy, Debug)]
@@ -22,4 +23,36 @@ pub struct Verifier {
     pub name: &'static str,
     /// Checks a block that was read: magic, checksum, UUID, own address, and every count that a reader relies on.
     pub check: fn(&[u8], &VerifyContext) -> Result<(), FormatError>,
+}
+
+/// Checks what every v5 block carries: the checksum at `crc_offset`, the UUID, the block's own address and a
+/// plausible LSN. Structures without an own address pass `None`.
+pub fn check_identity(
+    structure: &'static str,
+    bytes: &[u8],
+    crc_offset: usize,
+    uuid: &[u8; 16],
+    blkno: Option<u64>,
+    lsn: Lsn,
+    context: &VerifyContext,
+) -> Result<(), FormatError> {
+    checksum::check(structure, bytes, crc_offset)?;
+    if Uuid(*uuid) != context.meta_uuid {
+        return Err(FormatError::new(structure, "UUID"));
+    }
+    if let Some(blkno) = blkno
+        && blkno != context.daddr.0
+    {
+        return Err(FormatError::mismatch(structure, "own address", blkno, context.daddr.0));
+    }
+    check_lsn(structure, lsn)
+}
+
+/// Checks that an LSN is one that a log can have given: cycles count from 1, so only "never logged" (0, or all
+/// ones) has no cycle.
+pub fn check_lsn(structure: &'static str, lsn: Lsn) -> Result<(), FormatError> {
+    if lsn.0 >> 32 == 0 && lsn.0 != 0 {
+        return Err(FormatError::value(structure, "LSN", lsn.0));
+    }
+    Ok(())
 }

@@ -1,0 +1,169 @@
+//! Feature bits of the superblock: their names, and which of them this code reads and writes.
+//!
+//! A volume with a bit that has no entry in these tables is never interpreted: refused where the bit says that
+//! readers must know it, kept from being written where only writers must.
+
+use bitflags::bitflags;
+
+bitflags! {
+    /// Bits of `sb_versionnum` above the version itself.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct VersionFlags: u16 {
+        /// Inodes may have attribute forks.
+        const ATTR = 0x0010;
+        /// 32-bit link counts: version 2 inodes.
+        const NLINK = 0x0020;
+        /// Quota inodes exist.
+        const QUOTA = 0x0040;
+        /// Inode chunks are aligned (`sb_inoalignmt`).
+        const ALIGN = 0x0080;
+        /// Data are aligned (`sb_unit`, `sb_width`).
+        const DALIGN = 0x0100;
+        /// `sb_shared_vn` is in use. Never by Linux.
+        const SHARED = 0x0200;
+        /// Version 2 log records.
+        const LOGV2 = 0x0400;
+        /// Sectors are larger than 512 bytes.
+        const SECTOR = 0x0800;
+        /// Extents carry the unwritten flag.
+        const EXTFLG = 0x1000;
+        /// Version 2 directories.
+        const DIRV2 = 0x2000;
+        /// Directory hashes ignore the case of ASCII letters.
+        const BORG = 0x4000;
+        /// `sb_features2` is in use.
+        const MOREBITS = 0x8000;
+    }
+}
+
+bitflags! {
+    /// `sb_features2`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Features2: u32 {
+        /// Free counters of the superblock are written at unmount alone.
+        const LAZYSBCOUNT = 0x0002;
+        /// The attribute fork's offset is flexible.
+        const ATTR2 = 0x0008;
+        /// An old form of parent pointers. Never shipped on Linux.
+        const PARENT = 0x0010;
+        /// 32-bit project ids.
+        const PROJID32 = 0x0080;
+        /// Metadata carry checksums (v5).
+        const CRC = 0x0100;
+        /// Directory entries carry the file's type (v4's bit for it).
+        const FTYPE = 0x0200;
+    }
+}
+
+bitflags! {
+    /// `sb_features_ro_compat`: who does not know one of these may read, not write.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct RoCompat: u32 {
+        /// A tree of chunks with free inodes in each group.
+        const FINOBT = 1 << 0;
+        /// A reverse map in each group.
+        const RMAPBT = 1 << 1;
+        /// Files may share blocks.
+        const REFLINK = 1 << 2;
+        /// AGI counts the blocks of the inode trees.
+        const INOBTCNT = 1 << 3;
+    }
+}
+
+bitflags! {
+    /// `sb_features_incompat`: who does not know one of these must not touch the volume.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Incompat: u32 {
+        /// Directory entries carry the file's type.
+        const FTYPE = 1 << 0;
+        /// Inode chunks may be sparse.
+        const SPINODES = 1 << 1;
+        /// Metadata carry `sb_meta_uuid`, not `sb_uuid`.
+        const META_UUID = 1 << 2;
+        /// Timestamps may be 64-bit nanosecond counts.
+        const BIGTIME = 1 << 3;
+        /// `xfs_repair` must run first.
+        const NEEDSREPAIR = 1 << 4;
+        /// Extent counts may be 64-bit.
+        const NREXT64 = 1 << 5;
+        /// The log may hold exchanges of file content.
+        const EXCHRANGE = 1 << 6;
+        /// Inodes carry parent pointers.
+        const PARENT = 1 << 7;
+        /// Metadata inodes live in a directory tree of their own.
+        const METADIR = 1 << 8;
+        /// Realtime groups are zones.
+        const ZONED = 1 << 9;
+        /// Zones may have gaps in their addresses.
+        const ZONE_GAPS = 1 << 10;
+    }
+}
+
+bitflags! {
+    /// `sb_features_log_incompat`: who does not know one of these must not replay the log.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct LogIncompat: u32 {
+        /// The log may hold intents to change attributes.
+        const XATTRS = 1 << 0;
+    }
+}
+
+/// Incompatible features that this code reads.
+pub const INCOMPAT_READ: Incompat = Incompat::FTYPE
+    .union(Incompat::SPINODES)
+    .union(Incompat::META_UUID)
+    .union(Incompat::BIGTIME)
+    .union(Incompat::NREXT64)
+    .union(Incompat::EXCHRANGE)
+    .union(Incompat::PARENT)
+    .union(Incompat::METADIR);
+
+/// The name of an incompatible feature as the tools write it; unknown bits by number.
+pub fn incompat_name(bit: u32) -> String {
+    let name = match Incompat::from_bits(bit) {
+        Some(Incompat::FTYPE) => "ftype",
+        Some(Incompat::SPINODES) => "spinodes",
+        Some(Incompat::META_UUID) => "meta_uuid",
+        Some(Incompat::BIGTIME) => "bigtime",
+        Some(Incompat::NEEDSREPAIR) => "needsrepair",
+        Some(Incompat::NREXT64) => "nrext64",
+        Some(Incompat::EXCHRANGE) => "exchrange",
+        Some(Incompat::PARENT) => "parent",
+        Some(Incompat::METADIR) => "metadir",
+        Some(Incompat::ZONED) => "zoned",
+        Some(Incompat::ZONE_GAPS) => "zone-gaps",
+        _ => return format!("incompatible feature bit {bit:#x}"),
+    };
+    name.to_owned()
+}
+
+/// The name of a read-only compatible feature; unknown bits by number.
+pub fn ro_compat_name(bit: u32) -> String {
+    let name = match RoCompat::from_bits(bit) {
+        Some(RoCompat::FINOBT) => "finobt",
+        Some(RoCompat::RMAPBT) => "rmapbt",
+        Some(RoCompat::REFLINK) => "reflink",
+        Some(RoCompat::INOBTCNT) => "inobtcount",
+        _ => return format!("read-only compatible feature bit {bit:#x}"),
+    };
+    name.to_owned()
+}
+
+/// Names of all bits of `bits`, lowest first.
+pub fn names(bits: u32, name: fn(u32) -> String) -> Vec<String> {
+    (0..u32::BITS).map(|shift| 1 << shift).filter(|bit| bits & bit != 0).map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_bits_are_named_by_number() {
+        assert_eq!(
+            names(0x8000_0009, incompat_name),
+            ["ftype", "bigtime", "incompatible feature bit 0x80000000"]
+        );
+        assert_eq!(names(0x24, ro_compat_name), ["reflink", "read-only compatible feature bit 0x20"]);
+    }
+}

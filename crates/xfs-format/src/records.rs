@@ -1,0 +1,211 @@
+//! Records and keys of the trees of an allocation group: free space, inodes, reverse map, reference counts.
+
+use crate::error::FormatError;
+use crate::types::AgInode;
+use zerocopy::byteorder::big_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Inodes in a chunk: one record of the inode trees.
+pub const INODES_PER_CHUNK: u32 = 64;
+/// Inodes that one bit of a hole mask stands for.
+pub const INODES_PER_HOLEMASK_BIT: u32 = 4;
+
+/// A free extent, record and key of `bnobt` and `cntbt`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the names are the format's")]
+pub struct AllocRecord {
+    pub startblock: U32,
+    pub blockcount: U32,
+}
+
+/// A chunk of 64 inodes, record of `inobt` and `finobt`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the names are the format's")]
+pub struct InobtRecord {
+    pub startino: U32,
+    /// Free inodes where chunks cannot be sparse; otherwise hole mask (16 bits), inode count, free count.
+    pub counts: [u8; 4],
+    pub free: U64,
+}
+
+/// A chunk's record, understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InodeChunk {
+    /// First inode.
+    pub start: AgInode,
+    /// A bit for every inode that has no place on disk.
+    pub holes: u64,
+    /// A bit for every inode that is free; holes are free too.
+    pub free: u64,
+}
+
+impl InobtRecord {
+    /// What the record says, checked against itself.
+    pub fn chunk(&self, sparse: bool) -> Result<InodeChunk, FormatError> {
+        const NAME: &str = "inode chunk record";
+        let [mask_high, mask_low, count, free_count] = self.counts;
+        let (holes, count, free_count) = if sparse {
+            (spread(u16::from_be_bytes([mask_high, mask_low])), u32::from(count), u32::from(free_count))
+        } else {
+            (0, INODES_PER_CHUNK, u32::from_be_bytes(self.counts))
+        };
+        let free = self.free.get();
+        if INODES_PER_CHUNK - holes.count_ones() != count {
+            let expected = INODES_PER_CHUNK - holes.count_ones();
+            return Err(FormatError::mismatch(NAME, "inode count", count.into(), expected.into()));
+        }
+        // Free bits of holes are set, and not counted.
+        if (free & !holes).count_ones() != free_count {
+            let expected = (free & !holes).count_ones();
+            return Err(FormatError::mismatch(NAME, "free inode count", free_count.into(), expected.into()));
+        }
+        if u64::from(self.startino.get()) + u64::from(INODES_PER_CHUNK) > 1 << 32 {
+            return Err(FormatError::value(NAME, "first inode", self.startino.get().into()));
+        }
+        Ok(InodeChunk { start: AgInode(self.startino.get()), holes, free })
+    }
+}
+
+impl InodeChunk {
+    /// Whether `inode` belongs to this chunk, has a place on disk, and is in use.
+    pub fn in_use(&self, inode: AgInode) -> bool {
+        match inode.0.checked_sub(self.start.0) {
+            Some(index) if index < INODES_PER_CHUNK => (self.free | self.holes) >> index & 1 == 0,
+            _ => false,
+        }
+    }
+
+    /// The inodes in use, in order.
+    pub fn inodes_in_use(self) -> impl Iterator<Item = AgInode> {
+        (0..INODES_PER_CHUNK)
+            .filter(move |index| (self.free | self.holes) >> index & 1 == 0)
+            .map(move |index| AgInode(self.start.0 + index))
+    }
+}
+
+/// A hole mask with one bit for each inode.
+fn spread(mask: u16) -> u64 {
+    (0..16).filter(|bit| mask >> bit & 1 == 1).fold(0, |holes, bit| holes | 0xf << (bit * 4))
+}
+
+/// Key of `inobt` and `finobt`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the names are the format's")]
+pub struct InobtKey {
+    pub startino: U32,
+}
+
+/// Who owns an extent, record of `rmapbt`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the names are the format's")]
+pub struct RmapRecord {
+    pub startblock: U32,
+    pub blockcount: U32,
+    pub owner: U64,
+    /// Offset in the owner's fork, and flags in the three highest bits.
+    pub offset: U64,
+}
+
+impl RmapRecord {
+    /// The owner's attribute fork, not its data fork.
+    pub const ATTR_FORK: u64 = 1 << 63;
+    /// A block of the owner's block map tree.
+    pub const BMBT_BLOCK: u64 = 1 << 62;
+    /// Allocated and not written.
+    pub const UNWRITTEN: u64 = 1 << 61;
+}
+
+/// Key of `rmapbt`. Inner blocks hold two for each child: the lowest and the highest.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the names are the format's")]
+pub struct RmapKey {
+    pub startblock: U32,
+    pub owner: U64,
+    pub offset: U64,
+}
+
+/// Keys of one child in an inner block of `rmapbt`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the names are the format's")]
+pub struct RmapKeyPair {
+    pub low: RmapKey,
+    pub high: RmapKey,
+}
+
+/// How often an extent is used, record of `refcountbt`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the names are the format's")]
+pub struct RefcountRecord {
+    /// First block; the highest bit marks an extent that is staged for copy-on-write.
+    pub startblock: U32,
+    pub blockcount: U32,
+    pub refcount: U32,
+}
+
+impl RefcountRecord {
+    /// Bit of `startblock`: staged for copy-on-write, not shared.
+    pub const COW: u32 = 1 << 31;
+}
+
+/// Key of `refcountbt`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the names are the format's")]
+pub struct RefcountKey {
+    pub startblock: U32,
+}
+
+const _: () = {
+    assert!(size_of::<AllocRecord>() == 8);
+    assert!(size_of::<InobtRecord>() == 16);
+    assert!(size_of::<InobtKey>() == 4);
+    assert!(size_of::<RmapRecord>() == 24);
+    assert!(size_of::<RmapKey>() == 20);
+    assert!(size_of::<RmapKeyPair>() == 40);
+    assert!(size_of::<RefcountRecord>() == 12);
+    assert!(size_of::<RefcountKey>() == 4);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_chunk() {
+        let record = InobtRecord { startino: 64.into(), counts: 62_u32.to_be_bytes(), free: (!3).into() };
+        let chunk = record.chunk(false).unwrap();
+        assert_eq!(chunk.inodes_in_use().collect::<Vec<_>>(), [AgInode(64), AgInode(65)]);
+        assert!(chunk.in_use(AgInode(65)));
+        assert!(!chunk.in_use(AgInode(66)) && !chunk.in_use(AgInode(63)) && !chunk.in_use(AgInode(128)));
+        let record = InobtRecord { counts: 61_u32.to_be_bytes(), ..record };
+        assert_eq!(record.chunk(false).unwrap_err().check, "free inode count");
+    }
+
+    #[test]
+    fn a_sparse_chunk() {
+        // The upper half has no place; of the lower, all but two inodes are free.
+        let record = InobtRecord { startino: 64.into(), counts: [0xff, 0, 32, 30], free: (!3).into() };
+        let chunk = record.chunk(true).unwrap();
+        assert_eq!(chunk.holes, 0xffff_ffff_0000_0000);
+        assert_eq!(chunk.inodes_in_use().count(), 2);
+        // A hole is never in use, whatever its free bit says.
+        let record = InobtRecord { free: 0x0000_0001_ffff_fffc.into(), ..record };
+        assert!(!record.chunk(true).unwrap().in_use(AgInode(64 + 40)));
+        let record = InobtRecord { counts: [0xff, 0, 33, 30], ..record };
+        assert_eq!(record.chunk(true).unwrap_err().check, "inode count");
+    }
+
+    #[test]
+    fn a_chunk_stays_below_the_highest_number() {
+        let record =
+            InobtRecord { startino: u32::MAX.into(), counts: 64_u32.to_be_bytes(), free: u64::MAX.into() };
+        assert_eq!(record.chunk(false).unwrap_err().check, "first inode");
+    }
+}
