@@ -6,4 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod compare;
+pub mod fill;
+pub mod kernel;
 pub mod record;

@@ -4,7 +4,7 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use witness::compare;
+use witness::{compare, fill, kernel};
 
 /// Outside witnesses for uxfs.
 #[derive(Parser)]
@@ -17,11 +17,15 @@ struct Cli {
 /// Each subcommand keeps its arguments, and its `run`, in its own module.
 #[derive(Subcommand)]
 enum Command {
+    Fill(fill::Args),
+    ManifestKernel(kernel::Args),
     Compare(compare::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Fill(args) => fill::run(&args),
+        Command::ManifestKernel(args) => kernel::run(&args),
         Command::Compare(args) => compare::run(&args),
     };
     match result {

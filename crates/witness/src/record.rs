@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - lines are sorted by their escaped path, so that two manifests can be compared in one pass;
-//! - a file with several names is described at its first name, in that order, and not again; both sides sort alike, so they choose the same first name;
+//! - a file with several names is described at its first name, in that order, and not again; both
+//!   sides sort alike, so they choose the same first name;
 //! - what one side cannot say is absent there, and then not compared (see [`crate::compare`]).
 
 use anyhow::{Context, Result, bail};
@@ -84,7 +85,8 @@ pub struct Bytes {
 /// What is in a regular file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
-    /// SHA-256 of all bytes.
+    /// SHA-256 of all bytes; of a file larger than [`FULL_HASH_MAX`], of its runs of data alone, each behind
+    /// its two offsets as 8 bytes little-endian.
     pub sha256: String,
     /// Runs of data as `lseek(SEEK_DATA)` and `lseek(SEEK_HOLE)` give them: first byte, byte behind the last.
     /// Unwritten space counts as hole.
@@ -199,16 +201,14 @@ impl Bytes {
     }
 }
 
+/// Largest file that is hashed with its holes.
+pub const FULL_HASH_MAX: u64 = 256 << 20;
+
 /// Hashes content that comes in pieces, and zeroes for the holes between them.
+#[derive(Default)]
 pub struct ContentHasher {
     hash: Sha256,
     position: u64,
-}
-
-impl Default for ContentHasher {
-    fn default() -> Self {
-        Self { hash: Sha256::new(), position: 0 }
-    }
 }
 
 impl ContentHasher {
@@ -220,6 +220,12 @@ impl ContentHasher {
             self.hash.update(&ZEROES[..len as usize]);
             self.position += len;
         }
+    }
+
+    /// Marks the start of a run of data in a file that is hashed without its holes.
+    pub fn run(&mut self, start: u64, end: u64) {
+        self.hash.update(start.to_le_bytes());
+        self.hash.update(end.to_le_bytes());
     }
 
     /// The next bytes.
