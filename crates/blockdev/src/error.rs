@@ -1,0 +1,73 @@
+//! What can go wrong with a device: one narrow enum, where the caller's faults and the host's stand apart.
+
+/// Why a device refused or failed a request.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The request lies wholly or in part behind the end of the device.
+    #[error("{len} bytes at byte {offset} lie outside the device of {size} bytes")]
+    OutOfRange {
+        /// First byte of the request.
+        offset: u64,
+        /// Length of the request in bytes.
+        len: u64,
+        /// Size of the device in bytes.
+        size: u64,
+    },
+    /// The request is not a multiple of the sector size.
+    #[error("{len} bytes at byte {offset} are not whole sectors of {sector} bytes")]
+    Misaligned {
+        /// First byte of the request.
+        offset: u64,
+        /// Length of the request in bytes.
+        len: u64,
+        /// The device's sector size in bytes.
+        sector: u32,
+    },
+    /// A write to a device that was opened for reading only.
+    #[error("the device is open for reading only")]
+    ReadOnly,
+    /// Another process has the image open for writing.
+    #[error("another process has the image open (it holds the lock)")]
+    Locked,
+    /// The queue holds as many requests as it has room for.
+    #[error("the queue is full")]
+    QueueFull,
+    /// The host failed the request.
+    #[error("{op} of {len} bytes at byte {offset} failed: {source}")]
+    Io {
+        /// `read`, `write`, `flush`, …
+        op: &'static str,
+        /// First byte of the request.
+        offset: u64,
+        /// Length of the request in bytes.
+        len: u64,
+        /// What the host said.
+        source: std::io::Error,
+    },
+    /// The device could not be opened or set up.
+    #[error("{what}: {source}")]
+    Setup {
+        /// What was being done.
+        what: String,
+        /// What the host said.
+        source: std::io::Error,
+    },
+}
+
+impl DeviceError {
+    /// A failed request.
+    pub(crate) fn io(op: &'static str, offset: u64, len: usize, source: impl Into<std::io::Error>) -> Self {
+        Self::Io { op, offset, len: len as u64, source: source.into() }
+    }
+
+    /// A device that could not be set up because the host said so.
+    pub(crate) fn setup(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
+        Self::Setup { what: what.into(), source: source.into() }
+    }
+
+    /// A device that could not be set up because of what the caller asked for.
+    pub(crate) fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::setup(what, std::io::Error::new(std::io::ErrorKind::InvalidInput, why.into()))
+    }
+}

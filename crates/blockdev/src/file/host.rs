@@ -1,0 +1,121 @@
+//! What the host says about a file: its kind, size, sectors, and whether it can be read past the page cache.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::io::Errno;
+
+use crate::{AlignedBuf, DeviceError};
+
+/// `f_type` of a file system that keeps its files in memory.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// An open file, and what a device needs to know of it.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub file: File,
+    pub is_block: bool,
+    /// Size in bytes, as it is.
+    pub size: u64,
+    /// Smallest sector that the host offers: a disk's logical block, 512 for a file.
+    pub sector_min: u32,
+    /// Unit of direct transfers in bytes; `None` if they are not possible or not wanted.
+    pub direct_unit: Option<u32>,
+}
+
+/// Opens a regular file or a block device, nothing else (opening a FIFO could wait for ever).
+pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened, DeviceError> {
+    let fail = |e: Errno| match e {
+        // A block device that is mounted, or claimed by another process.
+        Errno::BUSY => DeviceError::Locked,
+        e => DeviceError::setup(format!("opening {}", path.display()), e),
+    };
+    let kind = FileType::from_raw_mode(rustix::fs::stat(path).map_err(fail)?.st_mode);
+    let is_block = kind_is_block(path, kind)?;
+    let mut flags = OFlags::CLOEXEC | if write { OFlags::RDWR } else { OFlags::RDONLY };
+    if is_block && write {
+        flags |= OFlags::EXCL;
+    }
+    let open_with = |flags| retry(|| rustix::fs::open(path, flags, Mode::empty()));
+    let direct = if want_direct { open_with(flags | OFlags::DIRECT) } else { Err(Errno::INVAL) };
+    let (fd, is_direct) = match direct {
+        Ok(fd) => (fd, true),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => (open_with(flags).map_err(fail)?, false),
+        Err(e) => return Err(fail(e)),
+    };
+    let file = File::from(fd);
+    let now = FileType::from_raw_mode(rustix::fs::fstat(&file).map_err(fail)?.st_mode);
+    if kind_is_block(path, now)? != is_block {
+        return Err(DeviceError::invalid(format!("opening {}", path.display()), "it was replaced meanwhile"));
+    }
+    let size = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(fail)?;
+    let sector_min = if is_block { rustix::fs::ioctl_blksszget(&file).map_err(fail)? } else { 512 };
+    let direct_unit = if is_direct { probe_direct(&file, sector_min, size).map_err(fail)? } else { None };
+    if is_direct && direct_unit.is_none() {
+        clear_direct(&file).map_err(fail)?;
+    }
+    Ok(Opened { file, is_block, size, sector_min, direct_unit })
+}
+
+fn kind_is_block(path: &Path, kind: FileType) -> Result<bool, DeviceError> {
+    match kind {
+        FileType::RegularFile => Ok(false),
+        FileType::BlockDevice => Ok(true),
+        FileType::Directory => Err(DeviceError::setup(
+            format!("opening {}", path.display()),
+            io::Error::new(io::ErrorKind::IsADirectory, "it is a directory"),
+        )),
+        _ => Err(DeviceError::invalid(
+            format!("opening {}", path.display()),
+            "it is neither a regular file nor a block device",
+        )),
+    }
+}
+
+/// The unit of direct transfers: what the host says, or else what a read shows to work.
+fn probe_direct(file: &File, sector_min: u32, size: u64) -> Result<Option<u32>, Errno> {
+    let said = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    let told = said.filter(|s| s.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    if let Some(s) = told {
+        if s.stx_dio_offset_align == 0 || s.stx_dio_mem_align as usize > AlignedBuf::ALIGN {
+            return Ok(None);
+        }
+        return Ok(Some(s.stx_dio_offset_align.max(sector_min)));
+    }
+    let mut buf = AlignedBuf::zeroed(4096);
+    for unit in [sector_min, 4096] {
+        if u64::from(unit) > size {
+            break;
+        }
+        match retry(|| rustix::io::pread(file, &mut buf[..unit as usize], 0)) {
+            Ok(_) => return Ok(Some(unit)),
+            Err(Errno::INVAL) => {}
+            // A bad first sector is for whoever reads it to report.
+            Err(_) => return Ok(Some(unit)),
+        }
+    }
+    Ok(None)
+}
+
+/// Sends transfers through the page cache from now on.
+pub(crate) fn clear_direct(file: &File) -> Result<(), Errno> {
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT)
+}
+
+/// Whether the file is kept in memory alone.
+pub(crate) fn is_tmpfs(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|s| s.f_type == TMPFS_MAGIC as _)
+}
+
+/// Repeats a call that a signal interrupted.
+pub(crate) fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! An image file or a block device of the host.
+//!
+//! Transfers bypass the host's page cache (O_DIRECT) where the host allows it for the sector size in use, and
+//! go through it otherwise; [`FileDevice::host_io`] says which. A writable open holds the writer's lock until the
+//! device and all its queues are gone.
+
+mod blocking_io;
+pub(crate) mod host;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::check::Geometry;
+use crate::uring::UringQueue;
+use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
+
+/// How the host carries out requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostIo {
+    /// Straight to the storage (O_DIRECT).
+    Direct,
+    /// Through the host's page cache.
+    Buffered,
+}
+
+/// What stands behind [`BlockDevice::queue`] of a [`FileDevice`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QueueKind {
+    /// io_uring where the host has it, else blocking calls.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// Blocking calls at submission.
+    Blocking,
+}
+
+/// How a file or block device is opened.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    write: bool,
+    direct: bool,
+    sector_size: Option<u32>,
+    queue: QueueKind,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self { write: false, direct: true, sector_size: None, queue: QueueKind::Auto }
+    }
+}
+
+impl FileOptions {
+    /// Reading only; O_DIRECT where possible; the host's sector size; io_uring where possible.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether writes are allowed; a second writer is refused with [`DeviceError::Locked`].
+    pub fn write(mut self, write: bool) -> Self {
+        self.write = write;
+        self
+    }
+
+    /// Whether to try O_DIRECT.
+    pub fn direct(mut self, direct: bool) -> Self {
+        self.direct = direct;
+        self
+    }
+
+    /// Presents sectors of this many bytes. For a file, smaller sectors than the host transfers directly mean
+    /// buffered transfers; a block device cannot have smaller ones than its own.
+    pub fn sector_size(mut self, bytes: u32) -> Self {
+        self.sector_size = Some(bytes);
+        self
+    }
+
+    /// What queues are made of.
+    pub fn queue_kind(mut self, kind: QueueKind) -> Self {
+        self.queue = kind;
+        self
+    }
+
+    /// Opens the file or block device at `path`.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<FileDevice, DeviceError> {
+        let path = path.as_ref();
+        let opened = host::open(path, self.write, self.direct)?;
+        if self.write {
+            crate::lock::lock_for_writing(&opened.file, opened.is_block)?;
+        }
+        let sector = self.sector_size.unwrap_or(opened.sector_min.max(opened.direct_unit.unwrap_or(0)));
+        if opened.is_block && sector < opened.sector_min {
+            let why = format!("sectors of {sector} bytes on a disk whose sectors have {}", opened.sector_min);
+            return Err(DeviceError::invalid(format!("opening {}", path.display()), why));
+        }
+        let geometry = Geometry::new(opened.size, sector)?;
+        let io = match opened.direct_unit {
+            Some(unit) if unit <= sector => HostIo::Direct,
+            Some(_) => {
+                host::clear_direct(&opened.file)
+                    .map_err(|e| DeviceError::setup(format!("opening {}", path.display()), e))?;
+                HostIo::Buffered
+            }
+            None => HostIo::Buffered,
+        };
+        Ok(FileDevice { file: opened.file, geometry, io, read_only: !self.write, queue: self.queue })
+    }
+}
+
+/// An image file or a block device. See [`FileOptions`] for how to open one.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+    geometry: Geometry,
+    io: HostIo,
+    read_only: bool,
+    queue: QueueKind,
+}
+
+impl FileDevice {
+    /// Opens for reading only. Another process may have it open for writing.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, DeviceError> {
+        FileOptions::new().open(path)
+    }
+
+    /// Opens for reading and writing, and keeps a second writer out.
+    pub fn open_writable(path: impl AsRef<Path>) -> Result<Self, DeviceError> {
+        FileOptions::new().write(true).open(path)
+    }
+
+    /// Whether transfers bypass the host's page cache.
+    pub fn host_io(&self) -> HostIo {
+        self.io
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Checks a request, `write` or read.
+    pub(crate) fn check(&self, offset: u64, len: usize, write: bool) -> Result<(), DeviceError> {
+        if write && self.read_only {
+            return Err(DeviceError::ReadOnly);
+        }
+        self.geometry.check(offset, len)
+    }
+}
+
+impl BlockDevice for FileDevice {
+    fn size(&self) -> u64 {
+        self.geometry.size()
+    }
+
+    fn sector_size(&self) -> u32 {
+        self.geometry.sector()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.check(offset, buf.len(), false)?;
+        blocking_io::read(&self.file, self.io, offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+        self.check(offset, buf.len(), true)?;
+        blocking_io::write(&self.file, self.io, offset, buf, durability)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        if self.read_only {
+            return Ok(());
+        }
+        blocking_io::flush(&self.file)
+    }
+
+    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
+        crate::blocking::check_depth(depth)?;
+        if self.queue != QueueKind::Blocking {
+            match UringQueue::new(Arc::clone(&self), depth) {
+                Ok(queue) => return Ok(Box::new(queue)),
+                Err(e) if self.queue == QueueKind::Uring => return Err(e),
+                Err(_) => {}
+            }
+        }
+        Ok(Box::new(BlockingQueue::new(self, depth)?))
+    }
+}

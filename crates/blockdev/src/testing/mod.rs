@@ -1,0 +1,6 @@
+//! Wrappers that tests put around a device: they count, delay, fail, tear or record what passes through.
+
+pub(crate) mod counter;
+pub(crate) mod delay;
+pub(crate) mod fault;
+pub(crate) mod recorder;
