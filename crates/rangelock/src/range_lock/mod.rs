@@ -1,0 +1,284 @@
+//! The range lock: a table of buckets that hold exact ranges.
+//!
+//! A range touches the buckets that its segments hash to, and is entered into each. Two ranges that overlap
+//! share a segment, hence a bucket, and meet there; ranges that share a bucket only by chance are told apart
+//! by their exact bounds and share no more than its word for some nanoseconds.
+//!
+//! Invariants:
+//! - a request enters its buckets in ascending order, all of its claims on a bucket at once, and waits in at
+//!   most one bucket at a time, where it holds nothing. Whoever it waits for there either holds all that it
+//!   wants, or waits in a higher bucket, or came earlier to the same: no cycle, hence no deadlock among
+//!   requests that block with nothing held;
+//! - a hold is its claims in the table and nothing else: a token names them.
+//!
+//! There is no separate gate for whole-file ranges: these enter every bucket (256 pairs of
+//! compare-and-swap and store), which makes them some microseconds dear, and everybody else two
+//! read-modify-writes a pair cheaper.
+
+mod bucket;
+mod geometry;
+mod pending;
+mod request;
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use crate::claim::Claim;
+use crate::guard::{OwnedRangeGuard, RangeGuard};
+use crate::stats::{LockStats, Meter, StatsSnapshot};
+use crate::waiter::{Waiter, wake_all};
+use crate::{ByteRangeLock, Mode};
+
+use bucket::{Bucket, Left};
+use geometry::Geometry;
+use request::Request;
+
+pub use pending::{LockFuture, Pending};
+pub use request::ManyGuard;
+
+/// A byte-range lock of constant cost whose disjoint ranges never wait for each other.
+///
+/// The table is allocated when the first range is locked: 128 bytes a bucket, 32 KiB by default. Until
+/// then a lock is a few words, as there is one in every open file.
+///
+/// A range costs as many steps as it touches segments, up to the number of buckets. Segments of
+/// [`RangeLock::DEFAULT_SEGMENT`] suit small requests; where requests are large, choose larger ones.
+#[derive(Debug)]
+pub struct RangeLock {
+    table: OnceLock<Box<[Bucket]>>,
+    geometry: Geometry,
+    meter: Meter,
+}
+
+/// A hold of a [`RangeLock`]: plain data, no lifetime, nothing done on drop.
+///
+/// It has to be given back by [`ByteRangeLock::release`]; one that is lost leaves its range locked.
+#[derive(Debug)]
+#[must_use = "the range stays held until the token is given back"]
+pub struct RangeToken {
+    claim: Claim,
+    since: u64,
+}
+
+impl RangeToken {
+    /// The bytes that are held.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.claim.start..self.claim.end
+    }
+
+    /// How they are held.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.claim.mode
+    }
+}
+
+impl RangeLock {
+    /// Buckets of a lock made by [`RangeLock::new`].
+    pub const DEFAULT_BUCKETS: usize = 256;
+    /// Bytes of a segment of a lock made by [`RangeLock::new`].
+    pub const DEFAULT_SEGMENT: u64 = 16 << 10;
+
+    /// A lock of the default geometry that counts nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_geometry(Self::DEFAULT_BUCKETS, Self::DEFAULT_SEGMENT)
+    }
+
+    /// A lock of so many buckets.
+    ///
+    /// # Panics
+    /// If `buckets` is not a power of two up to 65536.
+    #[must_use]
+    pub fn with_buckets(buckets: usize) -> Self {
+        Self::with_geometry(buckets, Self::DEFAULT_SEGMENT)
+    }
+
+    /// A lock of so many buckets, and segments of so many bytes.
+    ///
+    /// # Panics
+    /// If one of them is not a power of two, or `buckets` is above 65536.
+    #[must_use]
+    pub fn with_geometry(buckets: usize, segment_size: u64) -> Self {
+        RangeLock {
+            table: OnceLock::new(),
+            geometry: Geometry::new(buckets, segment_size),
+            meter: Meter::default(),
+        }
+    }
+
+    /// Counts into `stats` from now on.
+    #[must_use]
+    pub fn with_stats(mut self, stats: Arc<LockStats>) -> Self {
+        self.meter = Meter::new(stats);
+        self
+    }
+
+    /// Bytes of a segment: a range within one costs least.
+    #[must_use]
+    pub fn segment_size(&self) -> u64 {
+        self.geometry.segment_size()
+    }
+
+    /// Allocates the table now instead of on first use.
+    pub fn prepare(&self) {
+        self.table();
+    }
+
+    #[inline(always)]
+    fn table(&self) -> &[Bucket] {
+        match self.table.get() {
+            Some(table) => table,
+            None => self.make_table(),
+        }
+    }
+
+    #[cold]
+    fn make_table(&self) -> &[Bucket] {
+        self.table.get_or_init(|| (0..self.geometry.buckets()).map(|_| Bucket::new()).collect())
+    }
+
+    /// Waits until both ranges can be held; safe against others who take the same two.
+    pub fn lock_pair(&self, first: (Range<u64>, Mode), second: (Range<u64>, Mode)) -> ManyGuard<'_, 2> {
+        self.lock_many([first, second])
+    }
+
+    /// Waits until all ranges can be held; safe against others who take the same ones in any order.
+    ///
+    /// Ranges of one call may overlap each other, whatever their modes.
+    pub fn lock_many<const N: usize>(&self, ranges: [(Range<u64>, Mode); N]) -> ManyGuard<'_, N> {
+        let request = Request::new(self.geometry, ranges.map(|(range, mode)| Claim::new(range, mode)));
+        let since = self.enter_blocking(&request);
+        ManyGuard::new(self, request, since)
+    }
+
+    /// As [`ByteRangeLock::lock`], with a guard that keeps the lock alive and has no lifetime.
+    pub fn lock_owned(self: &Arc<Self>, range: Range<u64>, mode: Mode) -> OwnedRangeGuard {
+        OwnedRangeGuard::new(self.clone(), self.acquire(range, mode))
+    }
+
+    /// As [`ByteRangeLock::try_lock`], with a guard that keeps the lock alive and has no lifetime.
+    pub fn try_lock_owned(self: &Arc<Self>, range: Range<u64>, mode: Mode) -> Option<OwnedRangeGuard> {
+        self.try_acquire(range, mode).map(|token| OwnedRangeGuard::new(self.clone(), token))
+    }
+
+    #[cold]
+    fn acquire_slow(&self, claim: Claim) -> RangeToken {
+        let since = self.enter_blocking(&Request::new(self.geometry, [claim]));
+        RangeToken { claim, since }
+    }
+
+    /// Enters all buckets of a request, waiting where need be; returns the start of the hold.
+    fn enter_blocking<const N: usize>(&self, request: &Request<N>) -> u64 {
+        let mut began = None;
+        for at in request.buckets() {
+            let bucket = &self.table()[at];
+            if bucket.try_enter_all(request.claims_at(at)) {
+                continue;
+            }
+            began.get_or_insert_with(|| self.meter.clock());
+            let waiter = Waiter::thread(request.claims_at(at).copied().collect());
+            if !bucket.enter_or_queue(&waiter) {
+                waiter.wait();
+            }
+        }
+        match began {
+            None => self.meter.acquired(request.mode()),
+            Some(began) => self.meter.acquired_after_wait(request.mode(), began),
+        }
+    }
+
+    #[cold]
+    fn try_acquire_slow(&self, claim: Claim) -> Option<RangeToken> {
+        let request = Request::new(self.geometry, [claim]);
+        for at in request.buckets() {
+            if !self.table()[at].try_enter(&claim) {
+                self.leave_below(&request, at);
+                return None;
+            }
+        }
+        Some(RangeToken { claim, since: self.meter.acquired(claim.mode) })
+    }
+
+    /// Leaves the buckets below `end`.
+    fn leave_below<const N: usize>(&self, request: &Request<N>, end: usize) {
+        for at in request.buckets().take_while(|at| *at < end) {
+            for claim in request.claims_at(at) {
+                self.settle(self.table()[at].leave(claim));
+            }
+        }
+    }
+
+    #[cold]
+    fn release_slow(&self, claim: Claim) {
+        self.leave_below(&Request::new(self.geometry, [claim]), usize::MAX);
+    }
+
+    /// Wakes whom a departure let in.
+    #[inline(always)]
+    fn settle(&self, left: Left) {
+        if !left.granted.is_empty() {
+            wake_all(left.granted);
+        }
+        assert!(left.found, "the token is of another lock");
+    }
+}
+
+impl Default for RangeLock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ByteRangeLock for RangeLock {
+    type Guard<'a> = RangeGuard<'a, Self>;
+    type Token = RangeToken;
+
+    #[inline]
+    fn lock(&self, range: Range<u64>, mode: Mode) -> Self::Guard<'_> {
+        RangeGuard::new(self, self.acquire(range, mode))
+    }
+
+    #[inline]
+    fn try_lock(&self, range: Range<u64>, mode: Mode) -> Option<Self::Guard<'_>> {
+        self.try_acquire(range, mode).map(|token| RangeGuard::new(self, token))
+    }
+
+    #[inline]
+    fn acquire(&self, range: Range<u64>, mode: Mode) -> Self::Token {
+        let claim = Claim::new(range, mode);
+        match self.geometry.only_bucket(&claim) {
+            Some(at) if self.table()[at].try_enter(&claim) => {
+                RangeToken { claim, since: self.meter.acquired(mode) }
+            }
+            _ => self.acquire_slow(claim),
+        }
+    }
+
+    /// A range of several segments is entered step by step, so that two who try at the same moment may
+    /// both be refused.
+    #[inline]
+    fn try_acquire(&self, range: Range<u64>, mode: Mode) -> Option<Self::Token> {
+        let claim = Claim::new(range, mode);
+        match self.geometry.only_bucket(&claim) {
+            Some(at) => self.table()[at]
+                .try_enter(&claim)
+                .then(|| RangeToken { claim, since: self.meter.acquired(mode) }),
+            None => self.try_acquire_slow(claim),
+        }
+    }
+
+    #[inline]
+    fn release(&self, token: Self::Token) {
+        self.meter.released(token.since);
+        match self.geometry.only_bucket(&token.claim) {
+            Some(at) => self.settle(self.table()[at].leave(&token.claim)),
+            None => self.release_slow(token.claim),
+        }
+    }
+
+    fn stats(&self) -> Option<StatsSnapshot> {
+        self.meter.snapshot()
+    }
+}

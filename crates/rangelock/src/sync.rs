@@ -1,0 +1,42 @@
+//! The primitives that the locks are built from: those of `std`, or loom's where a model is checked.
+//!
+//! Invariant: nothing that a loom model runs through takes a synchronizing primitive from elsewhere.
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    cell::UnsafeCell,
+    sync::Mutex,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread::{Thread, current, park, yield_now},
+};
+
+#[cfg(not(loom))]
+pub(crate) use std::{
+    sync::Mutex,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread::{Thread, current, park, yield_now},
+};
+
+/// How often to look again before yielding or parking; a model has no use for spinning.
+#[cfg(loom)]
+pub(crate) const SPINS: u32 = 0;
+#[cfg(not(loom))]
+pub(crate) const SPINS: u32 = 100;
+
+/// `std`'s cell with loom's interface.
+#[cfg(not(loom))]
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        UnsafeCell(std::cell::UnsafeCell::new(value))
+    }
+
+    #[inline(always)]
+    pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}
