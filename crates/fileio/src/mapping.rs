@@ -46,3 +46,27 @@ pub trait FileMapping: Send + Sync {
     /// The map's version now.
     fn seq(&self) -> MapSeq;
 }
+
+impl<M: FileMapping + ?Sized> FileMapping for std::sync::Arc<M> {
+    type Error = M::Error;
+
+    #[inline]
+    fn size(&self) -> u64 {
+        (**self).size()
+    }
+
+    #[inline]
+    fn block_size(&self) -> u32 {
+        (**self).block_size()
+    }
+
+    #[inline]
+    fn lookup(&self, offset: u64) -> Result<(Extent, MapSeq), Self::Error> {
+        (**self).lookup(offset)
+    }
+
+    #[inline]
+    fn seq(&self) -> MapSeq {
+        (**self).seq()
+    }
+}
