@@ -8,9 +8,13 @@
 pub mod attr;
 pub mod bmap;
 pub mod buf;
+mod da;
 pub mod dir;
 mod error;
 pub mod fork;
+pub mod symlink;
+#[doc(hidden)]
+pub mod testing;
 pub mod volume;
 
 pub use error::{Error, Result};

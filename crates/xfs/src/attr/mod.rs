@@ -1,8 +1,19 @@
-//! Extended attributes in every form: short, leaf, node, with remote values; and symlink targets in blocks.
+//! Extended attributes in every form: short, leaf, node, with remote values.
+//!
+//! Invariants: attributes that are not complete are not given out; values have at most 64 KiB, of which nothing is
+//! allocated before its length was checked; every block belongs to the fork's inode.
 
-use crate::error::Result;
+pub mod linux;
+mod remote;
+
+use crate::da::{Index, LeafBlock, check_owner, descend, next_leaf};
+use crate::error::{Error, Result};
 use crate::fork::Fork;
 use std::ops::ControlFlow;
+use xfs_format::attr::{AttrFlags, AttrLeaf, AttrValue, INDEX, LeafAttr, ShortAttrs};
+use xfs_format::da::name_hash;
+use xfs_format::error::FormatError;
+use xfs_format::types::FileBlock;
 
 /// The space of names that an attribute is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,14 +39,146 @@ pub struct AttrEntry<'a> {
     pub value_len: u32,
 }
 
-/// Calls `each` for every attribute that is complete (not one being replaced), until it breaks.
-pub fn walk(fork: &dyn Fork, each: &mut dyn FnMut(AttrEntry<'_>) -> ControlFlow<()>) -> Result<()> {
-    let _ = (fork, each);
-    unimplemented!()
+impl Namespace {
+    fn of(flags: AttrFlags) -> Self {
+        let namespace = flags.namespace();
+        if namespace == AttrFlags::ROOT {
+            Self::Root
+        } else if namespace == AttrFlags::SECURE {
+            Self::Secure
+        } else if namespace == AttrFlags::PARENT {
+            Self::Parent
+        } else {
+            Self::User
+        }
+    }
 }
 
-/// The value of one attribute, found by its hash.
+/// Calls `each` for every attribute that is complete (not one being replaced), until it breaks.
+pub fn walk(fork: &dyn Fork, each: &mut dyn FnMut(AttrEntry<'_>) -> ControlFlow<()>) -> Result<()> {
+    if let Some(local) = fork.local() {
+        return walk_short(fork, local, each);
+    }
+    let Some(mut at) = first_leaf(fork, None)? else {
+        return Ok(());
+    };
+    let first = at.at;
+    let mut last_hash = 0;
+    loop {
+        let leaf = parse_leaf(fork, &at)?;
+        let corrupt = |problem| Error::corrupt_block(at.buf.daddr(), Some(fork.inode()), problem);
+        for entry in leaf.entries {
+            let hash = entry.hash.get();
+            if hash < last_hash {
+                let problem = FormatError::mismatch(INDEX.name, "hash order", hash.into(), last_hash.into());
+                return Err(corrupt(problem));
+            }
+            last_hash = hash;
+            let LeafAttr { flags, name, value } = leaf.attr(entry).map_err(corrupt)?;
+            if flags.contains(AttrFlags::INCOMPLETE) {
+                continue;
+            }
+            let entry = AttrEntry { namespace: Namespace::of(flags), name, value_len: value.len() };
+            if each(entry).is_break() {
+                return Ok(());
+            }
+        }
+        match next_leaf(fork, &index(), first, &at, &leaf.header)? {
+            Some(next) => at = next,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// The value of one attribute, found by its hash. Parent pointers are not found by name: several directories may
+/// call an inode the same.
 pub fn get(fork: &dyn Fork, namespace: Namespace, name: &[u8]) -> Result<Option<Vec<u8>>> {
-    let _ = (fork, namespace, name);
-    unimplemented!()
+    if namespace == Namespace::Parent {
+        return Ok(None);
+    }
+    if let Some(local) = fork.local() {
+        return get_short(fork, local, namespace, name);
+    }
+    let hash = name_hash(name);
+    let Some(mut at) = first_leaf(fork, Some(hash))? else {
+        return Ok(None);
+    };
+    let first = at.at;
+    loop {
+        let leaf = parse_leaf(fork, &at)?;
+        for entry in leaf.from_hash(hash) {
+            if entry.hash.get() != hash {
+                return Ok(None);
+            }
+            let attr = leaf
+                .attr(entry)
+                .map_err(|problem| Error::corrupt_block(at.buf.daddr(), Some(fork.inode()), problem))?;
+            let complete = !attr.flags.contains(AttrFlags::INCOMPLETE);
+            if complete && attr.name == name && Namespace::of(attr.flags) == namespace {
+                return match attr.value {
+                    AttrValue::Inline(value) => Ok(Some(value.to_vec())),
+                    AttrValue::Remote { block, len } => remote::read(fork, block, len).map(Some),
+                };
+            }
+        }
+        if leaf.entries.last().is_none_or(|last| last.hash.get() != hash) {
+            return Ok(None);
+        }
+        match next_leaf(fork, &index(), first, &at, &leaf.header)? {
+            Some(next) => at = next,
+            None => return Ok(None),
+        }
+    }
+}
+
+/// The index of an attribute fork: it begins at block 0, and pointers into it have 32 bits.
+const fn index() -> Index {
+    Index { root: 0, end: 1 << 32, blocks: 1, verifier: &INDEX }
+}
+
+/// The first leaf that may hold `hash` (`None`: the first of all); `None` if there is none, or no block at all.
+fn first_leaf(fork: &dyn Fork, hash: Option<u32>) -> Result<Option<LeafBlock>> {
+    if fork.next_mapped(FileBlock(0))?.is_none() {
+        return Ok(None);
+    }
+    descend(fork, &index(), hash)
+}
+
+fn parse_leaf<'a>(fork: &dyn Fork, at: &'a LeafBlock) -> Result<AttrLeaf<'a>> {
+    let leaf = AttrLeaf::parse(&at.buf, fork.geometry().v5)
+        .map_err(|problem| Error::corrupt_block(at.buf.daddr(), Some(fork.inode()), problem))?;
+    check_owner(fork, &at.buf, INDEX.name, leaf.header.owner)?;
+    Ok(leaf)
+}
+
+fn walk_short(
+    fork: &dyn Fork,
+    local: &[u8],
+    each: &mut dyn FnMut(AttrEntry<'_>) -> ControlFlow<()>,
+) -> Result<()> {
+    let corrupt = |problem| Error::corrupt_inode(fork.inode(), problem);
+    for attr in ShortAttrs::parse(local).map_err(corrupt)?.entries() {
+        let attr = attr.map_err(corrupt)?;
+        if attr.flags.contains(AttrFlags::INCOMPLETE) {
+            continue;
+        }
+        let value_len = attr.value.len() as u32; // its length on disk is one byte
+        let entry = AttrEntry { namespace: Namespace::of(attr.flags), name: attr.name, value_len };
+        if each(entry).is_break() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn get_short(fork: &dyn Fork, local: &[u8], namespace: Namespace, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    let corrupt = |problem| Error::corrupt_inode(fork.inode(), problem);
+    for attr in ShortAttrs::parse(local).map_err(corrupt)?.entries() {
+        let attr = attr.map_err(corrupt)?;
+        let complete = !attr.flags.contains(AttrFlags::INCOMPLETE);
+        if complete && attr.name == name && Namespace::of(attr.flags) == namespace {
+            return Ok(Some(attr.value.to_vec()));
+        }
+    }
+    Ok(None)
 }

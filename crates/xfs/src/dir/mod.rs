@@ -1,9 +1,22 @@
 //! Directories in every form: short, block, leaf, node.
+//!
+//! Invariants: every name that is given out is legal (1 to 255 bytes, neither `/` nor NUL); every block belongs to
+//! the directory's inode; positions to go on from ascend along a walk and stay valid while entries come and go.
 
-use crate::error::Result;
+mod lookup;
+mod walk;
+
+pub use lookup::lookup;
+pub use walk::walk;
+
+use crate::buf::Buf;
+use crate::da::check_owner;
+use crate::error::{Error, Result};
 use crate::fork::Fork;
-use std::ops::ControlFlow;
-use xfs_format::types::InodeNumber;
+use xfs_format::dir::{DATA_ALIGN_LOG, DataBlock, DirFileType, LEAF_SPACE, data_verifier};
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::types::{FileBlock, InodeNumber};
 
 /// The type of a file as a directory entry says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,19 +52,57 @@ pub struct DirEntry<'a> {
     pub next: u64,
 }
 
-/// Calls `each` for every entry from `cookie` (0: the start) on, in the order of the directory, `.` and `..`
-/// first. Stops when `each` breaks.
-pub fn walk(
-    fork: &dyn Fork,
-    cookie: u64,
-    each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
-) -> Result<()> {
-    let _ = (fork, cookie, each);
-    unimplemented!()
+impl From<DirFileType> for FileType {
+    fn from(on_disk: DirFileType) -> Self {
+        match on_disk {
+            // A whiteout is a matter of overlays; the inode behind it says what it is.
+            DirFileType::Unknown | DirFileType::Whiteout => Self::Unknown,
+            DirFileType::Regular => Self::Regular,
+            DirFileType::Directory => Self::Directory,
+            DirFileType::CharDevice => Self::CharDevice,
+            DirFileType::BlockDevice => Self::BlockDevice,
+            DirFileType::Fifo => Self::Fifo,
+            DirFileType::Socket => Self::Socket,
+            DirFileType::Symlink => Self::Symlink,
+        }
+    }
 }
 
-/// Finds `name` by its hash: a few block reads, however large the directory.
-pub fn lookup(fork: &dyn Fork, name: &[u8]) -> Result<Option<(InodeNumber, FileType)>> {
-    let _ = (fork, name);
-    unimplemented!()
+const NAME: &str = "directory";
+
+/// The block of the fork at which the index begins, and the data ends.
+fn leaf_space(geometry: &Geometry) -> u64 {
+    LEAF_SPACE >> geometry.block_log
+}
+
+/// The place of an entry as its position: what the kernel's directory offsets are made of, too.
+const fn position(data_offset: u64) -> u64 {
+    data_offset >> DATA_ALIGN_LOG
+}
+
+/// A block of the data space that was read.
+struct Data {
+    buf: Buf,
+    v5: bool,
+    ftype: bool,
+}
+
+impl Data {
+    /// Reads the directory block at `at`, a multiple of the directory block's size.
+    fn read(fork: &dyn Fork, at: FileBlock) -> Result<Self> {
+        let geometry = fork.geometry();
+        let ftype = geometry.ftype;
+        let buf = fork.read(at, geometry.dir_block_blocks(), data_verifier(ftype))?;
+        let data = Self { buf, v5: geometry.v5, ftype };
+        check_owner(fork, &data.buf, NAME, data.view(fork)?.owner)?;
+        Ok(data)
+    }
+
+    fn view(&self, fork: &dyn Fork) -> Result<DataBlock<'_>> {
+        DataBlock::parse(&self.buf, self.v5, self.ftype).map_err(|problem| self.corrupt(fork, problem))
+    }
+
+    fn corrupt(&self, fork: &dyn Fork, problem: FormatError) -> Error {
+        Error::corrupt_block(self.buf.daddr(), Some(fork.inode()), problem)
+    }
 }

@@ -1,0 +1,65 @@
+//! Attributes as Linux shows them: full names, ACLs as `system.posix_acl_*`, no parent pointers.
+//!
+//! What a privileged caller sees: the attributes that hold ACLs appear under both names, the `system.` one first.
+
+use super::{Namespace, get as get_attr, walk};
+use crate::error::{Error, Result};
+use crate::fork::Fork;
+use std::ops::ControlFlow;
+use xfs_format::acl;
+
+/// The full name of the ACL of an object.
+pub const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
+/// The full name of the ACL that a directory's new children get.
+pub const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
+
+const PREFIXES: [(Namespace, &[u8]); 3] =
+    [(Namespace::User, b"user."), (Namespace::Root, b"trusted."), (Namespace::Secure, b"security.")];
+
+/// The full names of all attributes, in the order of the fork.
+pub fn list(fork: &dyn Fork) -> Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    walk(fork, &mut |entry| {
+        if let Some(acl) = acl_name(entry.namespace, entry.name) {
+            names.push(acl.to_vec());
+        }
+        if let Some((_, prefix)) = PREFIXES.iter().find(|(namespace, _)| *namespace == entry.namespace) {
+            names.push([prefix, entry.name].concat());
+        }
+        ControlFlow::Continue(())
+    })?;
+    Ok(names)
+}
+
+/// The value of the attribute of this full name.
+pub fn get(fork: &dyn Fork, full_name: &[u8]) -> Result<Option<Vec<u8>>> {
+    let on_disk = match full_name {
+        ACL_ACCESS => acl::ACCESS_NAME,
+        ACL_DEFAULT => acl::DEFAULT_NAME,
+        _ => return get_plain(fork, full_name),
+    };
+    let Some(value) = get_attr(fork, Namespace::Root, on_disk)? else {
+        return Ok(None);
+    };
+    let entries = acl::parse(&value, fork.geometry().v5)
+        .map_err(|problem| Error::corrupt_inode(fork.inode(), problem))?;
+    Ok(Some(acl::to_linux(&entries)))
+}
+
+fn get_plain(fork: &dyn Fork, full_name: &[u8]) -> Result<Option<Vec<u8>>> {
+    for (namespace, prefix) in PREFIXES {
+        if let Some(name) = full_name.strip_prefix(prefix) {
+            return get_attr(fork, namespace, name);
+        }
+    }
+    Ok(None)
+}
+
+/// The name under which Linux shows an attribute that holds an ACL.
+fn acl_name(namespace: Namespace, name: &[u8]) -> Option<&'static [u8]> {
+    match (namespace, name) {
+        (Namespace::Root, acl::ACCESS_NAME) => Some(ACL_ACCESS),
+        (Namespace::Root, acl::DEFAULT_NAME) => Some(ACL_DEFAULT),
+        _ => None,
+    }
+}
