@@ -15,6 +15,8 @@ pub mod error;
 pub mod features;
 pub mod geometry;
 pub mod inode;
+pub mod log;
+pub mod quota;
 pub mod records;
 pub mod superblock;
 pub mod symlink;

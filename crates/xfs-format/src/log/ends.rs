@@ -1,0 +1,403 @@
+//! Where the log ends: its head (behind the newest whole record), and whether a clean unmount is what ended
+//! it.
+//!
+//! The log is a ring. Blocks before the head carry the newest cycle, those behind it the cycle before (or 0,
+//! where the log was never written so far):
+//! ```text
+//! block 0                       head                        end
+//! | cycle n  n  n  n  n  n  n  n | n-1  n-1  n-1  n-1  n-1  n-1 |
+//! ```
+//! A crash blurs this: up to [`IN_FLIGHT_BLOCKS`] may have been on their way, written in any order, so that
+//! blocks of the older cycle are left as holes before the head. All behind the first hole is as if not
+//! written; so is a last record that is not whole or (v5) whose checksum is wrong.
+//!
+//! Bounds: reads about `log2(blocks)` single blocks, [`IN_FLIGHT_BLOCKS`] in chunks, and a few dozen records
+//! at most.
+
+use super::record::{
+    BLOCK_SIZE, LogIdentity, MAX_RECORD_SIZE, RECORD_MAGIC, RecordHeader, block_cycle, is_unmount_record,
+    verify_checksum,
+};
+use crate::error::FormatError;
+use crate::types::Lsn;
+
+const LOG: &str = "log";
+/// Most blocks that can be on their way when a crash comes: eight buffers of 256 KiB.
+const IN_FLIGHT_BLOCKS: u32 = 8 * (MAX_RECORD_SIZE / BLOCK_SIZE as u32);
+/// Most blocks of a record, headers included.
+const RECORD_BLOCKS_MAX: u32 = MAX_RECORD_SIZE / BLOCK_SIZE as u32 + 8;
+/// Most records that can be on their way when a crash comes, and are looked at for that.
+const RECORDS_IN_FLIGHT: u32 = 8;
+/// Blocks read at once when many are looked at.
+const CHUNK_BLOCKS: u32 = 64;
+
+/// The newest record, and what it says of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEnds {
+    /// Block where the next record would go.
+    pub head: u32,
+    /// Block of the newest record's header. `None`: the log was never written.
+    pub last_record: Option<u32>,
+    /// The newest record's LSN.
+    pub lsn: Lsn,
+    /// The oldest record that recovery must begin with; the newest's own if the log is clean.
+    pub tail: Lsn,
+    /// Whether nothing is to be replayed: the log ends with an unmount record, or was never written.
+    pub clean: bool,
+}
+
+/// Finds the ends of a log of `blocks` blocks of 512 bytes. `read` fills a buffer (a multiple of 512 bytes)
+/// from a block of the log on; it is never asked for anything behind the log's end.
+pub fn find_ends<E, F>(blocks: u32, identity: &LogIdentity, read: F) -> Result<LogEnds, E>
+where
+    E: From<FormatError>,
+    F: FnMut(u32, &mut [u8]) -> Result<(), E>,
+{
+    if blocks < 4 {
+        return Err(FormatError::value(LOG, "size", blocks.into()).into());
+    }
+    let mut log = Log { blocks, identity: *identity, read };
+    let Some(head) = log.head_by_cycle()? else {
+        return Ok(LogEnds {
+            head: 0,
+            last_record: None,
+            lsn: Lsn::default(),
+            tail: Lsn::default(),
+            clean: true,
+        });
+    };
+    let mut last = log.last_whole_record(head)?;
+    if identity.v5 {
+        last = log.without_torn_records(last)?;
+    }
+    log.ends(&last)
+}
+
+struct Log<F> {
+    blocks: u32,
+    identity: LogIdentity,
+    read: F,
+}
+
+/// A record by its place.
+#[derive(Clone, Copy)]
+struct Placed {
+    at: u32,
+    header: RecordHeader,
+}
+
+impl<E, F> Log<F>
+where
+    E: From<FormatError>,
+    F: FnMut(u32, &mut [u8]) -> Result<(), E>,
+{
+    fn cycle_at(&mut self, block: u32) -> Result<u32, E> {
+        let mut bytes = [0; BLOCK_SIZE];
+        (self.read)(block, &mut bytes)?;
+        Ok(block_cycle(&bytes).unwrap_or(0))
+    }
+
+    /// The head as the cycle numbers tell it: `None` if the log was never written.
+    fn head_by_cycle(&mut self) -> Result<Option<u32>, E> {
+        let (first, last) = (self.cycle_at(0)?, self.cycle_at(self.blocks - 1)?);
+        if first == 0 {
+            return Ok(None);
+        }
+        if first == last {
+            // Written exactly to its end, or the end is where holes are.
+            let from = self.blocks.saturating_sub(IN_FLIGHT_BLOCKS);
+            let hole = self.first_of_cycle(from, self.blocks, first.wrapping_sub(1))?;
+            return Ok(Some(hole.unwrap_or(0)));
+        }
+        let head = self.first_older(last)?;
+        let hole = self.first_of_cycle(head.saturating_sub(IN_FLIGHT_BLOCKS), head, last)?;
+        if let Some(across) = IN_FLIGHT_BLOCKS.checked_sub(head).filter(|_| last > 0) {
+            // What was in flight went over the log's end: holes there are of a cycle older still.
+            let from = self.blocks.saturating_sub(across).max(head);
+            if let Some(hole) = self.first_of_cycle(from, self.blocks, last - 1)? {
+                return Ok(Some(hole));
+            }
+        }
+        Ok(Some(hole.unwrap_or(head)))
+    }
+
+    /// The border between the first block's cycle and `last`, that of the last block.
+    fn first_older(&mut self, last: u32) -> Result<u32, E> {
+        let (mut newer, mut older) = (0, self.blocks - 1);
+        while older - newer > 1 {
+            let middle = newer + (older - newer) / 2;
+            if self.cycle_at(middle)? == last {
+                older = middle;
+            } else {
+                newer = middle;
+            }
+        }
+        Ok(older)
+    }
+
+    /// First block of `from..to` that carries `cycle`.
+    fn first_of_cycle(&mut self, from: u32, to: u32, cycle: u32) -> Result<Option<u32>, E> {
+        let mut chunk = vec![0; CHUNK_BLOCKS as usize * BLOCK_SIZE];
+        let mut at = from;
+        while at < to {
+            let count = CHUNK_BLOCKS.min(to - at);
+            let bytes = chunk.get_mut(..count as usize * BLOCK_SIZE).unwrap_or_default();
+            (self.read)(at, bytes)?;
+            let mut blocks = bytes.chunks_exact(BLOCK_SIZE);
+            if let Some(index) = blocks.position(|block| block_cycle(block) == Some(cycle)) {
+                return Ok(Some(at + index as u32));
+            }
+            at += count;
+        }
+        Ok(None)
+    }
+
+    /// Reads `count` blocks from `at` on, round the log's end if need be.
+    fn read_round(&mut self, at: u32, count: u32) -> Result<Vec<u8>, E> {
+        if count > self.blocks {
+            return Err(
+                FormatError::mismatch(LOG, "length of a record", count.into(), self.blocks.into()).into()
+            );
+        }
+        let mut bytes = vec![0; count as usize * BLOCK_SIZE];
+        let before_end = count.min(self.blocks - at) as usize * BLOCK_SIZE;
+        let (left, right) = bytes.split_at_mut(before_end);
+        (self.read)(at, left)?;
+        if !right.is_empty() {
+            (self.read)(0, right)?;
+        }
+        Ok(bytes)
+    }
+
+    /// `back` blocks before `at`, round the log's start if need be. `back` is at most `blocks`.
+    fn before(&self, at: u32, back: u32) -> u32 {
+        if back <= at { at - back } else { self.blocks - (back - at) }
+    }
+
+    /// The nearest record header before `head`.
+    fn record_before(&mut self, head: u32) -> Result<Placed, E> {
+        let reach = RECORD_BLOCKS_MAX.min(self.blocks);
+        let mut looked = 0;
+        while looked < reach {
+            let count = CHUNK_BLOCKS.min(reach - looked);
+            let from = self.before(head, looked + count);
+            let bytes = self.read_round(from % self.blocks, count)?;
+            for (index, block) in bytes.chunks_exact(BLOCK_SIZE).enumerate().rev() {
+                if block.starts_with(&RECORD_MAGIC.to_be_bytes()) {
+                    let header = *RecordHeader::check(block, &self.identity)?;
+                    return Ok(Placed { at: (from % self.blocks + index as u32) % self.blocks, header });
+                }
+            }
+            looked += count;
+        }
+        Err(FormatError::value(LOG, "records: none before the head", head.into()).into())
+    }
+
+    fn end_of(&self, record: &Placed) -> u32 {
+        ((u64::from(record.at) + u64::from(record.header.total_blocks())) % u64::from(self.blocks)) as u32
+    }
+
+    /// The newest record that is all there, going back from `head`.
+    fn last_whole_record(&mut self, mut head: u32) -> Result<Placed, E> {
+        for _ in 0..=RECORDS_IN_FLIGHT {
+            let record = self.record_before(head)?;
+            if self.end_of(&record) == head {
+                return Ok(record);
+            }
+            head = record.at;
+        }
+        Err(FormatError::value(LOG, "end: no whole record", head.into()).into())
+    }
+
+    /// The newest record that has only records with right checksums before it, as far back as a crash can
+    /// reach.
+    fn without_torn_records(&mut self, last: Placed) -> Result<Placed, E> {
+        let mut newest_good = last;
+        let mut record = last;
+        for _ in 0..RECORDS_IN_FLIGHT {
+            let bytes = self.read_round(record.at, record.header.total_blocks())?;
+            let good = verify_checksum(&record.header, &bytes, &self.identity).is_ok();
+            // The log's first record has none before it.
+            let previous = self.record_before(record.at).ok();
+            let Some(previous) = previous.filter(|p| p.header.lsn() < record.header.lsn()) else {
+                return if good {
+                    Ok(newest_good)
+                } else {
+                    Err(FormatError::value(LOG, "records: none with a right checksum", record.at.into())
+                        .into())
+                };
+            };
+            if !good {
+                newest_good = previous;
+            }
+            record = previous;
+        }
+        Ok(newest_good)
+    }
+
+    fn ends(&mut self, last: &Placed) -> Result<LogEnds, E> {
+        let first_data = (last.at + last.header.header_blocks()) % self.blocks;
+        let mut block = [0; BLOCK_SIZE];
+        (self.read)(first_data, &mut block)?;
+        let clean = is_unmount_record(&last.header, &block);
+        let lsn = last.header.lsn();
+        let tail = if clean { lsn } else { last.header.tail_lsn() };
+        Ok(LogEnds { head: self.end_of(last), last_record: Some(last.at), lsn, tail, clean })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::{OpHeader, pack};
+    use crate::types::Uuid;
+    use zerocopy::{FromZeros, IntoBytes};
+
+    const IDENTITY: LogIdentity = LogIdentity { v5: true, uuid: Uuid([7; 16]) };
+
+    /// A ring that records are written to as a kernel would.
+    struct Ring {
+        bytes: Vec<u8>,
+        at: u32,
+        cycle: u32,
+    }
+
+    impl Ring {
+        fn new(blocks: u32) -> Self {
+            Self { bytes: vec![0; blocks as usize * BLOCK_SIZE], at: 0, cycle: 1 }
+        }
+
+        fn blocks(&self) -> u32 {
+            (self.bytes.len() / BLOCK_SIZE) as u32
+        }
+
+        /// Appends a record of `data` blocks and returns its place and length.
+        fn append(&mut self, data: u32, unmount: bool) -> (u32, u32) {
+            let mut header = RecordHeader::new_zeroed();
+            header.magic.set(RECORD_MAGIC);
+            header.cycle.set(self.cycle);
+            header.version.set(2);
+            header.len.set(data * 512);
+            header.lsn.set(u64::from(self.cycle) << 32 | u64::from(self.at));
+            header.num_logops.set(if unmount { 1 } else { 2 });
+            header.fmt.set(1);
+            header.fs_uuid = IDENTITY.uuid.0;
+            header.size.set(32 << 10);
+            let mut record = header.as_bytes().to_vec();
+            record.resize(512, 0);
+            let op = OpHeader {
+                tid: 1.into(),
+                len: 8.into(),
+                clientid: 0xaa,
+                flags: if unmount { 0x20 } else { 0 },
+                res2: 0.into(),
+            };
+            record.extend(op.as_bytes());
+            record.resize(512 * (1 + data as usize), 0);
+            let total = data + 1;
+            let room = self.blocks() - self.at;
+            let wrap = (room < total).then(|| room as usize - 1);
+            pack(&mut record, wrap).unwrap();
+            let placed = (self.at, total);
+            for block in record.chunks_exact(BLOCK_SIZE) {
+                let at = self.at as usize * BLOCK_SIZE;
+                self.bytes[at..at + BLOCK_SIZE].copy_from_slice(block);
+                self.at += 1;
+                if self.at == self.blocks() {
+                    (self.at, self.cycle) = (0, self.cycle + 1);
+                }
+            }
+            placed
+        }
+
+        fn ends(&self) -> LogEnds {
+            find_ends::<FormatError, _>(self.blocks(), &IDENTITY, |at, buf| {
+                let at = at as usize * BLOCK_SIZE;
+                buf.copy_from_slice(&self.bytes[at..at + buf.len()]);
+                Ok(())
+            })
+            .unwrap()
+        }
+    }
+
+    #[test]
+    fn a_log_never_written_is_clean() {
+        assert!(Ring::new(1000).ends().clean);
+    }
+
+    #[test]
+    fn the_head_is_found_after_every_record_of_many_rounds() {
+        let mut ring = Ring::new(613);
+        for n in 0..400u32 {
+            let unmount = n % 5 == 0;
+            let (at, _) = ring.append(if unmount { 1 } else { n % 29 + 1 }, unmount);
+            let ends = ring.ends();
+            assert_eq!((ends.head, ends.last_record, ends.clean), (ring.at, Some(at), unmount), "{n}");
+        }
+    }
+
+    #[test]
+    fn lost_blocks_of_the_last_records_move_the_head_back() {
+        // Logs that are longer and shorter than what can be in flight, at several places of the ring.
+        for (blocks, warm_up) in [(613, 90), (613, 117), (6000, 20), (6000, 1100)] {
+            let mut ring = Ring::new(blocks);
+            for n in 0..warm_up {
+                ring.append(n % 29 + 1, false);
+            }
+            for lost in 0..9 {
+                let before = Ring { bytes: ring.bytes.clone(), ..ring };
+                ring.append(1, true);
+                let clean = Ring { bytes: ring.bytes.clone(), ..ring };
+                let (at, total) = ring.append(8, false);
+                // One block of the record stays as it was.
+                let block = ((at + lost % total) % blocks) as usize * BLOCK_SIZE;
+                ring.bytes[block..block + BLOCK_SIZE]
+                    .copy_from_slice(&clean.bytes[block..block + BLOCK_SIZE]);
+                let ends = ring.ends();
+                assert_eq!((ends.head, ends.clean), (at, true), "{blocks} {warm_up} {lost}");
+                ring = before;
+                ring.append(lost + 2, false);
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_checksum_takes_the_records_behind_it_along() {
+        let mut ring = Ring::new(700);
+        for n in 0..60 {
+            ring.append(n % 20 + 1, false);
+        }
+        let (good, _) = ring.append(3, false);
+        let (torn, _) = ring.append(4, false);
+        ring.append(2, false);
+        let at = ((torn + 2) % 700) as usize * BLOCK_SIZE + 9;
+        ring.bytes[at] ^= 0x40;
+        let ends = ring.ends();
+        assert_eq!((ends.head, ends.last_record), (torn, Some(good)));
+    }
+
+    #[test]
+    fn rubbish_is_an_error_or_an_end_but_no_panic() {
+        let mut ring = Ring::new(100);
+        for n in 0..9 {
+            ring.append(n + 1, false);
+        }
+        let mut state = 0x1234_5678_9abc_def1u64;
+        for _ in 0..20_000 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let at = (state >> 16) as usize % ring.bytes.len();
+            let old = ring.bytes[at];
+            ring.bytes[at] = state as u8;
+            let _ = find_ends::<FormatError, _>(100, &IDENTITY, |at, buf| {
+                let at = at as usize * BLOCK_SIZE;
+                buf.copy_from_slice(&ring.bytes[at..at + buf.len()]);
+                Ok(())
+            });
+            if state >> 60 != 0 {
+                ring.bytes[at] = old;
+            }
+        }
+    }
+}
