@@ -1,2 +1,29 @@
 //! The workloads, the targets that they run on, and the measurements that they give.
+//!
+//! [`run`] measures what a [`Config`] asks for. A workload on files is one loop ([`Work`] says what it does),
+//! which runs on uxfs in process, on any mounted directory by system calls, on a raw device and on plain memory;
+//! `rangelock` measures the range locks alone. Printing is left to the caller.
 #![forbid(unsafe_code)]
+
+mod config;
+mod content;
+mod drive;
+mod error;
+mod interrupt;
+mod locks;
+mod lockstat;
+mod measure;
+mod setup;
+mod suite;
+mod target;
+mod volume;
+mod work;
+
+pub use config::{Config, Place, Versus, Workload};
+pub use content::{Content, PAGE};
+pub use error::{Error, Result};
+pub use fileio::Locking;
+pub use lockstat::ClassReport;
+pub use measure::Measurement;
+pub use setup::{FILE_NAME, make_image};
+pub use suite::{Observer, Report, Silent, run};

@@ -1,0 +1,200 @@
+//! What is asked of a run.
+
+use crate::content::PAGE;
+use crate::error::{Error, Result};
+use fileio::Locking;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// Threads read, then overwrite, random pages of one file, by direct I/O.
+    Overwrite,
+    /// Threads do both at once, half and half, with many requests in flight each, by direct I/O.
+    RandRw,
+    /// Threads lock and unlock ranges of their own of one range lock; no file.
+    RangeLock,
+}
+
+impl Workload {
+    /// Its name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Overwrite => "overwrite",
+            Self::RandRw => "randrw",
+            Self::RangeLock => "rangelock",
+        }
+    }
+}
+
+/// Where the volume that uxfs opens is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In anonymous memory with large pages.
+    Memory,
+    /// In a file on tmpfs, mapped into memory.
+    Shm,
+    /// In an image file in this directory, used with O_DIRECT, and gone afterwards.
+    Dir(PathBuf),
+}
+
+impl std::str::FromStr for Place {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "memory" => Self::Memory,
+            "shm" => Self::Shm,
+            path => Self::Dir(path.into()),
+        })
+    }
+}
+
+/// What uxfs is compared with through system calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Versus {
+    /// A kernel XFS on a RAM device, made for this.
+    KernelXfs,
+    /// Any mounted directory.
+    Dir(PathBuf),
+}
+
+impl std::str::FromStr for Versus {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(if text == "kernel-xfs" { Self::KernelXfs } else { Self::Dir(text.into()) })
+    }
+}
+
+/// What is asked of a run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Thread counts, each measured.
+    pub threads: Vec<usize>,
+    /// Lockings that uxfs is measured with; none: those that the workload's table has by default.
+    pub locking: Vec<Locking>,
+    /// What uxfs is compared with.
+    pub versus: Vec<Versus>,
+    /// Where the volume is.
+    pub place: Place,
+    /// Whether the same pages are measured on the device, with no file system.
+    pub raw: bool,
+    /// Whether plain memory copies are measured.
+    pub memcpy: bool,
+    /// Size of the file in bytes.
+    pub size: u64,
+    /// Pages that all threads together go over in one pass.
+    pub pages: u64,
+    /// Requests that each thread keeps in flight, each count measured; none: 1 for `overwrite`, 128 for `randrw`.
+    pub depths: Vec<u32>,
+    /// Rounds that medians are taken over.
+    pub rounds: usize,
+    /// A measurement goes over its pages until about this much time has passed.
+    pub min_time: Duration,
+    /// Whether locks are counted and timed.
+    pub lockstat: bool,
+    /// The volume is left here after the run.
+    pub keep: Option<PathBuf>,
+    /// What the order of pages follows from.
+    pub seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            threads: vec![1, 2, 4, 8, 16],
+            locking: Vec::new(),
+            versus: Vec::new(),
+            place: Place::Memory,
+            raw: false,
+            memcpy: false,
+            size: 1 << 30,
+            pages: 262_144,
+            depths: Vec::new(),
+            rounds: 5,
+            min_time: Duration::from_millis(250),
+            lockstat: false,
+            keep: None,
+            seed: 1,
+        }
+    }
+}
+
+impl Config {
+    /// Most threads that can be asked for.
+    const MAX_THREADS: usize = 1024;
+    /// Most requests in flight that can be asked for.
+    const MAX_DEPTH: u32 = 4096;
+
+    /// Finds options that make no sense before anything is set up.
+    pub fn check(&self) -> Result<()> {
+        let wrong = |message: String| Err(Error::Usage(message));
+        if self.threads.is_empty() || self.threads.iter().any(|n| !(1..=Self::MAX_THREADS).contains(n)) {
+            return wrong(format!("thread counts must be from 1 to {}", Self::MAX_THREADS));
+        }
+        if self.depths.iter().any(|depth| !(1..=Self::MAX_DEPTH).contains(depth)) {
+            return wrong(format!("queue depths must be from 1 to {}", Self::MAX_DEPTH));
+        }
+        if self.size < PAGE as u64 || !self.size.is_multiple_of(PAGE as u64) {
+            return wrong(format!("the size must be a multiple of {PAGE} bytes, and not 0"));
+        }
+        if u32::try_from(self.file_pages()).is_err() {
+            return wrong("the size must be less than 16 TiB".to_owned());
+        }
+        if self.pages == 0 || self.rounds == 0 {
+            return wrong("there must be at least one page and one round".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Pages of the file.
+    pub fn file_pages(&self) -> u64 {
+        self.size / PAGE as u64
+    }
+
+    /// The lockings of a workload on files.
+    pub(crate) fn lockings(&self, workload: Workload) -> Vec<Locking> {
+        match (self.locking.is_empty(), workload) {
+            (false, _) => self.locking.clone(),
+            (true, Workload::RandRw) => {
+                vec![Locking::Shared, Locking::IntervalTree, Locking::BTree, Locking::Range]
+            }
+            (true, _) => vec![Locking::Exclusive, Locking::Range],
+        }
+    }
+
+    /// The queue depths of a workload on files.
+    pub(crate) fn depths(&self, workload: Workload) -> Vec<u32> {
+        match (self.depths.is_empty(), workload) {
+            (false, _) => self.depths.clone(),
+            (true, Workload::RandRw) => vec![128],
+            (true, _) => vec![1],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn senseless_options_are_refused() {
+        assert!(Config::default().check().is_ok());
+        let bad = [
+            Config { threads: vec![], ..Config::default() },
+            Config { threads: vec![1, 0], ..Config::default() },
+            Config { threads: vec![100_000], ..Config::default() },
+            Config { depths: vec![0], ..Config::default() },
+            Config { size: 0, ..Config::default() },
+            Config { size: 4097, ..Config::default() },
+            Config { size: 1 << 50, ..Config::default() },
+            Config { pages: 0, ..Config::default() },
+            Config { rounds: 0, ..Config::default() },
+        ];
+        for config in bad {
+            assert!(matches!(config.check(), Err(Error::Usage(_))), "{config:?}");
+        }
+    }
+}

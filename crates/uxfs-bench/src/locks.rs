@@ -1,0 +1,234 @@
+//! The workload `rangelock`: threads that lock and unlock ranges of their own, of one lock and with no file.
+//!
+//! Each thread has [`RANGES`] ranges that nobody else touches. It cycles through them with one held at a time
+//! (`one-held`), or takes all and then lets go of all (`all-held`). A lock whose cost depends on what others
+//! hold, or that shares a cache line between them, shows it here. A whole-file lock cannot hold a range
+//! exclusively while it waits for another, hence appears with shared holders where all are held. `uncontended`
+//! is one thread and one range, against the word-sized lock of `parking_lot`.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::interrupt;
+use crate::measure::{Collector, Measurement, Sample, Series};
+use crate::suite::Observer;
+use crate::target::Label;
+use rangelock::{BTreeLock, ByteRangeLock, IntervalTreeLock, Mode, RangeLock, WholeFileLock};
+use std::ops::Range;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Ranges of each thread.
+pub const RANGES: u64 = 100;
+
+/// Bytes of each.
+const RANGE_BYTES: u64 = 4096;
+
+/// A locking that can be made anew for each measurement.
+trait Design: ByteRangeLock + Sized {
+    /// A lock that nobody holds.
+    fn make() -> Self;
+}
+
+macro_rules! designs {
+    ($($lock:ty),*) => { $(impl Design for $lock {
+        fn make() -> Self {
+            Self::new()
+        }
+    })* };
+}
+designs!(WholeFileLock, IntervalTreeLock, BTreeLock, RangeLock);
+
+/// One line of the table.
+struct Case {
+    /// `rangelock`, or the library that it is compared with.
+    target: &'static str,
+    locking: &'static str,
+    op: &'static str,
+    /// Gives pairs a second.
+    run: fn(usize, Duration) -> Result<f64>,
+}
+
+const fn case(locking: &'static str, op: &'static str, run: fn(usize, Duration) -> Result<f64>) -> Case {
+    Case { target: "rangelock", locking, op, run }
+}
+
+/// Lines that are measured at each thread count.
+const CASES: &[Case] = &[
+    case("exclusive", "one-held", one_held::<WholeFileLock, true>),
+    case("interval-tree", "one-held", one_held::<IntervalTreeLock, true>),
+    case("btree", "one-held", one_held::<BTreeLock, true>),
+    case("range", "one-held", one_held::<RangeLock, true>),
+    case("interval-tree", "all-held", all_held::<IntervalTreeLock, true>),
+    case("btree", "all-held", all_held::<BTreeLock, true>),
+    case("range", "all-held", all_held::<RangeLock, true>),
+    case("shared", "shared, one-held", one_held::<WholeFileLock, false>),
+    case("interval-tree", "shared, one-held", one_held::<IntervalTreeLock, false>),
+    case("btree", "shared, one-held", one_held::<BTreeLock, false>),
+    case("range", "shared, one-held", one_held::<RangeLock, false>),
+    Case { target: "parking_lot", ..case("rwlock", "shared, one-held", word_lock::<false>) },
+];
+
+/// Lines that are measured with one thread.
+const SINGLE: &[Case] = &[
+    case("exclusive", "uncontended", uncontended::<WholeFileLock>),
+    case("interval-tree", "uncontended", uncontended::<IntervalTreeLock>),
+    case("btree", "uncontended", uncontended::<BTreeLock>),
+    case("range", "uncontended", uncontended::<RangeLock>),
+    Case { target: "parking_lot", ..case("rwlock", "uncontended", word_lock::<true>) },
+];
+
+/// Measures every line, round by round.
+pub(crate) fn run(config: &Config, observer: &mut dyn Observer) -> Result<Vec<Measurement>> {
+    let steps = config.rounds * (CASES.len() * config.threads.len() + SINGLE.len());
+    observer.start("rangelock", steps as u64);
+    let mut collector = Collector::default();
+    for _ in 0..config.rounds {
+        let lines = SINGLE
+            .iter()
+            .map(|case| (case, 1))
+            .chain(config.threads.iter().flat_map(|&threads| CASES.iter().map(move |case| (case, threads))));
+        for (case, threads) in lines {
+            interrupt::check()?;
+            observer.step(&format!("{} {} × {threads}", case.locking, case.op));
+            let ops_per_s = (case.run)(threads, config.min_time)?;
+            let line = Series {
+                workload: "rangelock",
+                label: Label {
+                    target: case.target.into(),
+                    device: "none".into(),
+                    locking: Some(case.locking.into()),
+                },
+                op: case.op,
+                threads,
+                depth: 1,
+                bytes: 0,
+                samples: Vec::new(),
+            };
+            collector.add(line, Sample { ops_per_s, ..Sample::default() });
+        }
+    }
+    Ok(collector.finish())
+}
+
+/// The mode, from a constant: function pointers in a table cannot capture one.
+const fn mode(exclusive: bool) -> Mode {
+    if exclusive { Mode::Exclusive } else { Mode::Shared }
+}
+
+/// The `nth` range of a thread.
+fn range(thread: usize, nth: u64) -> Range<u64> {
+    let start = (thread as u64 * RANGES + nth) * RANGE_BYTES;
+    start..start + RANGE_BYTES
+}
+
+/// Runs `cycle` over and over in each of `threads` threads for about `time`; each call makes `pairs` pairs.
+fn together(threads: usize, time: Duration, pairs: u64, cycle: impl Fn(usize) + Sync) -> Result<f64> {
+    let (barrier, stop) = (Barrier::new(threads + 1), AtomicBool::new(false));
+    let (barrier, stop, cycle) = (&barrier, &stop, &cycle);
+    let done = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|thread| {
+                scope.spawn(move || {
+                    cycle(thread);
+                    barrier.wait();
+                    let start = Instant::now();
+                    let mut done = 0;
+                    loop {
+                        cycle(thread);
+                        done += pairs;
+                        if stop.load(Ordering::Relaxed) {
+                            return (start, Instant::now(), done);
+                        }
+                    }
+                })
+            })
+            .collect();
+        barrier.wait();
+        std::thread::sleep(time);
+        stop.store(true, Ordering::Relaxed);
+        workers
+            .into_iter()
+            .map(|worker| worker.join().map_err(|_| Error::Panicked))
+            .collect::<Result<Vec<_>>>()
+    })?;
+    let start = done.iter().map(|&(start, ..)| start).min();
+    let end = done.iter().map(|&(_, end, _)| end).max();
+    let wall = start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);
+    let pairs: u64 = done.iter().map(|&(.., pairs)| pairs).sum();
+    Ok(pairs as f64 / wall.as_secs_f64().max(1e-9))
+}
+
+/// One range held at a time.
+fn one_held<L: Design, const EXCLUSIVE: bool>(threads: usize, time: Duration) -> Result<f64> {
+    let lock = L::make();
+    together(threads, time, RANGES, |thread| {
+        for nth in 0..RANGES {
+            drop(lock.lock(range(thread, nth), mode(EXCLUSIVE)));
+        }
+    })
+}
+
+/// All ranges held before the first is let go of.
+fn all_held<L: Design, const EXCLUSIVE: bool>(threads: usize, time: Duration) -> Result<f64> {
+    let lock = L::make();
+    together(threads, time, RANGES, |thread| {
+        // On the stack, so that no allocator is measured along.
+        let held: [L::Guard<'_>; RANGES as usize] =
+            std::array::from_fn(|nth| lock.lock(range(thread, nth as u64), mode(EXCLUSIVE)));
+        drop(held);
+    })
+}
+
+/// One range, over and over.
+fn uncontended<L: Design>(_threads: usize, time: Duration) -> Result<f64> {
+    let lock = L::make();
+    together(1, time, RANGES, |thread| {
+        for _ in 0..RANGES {
+            drop(lock.lock(range(thread, 0), Mode::Exclusive));
+        }
+    })
+}
+
+/// The word-sized lock of `parking_lot` around nothing.
+fn word_lock<const EXCLUSIVE: bool>(threads: usize, time: Duration) -> Result<f64> {
+    let lock = parking_lot::RwLock::new(());
+    together(threads, time, RANGES, |_| {
+        for _ in 0..RANGES {
+            match mode(EXCLUSIVE) {
+                Mode::Shared => drop(std::hint::black_box(lock.read())),
+                Mode::Exclusive => drop(std::hint::black_box(lock.write())),
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suite::Silent;
+
+    #[test]
+    fn every_line_is_measured() {
+        let config = Config {
+            threads: vec![1, 3],
+            rounds: 2,
+            min_time: Duration::from_millis(2),
+            ..Config::default()
+        };
+        let lines = run(&config, &mut Silent).expect("no lock fails");
+        assert_eq!(lines.len(), 2 * CASES.len() + SINGLE.len());
+        for line in &lines {
+            assert!(line.ops_per_s > 0.0, "{line:?}");
+            assert_eq!((line.median_of, line.mib_per_s), (2, None));
+        }
+    }
+
+    #[test]
+    fn no_two_threads_share_a_range() {
+        let mut all: Vec<Range<u64>> =
+            (0..16).flat_map(|thread| (0..RANGES).map(move |nth| range(thread, nth))).collect();
+        all.sort_by_key(|range| range.start);
+        assert!(all.windows(2).all(|pair| pair[0].end <= pair[1].start));
+    }
+}

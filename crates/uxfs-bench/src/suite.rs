@@ -1,0 +1,214 @@
+//! A whole run: sets up the targets, measures them in turn, round by round, and takes them down.
+//!
+//! Targets take turns within each round (A B A B …), so that whatever else the machine does hits all alike; the
+//! report holds medians over the rounds. After the last round of a workload the content of every file is checked.
+
+use crate::config::{Config, Versus, Workload};
+use crate::content::Content;
+use crate::error::Result;
+use crate::interrupt;
+use crate::locks;
+use crate::lockstat::ClassReport;
+use crate::measure::{Collector, Measurement, Sample, Series};
+use crate::setup::KernelXfs;
+use crate::target::{AnyTarget, Label, Measured, MemcpyTarget, SysTarget};
+use crate::volume::OwnVolume;
+use crate::work::{Op, Work, random_pages};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Is told how a run goes.
+pub trait Observer {
+    /// A workload starts, of this many steps.
+    fn start(&mut self, workload: &str, steps: u64);
+    /// The next step is about to start.
+    fn step(&mut self, what: &str);
+    /// Something worth knowing that takes a while.
+    fn note(&mut self, what: &str);
+}
+
+/// An observer that does not care.
+#[derive(Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn start(&mut self, _workload: &str, _steps: u64) {}
+    fn step(&mut self, _what: &str) {}
+    fn note(&mut self, _what: &str) {}
+}
+
+/// What a run gave.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The medians.
+    pub measurements: Vec<Measurement>,
+    /// Lock classes, where they were asked for.
+    pub locks: Vec<ClassReport>,
+}
+
+/// Runs `workloads` one after the other.
+pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer) -> Result<Report> {
+    config.check()?;
+    interrupt::install()?;
+    let mut report = Report::default();
+    let mut scene = None;
+    for &workload in workloads {
+        if workload == Workload::RangeLock {
+            report.measurements.extend(locks::run(config, observer)?);
+            continue;
+        }
+        let scene = match &mut scene {
+            Some(scene) => scene,
+            none => none.insert(Scene::set(config, observer)?),
+        };
+        scene.run(config, workload, observer, &mut report)?;
+    }
+    if let Some(scene) = scene {
+        scene.own.finish(config, observer)?;
+    }
+    Ok(report)
+}
+
+/// The targets of the workloads on files. Set up once; dropped in this order.
+struct Scene {
+    own: OwnVolume,
+    others: Vec<Box<dyn AnyTarget>>,
+    _mounts: Vec<KernelXfs>,
+}
+
+impl Scene {
+    fn set(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
+        let pages = config.file_pages();
+        observer.note("making a volume with mkfs.xfs");
+        let own = OwnVolume::make(config)?;
+        let mut others: Vec<Box<dyn AnyTarget>> = Vec::new();
+        if config.raw {
+            others.push(own.raw());
+        }
+        if config.memcpy {
+            let label = Label { target: "memcpy".into(), device: "memory".into(), locking: None };
+            others.push(Box::new(Measured::new(label, new_content(pages), MemcpyTarget::new(pages)?)));
+        }
+        let mut mounts = Vec::new();
+        for versus in &config.versus {
+            let target = match versus {
+                Versus::Dir(dir) => SysTarget::create(dir, pages)?,
+                Versus::KernelXfs => {
+                    observer.note("making and mounting an XFS on a RAM device");
+                    let mount = KernelXfs::mount(config.size)?;
+                    let target = SysTarget::create(mount.dir(), pages)?;
+                    mounts.push(mount);
+                    target
+                }
+            };
+            others.push(Box::new(Measured::new(target.label()?, new_content(pages), target)));
+        }
+        Ok(Self { own, others, _mounts: mounts })
+    }
+
+    fn run(
+        &mut self,
+        config: &Config,
+        workload: Workload,
+        observer: &mut dyn Observer,
+        report: &mut Report,
+    ) -> Result<()> {
+        let mut own: Vec<Box<dyn AnyTarget>> = config
+            .lockings(workload)
+            .iter()
+            .map(|&locking| self.own.target(locking, config.lockstat))
+            .collect::<Result<_>>()?;
+        let mut targets: Vec<&mut dyn AnyTarget> =
+            own.iter_mut().chain(&mut self.others).map(|target| &mut **target as _).collect();
+        report.measurements.extend(on_files(config, workload, &mut targets, observer)?);
+        if config.lockstat {
+            report.locks.extend(self.own.lock_report());
+        }
+        Ok(())
+    }
+}
+
+/// The knowledge of a new file's content.
+pub(crate) fn new_content(pages: u64) -> Arc<Mutex<Content>> {
+    Arc::new(Mutex::new(Content::zeroed(pages)))
+}
+
+/// Measures a workload on files, on all of `targets`, and checks what the files hold afterwards.
+pub(crate) fn on_files(
+    config: &Config,
+    workload: Workload,
+    targets: &mut [&mut dyn AnyTarget],
+    observer: &mut dyn Observer,
+) -> Result<Vec<Measurement>> {
+    let ops: &[Op] = if workload == Workload::RandRw { &[Op::Mixed] } else { &[Op::Read, Op::Write] };
+    let depths = config.depths(workload);
+    let steps = config.rounds * depths.len() * config.threads.len() * ops.len() * targets.len();
+    for target in targets.iter_mut() {
+        observer.note(&format!("writing the file of {}", target.label()));
+        target.prepare()?;
+    }
+    observer.start(workload.name(), steps as u64);
+    let mut collector = Collector::default();
+    for depth in depths {
+        let passes = calibrate(config, targets, depth)?;
+        for round in 0..config.rounds {
+            let pages =
+                random_pages(config.file_pages(), config.pages, config.seed.wrapping_add(round as u64));
+            for &threads in &config.threads {
+                for &op in ops {
+                    for (target, &passes) in targets.iter_mut().zip(&passes) {
+                        observer.step(&format!("{} {} × {threads}", target.label(), op.name()));
+                        let work = Work { pages: &pages, op, generation: 0, threads, depth, passes };
+                        measure(&mut collector, workload, *target, work)?;
+                    }
+                }
+            }
+        }
+    }
+    for target in targets.iter_mut() {
+        observer.note(&format!("checking the content of {}", target.label()));
+        target.verify()?;
+    }
+    Ok(collector.finish())
+}
+
+/// How often each target goes over the pages, so that a measurement takes long enough. Warms up, too.
+fn calibrate(config: &Config, targets: &mut [&mut dyn AnyTarget], depth: u32) -> Result<Vec<u32>> {
+    const MAX_PASSES: f64 = 64.0;
+    let pages = random_pages(config.file_pages(), config.pages, config.seed);
+    let threads = config.threads.first().copied().unwrap_or(1);
+    targets
+        .iter_mut()
+        .map(|target| {
+            let work = Work { pages: &pages, op: Op::Read, generation: 0, threads, depth, passes: 1 };
+            let wall = target.measure(work)?.wall.as_secs_f64().max(1e-6);
+            Ok((config.min_time.as_secs_f64() / wall).ceil().clamp(1.0, MAX_PASSES) as u32)
+        })
+        .collect()
+}
+
+/// One measurement; a mixed run gives a line each way.
+fn measure(
+    collector: &mut Collector,
+    workload: Workload,
+    target: &mut dyn AnyTarget,
+    work: Work<'_>,
+) -> Result<()> {
+    let outcome = target.measure(work)?;
+    for (op, tally) in [(Op::Read, &outcome.reads), (Op::Write, &outcome.writes)] {
+        if tally.ops == 0 {
+            continue;
+        }
+        let line = Series {
+            workload: workload.name(),
+            label: target.label().clone(),
+            op: op.name(),
+            threads: work.threads,
+            depth: if target.has_queue() { work.depth } else { 1 },
+            bytes: crate::content::PAGE as u64,
+            samples: Vec::new(),
+        };
+        collector.add(line, Sample::new(&outcome, tally));
+    }
+    Ok(())
+}

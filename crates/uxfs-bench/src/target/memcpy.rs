@@ -1,0 +1,77 @@
+//! Plain memory copies: what the machine gives with no device, no file and no lock.
+//!
+//! The area is as large as the file; the threads copy the same pages in the same order as on every other target.
+//! Since no two threads share a page, each gets exclusive references to its own before the clock starts: the
+//! loop is a slice copy and nothing else.
+
+use super::{At, Port, QueuePort, Target};
+use crate::content::PAGE;
+use crate::error::{Error, Result};
+use crate::work::Work;
+use blockdev::AlignedBuf;
+
+/// An area of memory.
+pub struct MemcpyTarget {
+    area: AlignedBuf,
+}
+
+impl MemcpyTarget {
+    /// An area of this many pages.
+    pub fn new(pages: u64) -> Result<Self> {
+        let bytes = usize::try_from(pages).ok().and_then(|pages| pages.checked_mul(PAGE));
+        let bytes =
+            bytes.ok_or_else(|| Error::Usage("the size is larger than the address space".to_owned()))?;
+        Ok(Self { area: AlignedBuf::zeroed(bytes) })
+    }
+}
+
+/// A thread's pages, in the order of its requests.
+pub struct MemcpyPort<'a> {
+    pages: Vec<&'a mut [u8]>,
+}
+
+impl Port for MemcpyPort<'_> {
+    fn read(&mut self, at: At, buf: &mut [u8]) -> Result<()> {
+        buf.copy_from_slice(self.pages[at.nth]);
+        // Nobody looks at the bytes; without this the copy may be left out.
+        std::hint::black_box(buf);
+        Ok(())
+    }
+
+    fn write(&mut self, at: At, buf: &[u8]) -> Result<()> {
+        self.pages[at.nth].copy_from_slice(buf);
+        Ok(())
+    }
+}
+
+impl Target for MemcpyTarget {
+    type Port<'a> = MemcpyPort<'a>;
+
+    fn ports<'a>(&'a mut self, work: &Work<'_>) -> Result<Vec<MemcpyPort<'a>>> {
+        let mut pages: Vec<Option<&'a mut [u8]>> = self.area.chunks_exact_mut(PAGE).map(Some).collect();
+        (0..work.threads)
+            .map(|thread| {
+                let mut own = Vec::with_capacity(work.share(thread).len());
+                for &page in work.share(thread) {
+                    let page = pages.get_mut(page as usize).and_then(Option::take).ok_or_else(|| {
+                        Error::Usage(format!("page {page} is outside the area, or used twice"))
+                    })?;
+                    own.push(page);
+                }
+                Ok(MemcpyPort { pages: own })
+            })
+            .collect()
+    }
+
+    fn has_queue(&self) -> bool {
+        false
+    }
+
+    fn queue(&self, _depth: u32) -> Result<Box<dyn QueuePort + '_>> {
+        Err(Error::Usage("memcpy has no queue".to_owned()))
+    }
+
+    fn scan(&mut self, pages: u64, each: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+        (0..pages).zip(self.area.chunks_exact(PAGE)).try_for_each(|(page, bytes)| each(page, bytes))
+    }
+}

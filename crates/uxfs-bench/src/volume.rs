@@ -1,0 +1,151 @@
+//! uxfs's own side of a run: a volume in memory or in a file, and its file opened in process.
+
+use crate::config::{Config, Place};
+use crate::content::{Content, PAGE};
+use crate::error::{Error, Result};
+use crate::lockstat::ClassReport;
+use crate::setup::make_image;
+use crate::suite::{Observer, new_content};
+use crate::target::{AnyTarget, Label, Measured, RawTarget};
+use blockdev::{AlignedBuf, BlockDevice, FileDevice, HostIo, MemoryDevice, MemoryOptions};
+use fileio::Locking;
+use parking_lot::Mutex;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+/// Bytes that are copied at a time.
+const CHUNK: usize = 1 << 20;
+
+/// A volume of uxfs's own, with one file.
+pub(crate) struct OwnVolume {
+    device: Arc<dyn BlockDevice>,
+    /// Name of the device in reports.
+    name: String,
+    /// What the file holds, through whatever target it was written.
+    content: Arc<Mutex<Content>>,
+    /// Byte on the device at which the file starts.
+    base: u64,
+    /// Holds the image while the volume is in use; none where it is in anonymous memory.
+    _dir: Option<TempDir>,
+}
+
+impl OwnVolume {
+    /// Makes a volume at the place that is asked for.
+    pub(crate) fn make(config: &Config) -> Result<Self> {
+        let (device, name, dir) = make_device(config)?;
+        Ok(Self { device, name, content: new_content(config.file_pages()), base: 24 * 4096, _dir: dir })
+    }
+
+    fn label(&self, target: &str, locking: Option<Locking>) -> Label {
+        Label {
+            target: target.to_owned(),
+            device: self.name.clone(),
+            locking: locking.map(|locking| locking.to_string()),
+        }
+    }
+
+    /// The same bytes with no file system between.
+    pub(crate) fn raw(&self) -> Box<dyn AnyTarget> {
+        let target = RawTarget::new(Arc::clone(&self.device), self.base);
+        Box::new(Measured::new(self.label("raw", None), Arc::clone(&self.content), target))
+    }
+
+    /// The file, opened in process.
+    pub(crate) fn target(&self, locking: Locking, _count: bool) -> Result<Box<dyn AnyTarget>> {
+        Err(Error::Usage(format!("uxfs with locking {locking}: the engine is not there yet")))
+    }
+
+    /// What the locks of the targets have counted.
+    pub(crate) fn lock_report(&self) -> Vec<ClassReport> {
+        vec![]
+    }
+
+    /// Leaves the volume where it is asked for.
+    pub(crate) fn finish(self, config: &Config, observer: &mut dyn Observer) -> Result<()> {
+        self.device.flush()?;
+        if let Some(path) = &config.keep {
+            observer.note(&format!("saving the volume as {}", path.display()));
+            save(&*self.device, path)?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes the image, and opens it as a device.
+fn make_device(config: &Config) -> Result<(Arc<dyn BlockDevice>, String, Option<TempDir>)> {
+    let shm = Path::new("/dev/shm");
+    let dir_for = |place: &Path| {
+        tempfile::Builder::new()
+            .prefix("uxfs-bench-")
+            .tempdir_in(place)
+            .map_err(Error::host(format!("cannot make a directory in {}", place.display())))
+    };
+    match &config.place {
+        Place::Memory => {
+            let passing = std::env::temp_dir();
+            let dir = dir_for(if shm.is_dir() { shm } else { &passing })?;
+            let image = dir.path().join("image");
+            make_image(&image, config.size)?;
+            let size = image.metadata().map_err(Error::host("cannot look at the image"))?.len();
+            let device = MemoryOptions::new().huge_pages(true).anonymous(size)?;
+            load(&image, &device)?;
+            Ok((Arc::new(device), "memory".to_owned(), None))
+        }
+        Place::Shm => {
+            let dir = dir_for(shm)?;
+            let image = dir.path().join("image");
+            make_image(&image, config.size)?;
+            Ok((Arc::new(MemoryDevice::map_file(&image)?), "shm".to_owned(), Some(dir)))
+        }
+        Place::Dir(place) => {
+            let dir = dir_for(place)?;
+            let image = dir.path().join("image");
+            make_image(&image, config.size)?;
+            let device = FileDevice::open_writable(&image)?;
+            let how = if device.host_io() == HostIo::Direct { "" } else { " (buffered)" };
+            Ok((Arc::new(device), format!("{}{how}", place.display()), Some(dir)))
+        }
+    }
+}
+
+/// Copies a device into a new file and leaves out what is zero.
+fn save(device: &dyn BlockDevice, path: &Path) -> Result<()> {
+    let host = || Error::host(format!("cannot write {}", path.display()));
+    let file = File::create(path).map_err(host())?;
+    file.set_len(device.size()).map_err(host())?;
+    let mut buf = AlignedBuf::zeroed(CHUNK);
+    let mut offset = 0;
+    while offset < device.size() {
+        let len = (CHUNK as u64).min(device.size() - offset) as usize;
+        device.read(offset, &mut buf[..len])?;
+        for (nth, page) in buf[..len].chunks(PAGE).enumerate() {
+            if page.iter().any(|&byte| byte != 0) {
+                file.write_all_at(page, offset + (nth * PAGE) as u64).map_err(host())?;
+            }
+        }
+        offset += len as u64;
+    }
+    Ok(())
+}
+
+/// Copies a file into a device that is all zeroes.
+fn load(path: &Path, device: &dyn BlockDevice) -> Result<()> {
+    let host = || Error::host(format!("cannot read {}", path.display()));
+    let file = File::open(path).map_err(host())?;
+    let mut buf = AlignedBuf::zeroed(CHUNK);
+    let mut offset = 0;
+    while offset < device.size() {
+        let len = (CHUNK as u64).min(device.size() - offset) as usize;
+        file.read_exact_at(&mut buf[..len], offset).map_err(host())?;
+        for (nth, page) in buf[..len].chunks(PAGE).enumerate() {
+            if page.iter().any(|&byte| byte != 0) {
+                device.write(offset + (nth * PAGE) as u64, page, blockdev::Durability::Volatile)?;
+            }
+        }
+        offset += len as u64;
+    }
+    Ok(())
+}

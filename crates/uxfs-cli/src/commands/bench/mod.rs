@@ -1,0 +1,159 @@
+//! `uxfs bench`: measures file I/O.
+
+mod progress;
+mod table;
+
+pub use progress::Progress;
+pub use table::{print_locks, print_measurements};
+
+use crate::exit::{Exit, Failure, Result};
+use crate::options::{Global, parse_size};
+use clap::ValueEnum;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+use uxfs_bench::{Config, Error, Locking, Place, Versus, Workload};
+
+/// What can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Asked {
+    /// Read, then overwrite, random pages of one file
+    Overwrite,
+    /// Random reads and overwrites of one file at once, half and half, many in flight
+    Randrw,
+    /// Lock and unlock ranges of one range lock; no file
+    Rangelock,
+    /// All of them
+    All,
+}
+
+/// Arguments of `bench`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// What to measure.
+    #[arg(value_enum)]
+    workload: Asked,
+    /// Direct I/O (the only kind of `randrw` so far).
+    #[arg(long)]
+    direct: bool,
+    /// Thread counts.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8,16")]
+    threads: Vec<usize>,
+    /// Lockings of the file in uxfs: exclusive, shared, interval-tree, btree, range. Unsaid: exclusive and range
+    /// for `overwrite`, all but exclusive for `randrw`.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    locking: Vec<Locking>,
+    /// Run the same in a mounted directory; `kernel-xfs` makes and mounts one on a RAM device (root only).
+    #[arg(long, value_name = "DIR|kernel-xfs")]
+    vs: Vec<Versus>,
+    /// Where uxfs's volume is kept: memory, shm (a mapped file on tmpfs), or a directory (an image file in it,
+    /// opened with O_DIRECT).
+    #[arg(long, value_name = "memory|shm|DIR", default_value = "memory")]
+    device: Place,
+    /// Run the same on the device without a file system, too (always, where --device is a directory).
+    #[arg(long)]
+    raw: bool,
+    /// Run the same as plain memory copies, too (always, where --device is memory).
+    #[arg(long)]
+    memcpy: bool,
+    /// Size of the file.
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, default_value = "1G")]
+    size: u64,
+    /// Random 4 KiB pages that the threads share among them.
+    #[arg(long, value_name = "N", default_value_t = 262_144)]
+    pages: u64,
+    /// Requests that each thread keeps in flight. Unsaid: 1 for `overwrite`, 128 for `randrw`.
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    depth: Vec<u32>,
+    /// Rounds, in each of which all take turns; the report is of medians.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: usize,
+    /// Repeat the pages until a measurement takes about this long.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 250)]
+    min_time: u64,
+    /// Count and time the locks (which slows them), and print them, worst first.
+    #[arg(long)]
+    lockstat: bool,
+    /// Leave the volume in this file.
+    #[arg(long, value_name = "IMAGE")]
+    keep: Option<PathBuf>,
+    /// What the order of pages follows from.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+impl Args {
+    fn workloads(&self) -> Result<Vec<Workload>> {
+        let one = match self.workload {
+            Asked::Overwrite => Workload::Overwrite,
+            Asked::Rangelock => Workload::RangeLock,
+            Asked::Randrw if self.direct => Workload::RandRw,
+            Asked::Randrw => {
+                let message = "bench randrw: there is no buffered I/O yet; say --direct";
+                return Err(Failure::new(Exit::Usage, message));
+            }
+            Asked::All => return Ok(vec![Workload::Overwrite, Workload::RandRw, Workload::RangeLock]),
+        };
+        Ok(vec![one])
+    }
+
+    fn config(&self) -> Config {
+        let in_memory = !matches!(self.device, Place::Dir(_));
+        Config {
+            threads: self.threads.clone(),
+            locking: self.locking.clone(),
+            versus: self.vs.clone(),
+            place: self.device.clone(),
+            raw: self.raw || !in_memory,
+            memcpy: self.memcpy || in_memory,
+            size: self.size,
+            pages: self.pages,
+            depths: self.depth.clone(),
+            rounds: self.rounds,
+            min_time: Duration::from_millis(self.min_time),
+            lockstat: self.lockstat,
+            keep: self.keep.clone(),
+            seed: self.seed,
+        }
+    }
+}
+
+/// Runs the workloads that are asked for.
+pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    let workloads = args.workloads()?;
+    let mut progress = Progress::new();
+    let report = uxfs_bench::run(&args.config(), &workloads, &mut progress).map_err(failure);
+    progress.clear();
+    let report = report?;
+    let mut out = std::io::stdout().lock();
+    if global.json {
+        for line in &report.measurements {
+            json_line(&mut out, line)?;
+        }
+        for line in &report.locks {
+            json_line(&mut out, line)?;
+        }
+    } else {
+        print_measurements(&mut out, &report.measurements, global.verbose)?;
+        print_locks(&mut out, &report.locks)?;
+    }
+    out.flush()?;
+    Ok(Exit::Ok)
+}
+
+fn json_line(out: &mut impl Write, line: &impl serde::Serialize) -> Result<()> {
+    serde_json::to_writer(&mut *out, line).map_err(std::io::Error::from)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+/// What a run's error means for the caller.
+pub fn failure(error: Error) -> Failure {
+    let exit = match &error {
+        Error::Usage(_) => Exit::Usage,
+        Error::Content { .. } => Exit::Damaged,
+        _ => Exit::Io,
+    };
+    Failure::new(exit, format!("bench: {error}"))
+}

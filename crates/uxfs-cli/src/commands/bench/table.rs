@@ -1,0 +1,277 @@
+//! Measurements as tables: a column for each thread count, a row for each target, and the ratios that matter.
+
+use crate::exit::Result;
+use comfy_table::{CellAlignment, Table, presets};
+use std::io::Write;
+use uxfs_bench::{ClassReport, Measurement};
+
+/// The locking that is compared with all the others, where it was measured.
+const OURS: &str = "range";
+
+/// Prints a table for each workload and queue depth.
+pub fn print_measurements(out: &mut impl Write, lines: &[Measurement], verbose: bool) -> Result<()> {
+    for (workload, depth) in distinct(lines.iter().map(|line| (line.workload, group_depth(lines, line)))) {
+        let of_table: Vec<&Measurement> = lines
+            .iter()
+            .filter(|line| (line.workload, group_depth(lines, line)) == (workload, depth))
+            .collect();
+        writeln!(out, "\n{}", title(workload, depth, &of_table))?;
+        writeln!(out, "{}", table(&of_table, verbose))?;
+    }
+    Ok(())
+}
+
+/// The depth that a line is shown under: a target without a queue is shown beside those that have one.
+fn group_depth(lines: &[Measurement], line: &Measurement) -> u32 {
+    let same = |other: &&Measurement| other.workload == line.workload;
+    let has_queue = |other: &Measurement| other.target != "memcpy";
+    if has_queue(line) {
+        return line.depth;
+    }
+    lines
+        .iter()
+        .filter(same)
+        .filter(|other| has_queue(other))
+        .map(|other| other.depth)
+        .min()
+        .unwrap_or(line.depth)
+}
+
+fn title(workload: &str, depth: u32, lines: &[&Measurement]) -> String {
+    let rounds = lines.first().map_or(0, |line| line.median_of);
+    let what = match workload {
+        "overwrite" => {
+            format!("overwrite: random 4 KiB pages of one file, direct, {depth} in flight per thread")
+        }
+        "randrw" => {
+            format!("randrw: 50/50 random 4 KiB pages of one file, direct, {depth} in flight per thread")
+        }
+        "rangelock" => "rangelock: lock and unlock pairs, each thread on 100 ranges of its own".to_owned(),
+        other => other.to_owned(),
+    };
+    format!("{what} (operations a second, medians of {rounds})")
+}
+
+/// The name of a line's row.
+fn row_name(line: &Measurement) -> String {
+    match &line.locking {
+        Some(locking) => format!("{} {locking}", line.target),
+        None => line.target.clone(),
+    }
+}
+
+/// The different values, in order of appearance.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    values.fold(Vec::new(), |mut seen, value| {
+        if !seen.contains(&value) {
+            seen.push(value);
+        }
+        seen
+    })
+}
+
+/// One row: its measurements by thread count.
+struct Row<'a> {
+    name: String,
+    cells: Vec<Option<&'a Measurement>>,
+}
+
+impl Row<'_> {
+    fn ops(&self, column: usize) -> Option<f64> {
+        self.cells.get(column).copied().flatten().map(|line| line.ops_per_s)
+    }
+
+    /// The last thread count's figure, as a part of the best.
+    fn last_of_best(&self) -> Option<f64> {
+        let figures: Vec<f64> = self.cells.iter().flatten().map(|line| line.ops_per_s).collect();
+        let best = figures.iter().copied().fold(0.0, f64::max);
+        (figures.len() > 1 && best > 0.0).then(|| figures.last().copied().unwrap_or(0.0) / best)
+    }
+}
+
+fn table(lines: &[&Measurement], verbose: bool) -> Table {
+    let threads = distinct(lines.iter().map(|line| line.threads));
+    let ops = distinct(lines.iter().map(|line| line.op));
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    let mut header = vec!["".to_owned(), "".to_owned()];
+    header.extend(threads.iter().map(|&n| if n == 1 { "1 thread".to_owned() } else { n.to_string() }));
+    header.extend((threads.len() > 1).then(|| "last÷best".to_owned()));
+    table.set_header(header);
+
+    let mut reads: Vec<Row<'_>> = Vec::new();
+    for op in ops {
+        let rows: Vec<Row<'_>> =
+            distinct(lines.iter().filter(|line| line.op == op).map(|line| (row_name(line), &line.device)))
+                .into_iter()
+                .map(|(name, device)| {
+                    let cell = |&n: &usize| {
+                        lines.iter().copied().find(|line| {
+                            line.op == op
+                                && line.threads == n
+                                && row_name(line) == name
+                                && line.device == *device
+                        })
+                    };
+                    Row { cells: threads.iter().map(cell).collect(), name }
+                })
+                .collect();
+        for row in &rows {
+            let mut cells = vec![op.to_owned(), row.name.clone()];
+            cells.extend(
+                row.cells.iter().map(|line| line.map_or_else(String::new, |line| figure(line, verbose))),
+            );
+            cells.extend((threads.len() > 1).then(|| ratio(row.last_of_best())));
+            table.add_row(cells);
+        }
+        for (name, values) in ratios(&rows, &reads, threads.len()) {
+            let mut cells = vec![op.to_owned(), name];
+            cells.extend(values.into_iter().map(ratio));
+            cells.extend((threads.len() > 1).then(String::new));
+            table.add_row(cells);
+        }
+        if op == "read" {
+            reads = rows;
+        }
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// What is compared: our row with each of the others, and with its own reads.
+fn ratios(rows: &[Row<'_>], reads: &[Row<'_>], columns: usize) -> Vec<(String, Vec<Option<f64>>)> {
+    let is_ours = |row: &&Row<'_>| row.name.split(' ').nth(1) == Some(OURS);
+    let Some(ours) = rows.iter().find(is_ours) else { return Vec::new() };
+    let against = |other: &Row<'_>| {
+        (0..columns).map(|column| Some(ours.ops(column)? / other.ops(column)?)).collect::<Vec<Option<f64>>>()
+    };
+    let mut all: Vec<_> = rows
+        .iter()
+        .filter(|row| row.name != ours.name)
+        .map(|row| (format!("  {OURS} ÷ {}", short(&row.name)), against(row)))
+        .collect();
+    if let Some(read) = reads.iter().find(is_ours) {
+        all.push((format!("  {OURS} ÷ its reads"), against(read)));
+    }
+    all
+}
+
+/// A row's name without what all of ours have in common.
+fn short(name: &str) -> &str {
+    name.strip_prefix("uxfs ").or_else(|| name.strip_prefix("rangelock ")).unwrap_or(name)
+}
+
+/// A number of operations a second, with its latencies if that is asked for.
+fn figure(line: &Measurement, verbose: bool) -> String {
+    let ops = match line.ops_per_s {
+        ops if ops >= 10e6 => format!("{:.1}M", ops / 1e6),
+        ops if ops >= 1e6 => format!("{:.2}M", ops / 1e6),
+        ops if ops >= 10e3 => format!("{:.0}k", ops / 1e3),
+        ops if ops >= 1e3 => format!("{:.1}k", ops / 1e3),
+        ops => format!("{ops:.0}"),
+    };
+    match (verbose, line.p50_us, line.p99_us) {
+        (true, Some(p50), Some(p99)) => format!("{ops}\n{p50:.1} / {p99:.1} µs"),
+        _ => ops,
+    }
+}
+
+fn ratio(value: Option<f64>) -> String {
+    match value {
+        Some(value) if value >= 9.95 => format!("{value:.0}×"),
+        Some(value) => format!("{value:.2}×"),
+        None => String::new(),
+    }
+}
+
+/// Prints the lock classes, the worst first.
+pub fn print_locks(out: &mut impl Write, classes: &[ClassReport]) -> Result<()> {
+    if classes.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.set_header(["workload", "lock class", "shared", "exclusive", "contended", "waited ms", "held ms"]);
+    for class in classes {
+        table.add_row([
+            class.workload.to_owned(),
+            class.class.clone(),
+            class.shared.to_string(),
+            class.exclusive.to_string(),
+            class.contended.to_string(),
+            format!("{:.1}", class.wait_ms),
+            format!("{:.1}", class.hold_ms),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    writeln!(out, "\nlocks, worst first\n{table}")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(
+        target: &str,
+        locking: Option<&str>,
+        op: &'static str,
+        threads: usize,
+        ops_per_s: f64,
+    ) -> Measurement {
+        Measurement {
+            workload: "overwrite",
+            target: target.into(),
+            device: "memory".into(),
+            locking: locking.map(Into::into),
+            op,
+            threads,
+            depth: 1,
+            ops_per_s,
+            mib_per_s: None,
+            p50_us: Some(0.25),
+            p99_us: Some(1.5),
+            median_of: 3,
+        }
+    }
+
+    #[test]
+    fn tables_show_figures_and_ratios() {
+        let lines = [
+            line("uxfs", Some("exclusive"), "read", 1, 1e6),
+            line("uxfs", Some("range"), "read", 1, 2e6),
+            line("uxfs", Some("range"), "read", 2, 4e6),
+            line("kernel-xfs", None, "read", 1, 400e3),
+            line("uxfs", Some("range"), "write", 1, 1.9e6),
+        ];
+        let mut out = Vec::new();
+        print_measurements(&mut out, &lines, true).expect("a vector takes all");
+        let text = String::from_utf8(out).expect("text");
+        let row = |name: &str| {
+            text.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {text}"))
+        };
+        assert!(row("uxfs range").contains("2.00M") && row("uxfs range").contains("4.00M"), "{text}");
+        assert!(row("uxfs range").contains("1.00×"), "{text}");
+        assert!(row("range ÷ exclusive").contains("2.00×"), "{text}");
+        assert!(row("range ÷ kernel-xfs").contains("5.00×"), "{text}");
+        assert!(row("range ÷ its reads").contains("0.95×"), "{text}");
+        assert!(text.contains("0.2 / 1.5 µs") || text.contains("0.3 / 1.5 µs"), "{text}");
+        assert!(text.contains("medians of 3"), "{text}");
+    }
+
+    #[test]
+    fn memcpy_is_shown_beside_the_smallest_depth() {
+        let mut queue = line("uxfs", Some("range"), "read", 1, 1e6);
+        queue.depth = 128;
+        let lines = [queue, line("memcpy", None, "read", 1, 2e6)];
+        let mut out = Vec::new();
+        print_measurements(&mut out, &lines, false).expect("a vector takes all");
+        let text = String::from_utf8(out).expect("text");
+        assert_eq!(text.matches("overwrite:").count(), 1, "{text}");
+        assert!(text.contains("range ÷ memcpy"), "{text}");
+    }
+}
