@@ -5,7 +5,14 @@
 //! xfsprogs do.
 #![forbid(unsafe_code)]
 
+pub mod command;
 pub mod compare;
+pub mod engine;
 pub mod fill;
 pub mod kernel;
+pub mod matrix;
 pub mod record;
+pub mod sandbox;
+pub mod v4;
+pub mod vm;
+pub mod volumes;

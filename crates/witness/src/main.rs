@@ -4,7 +4,7 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use witness::{compare, fill, kernel};
+use witness::{compare, fill, kernel, matrix, v4, vm};
 
 /// Outside witnesses for uxfs.
 #[derive(Parser)]
@@ -20,6 +20,10 @@ enum Command {
     Fill(fill::Args),
     ManifestKernel(kernel::Args),
     Compare(compare::Args),
+    Matrix(matrix::Args),
+    V4(v4::Args),
+    #[command(hide = true)]
+    VmGuest(vm::GuestArgs),
 }
 
 fn main() -> ExitCode {
@@ -27,6 +31,9 @@ fn main() -> ExitCode {
         Command::Fill(args) => fill::run(&args),
         Command::ManifestKernel(args) => kernel::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Matrix(args) => matrix::run(&args),
+        Command::V4(args) => v4::run(&args),
+        Command::VmGuest(args) => vm::guest(&args),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

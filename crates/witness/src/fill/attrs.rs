@@ -176,7 +176,7 @@ fn on_every_kind(site: &mut Site) -> Result<()> {
 /// Access and default ACLs, small and large.
 fn acls(site: &mut Site) -> Result<()> {
     let mut dir = site.child(b"acls")?;
-    for named in [1u32, 2, 5, 12, 25] {
+    for named in [1u32, 2, 5, 10, 25, 400] {
         let name = format!("file-{named}").into_bytes();
         dir.touch(&name)?;
         let value = acl(&mut dir, named);

@@ -160,10 +160,10 @@ impl Site {
         Ok(rustix::fs::utimensat(&self.dir, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Sets an attribute. `Ok(false)`: there is no room for it.
+    /// Sets an attribute. `Ok(false)`: the volume has no room for it (v4 takes ACLs of 25 entries at most).
     pub fn set_attr(&self, object: &[u8], attr: &[u8], value: &[u8]) -> Result<bool> {
         match rustix::fs::lsetxattr(self.through_proc(object), attr, value, XattrFlags::empty()) {
-            Err(Errno::NOSPC) => Ok(false),
+            Err(Errno::NOSPC | Errno::TOOBIG) => Ok(false),
             other => {
                 other.with_context(|| format!("attribute of {} bytes", value.len()))?;
                 Ok(true)

@@ -1,0 +1,69 @@
+//! A scratch folder in memory, images in it, and their mounts.
+//!
+//! Invariant: what was mounted is unmounted when its guard goes, and the folder goes with its images, also when
+//! a witness fails or panics.
+
+use crate::command::{finish, run, said};
+use crate::volumes::VolumeKind;
+use anyhow::{Context, Result};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// A scratch folder: in memory where the host has a file system there.
+pub fn scratch() -> Result<TempDir> {
+    let memory = Path::new("/dev/shm");
+    let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    tempfile::Builder::new().prefix("uxfs-witness-").tempdir_in(parent).context("making a scratch folder")
+}
+
+/// Makes a volume in a new sparse file.
+pub fn mkfs(image: &Path, kind: &VolumeKind) -> Result<()> {
+    File::create(image)?.set_len(kind.size)?;
+    run(Command::new("mkfs.xfs").arg("-q").args(kind.mkfs_arguments()).arg(image))
+}
+
+/// Runs `xfs_repair -n`. `Err` holds its findings.
+pub fn repair_finds_nothing(image: &Path) -> Result<()> {
+    let output = finish(Command::new("xfs_repair").arg("-n").arg(image))?;
+    anyhow::ensure!(output.status.success(), "xfs_repair -n: {}", said(&output));
+    Ok(())
+}
+
+/// A mounted image; unmounted when it goes.
+#[derive(Debug)]
+pub struct Mounted {
+    dir: PathBuf,
+    active: bool,
+}
+
+impl Mounted {
+    /// Mounts `image` at `dir`, which is made if need be.
+    pub fn new(image: &Path, dir: &Path, read_only: bool) -> Result<Self> {
+        std::fs::create_dir_all(dir)?;
+        let options = if read_only { "loop,ro" } else { "loop,noatime" };
+        run(Command::new("mount").args(["-t", "xfs", "-o", options]).args([image, dir]))?;
+        Ok(Self { dir: dir.to_owned(), active: true })
+    }
+
+    /// Where it is mounted.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Unmounts it, which writes everything to the image.
+    pub fn unmount(mut self) -> Result<()> {
+        self.active = false;
+        run(Command::new("umount").arg(&self.dir))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Only on the way out of a failure; that failure is what the user must see.
+        if self.active {
+            let _ = run(Command::new("umount").arg(&self.dir));
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The root of the virtual machine: this program as `init`, the libraries that it needs, and modules.
+
+use crate::command::output;
+use anyhow::{Context, Result};
+use cpio::newc::{Builder, ModeFileType, trailer};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where modules lie in it; their names sort in the order of loading.
+pub(super) const MODULES: &str = "/modules";
+
+/// Writes an archive that the kernel unpacks as its root.
+pub(super) fn write(out: &mut dyn Write, modules: &[PathBuf]) -> Result<()> {
+    let program = std::env::current_exe()?;
+    let mut archive = Archive { out, dirs: BTreeSet::new(), inode: 0 };
+    for dir in ["/proc", "/dev", "/sys", "/mnt", "/tmp"] {
+        archive.dir(dir)?;
+    }
+    archive.file("/init", &program)?;
+    for library in libraries(&program)? {
+        let name = library.to_str().context("library path")?.to_owned();
+        archive.file(&name, &library)?;
+    }
+    for (index, module) in modules.iter().enumerate() {
+        archive.file(&format!("{MODULES}/{index:03}"), module)?;
+    }
+    trailer(out)?;
+    Ok(())
+}
+
+/// The dynamic linker and every library that `program` is linked with.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let text = output(Command::new("ldd").arg(program))?;
+    let words = text.split_whitespace().filter(|word| word.starts_with('/'));
+    Ok(words.map(PathBuf::from).collect())
+}
+
+struct Archive<'a> {
+    out: &'a mut dyn Write,
+    dirs: BTreeSet<String>,
+    inode: u32,
+}
+
+impl Archive<'_> {
+    fn dir(&mut self, path: &str) -> Result<()> {
+        if path.is_empty() || !self.dirs.insert(path.to_owned()) {
+            return Ok(());
+        }
+        if let Some((parent, _)) = path.rsplit_once('/') {
+            self.dir(parent)?;
+        }
+        self.entry(path, ModeFileType::Directory, &[])
+    }
+
+    fn file(&mut self, path: &str, from: &Path) -> Result<()> {
+        if let Some((parent, _)) = path.rsplit_once('/') {
+            self.dir(parent)?;
+        }
+        let bytes = fs::read(from).with_context(|| from.display().to_string())?;
+        self.entry(path, ModeFileType::Regular, &bytes)
+    }
+
+    fn entry(&mut self, path: &str, file_type: ModeFileType, bytes: &[u8]) -> Result<()> {
+        self.inode += 1;
+        let entry = Builder::new(path.trim_start_matches('/')).ino(self.inode).mode(0o755);
+        let len = u32::try_from(bytes.len())?;
+        let mut writer = entry.set_mode_file_type(file_type).write(&mut *self.out, len);
+        writer.write_all(bytes)?;
+        writer.finish()?;
+        Ok(())
+    }
+}
