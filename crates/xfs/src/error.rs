@@ -38,6 +38,26 @@ pub enum Error {
     /// The volume has a feature that this version does not handle.
     #[error("unsupported feature: {0}")]
     UnsupportedFeature(String),
+    /// The log lies on a device of its own.
+    #[error("the volume has an external log, which is not supported")]
+    ExternalLog,
+    /// The volume has a realtime section.
+    #[error("the volume has a realtime section, which is not supported")]
+    Realtime,
+    /// The volume is marked as damaged.
+    #[error("the volume is marked as in need of repair: run xfs_repair on it first")]
+    NeedsRepair,
+    /// The volume may be read, and must not be written by code that does not know its features.
+    #[error("the volume can be opened for reading only: {0}")]
+    Unwritable(String),
+    /// The device cannot read units as small as the volume's.
+    #[error("the volume has sectors of {volume} bytes, the device cannot read fewer than {device}")]
+    SectorSize {
+        /// Bytes a sector of the volume.
+        volume: u32,
+        /// Bytes a sector of the device.
+        device: u32,
+    },
     /// The log holds changes that were not replayed.
     #[error(
         "the log is dirty: the volume was not unmounted cleanly. Mount it once with the kernel to replay the log, \
@@ -69,6 +89,16 @@ impl Error {
     /// A damaged block.
     pub const fn corrupt_block(daddr: DiskAddr, inode: Option<InodeNumber>, problem: FormatError) -> Self {
         Self::Corrupt { daddr: Some(daddr), inode, problem }
+    }
+
+    /// The same error, with the inode on whose behalf a block was read.
+    pub fn of_inode(self, ino: InodeNumber) -> Self {
+        match self {
+            Self::Corrupt { daddr, inode: None, problem } => {
+                Self::Corrupt { daddr, inode: Some(ino), problem }
+            }
+            other => other,
+        }
     }
 }
 

@@ -7,11 +7,18 @@
 
 pub mod attr;
 pub mod bmap;
+pub mod btree;
 pub mod buf;
+mod cache;
 mod da;
 pub mod dir;
 mod error;
 pub mod fork;
+pub mod group;
+pub mod ialloc;
+mod info;
+pub mod inode;
+pub mod recovery;
 pub mod symlink;
 #[doc(hidden)]
 pub mod testing;

@@ -1,0 +1,99 @@
+//! A fork of an inode, as directory, attribute and symlink code reads it.
+
+use super::{ExtentList, Mapped};
+use crate::buf::{Buf, MAX_BUF_BYTES, Piece};
+use crate::error::{Error, Result};
+use crate::fork::Fork;
+use crate::inode::{ForkKind, Inode};
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::inode::ForkFormat;
+use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
+use xfs_format::verify::Verifier;
+
+/// One fork of one inode of a volume.
+#[derive(Debug)]
+pub struct InodeFork<'a> {
+    volume: &'a Volume,
+    inode: &'a Inode,
+    kind: ForkKind,
+}
+
+impl<'a> InodeFork<'a> {
+    /// The fork, if the inode has it.
+    pub(crate) fn new(volume: &'a Volume, inode: &'a Inode, kind: ForkKind) -> Option<Self> {
+        inode.fork_state(kind)?;
+        Some(Self { volume, inode, kind })
+    }
+
+    fn extents(&self) -> Result<Arc<ExtentList>> {
+        self.volume.extents(self.inode, self.kind)
+    }
+
+    fn corrupt(&self, verifier: &'static Verifier, check: &'static str, at: FileBlock) -> Error {
+        Error::corrupt_inode(self.inode.ino(), FormatError::value(verifier.name, check, at.0))
+    }
+
+    /// Where `blocks` blocks at `at` lie, piece by piece.
+    fn pieces(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Vec<Piece>> {
+        let geometry = self.volume.geometry();
+        let extents = self.extents()?;
+        let mut pieces = Vec::with_capacity(1);
+        let mut at = at;
+        let mut left = u64::from(blocks);
+        while left > 0 {
+            let Mapped::Extent(extent) = extents.lookup(at) else {
+                return Err(self.corrupt(verifier, "unmapped block", at));
+            };
+            if extent.unwritten {
+                return Err(self.corrupt(verifier, "unwritten block", at));
+            }
+            let skip = at.0 - extent.startoff.0;
+            let count = left.min(u64::from(extent.blockcount) - skip);
+            let daddr = geometry
+                .extent_daddr(FsBlock(extent.startblock.0 + skip), count)
+                .ok_or_else(|| self.corrupt(verifier, "volume block", at))?;
+            pieces.push(Piece { daddr, len: count << geometry.block_log });
+            at.0 += count;
+            left -= count;
+        }
+        Ok(pieces)
+    }
+}
+
+impl Fork for InodeFork<'_> {
+    fn geometry(&self) -> &Geometry {
+        self.volume.geometry()
+    }
+
+    fn inode(&self) -> InodeNumber {
+        self.inode.ino()
+    }
+
+    fn local(&self) -> Option<&[u8]> {
+        let fork = self.inode.fork_state(self.kind)?;
+        (fork.format == ForkFormat::Local).then_some(&*fork.bytes)
+    }
+
+    fn size(&self) -> u64 {
+        match self.kind {
+            ForkKind::Data => self.inode.size(),
+            ForkKind::Attr => 0,
+        }
+    }
+
+    fn read(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Buf> {
+        let geometry = self.volume.geometry();
+        if blocks == 0 || u64::from(blocks) << geometry.block_log > MAX_BUF_BYTES {
+            return Err(self.corrupt(verifier, "length", at));
+        }
+        let pieces = self.pieces(at, blocks, verifier)?;
+        self.volume.bufs().read_pieces(&pieces, verifier).map_err(|error| error.of_inode(self.inode.ino()))
+    }
+
+    fn next_mapped(&self, from: FileBlock) -> Result<Option<FileBlock>> {
+        Ok(self.extents()?.next_mapped(from))
+    }
+}

@@ -1,0 +1,255 @@
+//! A bounded cache that many threads look up at once: shards, each a map under a reader-writer lock.
+//!
+//! A hit takes its shard's lock shared and sets one bit, if it is not set yet. Room is made by the CLOCK algorithm
+//! within the shard. The weights of all entries together never exceed the limit: what does not fit into a shard
+//! is handed back uncached.
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Bytes that a shard has at least, as long as there are enough for two.
+const MIN_SHARD_BYTES: u64 = 1 << 20;
+
+/// A bounded map from `K` to `V`; values are handed out as clones.
+pub(crate) struct Cache<K, V> {
+    shards: Box<[Shard<K, V>]>,
+    /// Random keys: numbers in an image cannot be chosen to collide.
+    hasher: RandomState,
+    shard_limit: u64,
+}
+
+/// Its own cache lines, so that threads in different shards do not disturb each other.
+#[repr(align(128))]
+struct Shard<K, V> {
+    ring: RwLock<Ring<K, V>>,
+    contended: AtomicU64,
+}
+
+struct Ring<K, V> {
+    slots: HashMap<K, usize>,
+    entries: Vec<Entry<K, V>>,
+    hand: usize,
+    weight: u64,
+}
+
+struct Entry<K, V> {
+    key: K,
+    value: V,
+    weight: u64,
+    used: AtomicBool,
+}
+
+impl<K: Hash + Eq + Copy, V: Clone> Cache<K, V> {
+    /// A cache for entries that weigh `limit` bytes together, in at most `shards` shards.
+    pub(crate) fn new(limit: u64, shards: usize) -> Self {
+        let affordable = usize::try_from(limit / MIN_SHARD_BYTES).unwrap_or(usize::MAX);
+        let count = affordable.clamp(1, shards);
+        let shard = || Shard {
+            ring: RwLock::new(Ring { slots: HashMap::new(), entries: Vec::new(), hand: 0, weight: 0 }),
+            contended: AtomicU64::new(0),
+        };
+        Self {
+            shards: std::iter::repeat_with(shard).take(count).collect(),
+            hasher: RandomState::new(),
+            shard_limit: limit / count as u64,
+        }
+    }
+
+    /// The value of `key`.
+    pub(crate) fn get(&self, key: &K) -> Option<V> {
+        let ring = self.shard(key).read();
+        let entry = ring.entries.get(*ring.slots.get(key)?)?;
+        // Read first: a bit that is set already costs no write to a line that others read.
+        if !entry.used.load(Ordering::Relaxed) {
+            entry.used.store(true, Ordering::Relaxed);
+        }
+        Some(entry.value.clone())
+    }
+
+    /// Puts `value` in, in place of an earlier one, if it fits.
+    pub(crate) fn insert(&self, key: K, value: V, weight: u64) {
+        let shard = self.shard(&key);
+        let mut ring = shard.write();
+        let dropped = ring.insert(key, value, weight, self.shard_limit);
+        drop(ring);
+        // Values are freed with no lock held.
+        drop(dropped);
+    }
+
+    /// Puts `value` in unless `key` has one; gives the one that stays.
+    pub(crate) fn get_or_insert(&self, key: K, value: V, weight: u64) -> V {
+        let shard = self.shard(&key);
+        let mut ring = shard.write();
+        if let Some(entry) = ring.slots.get(&key).and_then(|&slot| ring.entries.get(slot)) {
+            return entry.value.clone();
+        }
+        let dropped = ring.insert(key, value.clone(), weight, self.shard_limit);
+        drop(ring);
+        drop(dropped);
+        value
+    }
+
+    /// Changes the weight of `key`, if it is there; it leaves the cache if it has become too heavy.
+    pub(crate) fn reweigh(&self, key: K, weight: u64) {
+        let mut ring = self.shard(&key).write();
+        let Some(slot) = ring.slots.get(&key).copied() else { return };
+        let Some(entry) = ring.entries.get(slot) else { return };
+        let value = entry.value.clone();
+        let dropped = ring.insert(key, value, weight, self.shard_limit);
+        drop(ring);
+        drop(dropped);
+    }
+
+    /// Bytes that the entries weigh together.
+    pub(crate) fn weight(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.read().weight).sum()
+    }
+
+    /// How often a shard's lock was not free at once.
+    pub(crate) fn contended(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.contended.load(Ordering::Relaxed)).sum()
+    }
+
+    fn shard(&self, key: &K) -> &Shard<K, V> {
+        // The map inside a shard takes the low bits of a hash of its own.
+        let hash = self.hasher.hash_one(key);
+        let index = (u128::from(hash) * self.shards.len() as u128) >> 64;
+        #[allow(clippy::cast_possible_truncation, reason = "below the number of shards")]
+        &self.shards[index as usize]
+    }
+}
+
+impl<K, V> Shard<K, V> {
+    fn read(&self) -> RwLockReadGuard<'_, Ring<K, V>> {
+        self.ring.try_read().unwrap_or_else(|| {
+            self.contended.fetch_add(1, Ordering::Relaxed);
+            self.ring.read()
+        })
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Ring<K, V>> {
+        self.ring.try_write().unwrap_or_else(|| {
+            self.contended.fetch_add(1, Ordering::Relaxed);
+            self.ring.write()
+        })
+    }
+}
+
+impl<K: Hash + Eq + Copy, V> Ring<K, V> {
+    /// Puts an entry in and gives back those that had to go.
+    fn insert(&mut self, key: K, value: V, weight: u64, limit: u64) -> Vec<V> {
+        let mut dropped = Vec::new();
+        if let Some(&slot) = self.slots.get(&key) {
+            dropped.push(self.remove(slot));
+        }
+        if weight > limit {
+            return dropped;
+        }
+        while self.weight + weight > limit {
+            let victim = self.victim();
+            dropped.push(self.remove(victim));
+        }
+        self.slots.insert(key, self.entries.len());
+        self.entries.push(Entry { key, value, weight, used: AtomicBool::new(false) });
+        self.weight += weight;
+        dropped
+    }
+
+    /// The next entry that was not used since the hand passed it last. There is one: two rounds clear every bit.
+    fn victim(&mut self) -> usize {
+        loop {
+            if self.hand >= self.entries.len() {
+                self.hand = 0;
+            }
+            if !std::mem::take(self.entries[self.hand].used.get_mut()) {
+                return self.hand;
+            }
+            self.hand += 1;
+        }
+    }
+
+    fn remove(&mut self, slot: usize) -> V {
+        let entry = self.entries.swap_remove(slot);
+        self.slots.remove(&entry.key);
+        if let Some(moved) = self.entries.get(slot) {
+            self.slots.insert(moved.key, slot);
+        }
+        self.weight -= entry.weight;
+        entry.value
+    }
+}
+
+impl<K: Hash + Eq + Copy, V: Clone> fmt::Debug for Cache<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache").field("shards", &self.shards.len()).field("weight", &self.weight()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stays_within_its_limit() {
+        let cache = Cache::<u64, u64>::new(4 << 20, 16);
+        for key in 0..10_000 {
+            cache.insert(key, key, 4096);
+            assert!(cache.weight() <= 4 << 20);
+        }
+        let kept = (0..10_000).filter(|key| cache.get(key) == Some(*key)).count();
+        assert!((900..=1024).contains(&kept), "{kept} of 1024 possible");
+    }
+
+    #[test]
+    fn what_is_used_stays() {
+        let cache = Cache::<u64, u64>::new(100, 1);
+        cache.insert(0, 0, 10);
+        for key in 1..1000 {
+            assert_eq!(cache.get(&0), Some(0), "at {key}");
+            cache.insert(key, key, 10);
+        }
+        assert_eq!(cache.weight(), 100);
+    }
+
+    #[test]
+    fn too_heavy_is_not_kept() {
+        let cache = Cache::<u64, u64>::new(100, 1);
+        cache.insert(1, 1, 60);
+        cache.insert(2, 2, 101);
+        assert_eq!((cache.get(&1), cache.get(&2)), (Some(1), None));
+        cache.reweigh(1, 101);
+        assert_eq!((cache.get(&1), cache.weight()), (None, 0));
+    }
+
+    #[test]
+    fn the_first_value_wins_where_asked() {
+        let cache = Cache::<u64, u64>::new(100, 1);
+        assert_eq!(cache.get_or_insert(1, 5, 1), 5);
+        assert_eq!(cache.get_or_insert(1, 6, 1), 5);
+        cache.insert(1, 7, 3);
+        assert_eq!((cache.get(&1), cache.weight()), (Some(7), 3));
+    }
+
+    #[test]
+    fn many_threads() {
+        let cache = Cache::<u64, u64>::new(1 << 20, 16);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let cache = &cache;
+                scope.spawn(move || {
+                    for i in 0..20_000_u64 {
+                        let key = (i * 7 + thread * 13) % 600;
+                        match cache.get(&key) {
+                            Some(value) => assert_eq!(value, key * 3),
+                            None => cache.insert(key, key * 3, 4096),
+                        }
+                    }
+                });
+            }
+        });
+        assert!(cache.weight() <= 1 << 20);
+    }
+}

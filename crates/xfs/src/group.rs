@@ -1,0 +1,140 @@
+//! What is kept of an allocation group's headers once they were read.
+//!
+//! A volume may have billions of groups: the table is a tree of three levels of which only the parts in use exist,
+//! and no part is ever taken away, so that a lookup takes no lock.
+
+use crate::buf::BufCache;
+use crate::error::{Error, Result};
+use std::sync::OnceLock;
+use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
+use xfs_format::geometry::Geometry;
+use xfs_format::types::{AgBlock, AgNumber};
+
+/// log2 of the groups in a leaf and of the children of an inner table.
+const LEAF_LOG: u32 = 8;
+const INNER_LOG: u32 = 12;
+
+/// A tree's root in its group, and its depth.
+#[derive(Clone, Copy, Debug)]
+pub struct Root {
+    /// The root's block.
+    pub block: AgBlock,
+    /// Levels, leaves included: at least 1.
+    pub levels: u32,
+}
+
+/// From the AGI.
+#[derive(Clone, Copy, Debug)]
+pub struct InodeRoots {
+    /// The inode tree.
+    pub inobt: Root,
+    /// The tree of chunks with free inodes, where the volume has it.
+    pub finobt: Option<Root>,
+    /// Inodes that have a place on disk.
+    pub count: u32,
+    /// Those of them that are free.
+    pub free: u32,
+}
+
+/// From the AGF.
+#[derive(Clone, Copy, Debug)]
+pub struct SpaceRoots {
+    /// Free space by place.
+    pub bnobt: Root,
+    /// Free space by size.
+    pub cntbt: Root,
+    /// The reverse map, where the volume has it.
+    pub rmapbt: Option<Root>,
+    /// Reference counts, where the volume has them.
+    pub refcountbt: Option<Root>,
+    /// Free blocks in the trees of free space.
+    pub free_blocks: u32,
+    /// Blocks in the AGFL.
+    pub agfl_blocks: u32,
+    /// Blocks that the trees of free space and the reverse map take, beyond their roots.
+    pub tree_blocks: u32,
+    /// The longest free extent in blocks.
+    pub longest: u32,
+}
+
+#[derive(Debug, Default)]
+struct Group {
+    inodes: OnceLock<InodeRoots>,
+    space: OnceLock<SpaceRoots>,
+}
+
+type Leaf = Box<[Group]>;
+type Inner = Box<[OnceLock<Leaf>]>;
+
+/// The groups of a volume.
+#[derive(Debug)]
+pub struct Groups {
+    tables: Box<[OnceLock<Inner>]>,
+}
+
+impl Groups {
+    /// An empty table for `ag_count` groups.
+    pub fn new(ag_count: u32) -> Self {
+        let tables = (u64::from(ag_count) >> (LEAF_LOG + INNER_LOG)) + 1;
+        Self { tables: (0..tables).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// The inode trees of a group.
+    pub fn inodes(&self, bufs: &BufCache, geometry: &Geometry, ag: AgNumber) -> Result<InodeRoots> {
+        let group = self.group(ag);
+        if let Some(roots) = group.inodes.get() {
+            return Ok(*roots);
+        }
+        let daddr = AgHeader::Agi.daddr(geometry, ag);
+        let buf = bufs.read(daddr, geometry.sector_size.into(), &AGI)?;
+        let wrap = |problem| Error::corrupt_block(daddr, None, problem);
+        let agi = Agi::view(&buf).map_err(wrap)?;
+        agi.check_group(geometry, ag).map_err(wrap)?;
+        let root = |block: u32, levels: u32| Root { block: AgBlock(block), levels };
+        Ok(*group.inodes.get_or_init(|| InodeRoots {
+            inobt: root(agi.root.get(), agi.level.get()),
+            finobt: geometry.finobt.then(|| root(agi.free_root.get(), agi.free_level.get())),
+            count: agi.count.get(),
+            free: agi.freecount.get(),
+        }))
+    }
+
+    /// The trees of free and used space of a group.
+    pub fn space(&self, bufs: &BufCache, geometry: &Geometry, ag: AgNumber) -> Result<SpaceRoots> {
+        let group = self.group(ag);
+        if let Some(roots) = group.space.get() {
+            return Ok(*roots);
+        }
+        let daddr = AgHeader::Agf.daddr(geometry, ag);
+        let buf = bufs.read(daddr, geometry.sector_size.into(), &AGF)?;
+        let wrap = |problem| Error::corrupt_block(daddr, None, problem);
+        let agf = Agf::view(&buf).map_err(wrap)?;
+        agf.check_group(geometry, ag).map_err(wrap)?;
+        let root = |block: u32, levels: u32| Root { block: AgBlock(block), levels };
+        Ok(*group.space.get_or_init(|| SpaceRoots {
+            bnobt: root(agf.bno_root.get(), agf.bno_level.get()),
+            cntbt: root(agf.cnt_root.get(), agf.cnt_level.get()),
+            rmapbt: geometry.rmapbt.then(|| root(agf.rmap_root.get(), agf.rmap_level.get())),
+            refcountbt: geometry.reflink.then(|| root(agf.refcount_root.get(), agf.refcount_level.get())),
+            free_blocks: agf.freeblks.get(),
+            agfl_blocks: agf.flcount.get(),
+            tree_blocks: agf.btreeblks.get(),
+            longest: agf.longest.get(),
+        }))
+    }
+
+    /// The place of a group of the volume in the table.
+    fn group(&self, ag: AgNumber) -> &Group {
+        let [table, inner, leaf] = [
+            ag.0 >> (LEAF_LOG + INNER_LOG),
+            ag.0 >> LEAF_LOG & ((1 << INNER_LOG) - 1),
+            ag.0 & ((1 << LEAF_LOG) - 1),
+        ]
+        .map(|index| index as usize);
+        let inners = self.tables[table]
+            .get_or_init(|| std::iter::repeat_with(OnceLock::new).take(1 << INNER_LOG).collect());
+        let leaves = inners[inner]
+            .get_or_init(|| std::iter::repeat_with(Group::default).take(1 << LEAF_LOG).collect());
+        &leaves[leaf]
+    }
+}

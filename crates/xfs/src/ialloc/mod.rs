@@ -1,0 +1,125 @@
+//! Where inodes are: the chunks of 64 that the inode trees list.
+//!
+//! No inode number is believed before its chunk was found, with the inode neither free nor in a sparse hole.
+
+use crate::btree::Cursor;
+use crate::buf::{Buf, BufCache};
+use crate::error::{Error, Result};
+use crate::group::Groups;
+use std::ops::ControlFlow;
+use xfs_format::btree::Inobt;
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::records::{INODES_PER_CHUNK, InodeChunk};
+use xfs_format::types::{AgBlock, AgInode, AgNumber, DiskAddr, InodeNumber};
+use xfs_format::verify::{Verifier, VerifyContext};
+
+/// Inodes that are read at once: half a chunk, which is the least that sparse chunks come in.
+const INODES_PER_CLUSTER: u32 = 32;
+/// Devices read no smaller unit than this, and clusters are multiples of it.
+const MAX_DEVICE_SECTOR: u64 = 4096;
+
+/// Inodes are checked one by one: a cluster may reach into a sparse hole, where there are none.
+static CLUSTER: Verifier = Verifier { name: "inode cluster", check: check_cluster };
+
+fn check_cluster(_: &[u8], _: &VerifyContext) -> Result<(), FormatError> {
+    Ok(())
+}
+
+/// What the inode layer works on.
+#[derive(Clone, Copy, Debug)]
+pub struct InodeSource<'a> {
+    /// The buffers.
+    pub bufs: &'a BufCache,
+    /// The volume's shape.
+    pub geometry: &'a Geometry,
+    /// The groups' headers.
+    pub groups: &'a Groups,
+}
+
+/// The bytes of one inode in its cluster.
+#[derive(Debug)]
+pub struct InodeBytes {
+    cluster: Buf,
+    offset: usize,
+    len: usize,
+}
+
+impl InodeBytes {
+    /// The inode's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.cluster.get(self.offset..).and_then(|rest| rest.get(..self.len)).unwrap_or_default()
+    }
+
+    /// Where its cluster lies.
+    pub fn daddr(&self) -> DiskAddr {
+        self.cluster.daddr()
+    }
+}
+
+impl InodeSource<'_> {
+    /// Finds an inode in use and reads its bytes.
+    pub fn find(&self, ino: InodeNumber) -> Result<InodeBytes> {
+        let (ag, inode) = self.geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
+        let chunk = self.chunk_of(ag, inode)?.filter(|chunk| chunk.in_use(inode));
+        let chunk = chunk.ok_or(Error::NoSuchInode(ino))?;
+        self.read(ag, &chunk, inode).map_err(|error| error.of_inode(ino))
+    }
+
+    /// Calls `each` with the number of every inode in use, in order, until it breaks.
+    pub fn for_each(&self, each: &mut dyn FnMut(InodeNumber) -> ControlFlow<()>) -> Result<()> {
+        for ag in (0..self.geometry.ag_count).map(AgNumber) {
+            let root = self.groups.inodes(self.bufs, self.geometry, ag)?.inobt;
+            let mut cursor = Cursor::<Inobt>::seek(self.bufs, self.geometry, ag, root, None)?;
+            let mut free_from = 0;
+            while let Some(record) = cursor.next_record()? {
+                let wrap = |problem| Error::Corrupt { daddr: None, inode: None, problem };
+                let chunk = record.chunk(self.geometry.sparse_inodes).map_err(wrap)?;
+                if u64::from(chunk.start.0) < free_from {
+                    let problem = FormatError::value("inode chunk record", "overlap", chunk.start.0.into());
+                    return Err(wrap(problem));
+                }
+                free_from = u64::from(chunk.start.0) + u64::from(INODES_PER_CHUNK);
+                for inode in chunk.inodes_in_use() {
+                    if each(self.geometry.join_inode(ag, inode)).is_break() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The chunk that `inode` would belong to: the last one that begins at or before it.
+    fn chunk_of(&self, ag: AgNumber, inode: AgInode) -> Result<Option<InodeChunk>> {
+        let root = self.groups.inodes(self.bufs, self.geometry, ag)?.inobt;
+        let mut cursor = Cursor::<Inobt>::seek(self.bufs, self.geometry, ag, root, Some(inode.0))?;
+        let Some(record) = cursor.next_record()? else { return Ok(None) };
+        let daddr = self.geometry.daddr_of(ag, root.block);
+        record
+            .chunk(self.geometry.sparse_inodes)
+            .map(Some)
+            .map_err(|problem| Error::corrupt_block(daddr, None, problem))
+    }
+
+    /// Reads the cluster of an inode that lies in `chunk`.
+    fn read(&self, ag: AgNumber, chunk: &InodeChunk, inode: AgInode) -> Result<InodeBytes> {
+        let index = inode.0 - chunk.start.0;
+        let in_cluster = index % INODES_PER_CLUSTER;
+        let first = u64::from(inode.0 - in_cluster);
+        let inode_size = u64::from(self.geometry.inode_size);
+        // Inode numbers of a group are dense: they count inode-sized pieces from the group's start.
+        let offset = first * inode_size;
+        let len = u64::from(INODES_PER_CLUSTER) * inode_size;
+        let group_bytes = u64::from(self.geometry.ag_blocks_of(ag)) << self.geometry.block_log;
+        let sector = u64::from(self.geometry.sector_size);
+        let start = DiskAddr(self.geometry.daddr_of(ag, AgBlock(0)).0 + (offset >> 9));
+        if offset + len > group_bytes || offset % sector.min(MAX_DEVICE_SECTOR) != 0 {
+            let problem = FormatError::value("inode chunk record", "first inode", chunk.start.0.into());
+            return Err(Error::corrupt_block(start, None, problem));
+        }
+        let cluster = self.bufs.read(start, len, &CLUSTER)?;
+        let inode_len = usize::from(self.geometry.inode_size);
+        Ok(InodeBytes { cluster, offset: in_cluster as usize * inode_len, len: inode_len })
+    }
+}

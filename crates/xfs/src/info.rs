@@ -1,0 +1,125 @@
+//! What a volume says of itself: its shape, its features, and what is free.
+
+use crate::error::Result;
+use crate::volume::Volume;
+use xfs_format::superblock::Superblock;
+use xfs_format::types::{AgNumber, Uuid};
+
+/// What `xfs_info` shows.
+#[derive(Clone, Debug)]
+pub struct VolumeInfo {
+    /// 4 or 5.
+    pub version: u16,
+    /// The volume's UUID.
+    pub uuid: Uuid,
+    /// The label, up to 12 bytes.
+    pub label: Vec<u8>,
+    /// Bytes a block.
+    pub block_size: u32,
+    /// Bytes a sector.
+    pub sector_size: u32,
+    /// Bytes an inode.
+    pub inode_size: u16,
+    /// Bytes a directory block.
+    pub dir_block_size: u32,
+    /// Blocks of the volume.
+    pub data_blocks: u64,
+    /// Allocation groups.
+    pub ag_count: u32,
+    /// Blocks a group.
+    pub ag_blocks: u32,
+    /// The most of the volume that inodes may take, in percent (0: no limit).
+    pub max_inode_percent: u8,
+    /// Stripe unit and width in blocks (0: none).
+    pub stripe: (u32, u32),
+    /// Blocks of the log.
+    pub log_blocks: u32,
+    /// Version of the log's records: 1 or 2.
+    pub log_version: u8,
+    /// Bytes a sector of the log.
+    pub log_sector_size: u32,
+    /// Bytes to which log writes are padded.
+    pub log_stripe_unit: u32,
+    /// Names of the features that are on.
+    pub features: Vec<String>,
+    /// Why the volume cannot be written: features that are not known.
+    pub unwritable: Vec<String>,
+    /// Whether the log is clean.
+    pub log_clean: bool,
+}
+
+/// What is used and what is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeStat {
+    /// Blocks for files and metadata: all but the log's.
+    pub blocks: u64,
+    /// Free blocks.
+    pub free_blocks: u64,
+    /// Inodes that have a place on disk.
+    pub inodes: u64,
+    /// Those of them that are free.
+    pub free_inodes: u64,
+}
+
+impl Volume {
+    /// What the volume says of itself.
+    pub fn info(&self) -> VolumeInfo {
+        let (sb, geometry) = (self.superblock(), self.geometry());
+        let raw = sb.raw();
+        VolumeInfo {
+            version: sb.version(),
+            uuid: geometry.uuid,
+            label: sb.label().to_vec(),
+            block_size: geometry.block_size,
+            sector_size: geometry.sector_size,
+            inode_size: geometry.inode_size,
+            dir_block_size: geometry.dir_block_size(),
+            data_blocks: geometry.data_blocks,
+            ag_count: geometry.ag_count,
+            ag_blocks: geometry.ag_blocks,
+            max_inode_percent: raw.imax_pct,
+            stripe: (raw.unit.get(), raw.width.get()),
+            log_blocks: raw.logblocks.get(),
+            log_version: if sb.has_log_v2() { 2 } else { 1 },
+            log_sector_size: match raw.logsectsize.get() {
+                0 => 512,
+                size => size.into(),
+            },
+            log_stripe_unit: raw.logsunit.get(),
+            features: sb.feature_names(),
+            unwritable: sb.unwritable(),
+            log_clean: self.log_is_clean(),
+        }
+    }
+
+    /// What is used and what is free. With a clean log from the superblock, otherwise summed over all groups.
+    pub fn stat(&self) -> Result<VolumeStat> {
+        let raw = self.superblock().raw();
+        let blocks = self.geometry().data_blocks.saturating_sub(raw.logblocks.get().into());
+        if self.log_is_clean() {
+            return Ok(VolumeStat {
+                blocks,
+                free_blocks: raw.fdblocks.get(),
+                inodes: raw.icount.get(),
+                free_inodes: raw.ifree.get(),
+            });
+        }
+        self.sum_groups(blocks)
+    }
+
+    /// Sums what the groups' headers say.
+    fn sum_groups(&self, blocks: u64) -> Result<VolumeStat> {
+        let mut stat = VolumeStat { blocks, free_blocks: 0, inodes: 0, free_inodes: 0 };
+        for ag in (0..self.geometry().ag_count).map(AgNumber) {
+            let (space, inodes) = (self.group_space(ag)?, self.group_inodes(ag)?);
+            // Blocks in the AGFL and in the free space trees count as free: they can become so.
+            stat.free_blocks += u64::from(space.free_blocks) + u64::from(space.agfl_blocks);
+            if Superblock::has_lazy_counters(self.superblock()) {
+                stat.free_blocks += u64::from(space.tree_blocks);
+            }
+            stat.inodes += u64::from(inodes.count);
+            stat.free_inodes += u64::from(inodes.free);
+        }
+        Ok(stat)
+    }
+}
