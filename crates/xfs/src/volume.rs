@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::InodeSource;
-use crate::recovery::clean::{self, LogPlace};
+use crate::recovery::clean;
 use blockdev::{AlignedBuf, BlockDevice, DeviceError};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -73,8 +73,7 @@ impl Volume {
         if options.writable {
             check_writable(&*device, &superblock, options)?;
         }
-        let place = LogPlace { daddr: superblock.log_daddr(), blocks: superblock.log_bytes() >> 9 };
-        let log_clean = clean::is_clean(&*device, place);
+        let log_clean = clean::log_ends(&*device, &superblock).map(|ends| ends.clean);
         let log_clean = match log_clean {
             Ok(clean) => clean,
             // Whoever wants no replay wants to read what is there, whatever the log looks like.
