@@ -29,7 +29,7 @@ use crate::stats::{LockStats, Meter, StatsSnapshot};
 use crate::waiter::{Waiter, wake_all};
 use crate::{ByteRangeLock, Mode};
 
-use bucket::{Bucket, Left};
+use bucket::{Bucket, Entered, Left, SpanIndex};
 use geometry::Geometry;
 use request::Request;
 
@@ -56,21 +56,64 @@ pub struct RangeLock {
 #[derive(Debug)]
 #[must_use = "the range stays held until the token is given back"]
 pub struct RangeToken {
-    claim: Claim,
+    start: u64,
+    end: u64,
+    place: Place,
     since: u64,
 }
 
+/// How a range is held and where: its mode, and the bucket and span if it has a span of its own, so that
+/// giving it back computes nothing. All in one full word, as copying bytes together with their padding
+/// right after they were written makes a processor wait.
+#[derive(Clone, Copy, Debug)]
+struct Place(u64);
+
+impl Place {
+    const EXCLUSIVE: u64 = 1;
+    const OWN_SPAN: u64 = 2;
+    const SPAN: u32 = 8;
+    const BUCKET: u32 = 16;
+
+    #[inline(always)]
+    fn loose(mode: Mode) -> Self {
+        Place(if mode == Mode::Exclusive { Self::EXCLUSIVE } else { 0 })
+    }
+
+    #[inline(always)]
+    fn own(bucket: usize, span: SpanIndex, mode: Mode) -> Self {
+        let at = (bucket as u64) << Self::BUCKET | u64::from(span) << Self::SPAN;
+        Place(Self::loose(mode).0 | Self::OWN_SPAN | at)
+    }
+
+    #[inline(always)]
+    fn mode(self) -> Mode {
+        if self.0 & Self::EXCLUSIVE == 0 { Mode::Shared } else { Mode::Exclusive }
+    }
+
+    /// Bucket and span, if it has one of its own.
+    #[inline(always)]
+    fn own_span(self) -> Option<(usize, SpanIndex)> {
+        let own = self.0 & Self::OWN_SPAN != 0;
+        own.then_some(((self.0 >> Self::BUCKET) as usize, (self.0 >> Self::SPAN) as SpanIndex & 0xff))
+    }
+}
+
 impl RangeToken {
+    fn loose(claim: Claim, since: u64) -> Self {
+        RangeToken { start: claim.start, end: claim.end, place: Place::loose(claim.mode), since }
+    }
+
     /// The bytes that are held.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
-        self.claim.start..self.claim.end
+        self.start..self.end
     }
 
     /// How they are held.
     #[must_use]
+    #[inline(always)]
     pub fn mode(&self) -> Mode {
-        self.claim.mode
+        self.place.mode()
     }
 }
 
@@ -164,9 +207,10 @@ impl RangeLock {
     }
 
     #[cold]
-    fn acquire_slow(&self, claim: Claim) -> RangeToken {
+    fn acquire_slow(&self, start: u64, end: u64, mode: Mode) -> RangeToken {
+        let claim = Claim { start, end, mode };
         let since = self.enter_blocking(&Request::new(self.geometry, [claim]));
-        RangeToken { claim, since }
+        RangeToken::loose(claim, since)
     }
 
     /// Enters all buckets of a request, waiting where need be; returns the start of the hold.
@@ -190,37 +234,56 @@ impl RangeLock {
     }
 
     #[cold]
-    fn try_acquire_slow(&self, claim: Claim) -> Option<RangeToken> {
+    fn try_acquire_slow(&self, start: u64, end: u64, mode: Mode) -> Option<RangeToken> {
+        let claim = Claim { start, end, mode };
         let request = Request::new(self.geometry, [claim]);
         for at in request.buckets() {
-            if !self.table()[at].try_enter(&claim) {
+            if !self.table()[at].try_enter_all(request.claims_at(at)) {
                 self.leave_below(&request, at);
                 return None;
             }
         }
-        Some(RangeToken { claim, since: self.meter.acquired(claim.mode) })
+        Some(RangeToken::loose(claim, self.meter.acquired(mode)))
     }
 
     /// Leaves the buckets below `end`.
     fn leave_below<const N: usize>(&self, request: &Request<N>, end: usize) {
         for at in request.buckets().take_while(|at| *at < end) {
             for claim in request.claims_at(at) {
-                self.settle(self.table()[at].leave(claim));
+                self.settle(self.table()[at].leave_loose(claim));
             }
         }
     }
 
     #[cold]
-    fn release_slow(&self, claim: Claim) {
-        self.leave_below(&Request::new(self.geometry, [claim]), usize::MAX);
+    fn release_slow(&self, start: u64, end: u64, place: Place) {
+        match place.own_span() {
+            Some((at, span)) => {
+                let bucket = self.table().get(at).expect("the token is of another lock");
+                self.settle(bucket.leave_span(span, place.mode()));
+            }
+            None => {
+                let claim = Claim { start, end, mode: place.mode() };
+                self.leave_below(&Request::new(self.geometry, [claim]), usize::MAX);
+            }
+        }
+    }
+
+    /// A range within one segment, if nobody has to be waited for; none for any other range.
+    #[inline(always)]
+    fn try_single(&self, claim: &Claim) -> Option<RangeToken> {
+        let at = self.geometry.only_bucket(claim)?;
+        let place = match self.table()[at].try_enter(claim) {
+            Entered::Span(span) => Place::own(at, span, claim.mode),
+            Entered::Loosely => Place::loose(claim.mode),
+            Entered::No => return None,
+        };
+        Some(RangeToken { start: claim.start, end: claim.end, place, since: self.meter.acquired(claim.mode) })
     }
 
     /// Wakes whom a departure let in.
-    #[inline(always)]
     fn settle(&self, left: Left) {
-        if !left.granted.is_empty() {
-            wake_all(left.granted);
-        }
+        wake_all(left.granted);
         assert!(left.found, "the token is of another lock");
     }
 }
@@ -235,46 +298,48 @@ impl ByteRangeLock for RangeLock {
     type Guard<'a> = RangeGuard<'a, Self>;
     type Token = RangeToken;
 
-    #[inline]
+    #[inline(always)]
     fn lock(&self, range: Range<u64>, mode: Mode) -> Self::Guard<'_> {
         RangeGuard::new(self, self.acquire(range, mode))
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_lock(&self, range: Range<u64>, mode: Mode) -> Option<Self::Guard<'_>> {
         self.try_acquire(range, mode).map(|token| RangeGuard::new(self, token))
     }
 
-    #[inline]
+    #[inline(always)]
     fn acquire(&self, range: Range<u64>, mode: Mode) -> Self::Token {
         let claim = Claim::new(range, mode);
-        match self.geometry.only_bucket(&claim) {
-            Some(at) if self.table()[at].try_enter(&claim) => {
-                RangeToken { claim, since: self.meter.acquired(mode) }
-            }
-            _ => self.acquire_slow(claim),
+        match self.try_single(&claim) {
+            Some(token) => token,
+            None => self.acquire_slow(claim.start, claim.end, mode),
         }
     }
 
     /// A range of several segments is entered step by step, so that two who try at the same moment may
     /// both be refused.
-    #[inline]
+    #[inline(always)]
     fn try_acquire(&self, range: Range<u64>, mode: Mode) -> Option<Self::Token> {
         let claim = Claim::new(range, mode);
         match self.geometry.only_bucket(&claim) {
-            Some(at) => self.table()[at]
-                .try_enter(&claim)
-                .then(|| RangeToken { claim, since: self.meter.acquired(mode) }),
-            None => self.try_acquire_slow(claim),
+            Some(_) => self.try_single(&claim),
+            None => self.try_acquire_slow(claim.start, claim.end, mode),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn release(&self, token: Self::Token) {
         self.meter.released(token.since);
-        match self.geometry.only_bucket(&token.claim) {
-            Some(at) => self.settle(self.table()[at].leave(&token.claim)),
-            None => self.release_slow(token.claim),
+        let left = match token.place.own_span() {
+            // A token of another lock may name a bucket that this one lacks.
+            Some((at, span)) => {
+                self.table().get(at).is_some_and(|bucket| bucket.leave_span_fast(span, token.place.mode()))
+            }
+            None => false,
+        };
+        if !left {
+            self.release_slow(token.start, token.end, token.place);
         }
     }
 

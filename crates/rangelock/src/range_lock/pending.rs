@@ -76,10 +76,8 @@ impl RangeLock {
         waker: &Waker,
     ) -> Result<RangeToken, Pending<Arc<RangeLock>>> {
         let claim = Claim::new(range, mode);
-        if let Some(at) = self.geometry.only_bucket(&claim)
-            && self.table()[at].try_enter(&claim)
-        {
-            return Ok(RangeToken { claim, since: self.meter.acquired(mode) });
+        if let Some(token) = self.try_single(&claim) {
+            return Ok(token);
         }
         Self::start(self.clone(), claim, waker)
     }
@@ -95,10 +93,8 @@ impl RangeLock {
         claim: Claim,
         waker: &Waker,
     ) -> Result<RangeToken, Pending<R>> {
-        if let Some(at) = lock.geometry.only_bucket(&claim)
-            && lock.table()[at].try_enter(&claim)
-        {
-            return Ok(RangeToken { claim, since: lock.meter.acquired(claim.mode) });
+        if let Some(token) = lock.try_single(&claim) {
+            return Ok(token);
         }
         let mut pending = Pending { lock, claim, began: 0, waiting: None, waker: None };
         match pending.go_on(0, waker) {
@@ -144,7 +140,7 @@ impl<R: Deref<Target = RangeLock>> Pending<R> {
         let mut next = request.next_at(from);
         while let Some(at) = next {
             let bucket = &self.lock.table()[at];
-            if !bucket.try_enter(&self.claim) {
+            if !bucket.try_enter_all([self.claim].iter()) {
                 if self.began == 0 {
                     self.began = self.lock.meter.clock().max(1);
                 }
@@ -170,7 +166,7 @@ impl<R: Deref<Target = RangeLock>> Pending<R> {
             0 => meter.acquired(self.claim.mode),
             began => meter.acquired_after_wait(self.claim.mode, began),
         };
-        RangeToken { claim: self.claim, since }
+        RangeToken::loose(self.claim, since)
     }
 }
 
