@@ -7,7 +7,7 @@ use crate::buf::Buf;
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use std::collections::BTreeMap;
-use xfs_format::da::block_crc;
+use xfs_format::checksum;
 use xfs_format::dir::LEAF_SPACE;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
@@ -207,9 +207,5 @@ fn seal_block(bytes: &mut [u8], daddr: DiskAddr, uuid: Uuid, owner: InodeNumber)
     put(daddr_at, &daddr.0.to_be_bytes());
     put(uuid_at, &uuid.0);
     put(owner_at, &owner.0.to_be_bytes());
-    if let Some(crc) = block_crc(bytes, crc_at)
-        && let Some(place) = bytes.get_mut(crc_at..crc_at + 4)
-    {
-        place.copy_from_slice(&crc.to_le_bytes());
-    }
+    checksum::store(bytes, crc_at);
 }

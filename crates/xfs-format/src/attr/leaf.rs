@@ -4,7 +4,7 @@
 //! (and value, where it lies beside it) is in the block behind `first_used`; hashes ascend.
 
 use super::{AttrFlags, AttrValue, VALUE_MAX, is_valid_name};
-use crate::da::{DaHeader, Node, block_magic, check_hash_order, check_identity};
+use crate::da::{DaHeader, Node, block_magic, check_hash_order, check_index_identity};
 use crate::error::FormatError;
 use crate::types::FileBlock;
 use crate::verify::{Verifier, VerifyContext};
@@ -174,7 +174,7 @@ impl<'a> AttrLeaf<'a> {
 
     fn check(bytes: &[u8], ctx: &VerifyContext) -> Result<(), FormatError> {
         let leaf = AttrLeaf::parse(bytes, ctx.v5)?;
-        check_identity(NAME, bytes, ctx)?;
+        check_index_identity(NAME, bytes, ctx)?;
         check_hash_order(NAME, leaf.entries.iter().map(|entry| entry.hash.get()))?;
         for entry in leaf.entries {
             leaf.attr(entry)?;

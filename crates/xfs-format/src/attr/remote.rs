@@ -4,10 +4,9 @@
 //! Invariant of a [`RemoteBlock`]: the payload that it counts lies in the block.
 
 use super::VALUE_MAX;
-use crate::da::{BlockIdentity, check_block_identity};
 use crate::error::FormatError;
-use crate::types::{DiskAddr, InodeNumber, Uuid};
-use crate::verify::{Verifier, VerifyContext};
+use crate::types::{InodeNumber, Lsn};
+use crate::verify::{Verifier, VerifyContext, check_identity};
 use std::mem::{offset_of, size_of};
 use zerocopy::byteorder::{big_endian, little_endian};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -101,7 +100,7 @@ pub(crate) fn parse_piece<'a>(
     Ok((head, payload))
 }
 
-/// Checks checksum, UUID and own address of a block with such a header.
+/// Checks checksum, UUID, own address and LSN of a block with such a header.
 pub(crate) fn check_piece_identity(
     structure: &'static str,
     bytes: &[u8],
@@ -109,11 +108,6 @@ pub(crate) fn check_piece_identity(
 ) -> Result<(), FormatError> {
     let (head, _) = PieceHeader::ref_from_prefix(bytes)
         .map_err(|_| FormatError::value(structure, "size", bytes.len() as u64))?;
-    let found = BlockIdentity {
-        crc_at: offset_of!(PieceHeader, crc),
-        crc: head.crc.get(),
-        uuid: Uuid(head.uuid),
-        daddr: DiskAddr(head.blkno.get()),
-    };
-    check_block_identity(structure, bytes, &found, ctx)
+    let (blkno, lsn) = (Some(head.blkno.get()), Lsn(head.lsn.get()));
+    check_identity(structure, bytes, offset_of!(PieceHeader, crc), &head.uuid, blkno, lsn, ctx)
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - A [`DaHeader`] that was parsed tells the size of the v4 or v5 header, so nobody else does arithmetic on it.
-//! - [`check_block_identity`] is the one place that compares checksum, UUID and own address of these blocks.
+//! - Hashes of a block that passed its verifier never descend, so that it can be searched by halves.
 
 mod hash;
 mod node;
@@ -11,8 +11,8 @@ pub use hash::{ascii_ci_fold, ascii_ci_hash, name_hash};
 pub use node::{NODE_MAX_LEVEL, Node, NodeEntry};
 
 use crate::error::FormatError;
-use crate::types::{DiskAddr, InodeNumber, Uuid};
-use crate::verify::VerifyContext;
+use crate::types::{InodeNumber, Lsn};
+use crate::verify::{VerifyContext, check_identity};
 use std::mem::{offset_of, size_of};
 use zerocopy::byteorder::{big_endian, little_endian};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -102,61 +102,19 @@ pub fn block_magic(bytes: &[u8]) -> Option<u16> {
     BlockInfo::ref_from_prefix(bytes).ok().map(|(info, _)| info.magic.get())
 }
 
-/// Checks checksum, UUID and own address of an index block with the v5 header; v4 blocks have none of them.
-pub fn check_identity(structure: &'static str, bytes: &[u8], ctx: &VerifyContext) -> Result<(), FormatError> {
+/// Checks checksum, UUID, own address and LSN of an index block with the v5 header; v4 blocks have none of them.
+pub(crate) fn check_index_identity(
+    structure: &'static str,
+    bytes: &[u8],
+    ctx: &VerifyContext,
+) -> Result<(), FormatError> {
     if !ctx.v5 {
         return Ok(());
     }
     let (head, _) = BlockInfo3::ref_from_prefix(bytes)
         .map_err(|_| FormatError::value(structure, "size", bytes.len() as u64))?;
-    let found = BlockIdentity {
-        crc_at: offset_of!(BlockInfo3, crc),
-        crc: head.crc.get(),
-        uuid: Uuid(head.uuid),
-        daddr: DiskAddr(head.blkno.get()),
-    };
-    check_block_identity(structure, bytes, &found, ctx)
-}
-
-/// What a v5 block says of itself.
-#[derive(Clone, Copy, Debug)]
-pub struct BlockIdentity {
-    /// Where in the block the checksum lies.
-    pub crc_at: usize,
-    /// The checksum.
-    pub crc: u32,
-    /// The UUID that it carries.
-    pub uuid: Uuid,
-    /// Where it says it lies.
-    pub daddr: DiskAddr,
-}
-
-/// Checks a v5 block's checksum, UUID and own address.
-pub fn check_block_identity(
-    structure: &'static str,
-    bytes: &[u8],
-    found: &BlockIdentity,
-    ctx: &VerifyContext,
-) -> Result<(), FormatError> {
-    let computed =
-        block_crc(bytes, found.crc_at).ok_or(FormatError::value(structure, "size", bytes.len() as u64))?;
-    if computed != found.crc {
-        return Err(FormatError::mismatch(structure, "checksum", found.crc.into(), computed.into()));
-    }
-    if found.uuid != ctx.meta_uuid {
-        return Err(FormatError::new(structure, "UUID"));
-    }
-    if found.daddr != ctx.daddr {
-        return Err(FormatError::mismatch(structure, "own address", found.daddr.0, ctx.daddr.0));
-    }
-    Ok(())
-}
-
-/// CRC32c of a block whose checksum lies at `crc_at` and counts as zero; `None` if it lies outside the block.
-pub fn block_crc(bytes: &[u8], crc_at: usize) -> Option<u32> {
-    let before = bytes.get(..crc_at)?;
-    let behind = bytes.get(crc_at.checked_add(4)?..)?;
-    Some(crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(before), &[0; 4]), behind))
+    let (blkno, lsn) = (Some(head.blkno.get()), Lsn(head.lsn.get()));
+    check_identity(structure, bytes, offset_of!(BlockInfo3, crc), &head.uuid, blkno, lsn, ctx)
 }
 
 /// Fails unless the hashes never descend.

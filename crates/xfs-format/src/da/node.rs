@@ -2,7 +2,7 @@
 //!
 //! Invariants of a [`Node`] that passed [`Node::check`]: level 1 to 5, at least one entry, hashes ascending.
 
-use super::{DaHeader, NODE_MAGIC_V4, NODE_MAGIC_V5, check_hash_order, check_identity};
+use super::{DaHeader, NODE_MAGIC_V4, NODE_MAGIC_V5, check_hash_order, check_index_identity};
 use crate::error::FormatError;
 use crate::verify::VerifyContext;
 use std::mem::size_of;
@@ -92,7 +92,7 @@ impl<'a> Node<'a> {
     /// Everything that a verifier checks of a node.
     pub fn check(bytes: &[u8], ctx: &VerifyContext) -> Result<(), FormatError> {
         let node = Node::parse(bytes, ctx.v5)?;
-        check_identity(NAME, bytes, ctx)?;
+        check_index_identity(NAME, bytes, ctx)?;
         check_hash_order(NAME, node.entries.iter().map(|entry| entry.hash.get()))
     }
 }

@@ -3,10 +3,9 @@
 //! Invariant of a [`FreeBlock`]: the table lies in the block. Readers of directories never need it; checkers do.
 
 use super::BlockHeader3;
-use crate::da::{BlockIdentity, check_block_identity};
 use crate::error::FormatError;
-use crate::types::{DiskAddr, InodeNumber, Uuid};
-use crate::verify::{Verifier, VerifyContext};
+use crate::types::{InodeNumber, Lsn};
+use crate::verify::{Verifier, VerifyContext, check_identity};
 use std::mem::{offset_of, size_of};
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -94,7 +93,7 @@ fn check(bytes: &[u8], ctx: &VerifyContext) -> Result<(), FormatError> {
     check_header3(NAME, bytes, ctx)
 }
 
-/// Checks checksum, UUID and own address of a block with the v5 data header; v4 blocks have none of them.
+/// Checks checksum, UUID, own address and LSN of a block with the v5 data header; v4 blocks have none of them.
 pub(super) fn check_header3(
     structure: &'static str,
     bytes: &[u8],
@@ -105,11 +104,6 @@ pub(super) fn check_header3(
     }
     let (head, _) = BlockHeader3::ref_from_prefix(bytes)
         .map_err(|_| FormatError::value(structure, "size", bytes.len() as u64))?;
-    let found = BlockIdentity {
-        crc_at: offset_of!(BlockHeader3, crc),
-        crc: head.crc.get(),
-        uuid: Uuid(head.uuid),
-        daddr: DiskAddr(head.blkno.get()),
-    };
-    check_block_identity(structure, bytes, &found, ctx)
+    let (blkno, lsn) = (Some(head.blkno.get()), Lsn(head.lsn.get()));
+    check_identity(structure, bytes, offset_of!(BlockHeader3, crc), &head.uuid, blkno, lsn, ctx)
 }

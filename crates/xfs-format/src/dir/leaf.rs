@@ -4,7 +4,7 @@
 //! Invariants of a [`Leaf`] that passed [`INDEX`]: the entries and the table lie in the block and do not overlap;
 //! hashes ascend; as many entries are stale (address 0) as the header says.
 
-use crate::da::{DaHeader, Node, block_magic, check_hash_order, check_identity};
+use crate::da::{DaHeader, Node, block_magic, check_hash_order, check_index_identity};
 use crate::error::FormatError;
 use crate::verify::{Verifier, VerifyContext};
 use std::mem::size_of;
@@ -131,7 +131,7 @@ impl<'a> Leaf<'a> {
 
     fn check(bytes: &[u8], ctx: &VerifyContext) -> Result<(), FormatError> {
         let leaf = Leaf::parse(bytes, ctx.v5)?;
-        check_identity(NAME, bytes, ctx)?;
+        check_index_identity(NAME, bytes, ctx)?;
         check_entries(NAME, leaf.entries, leaf.stale.into())
     }
 }

@@ -3,12 +3,12 @@
 //! Names of one hash stand together in the index, possibly across leaves; each candidate's name is compared where
 //! its entry lies. On volumes that ignore case the exact name wins over others that match.
 
-use super::{Data, FileType, NAME, leaf_space};
+use super::{Data, FileType, NAME, leaf_space, parse_short};
 use crate::da::{Index, check_owner, descend, next_leaf};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use xfs_format::da::{ascii_ci_fold, ascii_ci_hash, name_hash};
-use xfs_format::dir::{DataKind, FREE_SPACE, INDEX, Leaf, LeafEntry, LeafKind, ShortDir, is_valid_name};
+use xfs_format::dir::{DataKind, FREE_SPACE, INDEX, Leaf, LeafEntry, LeafKind, is_valid_name};
 use xfs_format::error::FormatError;
 use xfs_format::types::{FileBlock, InodeNumber};
 
@@ -62,10 +62,9 @@ impl<'a> Search<'a> {
     }
 
     fn short(&mut self, local: &[u8]) -> Result<()> {
-        let geometry = self.fork.geometry();
         let inode = self.fork.inode();
         let corrupt = |problem| Error::corrupt_inode(inode, problem);
-        let dir = ShortDir::parse(local, geometry.v5, geometry.ftype).map_err(corrupt)?;
+        let dir = parse_short(self.fork, local)?;
         self.offer(b".", (inode, FileType::Directory));
         self.offer(b"..", (dir.parent, FileType::Directory));
         for entry in dir.entries() {

@@ -13,7 +13,7 @@ use crate::buf::Buf;
 use crate::da::check_owner;
 use crate::error::{Error, Result};
 use crate::fork::Fork;
-use xfs_format::dir::{DATA_ALIGN_LOG, DataBlock, DirFileType, LEAF_SPACE, data_verifier};
+use xfs_format::dir::{DATA_ALIGN_LOG, DataBlock, DirFileType, LEAF_SPACE, ShortDir, data_verifier};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{FileBlock, InodeNumber};
@@ -78,6 +78,18 @@ fn leaf_space(geometry: &Geometry) -> u64 {
 /// The place of an entry as its position: what the kernel's directory offsets are made of, too.
 const fn position(data_offset: u64) -> u64 {
     data_offset >> DATA_ALIGN_LOG
+}
+
+/// Reads a directory inside the inode: as many bytes as the inode says that it has.
+fn parse_short<'a>(fork: &dyn Fork, local: &'a [u8]) -> Result<ShortDir<'a>> {
+    let geometry = fork.geometry();
+    let size = fork.size();
+    usize::try_from(size)
+        .ok()
+        .and_then(|size| local.get(..size))
+        .ok_or(FormatError::mismatch(NAME, "size", size, local.len() as u64))
+        .and_then(|local| ShortDir::parse(local, geometry.v5, geometry.ftype))
+        .map_err(|problem| Error::corrupt_inode(fork.inode(), problem))
 }
 
 /// A block of the data space that was read.

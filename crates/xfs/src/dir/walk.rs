@@ -6,7 +6,7 @@
 //!
 //! Only data blocks are read, in order; holes are skipped.
 
-use super::{Data, DirEntry, FileType, NAME, leaf_space, position};
+use super::{Data, DirEntry, FileType, NAME, leaf_space, parse_short, position};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use std::ops::ControlFlow;
@@ -35,7 +35,7 @@ fn walk_short(
 ) -> Result<()> {
     let geometry = fork.geometry();
     let corrupt = |problem| Error::corrupt_inode(fork.inode(), problem);
-    let dir = ShortDir::parse(local, geometry.v5, geometry.ftype).map_err(corrupt)?;
+    let dir = parse_short(fork, local)?;
     let dots = [
         (&b"."[..], fork.inode(), ShortDir::dot_offset(geometry.v5)),
         (b"..", dir.parent, ShortDir::dotdot_offset(geometry.v5, geometry.ftype)),
