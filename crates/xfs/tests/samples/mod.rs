@@ -101,7 +101,7 @@ impl Image {
 
     fn inode(&self, geometry: &Geometry, ino: InodeNumber) -> (Vec<u8>, InodeCore) {
         let (ag, within) = geometry.split_inode(ino).expect("an inode of the volume");
-        let at = (u64::from(ag.0) * u64::from(geometry.ag_blocks) << geometry.block_log)
+        let at = ((u64::from(ag.0) * u64::from(geometry.ag_blocks)) << geometry.block_log)
             + u64::from(within.0) * u64::from(geometry.inode_size);
         let bytes = self.bytes(at, geometry.inode_size.into());
         let core = InodeCore::parse(&bytes, ino, geometry).expect("a sound inode").expect("an inode in use");
