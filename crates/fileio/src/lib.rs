@@ -1,9 +1,25 @@
 //! The data path of one open file.
 //!
 //! Generic over [`FileMapping`], the seam between data path and format: this crate knows no on-disk format.
+//!
+//! - [`DirectFile`]: blocking reads and overwrites, past every cache, from any number of threads at once.
+//! - [`DirectQueue`]: the same with many requests in flight, owned by one thread.
+//! - [`Locking`]: which design keeps requests apart, so that before and after can be run side by side.
+//! - [`lockstat`]: what locks cost, counted when somebody asks.
+//!
+//! The way of an overwrite: range lock, extent lookup, device write, unlock. Nothing else: no heap allocation,
+//! no transaction, no inode lock.
 
+mod direct;
+mod error;
+mod lock;
 mod locking;
+pub mod lockstat;
 mod mapping;
+mod queue;
 
+pub use direct::DirectFile;
+pub use error::{FileError, Refusal};
 pub use locking::{Locking, UnknownLocking};
 pub use mapping::{Extent, ExtentState, FileMapping, MapSeq};
+pub use queue::{DirectQueue, FileCompletion};

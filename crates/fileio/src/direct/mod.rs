@@ -1,0 +1,260 @@
+//! Blocking direct I/O on one file.
+//!
+//! Invariants:
+//! - A request holds its bytes, rounded out to sectors if it is a write, from before the first lookup until after
+//!   the last transfer. Whoever changes where bytes lie holds them exclusively, so that what a lookup said stays
+//!   true until the request is over.
+//! - An overwrite is checked in whole before its first byte is written. Should the map have another version when
+//!   the writing gets to a further extent, that extent is checked again.
+//! - No request allocates memory, except once per thread.
+
+mod device;
+mod run;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use blockdev::BlockDevice;
+use rangelock::{LockStats, Mode, StatsSnapshot};
+
+use crate::lock::{FileLock, Held};
+use crate::{FileError, FileMapping, Locking, Refusal, lockstat};
+
+pub(crate) use run::{Kind, Run};
+
+/// No file reaches further than this byte: offsets are signed for everybody else.
+pub(crate) const FILE_END_MAX: u64 = i64::MAX as u64;
+
+/// Reads and overwrites of one open file, past every cache. Any number of threads may use it at once; requests
+/// that do not overlap do not wait for each other (with the default [`Locking`]).
+///
+/// ```
+/// # use blockdev::{BlockDevice, MemoryDevice};
+/// # use fileio::{DirectFile, Extent, ExtentState, FileMapping, Locking, MapSeq};
+/// # use std::sync::Arc;
+/// /// A file of one extent.
+/// struct Plain;
+/// impl FileMapping for Plain {
+///     type Error = std::convert::Infallible;
+///     fn size(&self) -> u64 { 100_000 }
+///     fn block_size(&self) -> u32 { 4096 }
+///     fn lookup(&self, _: u64) -> Result<(Extent, MapSeq), Self::Error> {
+///         Ok((Extent { offset: 0, len: 1 << 20, state: ExtentState::Written(8192) }, self.seq()))
+///     }
+///     fn seq(&self) -> MapSeq { MapSeq(0) }
+/// }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(2 << 20)?);
+/// let file = DirectFile::new(device, Plain, Locking::Range);
+/// file.overwrite_at(99_990, b"ten bytes.")?;
+/// let mut end = [0; 100];
+/// assert_eq!(file.read_at(99_990, &mut end)?, 10);
+/// assert!(file.overwrite_at(99_991, b"ten bytes.").is_err(), "the file ends before");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct DirectFile<M> {
+    device: Arc<dyn BlockDevice>,
+    map: M,
+    lock: FileLock,
+    locking: Locking,
+    /// The device's sector size less 1.
+    sector_mask: u64,
+}
+
+/// What the data path returns.
+pub(crate) type Outcome<T, M> = Result<T, FileError<<M as FileMapping>::Error>>;
+
+impl<M: FileMapping> DirectFile<M> {
+    /// The file whose bytes lie on `device` where `map` says.
+    pub fn new(device: Arc<dyn BlockDevice>, map: M, locking: Locking) -> Self {
+        Self::build(device, map, locking, lockstat::range_stats())
+    }
+
+    /// As [`new`](Self::new), and its range lock counts into `stats`.
+    pub fn with_stats(device: Arc<dyn BlockDevice>, map: M, locking: Locking, stats: Arc<LockStats>) -> Self {
+        Self::build(device, map, locking, Some(stats))
+    }
+
+    fn build(device: Arc<dyn BlockDevice>, map: M, locking: Locking, stats: Option<Arc<LockStats>>) -> Self {
+        let sector_mask = u64::from(device.sector_size()) - 1;
+        Self { lock: FileLock::new(locking, stats), device, map, locking, sector_mask }
+    }
+
+    /// Where the file's bytes lie.
+    pub fn map(&self) -> &M {
+        &self.map
+    }
+
+    /// The device that holds them.
+    pub fn device(&self) -> &Arc<dyn BlockDevice> {
+        &self.device
+    }
+
+    /// How requests are kept apart.
+    pub fn locking(&self) -> Locking {
+        self.locking
+    }
+
+    /// What the range lock has counted, if it counts.
+    pub fn lock_stats(&self) -> Option<StatsSnapshot> {
+        self.lock.stats()
+    }
+
+    /// Reads from byte `offset` on until `buf` is full or the file ends; gives the number of bytes. Holes and
+    /// space that was never written read as zeroes. Any offset, length and address will do; whole sectors into an
+    /// [`AlignedBuf`](blockdev::AlignedBuf) spare a copy.
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+        let Some(range) = self.read_range(offset, buf.len()) else { return Ok(0) };
+        let _held = self.lock.hold(range, Mode::Shared);
+        self.read_held(offset, buf)
+    }
+
+    /// Writes `buf` over what is at byte `offset`; gives the number of bytes, which is all of them. The range must
+    /// lie inside the file, on blocks that are its own and were written before; otherwise nothing is written.
+    pub fn overwrite_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        let Some((range, mode)) = self.write_range(offset, buf.len())? else { return Ok(0) };
+        let _held = self.lock.hold(range, mode);
+        self.overwrite_held(offset, buf)
+    }
+
+    /// Makes everything that was written before durable.
+    pub fn sync(&self) -> Outcome<(), M> {
+        Ok(self.device.flush()?)
+    }
+
+    /// Keeps requests on `range` out, for whoever changes where the range's bytes lie.
+    #[must_use = "the range is released at once if the guard is not kept"]
+    pub fn hold(&self, range: Range<u64>, mode: Mode) -> impl Drop + use<'_, M> {
+        let held: Held<'_> = self.lock.hold(range, mode);
+        held
+    }
+
+    /// The device's sector size less 1.
+    #[inline]
+    pub(crate) fn sector_mask(&self) -> u64 {
+        self.sector_mask
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> &FileLock {
+        &self.lock
+    }
+
+    /// What a read of `len` bytes locks; nothing if it can give nothing.
+    #[inline]
+    pub(crate) fn read_range(&self, offset: u64, len: usize) -> Option<Range<u64>> {
+        let end = offset.saturating_add(len as u64).min(FILE_END_MAX);
+        (offset < end).then_some(offset..end)
+    }
+
+    /// What an overwrite of `len` bytes locks, and how; nothing if there is nothing to write.
+    #[inline]
+    pub(crate) fn write_range(&self, offset: u64, len: usize) -> Outcome<Option<(Range<u64>, Mode)>, M> {
+        if len == 0 {
+            return Ok(None);
+        }
+        let end = match offset.checked_add(len as u64) {
+            Some(end) if end <= FILE_END_MAX => end,
+            _ => return Err(FileError::NotOverwritable { offset, why: Refusal::PastEnd }),
+        };
+        let mask = self.sector_mask;
+        let is_whole = (offset | end) & mask == 0;
+        // A writer of half a sector rewrites the other half: it must hold that too.
+        let range = if is_whole { offset..end } else { offset & !mask..(end + mask) & !mask };
+        let mode = match self.locking {
+            Locking::Shared if is_whole => Mode::Shared,
+            _ => Mode::Exclusive,
+        };
+        Ok(Some((range, mode)))
+    }
+
+    /// A read whose range is held.
+    #[inline]
+    pub(crate) fn read_held(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+        let size = self.map.size();
+        if offset >= size {
+            return Ok(0);
+        }
+        let len = (size - offset).min(buf.len() as u64) as usize;
+        let mut buf = &mut buf[..len];
+        let mut at = offset;
+        while !buf.is_empty() {
+            let run = self.run_at(at)?;
+            let (piece, rest) = buf.split_at_mut(run.take(buf.len()));
+            match run.kind {
+                Kind::Zeroes(_) => piece.fill(0),
+                Kind::Data | Kind::SharedData => self.read_device(run.device, piece)?,
+            }
+            at += piece.len() as u64;
+            buf = rest;
+        }
+        Ok(len)
+    }
+
+    /// An overwrite whose range is held, exclusively if it is not whole sectors.
+    #[inline]
+    pub(crate) fn overwrite_held(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        let run = self.first_run(offset, buf.len())?;
+        if run.take(buf.len()) == buf.len() {
+            self.write_device(run.device, buf)?;
+        } else {
+            self.overwrite_runs(offset, buf)?;
+        }
+        Ok(buf.len())
+    }
+
+    /// The run at an overwrite's first byte, if that can be overwritten and the file does not end too early.
+    #[inline]
+    pub(crate) fn first_run(&self, offset: u64, len: usize) -> Outcome<Run, M> {
+        let size = self.map.size();
+        // `write_range` has checked that the sum is a file offset.
+        if offset + len as u64 > size {
+            return Err(FileError::NotOverwritable { offset: size.max(offset), why: Refusal::PastEnd });
+        }
+        let run = self.run_at(offset)?;
+        run.check_overwritable(offset)?;
+        Ok(run)
+    }
+
+    /// An overwrite of several extents: all are looked at before the first is written.
+    #[cold]
+    fn overwrite_runs(&self, offset: u64, buf: &[u8]) -> Outcome<(), M> {
+        let mut checked = self.check_runs(offset, buf.len())?;
+        let (mut at, mut buf) = (offset, buf);
+        while !buf.is_empty() {
+            let run = self.run_at(at)?;
+            if run.seq != checked {
+                checked = self.check_runs(at, buf.len())?;
+                continue;
+            }
+            let (piece, rest) = buf.split_at(run.take(buf.len()));
+            self.write_device(run.device, piece)?;
+            at += piece.len() as u64;
+            buf = rest;
+        }
+        Ok(())
+    }
+
+    /// Checks that all of a range can be overwritten; gives the version of the map that says so.
+    pub(crate) fn check_runs(&self, offset: u64, len: usize) -> Outcome<crate::MapSeq, M> {
+        'again: loop {
+            let first = self.run_at(offset)?;
+            let (mut at, mut left, mut run) = (offset, len, first);
+            loop {
+                run.check_overwritable(at)?;
+                let taken = run.take(left);
+                at += taken as u64;
+                left -= taken;
+                if left == 0 {
+                    return Ok(first.seq);
+                }
+                run = self.run_at(at)?;
+                if run.seq != first.seq {
+                    continue 'again;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The part of an extent from a request's byte on, checked: whatever a format says, no address overflows.
+
+use crate::{Extent, ExtentState, FileError, FileMapping, MapSeq, Refusal};
+
+use super::{DirectFile, Outcome};
+
+/// What a run holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Reads as zeroes and cannot be overwritten, for this reason.
+    Zeroes(Refusal),
+    Data,
+    /// As data, but not to be overwritten.
+    SharedData,
+}
+
+/// The bytes from one offset to the end of their extent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub kind: Kind,
+    /// Device byte of the first, unless it has none.
+    pub device: u64,
+    /// Bytes up to the end of the extent, at least 1.
+    pub len: u64,
+    pub seq: MapSeq,
+}
+
+impl Run {
+    /// How many of `len` bytes the run has.
+    #[inline]
+    pub(crate) fn take(&self, len: usize) -> usize {
+        self.len.min(len as u64) as usize
+    }
+
+    /// Whether its bytes, which start at byte `offset` of the file, can be overwritten in place.
+    #[inline]
+    pub(crate) fn check_overwritable<E: std::error::Error>(&self, offset: u64) -> Result<(), FileError<E>> {
+        let why = match self.kind {
+            Kind::Data => return Ok(()),
+            Kind::SharedData => Refusal::Shared,
+            Kind::Zeroes(why) => why,
+        };
+        Err(FileError::NotOverwritable { offset, why })
+    }
+}
+
+impl<M: FileMapping> DirectFile<M> {
+    /// Looks up the run at byte `offset`.
+    #[inline]
+    pub(crate) fn run_at(&self, offset: u64) -> Outcome<Run, M> {
+        let (extent, seq) = self.map.lookup(offset).map_err(|source| FileError::Map { offset, source })?;
+        match self.run_of(offset, extent, seq) {
+            Some(run) => Ok(run),
+            None => Err(FileError::BadExtent { offset, extent }),
+        }
+    }
+
+    #[inline]
+    fn run_of(&self, offset: u64, extent: Extent, seq: MapSeq) -> Option<Run> {
+        let skipped = offset.checked_sub(extent.offset)?;
+        let len = extent.len.checked_sub(skipped).filter(|len| *len > 0)?;
+        let (kind, start) = match extent.state {
+            ExtentState::Written(start) => (Kind::Data, start),
+            ExtentState::Shared(start) => (Kind::SharedData, start),
+            ExtentState::Hole => return Some(Run { kind: Kind::Zeroes(Refusal::Hole), device: 0, len, seq }),
+            ExtentState::Unwritten(_) => {
+                return Some(Run { kind: Kind::Zeroes(Refusal::Unwritten), device: 0, len, seq });
+            }
+        };
+        let device = start.checked_add(skipped)?;
+        // Sectors of the file are sectors of the device: locking and merging count on it.
+        ((device ^ offset) & self.sector_mask == 0).then_some(Run { kind, device, len, seq })
+    }
+}

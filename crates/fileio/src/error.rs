@@ -1,0 +1,64 @@
+//! What can go wrong on the data path: the device, the map, or a request that cannot be done in place.
+
+use std::fmt;
+
+use blockdev::DeviceError;
+
+use crate::Extent;
+
+/// Why bytes cannot be overwritten in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Nothing is allocated there.
+    Hole,
+    /// Space is allocated, but was never written.
+    Unwritten,
+    /// Other files share the blocks.
+    Shared,
+    /// The file ends before.
+    PastEnd,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Hole => "it lies in a hole",
+            Self::Unwritten => "its space was never written",
+            Self::Shared => "its blocks are shared with other files",
+            Self::PastEnd => "it lies behind the end of the file",
+        })
+    }
+}
+
+/// Why a request on a file failed; `E` is the format's error.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError<E: std::error::Error + 'static> {
+    /// The device failed or refused a request.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The map of the file could not be read.
+    #[error("looking up byte {offset} of the file: {source}")]
+    Map {
+        /// Byte of the file.
+        offset: u64,
+        /// The format's error.
+        source: E,
+    },
+    /// The format gave an extent that cannot be.
+    #[error("byte {offset} of the file is said to lie in {extent:?}")]
+    BadExtent {
+        /// Byte of the file.
+        offset: u64,
+        /// What was said.
+        extent: Extent,
+    },
+    /// An overwrite reaches bytes that cannot be overwritten in place. Nothing was written.
+    #[error("byte {offset} of the file cannot be overwritten in place: {why}")]
+    NotOverwritable {
+        /// The first such byte.
+        offset: u64,
+        /// Why.
+        why: Refusal,
+    },
+}
