@@ -257,7 +257,7 @@ fn v4() {
         let mut commands = Vec::new();
         // xfs_db fills a value of a given length with the letter v.
         let mut set = |file: &'static str, flag: &str, prefix: &str, name: String, len: usize| {
-            if commands.is_empty() || expected.get(file).is_none() {
+            if commands.is_empty() || !expected.contains_key(file) {
                 commands.push(format!("inode {}", ino(file)));
             }
             commands.push(format!("attr_set {flag} -v {len} {name}"));
