@@ -4,7 +4,7 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use witness::{compare, fill, kernel, matrix, v4, vm};
+use witness::{compare, engine, fill, kernel, matrix, v4, vm};
 
 /// Outside witnesses for uxfs.
 #[derive(Parser)]
@@ -19,6 +19,7 @@ struct Cli {
 enum Command {
     Fill(fill::Args),
     ManifestKernel(kernel::Args),
+    ManifestUxfs(engine::Args),
     Compare(compare::Args),
     Matrix(matrix::Args),
     V4(v4::Args),
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Fill(args) => fill::run(&args),
         Command::ManifestKernel(args) => kernel::run(&args),
+        Command::ManifestUxfs(args) => engine::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::V4(args) => v4::run(&args),
