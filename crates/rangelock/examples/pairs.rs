@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! cargo run --release -p rangelock --example pairs -- [--threads 1,2,4,8,16] [--rounds 7] [--ms 60]
-//!     [--shared] [--buckets 256] [--segment 16384] [--stride 4096] [--random] [--only NAME]
+//!     [--shared] [--buckets 512] [--segment 16384] [--stride 4096] [--random] [--only NAME]
 //! ```
 //! `--stride` is the distance from one range to the next, `--random` puts every range at a page of a
 //! 1 TiB file that a hash chooses; without it thread `t`'s range `i` is page `t * 100 + i`.
@@ -208,13 +208,24 @@ fn table(options: &Options, held: Held) {
     print!("{:<16}", "threads");
     options.threads.iter().for_each(|threads| print!("{threads:>9}"));
     println!();
-    for ((name, _), columns) in designs.iter().zip(rates) {
-        let medians: Vec<f64> = columns.into_iter().map(median).collect();
+    let medians: Vec<Vec<f64>> =
+        rates.into_iter().map(|columns| columns.into_iter().map(median).collect()).collect();
+    for ((name, _), medians) in designs.iter().zip(&medians) {
         print!("{name:<16}");
         medians.iter().for_each(|rate| print!("{:>9.2}", rate / 1e6));
-        let best = medians.iter().copied().fold(0.0, f64::max);
-        let worst = medians.iter().copied().fold(f64::MAX, f64::min);
-        println!("   worst/best {:.2}", worst / best);
+        // One thread alone cannot do what two cores can.
+        let many = || {
+            medians.iter().zip(&options.threads).filter(|(_, threads)| **threads > 1).map(|(rate, _)| *rate)
+        };
+        println!(
+            "   worst/best of 2 threads on: {:.2}",
+            many().fold(f64::MAX, f64::min) / many().fold(0.0, f64::max)
+        );
+    }
+    for (other, (name, _)) in designs.iter().enumerate().skip(1) {
+        print!("{:<16}", format!("x {name}"));
+        medians[0].iter().zip(&medians[other]).for_each(|(ours, theirs)| print!("{:>9.2}", ours / theirs));
+        println!();
     }
     println!();
 }
