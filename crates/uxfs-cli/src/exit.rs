@@ -4,6 +4,8 @@
 //! new number; none changes its meaning.
 
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// The list that `--help` ends with.
@@ -16,7 +18,7 @@ Exit codes:
   2  the command line is wrong
   3  no such file, or one of another type than is wanted
   4  not an XFS volume, or one with a feature that is not supported
-  5  the volume is damaged
+  5  the volume is damaged, or the image is shorter than the volume
   6  the device or the host failed a request
   7  the volume's log is dirty (--norecovery reads the volume as it is)
   8  another process has the volume open for writing";
@@ -35,7 +37,7 @@ pub enum Exit {
     NotFound = 3,
     /// Not an XFS volume, or one with a feature that is not supported.
     Unsupported = 4,
-    /// The volume is damaged.
+    /// The volume is damaged, or the image is shorter than the volume.
     Damaged = 5,
     /// The device or the host failed a request.
     Io = 6,
@@ -67,6 +69,16 @@ impl Failure {
         Self { exit, message: Some(message.into()) }
     }
 
+    /// What a volume said, about an image.
+    pub fn of_image(image: &Path, error: &uxfs::Error) -> Self {
+        Self::new(error.kind().into(), format!("{}: {error}", host_name(image)))
+    }
+
+    /// What the host said, about a file of its own.
+    pub fn of_host(path: &Path, error: impl fmt::Display) -> Self {
+        Self::new(Exit::Io, format!("{}: {error}", host_name(path)))
+    }
+
     /// The exit code.
     pub fn exit(&self) -> Exit {
         self.exit
@@ -84,6 +96,32 @@ impl fmt::Display for Failure {
     }
 }
 
+/// A path of the host, fit for a line on a terminal.
+pub fn host_name(path: &Path) -> String {
+    uxfs::printable(path.as_os_str().as_bytes())
+}
+
+impl From<uxfs::ErrorKind> for Exit {
+    fn from(kind: uxfs::ErrorKind) -> Self {
+        use uxfs::ErrorKind as K;
+        match kind {
+            K::NotFound
+            | K::NotADirectory
+            | K::IsADirectory
+            | K::WrongType
+            | K::TooManySymlinks
+            | K::NameTooLong
+            | K::InvalidPath => Self::NotFound,
+            K::NotXfs | K::Unsupported | K::NotAllocated => Self::Unsupported,
+            K::Truncated | K::Damaged => Self::Damaged,
+            K::DirtyLog => Self::DirtyLog,
+            K::Locked => Self::Locked,
+            K::InvalidInput => Self::Usage,
+            _ => Self::Io,
+        }
+    }
+}
+
 /// A failure of the host: a file that cannot be written, a terminal that is gone. A reader that closed its end
 /// of standard output has what it wanted, so that this ends quietly.
 impl From<std::io::Error> for Failure {
@@ -92,5 +130,35 @@ impl From<std::io::Error> for Failure {
             return Self { exit: Exit::Ok, message: None };
         }
         Self::new(Exit::Io, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_codes_are_those_that_help_lists() {
+        for (exit, code) in [
+            (Exit::Ok, 0),
+            (Exit::Partial, 1),
+            (Exit::Usage, 2),
+            (Exit::NotFound, 3),
+            (Exit::Unsupported, 4),
+            (Exit::Damaged, 5),
+            (Exit::Io, 6),
+            (Exit::DirtyLog, 7),
+            (Exit::Locked, 8),
+        ] {
+            assert_eq!(exit as u8, code);
+            assert!(HELP.contains(&format!("\n  {code}  ")), "{code} is not in the help");
+        }
+    }
+
+    #[test]
+    fn a_closed_pipe_is_quiet() {
+        let failure = Failure::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+        assert!(failure.is_quiet());
+        assert_eq!(failure.exit(), Exit::Ok);
     }
 }

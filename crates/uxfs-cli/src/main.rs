@@ -5,13 +5,22 @@
 //! `uxfs: `, to standard error.
 #![forbid(unsafe_code)]
 
+mod archive;
 mod commands;
 mod exit;
+mod glob;
+mod host;
+mod location;
 mod options;
+mod output;
+mod problems;
+mod progress;
+mod walk;
 
 use clap::Parser;
 use exit::{Exit, Failure};
 use options::Global;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Read XFS volumes without mounting them, and run many threads through one file.
@@ -25,7 +34,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are asked for, and go to standard output; a closed pipe is no failure.
@@ -37,6 +46,21 @@ fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(failure) => report(&failure).into(),
     }
+}
+
+/// The command line, where the tests of `find` may be written with one dash, as `find` has them.
+fn arguments() -> impl Iterator<Item = OsString> {
+    let mut behind_find = false;
+    std::env::args_os().map(move |argument| {
+        if !behind_find {
+            behind_find = argument == "find";
+            return argument;
+        }
+        match argument.to_str().and_then(|text| text.strip_prefix('-')) {
+            Some(test) if commands::find::SINGLE_DASH.contains(&test) => format!("--{test}").into(),
+            _ => argument,
+        }
+    })
 }
 
 /// Says on standard error what went wrong, unless nobody is left to read the output.

@@ -1,2 +1,52 @@
 //! XFS volumes in user space: no kernel mount, no privileges.
+//!
+//! A [`Volume`] is opened from an image file or a block device. In it are [`Node`]s, files of any type, found by
+//! path or by inode number; a [`Dir`] gives its entries, a [`File`] its bytes. Any number of threads may use all
+//! of these at once; requests on one file that don't overlap never wait for each other.
+//!
+//! ```no_run
+//! use uxfs::{OpenOptions, Volume};
+//!
+//! # fn main() -> Result<(), uxfs::Error> {
+//! let volume = Volume::open("disk.img", &OpenOptions::new())?;
+//! for entry in volume.open_dir("/etc")?.entries() {
+//!     let entry = entry?;
+//!     println!("{} {}", entry.file_type.letter(), uxfs::printable(&entry.name));
+//! }
+//! let passwd = volume.metadata("/etc/passwd")?;
+//! println!("{} bytes, changed {} s after 1970 began", passwd.size, passwd.mtime.seconds);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Whatever an image holds, no call panics, hangs, or takes memory without bound: damage is an [`Error`] of kind
+//! [`ErrorKind::Damaged`] that names the structure.
 #![forbid(unsafe_code)]
+
+mod dir;
+mod engine;
+mod error;
+mod file;
+mod info;
+mod metadata;
+mod names;
+mod node;
+mod options;
+mod path;
+mod probe;
+mod queue;
+mod volume;
+
+pub use blockdev::{AlignedBuf, BlockDevice, FileDevice, MemoryDevice};
+pub use dir::{Dir, DirEntry, Entries};
+pub use error::{Error, ErrorKind, Result};
+pub use file::{Extent, Extents, File};
+pub use fileio::Locking;
+pub use info::VolumeInfo;
+pub use metadata::{DeviceNumber, FileType, Metadata, Timestamp};
+pub use names::{MAX_NAME, printable};
+pub use node::Node;
+pub use options::OpenOptions;
+pub use path::MAX_SYMLINKS;
+pub use queue::{Completion, Queue};
+pub use volume::Volume;

@@ -1,6 +1,16 @@
 //! The verbs, a file each: its `Args`, and `run`, which gives the exit code or the failure that ended it.
 
 pub mod bench;
+pub mod cat;
+pub mod cp;
+pub mod demo;
+pub mod du;
+pub mod find;
+pub mod info;
+pub mod ls;
+pub mod stat;
+pub mod tar;
+pub mod tree;
 
 use crate::exit::{Exit, Result};
 use crate::options::Global;
@@ -9,6 +19,26 @@ use clap::Subcommand;
 /// A verb and its arguments.
 #[derive(Subcommand)]
 pub enum Command {
+    /// Show shape, features and free space of a volume
+    Info(info::Args),
+    /// List directories
+    Ls(ls::Args),
+    /// Show everything that the volume says of a file
+    Stat(stat::Args),
+    /// Write files to standard output
+    Cat(cat::Args),
+    /// Draw a directory and all that is in it
+    Tree(tree::Args),
+    /// Find files by name, type, size, …
+    Find(Box<find::Args>),
+    /// Sum up the space that files take
+    Du(du::Args),
+    /// Copy files and trees out of an image
+    Cp(cp::Args),
+    /// Write a tree of an image as an archive
+    Tar(tar::Args),
+    /// See what uxfs does, in under a minute
+    Demo(demo::Args),
     /// Measure file I/O: in process, on mounted directories, on raw devices
     Bench(bench::Args),
 }
@@ -16,6 +46,16 @@ pub enum Command {
 /// Runs a verb.
 pub fn run(command: &Command, global: &Global) -> Result<Exit> {
     match command {
+        Command::Info(args) => info::run(args, global),
+        Command::Ls(args) => ls::run(args, global),
+        Command::Stat(args) => stat::run(args, global),
+        Command::Cat(args) => cat::run(args, global),
+        Command::Tree(args) => tree::run(args, global),
+        Command::Find(args) => find::run(args, global),
+        Command::Du(args) => du::run(args, global),
+        Command::Cp(args) => cp::run(args, global),
+        Command::Tar(args) => tar::run(args, global),
+        Command::Demo(args) => demo::run(args, global),
         Command::Bench(args) => bench::run(args, global),
     }
 }

@@ -1,0 +1,327 @@
+//! `uxfs cp`: copies files and trees out of an image.
+//!
+//! What the host permits is kept: holes, permissions, owners, times, hard links among what is copied, symbolic
+//! links, device nodes, attributes. What an image says never leads outside the destination: see [`crate::host`].
+
+use crate::exit::{Exit, Failure, Result, host_name};
+use crate::host::attributes::{self, Keep, Lost, Written};
+use crate::host::{HostTree, Identity};
+use crate::location::{Images, Location, parser};
+use crate::options::Global;
+use crate::problems::{Problems, for_each};
+use crate::progress;
+use crate::walk::{Order, Step, Walk};
+use indicatif::ProgressBar;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FileType as HostType, Mode};
+use std::collections::HashMap;
+use std::fs::File as HostFile;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use uxfs::{AlignedBuf, File, FileType, Node, Volume};
+
+/// Bytes that are copied at once.
+const CHUNK: usize = 1 << 20;
+
+/// Arguments of `cp`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// What to copy
+    #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
+    sources: Vec<Location>,
+    /// Where to: a directory to copy into, or the name of the copy
+    #[arg(value_name = "DST")]
+    destination: PathBuf,
+    /// Copy directories with all that is in them; symbolic links as links
+    #[arg(short, long, visible_short_alias = 'R')]
+    recursive: bool,
+    /// Don't keep these (all of them if none is named)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0..=1, require_equals = true,
+          default_missing_value = "all")]
+    no_preserve: Vec<Attribute>,
+}
+
+/// Something that is kept, unless it is not wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Attribute {
+    Mode,
+    Ownership,
+    Timestamps,
+    Xattr,
+    Links,
+    All,
+}
+
+/// Copies each source.
+pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    refuse_image_destination(&args.destination)?;
+    let into = args.destination.is_dir();
+    if !into && args.sources.len() > 1 {
+        let what =
+            format!("{}: not a directory; several things are copied into one", host_name(&args.destination));
+        return Err(Failure::new(Exit::Usage, what));
+    }
+    let bar = progress::bytes();
+    let mut copy = Copy::new(args, global, &bar);
+    let mut images = Images::new(global);
+    let mut problems = Problems::beside(&bar);
+    let exit = for_each(&args.sources, &mut problems, |source, problems| {
+        let volume = images.volume(source)?;
+        copy.source(&volume, source, into, problems)
+    })?;
+    bar.finish_and_clear();
+    copy.say_lost();
+    Ok(exit)
+}
+
+/// Copying into an image is for later; a directory of that name is hardly meant.
+fn refuse_image_destination(destination: &Path) -> Result<()> {
+    let location = Location::parse(destination.as_os_str());
+    if destination.exists() || location.image == destination || !location.image.is_file() {
+        return Ok(());
+    }
+    let what = "the destination is inside an image; this version copies out of images only";
+    Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(destination))))
+}
+
+/// A file with several names that was copied: where, relative to the destination.
+struct Linked {
+    path: Vec<u8>,
+    identity: Identity,
+}
+
+/// Copying under way.
+struct Copy<'a> {
+    args: &'a Args,
+    verbose: bool,
+    keep: Keep,
+    keep_links: bool,
+    umask: Mode,
+    bar: &'a ProgressBar,
+    buf: AlignedBuf,
+    lost: Lost,
+    /// Files with several names, by image and inode number.
+    linked: HashMap<(PathBuf, u64), Linked>,
+}
+
+impl<'a> Copy<'a> {
+    fn new(args: &'a Args, global: &Global, bar: &'a ProgressBar) -> Self {
+        let dropped = &args.no_preserve;
+        let keeps = |what| !dropped.contains(&what) && !dropped.contains(&Attribute::All);
+        let umask = rustix::process::umask(Mode::empty());
+        rustix::process::umask(umask);
+        Self {
+            args,
+            verbose: global.verbose,
+            keep: Keep {
+                mode: keeps(Attribute::Mode),
+                ownership: keeps(Attribute::Ownership),
+                timestamps: keeps(Attribute::Timestamps),
+                xattrs: keeps(Attribute::Xattr),
+            },
+            keep_links: keeps(Attribute::Links),
+            umask,
+            bar,
+            buf: AlignedBuf::zeroed(CHUNK),
+            lost: Lost::default(),
+            linked: HashMap::new(),
+        }
+    }
+
+    /// Copies one source. `into`: the destination is a directory that it is copied into.
+    fn source(
+        &mut self,
+        volume: &Volume,
+        source: &Location,
+        into: bool,
+        problems: &mut Problems,
+    ) -> Result<()> {
+        let node = if self.args.recursive {
+            volume.lookup_nofollow(&source.path)
+        } else {
+            volume.lookup(&source.path)
+        };
+        let node = node.map_err(|error| source.failure(&error))?;
+        if node.file_type().is_dir() && !self.args.recursive {
+            let path = uxfs::printable(&source.path);
+            let what = format!("{}: {path}: is a directory; give -r to copy it", host_name(&source.image));
+            return Err(Failure::new(Exit::NotFound, what));
+        }
+        let is_dir = node.file_type().is_dir();
+        let (dir, name) = self.place(source, into)?;
+        let mut host = HostTree::open(&dir).map_err(|error| Failure::of_host(&dir, error))?;
+        let mut walk = Walk::new(volume, node, &source.path, Order::Stored);
+        while let Some(step) = walk.next() {
+            progress::name(self.bar, walk.path());
+            let name = if walk.depth() == 0 { name.as_deref() } else { Some(walk.name()) };
+            let outcome = match step {
+                Step::Enter(_) => match name {
+                    Some(name) => host.enter(name).map_err(Trouble::from),
+                    None => Ok(()),
+                }
+                .inspect_err(|_| walk.skip()),
+                Step::Leave(node) => {
+                    // Where the way back is lost, nothing more can be written.
+                    let left = name.is_some().then(|| host.leave()).transpose();
+                    let left = left.map_err(|error| Failure::of_host(&dir, error))?;
+                    self.leave(left.as_ref().map_or(host.current(), AsFd::as_fd), &node)
+                }
+                Step::Leaf(leaf) => match (leaf.node(volume), name) {
+                    (Ok(node), Some(name)) if node.file_type() == leaf.file_type => {
+                        self.leaf(&source.image, &host, name, &node)
+                    }
+                    (Ok(node), Some(_)) => Err(Trouble::damaged(format!(
+                        "inode {} is a {}, its directory says {}",
+                        leaf.ino,
+                        node.file_type(),
+                        leaf.file_type
+                    ))),
+                    (Ok(_), None) => Err(Trouble(Exit::NotFound, "has no name to copy it under".to_owned())),
+                    (Err(error), _) => Err(error.into()),
+                },
+                Step::Failed(error) => Err(error.into()),
+                Step::Damaged(what) => Err(Trouble(Exit::Damaged, what)),
+            };
+            match outcome {
+                Ok(()) => {}
+                Err(Trouble(exit, what)) if walk.depth() == 0 && !is_dir => {
+                    let place = format!("{}: {}", host_name(&source.image), uxfs::printable(walk.path()));
+                    return Err(Failure::new(exit, format!("{place}: {what}")));
+                }
+                Err(Trouble(_, what)) => problems.at(&source.image, walk.path(), what),
+            }
+        }
+        Ok(())
+    }
+
+    /// The directory that the copy is made in, and its name there; no name: the directory itself becomes it.
+    fn place(&self, source: &Location, into: bool) -> Result<(PathBuf, Option<Vec<u8>>)> {
+        let destination = &self.args.destination;
+        if into {
+            return Ok((destination.clone(), source.file_name().map(<[u8]>::to_vec)));
+        }
+        let Some(name) = destination.file_name() else {
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("{}: not a name for a copy", host_name(destination)),
+            ));
+        };
+        let parent = destination.parent().filter(|parent| !parent.as_os_str().is_empty());
+        Ok((parent.unwrap_or(Path::new(".")).to_owned(), Some(name.as_bytes().to_vec())))
+    }
+
+    /// Ends a directory: it gets its attributes when nothing in it changes any more.
+    fn leave(&mut self, dir: BorrowedFd<'_>, node: &Node) -> Outcome {
+        Ok(attributes::apply(self.keep, self.umask, node, &Written::Open(dir), &mut self.lost)?)
+    }
+
+    fn leaf(&mut self, image: &Path, host: &HostTree, name: &[u8], node: &Node) -> Outcome {
+        let several = self.keep_links && node.metadata().nlink > 1;
+        let key = several.then(|| (image.to_owned(), node.ino()));
+        if let Some(linked) = key.as_ref().and_then(|key| self.linked.get(key))
+            && host.link(&linked.path, linked.identity, name)?
+        {
+            return Ok(());
+        }
+        if self.verbose {
+            let path = host.path_of(name);
+            self.bar.suspend(|| eprintln!("{}", uxfs::printable(&path)));
+        }
+        let made = self.make(host, name, node);
+        if let Some(key) = key
+            && let Ok(stat) = host.stat(name)
+        {
+            self.linked.insert(key, Linked { path: host.path_of(name), identity: Identity::of(&stat) });
+        }
+        made
+    }
+
+    fn make(&mut self, host: &HostTree, name: &[u8], node: &Node) -> Outcome {
+        let metadata = node.metadata();
+        let device = metadata.rdev.map_or((0, 0), |rdev| (rdev.major, rdev.minor));
+        match metadata.file_type {
+            FileType::Regular => {
+                let fd = host.create_file(name)?;
+                let fd = self.content(&node.open()?, fd)?;
+                let written = Written::Open(fd.as_fd());
+                return Ok(attributes::apply(self.keep, self.umask, node, &written, &mut self.lost)?);
+            }
+            FileType::Symlink => host.create_symlink(name, &node.read_link()?)?,
+            FileType::CharDevice => host.create_node(name, HostType::CharacterDevice, device)?,
+            FileType::BlockDevice => host.create_node(name, HostType::BlockDevice, device)?,
+            FileType::Fifo => host.create_node(name, HostType::Fifo, (0, 0))?,
+            FileType::Socket => host.create_node(name, HostType::Socket, (0, 0))?,
+            FileType::Directory | FileType::Unknown => {
+                return Err(Trouble::damaged(format!("a {} where none can be", metadata.file_type)));
+            }
+        }
+        let written = Written::Named(host.current(), name);
+        Ok(attributes::apply(self.keep, self.umask, node, &written, &mut self.lost)?)
+    }
+
+    /// Copies data; holes stay holes.
+    fn content(&mut self, from: &File, to: OwnedFd) -> std::result::Result<OwnedFd, Trouble> {
+        let to = HostFile::from(to);
+        let mut at = 0;
+        while let Some(start) = from.seek_data(at)? {
+            let end = from.seek_hole(start)?.unwrap_or(start);
+            if end <= start {
+                break;
+            }
+            self.run(from, &to, start, end)?;
+            at = end;
+        }
+        to.set_len(from.size())?;
+        Ok(to.into())
+    }
+
+    /// Copies the bytes from `start` to `end`.
+    fn run(&mut self, from: &File, to: &HostFile, start: u64, end: u64) -> Outcome {
+        let mut at = start;
+        while at < end {
+            let want = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
+            let read = from.read_at(&mut self.buf[..want], at)?;
+            if read == 0 {
+                break;
+            }
+            to.write_all_at(&self.buf[..read], at)?;
+            at += read as u64;
+            self.bar.inc(read as u64);
+        }
+        Ok(())
+    }
+
+    fn say_lost(&self) {
+        let Lost { xattrs, owners } = self.lost;
+        if xattrs > 0 {
+            eprintln!("uxfs: note: {xattrs} extended attributes were not kept: the host refused them");
+        }
+        if owners > 0 && self.verbose {
+            eprintln!("uxfs: note: {owners} owners were not kept: that takes root");
+        }
+    }
+}
+
+/// Why one file was not copied.
+struct Trouble(Exit, String);
+
+type Outcome = std::result::Result<(), Trouble>;
+
+impl Trouble {
+    fn damaged(what: String) -> Self {
+        Self(Exit::Damaged, format!("damaged: {what}"))
+    }
+}
+
+impl From<uxfs::Error> for Trouble {
+    fn from(error: uxfs::Error) -> Self {
+        Self(error.kind().into(), error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Trouble {
+    fn from(error: std::io::Error) -> Self {
+        Self(Exit::Io, format!("cannot be copied: {error}"))
+    }
+}

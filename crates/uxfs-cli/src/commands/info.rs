@@ -1,0 +1,95 @@
+//! `uxfs info`: shape, features and free space of a volume.
+
+use crate::exit::{Exit, Result};
+use crate::location::{Images, Location, parser};
+use crate::options::Global;
+use crate::output::{Object, Output, human_size, put_name};
+use serde_json::{Value, json};
+use uxfs::VolumeInfo;
+
+/// Arguments of `info`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The image file or block device
+    #[arg(value_name = "IMAGE", value_parser = parser())]
+    image: Location,
+}
+
+/// Prints what the volume says of itself.
+pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    let volume = Images::new(global).volume(&args.image)?;
+    let info = volume.info().map_err(|error| args.image.failure(&error))?;
+    let mut out = Output::new(global);
+    print(&info, &mut out)?;
+    out.finish()?;
+    Ok(Exit::Ok)
+}
+
+/// Prints it, as JSON or as text.
+pub fn print(info: &VolumeInfo, out: &mut Output) -> Result<()> {
+    if out.is_json() { out.object(object(info)) } else { text(info, out) }
+}
+
+fn object(info: &VolumeInfo) -> Object {
+    let mut object = Object::new();
+    put_name(&mut object, "label", &info.label);
+    let fields = json!({
+        "version": info.version,
+        "uuid": info.uuid,
+        "block_size": info.block_size,
+        "sector_size": info.sector_size,
+        "inode_size": info.inode_size,
+        "dir_block_size": info.dir_block_size,
+        "blocks": info.blocks,
+        "available_blocks": info.available_blocks,
+        "free_blocks": info.free_blocks,
+        "inodes": info.inodes,
+        "free_inodes": info.free_inodes,
+        "ag_count": info.ag_count,
+        "ag_blocks": info.ag_blocks,
+        "log_blocks": info.log_blocks,
+        "log_clean": info.log_clean,
+        "root_ino": info.root_ino,
+        "features": info.features,
+        "read_only_because": info.read_only_because,
+    });
+    if let Value::Object(fields) = fields {
+        object.extend(fields);
+    }
+    object
+}
+
+fn text(info: &VolumeInfo, out: &mut Output) -> Result<()> {
+    let bytes = |blocks: u64| human_size(blocks.saturating_mul(info.block_size.into()));
+    let used = info.available_blocks.saturating_sub(info.free_blocks);
+    out.text(format_args!("XFS version {}\n", info.version))?;
+    out.text("label       ")?;
+    out.name(if info.label.is_empty() { b"(none)" } else { &info.label })?;
+    out.text(format_args!("\nuuid        {}\n", info.uuid))?;
+    out.text(format_args!(
+        "size        {} ({} blocks of {} bytes)\n",
+        bytes(info.blocks),
+        info.blocks,
+        info.block_size
+    ))?;
+    out.text(format_args!("used        {} ({used} blocks)\n", bytes(used)))?;
+    out.text(format_args!("free        {} ({} blocks)\n", bytes(info.free_blocks), info.free_blocks))?;
+    out.text(format_args!(
+        "inodes      {} allocated, {} of them free, {} bytes each; root is {}\n",
+        info.inodes, info.free_inodes, info.inode_size, info.root_ino
+    ))?;
+    out.text(format_args!("groups      {} of {} blocks\n", info.ag_count, info.ag_blocks))?;
+    out.text(format_args!(
+        "log         {} ({} blocks), {}\n",
+        bytes(info.log_blocks.into()),
+        info.log_blocks,
+        if info.log_clean { "clean" } else { "dirty" }
+    ))?;
+    out.text(format_args!("sector      {} bytes\n", info.sector_size))?;
+    out.text(format_args!("directory   {} bytes a block\n", info.dir_block_size))?;
+    out.text(format_args!("features    {}\n", info.features.join(" ")))?;
+    if !info.read_only_because.is_empty() {
+        out.text(format_args!("read-only   because of {}\n", info.read_only_because.join(" ")))?;
+    }
+    Ok(())
+}

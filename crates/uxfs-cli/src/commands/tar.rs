@@ -1,0 +1,273 @@
+//! `uxfs tar`: a tree of an image as an archive.
+//!
+//! Names in the archive are relative to the path, as `tar -C PATH -c .` has them, so that it unpacks to the same
+//! tree wherever that is wanted.
+
+use crate::archive::pax::{self, Records};
+use crate::archive::{Archive, Kind, SparseMap};
+use crate::exit::{Exit, Failure, Result};
+use crate::location::{Images, Location, parser};
+use crate::options::Global;
+use crate::problems::Problems;
+use crate::progress;
+use crate::walk::{Order, Step, Walk};
+use indicatif::ProgressBar;
+use std::collections::HashMap;
+use std::io::{BufWriter, IsTerminal, Write};
+use std::path::PathBuf;
+use uxfs::{AlignedBuf, File, FileType, Node, Volume};
+
+/// Bytes that are read at once.
+const CHUNK: usize = 1 << 20;
+/// A file with more runs of data than this is written with its holes as zeroes.
+const MAX_RUNS: usize = 1 << 20;
+
+/// Arguments of `tar`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// A directory, or a file of any type
+    #[arg(value_name = "IMAGE:/PATH", value_parser = parser())]
+    location: Location,
+    /// Write to this file, not to standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Write holes as zeroes, for programs that don't know of sparse files
+    #[arg(long)]
+    no_sparse: bool,
+    /// Leave out extended attributes and access control lists
+    #[arg(long)]
+    no_xattrs: bool,
+}
+
+/// Writes the archive.
+pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    let location = &args.location;
+    let volume = Images::new(global).volume(location)?;
+    let start = volume.lookup_nofollow(&location.path).map_err(|error| location.failure(&error))?;
+    let out = BufWriter::with_capacity(CHUNK, output(args)?);
+    let bar = progress::bytes();
+    let mut pack = Pack {
+        args,
+        volume: &volume,
+        archive: Archive::new(out),
+        problems: Problems::beside(&bar),
+        bar: &bar,
+        buf: AlignedBuf::zeroed(CHUNK),
+        linked: HashMap::new(),
+    };
+    pack.tree(start)?;
+    let Pack { archive, problems, .. } = pack;
+    archive.finish()?;
+    bar.finish_and_clear();
+    Ok(problems.exit())
+}
+
+fn output(args: &Args) -> Result<Box<dyn Write>> {
+    if let Some(path) = &args.output {
+        let file = std::fs::File::create(path).map_err(|error| Failure::of_host(path, error))?;
+        return Ok(Box::new(file));
+    }
+    let stdout = std::io::stdout();
+    if stdout.is_terminal() {
+        let what = "tar: standard output is a terminal; redirect it, or give -o FILE";
+        return Err(Failure::new(Exit::Usage, what));
+    }
+    Ok(Box::new(stdout))
+}
+
+/// An archive under way.
+struct Pack<'a, W: Write> {
+    args: &'a Args,
+    volume: &'a Volume,
+    archive: Archive<W>,
+    problems: Problems,
+    bar: &'a ProgressBar,
+    buf: AlignedBuf,
+    /// The first name in the archive of each file that has several.
+    linked: HashMap<u64, Vec<u8>>,
+}
+
+impl<W: Write> Pack<'_, W> {
+    fn tree(&mut self, start: Node) -> Result<()> {
+        let is_dir = start.file_type().is_dir();
+        let file_name = self.args.location.file_name().unwrap_or(b"file").to_vec();
+        let mut walk = Walk::new(self.volume, start, b".", Order::Stored);
+        while let Some(step) = walk.next() {
+            progress::name(self.bar, walk.path());
+            let name = if is_dir { walk.path() } else { &file_name };
+            match step {
+                Step::Enter(node) => self.directory(&[name, b"/"].concat(), &node)?,
+                Step::Leave(_) => {}
+                Step::Leaf(leaf) => match leaf.node(self.volume) {
+                    Ok(node) => self.leaf(name, &node)?,
+                    Err(error) => self.problem(name, &error),
+                },
+                Step::Failed(error) => self.problem(name, &error),
+                Step::Damaged(what) => self.problem(name, &what),
+            }
+        }
+        Ok(())
+    }
+
+    fn directory(&mut self, name: &[u8], node: &Node) -> Result<()> {
+        let records = self.xattrs(name, node);
+        self.archive.entry(name, &node.metadata(), &Kind::Directory, records)
+    }
+
+    fn leaf(&mut self, name: &[u8], node: &Node) -> Result<()> {
+        let of = node.metadata();
+        if of.nlink > 1
+            && let Some(first) = self.linked.get(&of.ino)
+        {
+            return self.archive.entry(name, &of, &Kind::HardLink(first), Records::default());
+        }
+        let records = self.xattrs(name, node);
+        let target;
+        let kind = match of.file_type {
+            FileType::Regular => return self.file(name, node, records),
+            FileType::Symlink => match node.read_link() {
+                Ok(link) => {
+                    target = link;
+                    Kind::Symlink(&target)
+                }
+                Err(error) => {
+                    self.problem(name, &error);
+                    return Ok(());
+                }
+            },
+            FileType::CharDevice => Kind::CharDevice,
+            FileType::BlockDevice => Kind::BlockDevice,
+            FileType::Fifo => Kind::Fifo,
+            FileType::Socket => {
+                self.problem(name, &"an archive cannot hold a socket; it is left out");
+                return Ok(());
+            }
+            FileType::Directory | FileType::Unknown => {
+                self.problem(name, &format_args!("damaged: a {} where none can be", of.file_type));
+                return Ok(());
+            }
+        };
+        self.archive.entry(name, &of, &kind, records)?;
+        self.remember(name, node);
+        Ok(())
+    }
+
+    /// So that the file's other names become links to this one.
+    fn remember(&mut self, name: &[u8], node: &Node) {
+        if node.metadata().nlink > 1 {
+            self.linked.insert(node.ino(), name.to_vec());
+        }
+    }
+
+    fn file(&mut self, name: &[u8], node: &Node, records: Records) -> Result<()> {
+        let of = node.metadata();
+        let opened = node.open().and_then(|file| {
+            let map = if self.args.no_sparse { None } else { sparse_map(&file)? };
+            Ok((file, map))
+        });
+        let (file, map) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.problem(name, &error);
+                return Ok(());
+            }
+        };
+        self.remember(name, node);
+        match map {
+            Some(map) => {
+                self.archive.entry(name, &of, &Kind::Sparse(&map), records)?;
+                for &(offset, len) in &map.runs {
+                    self.content(name, &file, offset, len)?;
+                }
+            }
+            None => {
+                let size = file.size();
+                self.archive.entry(name, &of, &Kind::File(size), records)?;
+                self.content(name, &file, 0, size)?;
+            }
+        }
+        self.archive.pad()
+    }
+
+    /// Writes `len` bytes of a file. What cannot be read is written as zeroes, since the header promised it.
+    fn content(&mut self, name: &[u8], file: &File, offset: u64, len: u64) -> Result<()> {
+        let mut done = 0;
+        let mut failed = false;
+        while done < len {
+            let want = usize::try_from(len - done).unwrap_or(CHUNK).min(CHUNK);
+            let buf = &mut self.buf[..want];
+            match file.read_at(buf, offset + done) {
+                Ok(read) => buf[read..].fill(0),
+                Err(error) => {
+                    buf.fill(0);
+                    if !std::mem::replace(&mut failed, true) {
+                        let image = &self.args.location.image;
+                        self.problems.at(image, name, format_args!("{error}; written as zeroes"));
+                    }
+                }
+            }
+            self.archive.content(&self.buf[..want])?;
+            self.bar.inc(want as u64);
+            done += want as u64;
+        }
+        Ok(())
+    }
+
+    /// Records of a file's attributes. A list goes over as an attribute and as text: programs look for either.
+    fn xattrs(&mut self, name: &[u8], node: &Node) -> Records {
+        let mut records = Records::default();
+        if self.args.no_xattrs {
+            return records;
+        }
+        if let Err(error) = self.add_xattrs(name, node, &mut records) {
+            self.problem(name, &error);
+        }
+        records
+    }
+
+    fn add_xattrs(&mut self, name: &[u8], node: &Node, records: &mut Records) -> uxfs::Result<()> {
+        for xattr in node.xattr_names()? {
+            // The list itself is there as `system.posix_acl_…`; this is XFS's form of it.
+            if xattr.starts_with(b"trusted.SGI_ACL_") || xattr.contains(&0) {
+                continue;
+            }
+            let Some(value) = node.xattr(&xattr)? else { continue };
+            let text_key: Option<&[u8]> = match &*xattr {
+                b"system.posix_acl_access" => Some(b"SCHILY.acl.access"),
+                b"system.posix_acl_default" => Some(b"SCHILY.acl.default"),
+                _ => None,
+            };
+            if let Some((key, text)) = text_key.zip(pax::acl_text(&value)) {
+                records.add(key, text.as_bytes());
+            }
+            if !records.add_xattr(&xattr, &value) {
+                self.problem(
+                    name,
+                    &format_args!("more than {} bytes of attributes; some are left out", pax::MAX_BYTES),
+                );
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn problem(&mut self, name: &[u8], what: &dyn std::fmt::Display) {
+        self.problems.at(&self.args.location.image, name, what);
+    }
+}
+
+/// The runs of data of a file with holes; `None` if it has no holes, or too many.
+fn sparse_map(file: &File) -> uxfs::Result<Option<SparseMap>> {
+    let size = file.size();
+    let mut runs = Vec::new();
+    let mut at = 0;
+    while let Some(start) = file.seek_data(at)? {
+        let end = file.seek_hole(start)?.unwrap_or(size);
+        if (start == 0 && end >= size) || end <= start || runs.len() == MAX_RUNS {
+            return Ok(None);
+        }
+        runs.push((start, end - start));
+        at = end;
+    }
+    Ok((size > 0).then_some(SparseMap { runs, size }))
+}

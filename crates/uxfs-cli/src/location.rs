@@ -1,0 +1,159 @@
+//! `IMAGE:/path`: which image, and which path in it.
+
+use crate::exit::{Exit, Failure, Result};
+use crate::options::Global;
+use std::convert::Infallible;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use uxfs::{OpenOptions, Volume};
+
+/// A place in an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The image file, or the block device.
+    pub image: PathBuf,
+    /// The path in it; `/` if only the image was named.
+    pub path: Vec<u8>,
+}
+
+impl Location {
+    /// Splits `IMAGE:/path` at its last `:/`. An image that has `:/` in its own name, or a path that has, is
+    /// understood where the image exists: the whole is tried first, then the longest image part.
+    pub fn parse(text: &OsStr) -> Self {
+        Self::parse_with(text, Path::exists)
+    }
+
+    fn parse_with(text: &OsStr, exists: impl Fn(&Path) -> bool) -> Self {
+        let bytes = text.as_bytes();
+        let split = |at: usize| {
+            let (image, path) = bytes.split_at(at);
+            Self { image: OsStr::from_bytes(image).into(), path: path.get(1..).unwrap_or_default().to_vec() }
+        };
+        let whole = Self { image: text.into(), path: b"/".to_vec() };
+        if exists(&whole.image) {
+            return whole;
+        }
+        let mut splits = (1..bytes.len()).rev().filter(|&at| bytes[at..].starts_with(b":/")).map(split);
+        let Some(last) = splits.next() else { return whole };
+        if exists(&last.image) {
+            return last;
+        }
+        splits.find(|location| exists(&location.image)).unwrap_or(last)
+    }
+
+    /// The last part of the path, if it has one that is a name.
+    pub fn file_name(&self) -> Option<&[u8]> {
+        let name = self.path.rsplit(|&byte| byte == b'/').find(|part| !part.is_empty())?;
+        (!matches!(name, b"." | b"..")).then_some(name)
+    }
+
+    /// What an error of the volume says, with the image's name in front.
+    pub fn failure(&self, error: &uxfs::Error) -> Failure {
+        Failure::of_image(&self.image, error)
+    }
+}
+
+impl FromStr for Location {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Infallible> {
+        Ok(Self::parse(OsStr::new(text)))
+    }
+}
+
+/// The parser that arguments use: paths are bytes, so that they go through `OsString`.
+pub fn parser() -> impl clap::builder::TypedValueParser<Value = Location> {
+    use clap::builder::TypedValueParser;
+    clap::builder::OsStringValueParser::new().map(|text| Location::parse(&text))
+}
+
+/// Volumes that are open, so that several paths in one image share one.
+pub struct Images<'a> {
+    global: &'a Global,
+    open: Vec<(PathBuf, Volume)>,
+}
+
+impl<'a> Images<'a> {
+    /// None yet.
+    pub fn new(global: &'a Global) -> Self {
+        Self { global, open: Vec::new() }
+    }
+
+    /// The volume in the location's image.
+    pub fn volume(&mut self, location: &Location) -> Result<Volume> {
+        if let Some((_, volume)) = self.open.iter().find(|(image, _)| *image == location.image) {
+            return Ok(volume.clone());
+        }
+        let options = OpenOptions::new()
+            .norecovery(self.global.norecovery)
+            .offset(self.global.offset)
+            .length(self.global.length)
+            .cache_size(self.global.cache_size);
+        let volume = open(location, &options)?;
+        self.open.push((location.image.clone(), volume.clone()));
+        Ok(volume)
+    }
+}
+
+fn open(location: &Location, options: &OpenOptions) -> Result<Volume> {
+    let image = &location.image;
+    match std::fs::metadata(image) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Failure::new(
+                Exit::NotFound,
+                format!("{}: no such image", crate::exit::host_name(image)),
+            ));
+        }
+        Ok(metadata) if metadata.is_dir() => {
+            let what = "a directory of this machine; name an image file or a block device";
+            return Err(Failure::new(Exit::NotFound, format!("{}: {what}", crate::exit::host_name(image))));
+        }
+        _ => {}
+    }
+    Volume::open(image, options).map_err(|error| Failure::of_image(image, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(text: &str, existing: &[&str]) -> (String, String) {
+        let exists = |path: &Path| existing.iter().any(|name| Path::new(name) == path);
+        let location = Location::parse_with(OsStr::new(text), exists);
+        (location.image.to_str().unwrap().to_owned(), String::from_utf8(location.path).unwrap())
+    }
+
+    fn pair(image: &str, path: &str) -> (String, String) {
+        (image.to_owned(), path.to_owned())
+    }
+
+    #[test]
+    fn the_last_colon_and_slash_divide() {
+        assert_eq!(split("a.img:/etc", &["a.img"]), pair("a.img", "/etc"));
+        assert_eq!(split("a.img", &["a.img"]), pair("a.img", "/"));
+        assert_eq!(split("a.img:/", &[]), pair("a.img", "/"));
+        assert_eq!(split("a:b.img:/x:y", &["a:b.img"]), pair("a:b.img", "/x:y"));
+        assert_eq!(split("a:/b:/c", &[]), pair("a:/b", "/c"));
+        assert_eq!(split("a.img:etc", &[]), pair("a.img:etc", "/"));
+    }
+
+    #[test]
+    fn what_exists_decides_where_it_is_open() {
+        assert_eq!(split("d:/a.img", &["d:/a.img"]), pair("d:/a.img", "/"));
+        assert_eq!(split("d:/a.img:/x", &["d:/a.img"]), pair("d:/a.img", "/x"));
+        assert_eq!(split("a.img:/x:/y", &["a.img"]), pair("a.img", "/x:/y"));
+    }
+
+    #[test]
+    fn a_file_name_is_a_name() {
+        let name =
+            |path: &str| Location { image: "i".into(), path: path.into() }.file_name().map(<[u8]>::to_vec);
+        assert_eq!(name("/a/b"), Some(b"b".to_vec()));
+        assert_eq!(name("/a/b//"), Some(b"b".to_vec()));
+        assert_eq!(name("/"), None);
+        assert_eq!(name("/a/."), None);
+        assert_eq!(name("/a/.."), None);
+    }
+}

@@ -1,0 +1,57 @@
+//! Failures that don't end a verb: each has its line on standard error, and the exit code says that there were
+//! some.
+
+use crate::exit::{Exit, Result, host_name};
+use crate::location::Location;
+use indicatif::ProgressBar;
+use std::path::Path;
+
+/// Counts failures and says each one.
+#[derive(Default)]
+pub struct Problems {
+    count: u64,
+    progress: Option<ProgressBar>,
+}
+
+impl Problems {
+    /// None so far; lines go around `progress`.
+    pub fn beside(progress: &ProgressBar) -> Self {
+        Self { count: 0, progress: Some(progress.clone()) }
+    }
+
+    /// Something at `path` in an image failed.
+    pub fn at(&mut self, image: &Path, path: &[u8], what: impl std::fmt::Display) {
+        self.say(&format!("{}: {}: {what}", host_name(image), uxfs::printable(path)));
+    }
+
+    /// One line, without the name of the command.
+    pub fn say(&mut self, line: &str) {
+        self.count += 1;
+        match &self.progress {
+            Some(progress) => progress.suspend(|| eprintln!("uxfs: {line}")),
+            None => eprintln!("uxfs: {line}"),
+        }
+    }
+
+    /// How a verb ends that did what it could.
+    pub fn exit(&self) -> Exit {
+        if self.count == 0 { Exit::Ok } else { Exit::Partial }
+    }
+}
+
+/// Does something for each location. A failure ends it where there is just one; where there are more, it is said
+/// and the rest goes on.
+pub fn for_each(
+    locations: &[Location],
+    problems: &mut Problems,
+    mut run: impl FnMut(&Location, &mut Problems) -> Result<()>,
+) -> Result<Exit> {
+    for location in locations {
+        match run(location, problems) {
+            Ok(()) => {}
+            Err(failure) if locations.len() == 1 || failure.is_quiet() => return Err(failure),
+            Err(failure) => problems.say(&failure.to_string()),
+        }
+    }
+    Ok(problems.exit())
+}

@@ -1,0 +1,308 @@
+//! A walk over a tree in an image, one step at a time.
+//!
+//! Invariants: the way down is a list, not recursion, so that depth costs little memory and no stack; a directory
+//! is entered once in a walk, so that a damaged volume, whose directories form circles or are named twice, gives
+//! a failure instead of a walk without end; directories are read in parts, so that a large one costs no more
+//! memory than a small one; and every name is one that a file can have.
+
+use std::collections::HashMap;
+use uxfs::{Dir, DirEntry, Entries, FileType, Node, Volume};
+
+/// Levels whose directories stay open; of deeper ones, the part that was read is dropped when the walk goes
+/// further down, and read again when it comes back.
+const OPEN_LEVELS: usize = 32;
+/// A directory with more entries than this is not sorted.
+const SORTED_ENTRIES: usize = 1 << 14;
+
+/// In which order a directory's entries come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As they are in the directory.
+    Stored,
+    /// By name, in directories of up to 16,384 entries; larger ones as they are.
+    Sorted,
+}
+
+/// What a walk comes to. Its path is [`Walk::path`].
+pub enum Step {
+    /// A directory, before what is in it.
+    Enter(Node),
+    /// A directory, behind what is in it.
+    Leave(Node),
+    /// Anything else.
+    Leaf(Leaf),
+    /// Something that could not be read; the walk goes on behind it.
+    Failed(uxfs::Error),
+    /// Something that can't be in a sound volume; the walk goes on behind it.
+    Damaged(String),
+}
+
+/// Something that is not a directory.
+pub struct Leaf {
+    /// Its inode number.
+    pub ino: u64,
+    /// Its type, as its directory says it.
+    pub file_type: FileType,
+    node: Option<Node>,
+}
+
+impl Leaf {
+    /// Its inode.
+    pub fn node(&self, volume: &Volume) -> uxfs::Result<Node> {
+        match &self.node {
+            Some(node) => Ok(node.clone()),
+            None => volume.node(self.ino),
+        }
+    }
+}
+
+/// A walk under way.
+pub struct Walk {
+    volume: Volume,
+    order: Order,
+    start: Option<Node>,
+    /// A directory that was reported and not yet entered.
+    pending: Option<Node>,
+    frames: Vec<Frame>,
+    path: Vec<u8>,
+    seen: InodeSet,
+}
+
+/// A directory on the way down.
+struct Frame {
+    node: Node,
+    listing: Listing,
+    path_len: usize,
+}
+
+impl Walk {
+    /// A walk from `start`, which is at `path`.
+    pub fn new(volume: &Volume, start: Node, path: &[u8], order: Order) -> Self {
+        Self {
+            volume: volume.clone(),
+            order,
+            start: Some(start),
+            pending: None,
+            frames: Vec::new(),
+            path: path.to_vec(),
+            seen: InodeSet::default(),
+        }
+    }
+
+    /// The path of what was reported last.
+    pub fn path(&self) -> &[u8] {
+        &self.path
+    }
+
+    /// The last part of that path.
+    pub fn name(&self) -> &[u8] {
+        let parts = self.path.rsplit(|&byte| byte == b'/');
+        parts.into_iter().find(|part| !part.is_empty()).unwrap_or(b"/")
+    }
+
+    /// How many directories of the walk are above what was reported last.
+    pub fn depth(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Leaves out what is in the directory that was just reported, and its [`Step::Leave`].
+    pub fn skip(&mut self) {
+        self.pending = None;
+    }
+
+    /// Whether what was just reported is the last in its directory.
+    pub fn is_last(&mut self) -> bool {
+        self.frames.last_mut().is_none_or(|frame| frame.listing.peek().is_none())
+    }
+
+    /// The next step, or `None` at the end.
+    pub fn next(&mut self) -> Option<Step> {
+        if let Some(start) = self.start.take() {
+            return Some(self.report_start(start));
+        }
+        if let Some(dir) = self.pending.take()
+            && let Err(error) = self.push(dir)
+        {
+            return Some(Step::Failed(error));
+        }
+        let frame = self.frames.last_mut()?;
+        self.path.truncate(frame.path_len);
+        match frame.listing.next() {
+            Some(Ok(entry)) => Some(self.report(entry)),
+            Some(Err(error)) => Some(Step::Failed(error)),
+            None => self.frames.pop().map(|frame| Step::Leave(frame.node)),
+        }
+    }
+
+    fn report_start(&mut self, start: Node) -> Step {
+        let (ino, file_type) = (start.ino(), start.file_type());
+        if !file_type.is_dir() {
+            return Step::Leaf(Leaf { ino, file_type, node: Some(start) });
+        }
+        self.seen.insert(ino);
+        self.pending = Some(start.clone());
+        Step::Enter(start)
+    }
+
+    fn report(&mut self, entry: DirEntry) -> Step {
+        if self.path.last() != Some(&b'/') {
+            self.path.push(b'/');
+        }
+        self.path.extend(&entry.name);
+        if entry.name.is_empty() || entry.name.iter().any(|&byte| matches!(byte, 0 | b'/')) {
+            return Step::Damaged("damaged: directory: a name that no file can have".to_owned());
+        }
+        if !entry.file_type.is_dir() {
+            return Step::Leaf(Leaf { ino: entry.ino, file_type: entry.file_type, node: None });
+        }
+        let node = match self.volume.node(entry.ino) {
+            Ok(node) => node,
+            Err(error) => return Step::Failed(error),
+        };
+        if !node.file_type().is_dir() {
+            return Step::Damaged(format!(
+                "damaged: inode {} is a {}, its directory says directory",
+                entry.ino,
+                node.file_type()
+            ));
+        }
+        if !self.seen.insert(entry.ino) {
+            return Step::Damaged(format!("damaged: directory inode {} is reached a second time", entry.ino));
+        }
+        self.pending = Some(node.clone());
+        Step::Enter(node)
+    }
+
+    fn push(&mut self, node: Node) -> uxfs::Result<()> {
+        let dir = node.as_dir()?;
+        if self.frames.len() >= OPEN_LEVELS
+            && let Some(above) = self.frames.last_mut()
+        {
+            above.listing.park();
+        }
+        let listing = Listing::new(dir, self.order);
+        self.frames.push(Frame { node, listing, path_len: self.path.len() });
+        Ok(())
+    }
+}
+
+/// The entries of one directory, which can be put away and taken up again.
+struct Listing {
+    dir: Dir,
+    order: Order,
+    source: Option<Source>,
+    peeked: Option<uxfs::Result<DirEntry>>,
+    /// The entry that was given last: where to go on.
+    last: Option<(Vec<u8>, u64)>,
+    ended: bool,
+}
+
+/// Where entries come from.
+enum Source {
+    Stored(Entries),
+    Sorted(std::vec::IntoIter<uxfs::Result<DirEntry>>),
+}
+
+impl Listing {
+    fn new(dir: Dir, order: Order) -> Self {
+        Self { dir, order, source: None, peeked: None, last: None, ended: false }
+    }
+
+    /// Drops what was read and not given yet.
+    fn park(&mut self) {
+        // An error is not worth losing; it is the last thing that comes.
+        if !matches!(self.peeked, Some(Err(_))) {
+            self.source = None;
+            self.peeked = None;
+        }
+    }
+
+    fn peek(&mut self) -> Option<&uxfs::Result<DirEntry>> {
+        if self.peeked.is_none() {
+            self.peeked = self.pull();
+        }
+        self.peeked.as_ref()
+    }
+
+    fn next(&mut self) -> Option<uxfs::Result<DirEntry>> {
+        let next = self.peeked.take().or_else(|| self.pull());
+        if let Some(Ok(entry)) = &next {
+            self.last = Some((entry.name.clone(), entry.next));
+        }
+        next
+    }
+
+    fn pull(&mut self) -> Option<uxfs::Result<DirEntry>> {
+        if self.ended {
+            return None;
+        }
+        let source = match &mut self.source {
+            Some(source) => source,
+            none => none.insert(open(&self.dir, self.order, self.last.as_ref())),
+        };
+        let next = match source {
+            Source::Stored(entries) => entries.next(),
+            Source::Sorted(entries) => entries.next(),
+        };
+        self.ended = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
+
+/// Opens a directory behind the entry that was given last.
+fn open(dir: &Dir, order: Order, last: Option<&(Vec<u8>, u64)>) -> Source {
+    if order == Order::Sorted
+        && let Some(sorted) = sorted(dir, last.map(|(name, _)| &**name))
+    {
+        return Source::Sorted(sorted.into_iter());
+    }
+    Source::Stored(dir.entries_from(last.map_or(0, |&(_, place)| place)))
+}
+
+/// All entries behind the name `last`, by name, with an error at the end if there was one; `None` if the
+/// directory is too large.
+fn sorted(dir: &Dir, last: Option<&[u8]>) -> Option<Vec<uxfs::Result<DirEntry>>> {
+    let mut entries = Vec::new();
+    let mut failed = None;
+    for entry in dir.entries() {
+        match entry {
+            Ok(_) if entries.len() == SORTED_ENTRIES => return None,
+            Ok(entry) => entries.push(entry),
+            Err(error) => failed = Some(error),
+        }
+    }
+    entries.retain(|entry| last.is_none_or(|last| *entry.name > *last));
+    entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    Some(entries.into_iter().map(Ok).chain(failed.map(Err)).collect())
+}
+
+/// A set of inode numbers. Inodes lie in chunks of 64, so that it keeps a word a chunk.
+#[derive(Default)]
+pub struct InodeSet {
+    chunks: HashMap<u64, u64>,
+}
+
+impl InodeSet {
+    /// Adds a number; whether it was not there before.
+    pub fn insert(&mut self, ino: u64) -> bool {
+        let bit = 1 << (ino % 64);
+        let chunk = self.chunks.entry(ino / 64).or_default();
+        let new = *chunk & bit == 0;
+        *chunk |= bit;
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::InodeSet;
+
+    #[test]
+    fn a_number_is_new_once() {
+        let mut set = InodeSet::default();
+        for ino in [0, 63, 64, 128, u64::MAX] {
+            assert!(set.insert(ino));
+            assert!(!set.insert(ino));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Directories: their entries in order, with a place to go on from, and one entry by its name.
+//!
+//! Invariant: an iteration holds [`BATCH`] entries at most, however large the directory, and ends on any input:
+//! the place to go on from must rise from batch to batch.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::metadata::FileType;
+use crate::node::Node;
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use xfs::volume::ForkKind;
+
+/// Entries that are read at once.
+const BATCH: usize = 256;
+
+/// A directory.
+#[derive(Clone, Debug)]
+pub struct Dir {
+    node: Node,
+}
+
+/// One entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry {
+    /// Its name: bytes, without NUL and slash.
+    pub name: Vec<u8>,
+    /// The inode that it names.
+    pub ino: u64,
+    /// The type of what it names.
+    pub file_type: FileType,
+    /// Where to go on behind this entry: see [`Dir::entries_from`].
+    pub next: u64,
+}
+
+impl DirEntry {
+    /// Whether this is `.` or `..`.
+    pub fn is_dot(&self) -> bool {
+        matches!(&*self.name, b"." | b"..")
+    }
+}
+
+impl Dir {
+    pub(crate) fn new(node: Node) -> Self {
+        Self { node }
+    }
+
+    /// The directory as a node.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Its entries, without `.` and `..`, in the order of the directory.
+    pub fn entries(&self) -> Entries {
+        self.entries_from(0)
+    }
+
+    /// Its entries from a place on that was given with an entry ([`DirEntry::next`]); 0 is the start.
+    pub fn entries_from(&self, place: u64) -> Entries {
+        Entries { dir: self.clone(), place, batch: VecDeque::new(), done: false }
+    }
+
+    /// The entry `name`; `None` if there is none. Takes a few reads, however large the directory is.
+    pub fn lookup(&self, name: &[u8]) -> Result<Option<Node>> {
+        self.node.child(name)
+    }
+
+    /// The next entries from `place` on, the dots too.
+    fn read(&self, place: u64, into: &mut VecDeque<DirEntry>) -> Result<()> {
+        let Some(fork) = self.node.volume.engine().fork(&self.node.inode, ForkKind::Data) else {
+            return Ok(());
+        };
+        xfs::dir::walk(&*fork, place, &mut |entry| {
+            into.push_back(DirEntry {
+                name: entry.name.to_vec(),
+                ino: entry.inode.0,
+                file_type: entry.file_type.into(),
+                next: entry.next,
+            });
+            if into.len() < BATCH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        Ok(())
+    }
+}
+
+/// The entries of a directory; see [`Dir::entries`]. After an error it ends.
+#[derive(Debug)]
+pub struct Entries {
+    dir: Dir,
+    place: u64,
+    batch: VecDeque<DirEntry>,
+    done: bool,
+}
+
+impl Entries {
+    /// Where to go on behind the entry that was given last.
+    pub fn place(&self) -> u64 {
+        self.place
+    }
+
+    fn fill(&mut self) -> Result<()> {
+        self.dir.read(self.place, &mut self.batch)?;
+        let Some(last) = self.batch.back() else {
+            self.done = true;
+            return Ok(());
+        };
+        if last.next <= self.place {
+            let ino = self.dir.node.ino();
+            return Err(Error::new(
+                ErrorKind::Damaged,
+                format!("inode {ino}: damaged: directory: bad entry order"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The entry's type where the directory doesn't keep it.
+    fn complete(&self, mut entry: DirEntry) -> DirEntry {
+        if entry.file_type == FileType::Unknown
+            && let Ok(node) = self.dir.node.volume.node(entry.ino)
+        {
+            entry.file_type = node.file_type();
+        }
+        entry
+    }
+}
+
+impl Iterator for Entries {
+    type Item = Result<DirEntry>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(entry) = self.batch.pop_front() {
+                self.place = entry.next;
+                if entry.is_dot() {
+                    continue;
+                }
+                return Some(Ok(self.complete(entry)));
+            }
+            if self.done {
+                return None;
+            }
+            if let Err(error) = self.fill() {
+                self.done = true;
+                self.batch.clear();
+                return Some(Err(error));
+            }
+        }
+    }
+}

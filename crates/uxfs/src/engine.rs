@@ -1,0 +1,95 @@
+//! The one place where this crate turns the XFS engine's inodes and errors into its own terms.
+
+use crate::error::{Error, ErrorKind};
+use crate::info::VolumeInfo;
+use crate::metadata;
+use crate::metadata::{DeviceNumber, FileType, Metadata, Timestamp};
+use fileio::{FileError, Refusal};
+use xfs::inode::{ForkKind, Inode};
+use xfs::volume::Volume;
+use xfs_format::inode::InodeType;
+
+/// The type of an inode.
+pub(crate) fn file_type(inode: &Inode) -> FileType {
+    match inode.kind() {
+        InodeType::Fifo => FileType::Fifo,
+        InodeType::CharDevice => FileType::CharDevice,
+        InodeType::Directory => FileType::Directory,
+        InodeType::BlockDevice => FileType::BlockDevice,
+        InodeType::Regular => FileType::Regular,
+        InodeType::Symlink => FileType::Symlink,
+        InodeType::Socket => FileType::Socket,
+    }
+}
+
+/// What an inode says of itself.
+pub(crate) fn metadata(volume: &Volume, inode: &Inode) -> Metadata {
+    let core = inode.core();
+    let block_size = volume.geometry().block_size;
+    Metadata {
+        ino: inode.ino().0,
+        generation: inode.generation(),
+        file_type: file_type(inode),
+        mode: core.mode,
+        uid: inode.uid(),
+        gid: inode.gid(),
+        nlink: inode.nlink(),
+        size: inode.size(),
+        blocks: inode.blocks().saturating_mul(u64::from(block_size) / 512),
+        block_size,
+        atime: timestamp(inode.atime()),
+        mtime: timestamp(inode.mtime()),
+        ctime: timestamp(inode.ctime()),
+        btime: inode.crtime().map(timestamp),
+        rdev: inode.device().map(|(major, minor)| DeviceNumber { major, minor }),
+        project_id: inode.project_id(),
+        xflags: metadata::xflags(core.flags.bits(), core.flags2.bits(), inode.has_attrs()),
+        extents: inode.extent_count(ForkKind::Data),
+    }
+}
+
+fn timestamp(time: xfs_format::timestamp::Timestamp) -> Timestamp {
+    Timestamp { seconds: time.secs, nanoseconds: time.nanos }
+}
+
+/// Shape, features and free space.
+pub(crate) fn info(volume: &Volume) -> Result<VolumeInfo, Error> {
+    let (info, stat) = (volume.info(), volume.stat()?);
+    Ok(VolumeInfo {
+        version: info.version,
+        uuid: info.uuid.to_string(),
+        label: info.label,
+        block_size: info.block_size,
+        sector_size: info.sector_size,
+        inode_size: info.inode_size,
+        dir_block_size: info.dir_block_size,
+        blocks: info.data_blocks,
+        available_blocks: stat.blocks,
+        free_blocks: stat.free_blocks,
+        inodes: stat.inodes,
+        free_inodes: stat.free_inodes,
+        ag_count: info.ag_count,
+        ag_blocks: info.ag_blocks,
+        log_blocks: info.log_blocks,
+        log_clean: info.log_clean,
+        root_ino: volume.geometry().root.0,
+        features: info.features,
+        read_only_because: info.unwritable,
+    })
+}
+
+impl From<FileError<xfs::Error>> for Error {
+    fn from(error: FileError<xfs::Error>) -> Self {
+        let text = error.to_string();
+        match error {
+            FileError::Device(device) => device.into(),
+            FileError::Map { source, .. } => source.into(),
+            FileError::BadExtent { .. } => Self::new(ErrorKind::Damaged, format!("damaged: {text}")),
+            FileError::NotOverwritable { why: Refusal::PastEnd, .. } => {
+                Self::new(ErrorKind::InvalidInput, text)
+            }
+            FileError::NotOverwritable { .. } => Self::new(ErrorKind::NotAllocated, text),
+            _ => Self::new(ErrorKind::Io, text),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! What can go wrong, and what to do about it.
+//!
+//! Callers decide by [`ErrorKind`]; people read the message, which is one line, names the path or the place on
+//! the device, and says what to do where something can be done.
+
+use crate::names;
+use std::fmt;
+
+/// What the library's calls give.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Nothing has this path, this inode number, or this attribute name.
+    NotFound,
+    /// Something on the path, or the thing itself, is not a directory.
+    NotADirectory,
+    /// It is a directory, and something else is wanted.
+    IsADirectory,
+    /// It is of another type than is wanted (neither of the two above).
+    WrongType,
+    /// More than [`MAX_SYMLINKS`](crate::MAX_SYMLINKS) symbolic links on the way.
+    TooManySymlinks,
+    /// A name is longer than [`MAX_NAME`](crate::MAX_NAME) bytes.
+    NameTooLong,
+    /// A path or a name that cannot be: a NUL byte, an empty name.
+    InvalidPath,
+    /// The device does not hold an XFS volume.
+    NotXfs,
+    /// The volume has a feature that this version does not handle.
+    Unsupported,
+    /// The image is shorter than the volume in it.
+    Truncated,
+    /// A structure of the volume is damaged.
+    Damaged,
+    /// The log holds changes that were not replayed.
+    DirtyLog,
+    /// Another process has the image open for writing.
+    Locked,
+    /// The volume is open for reading only.
+    ReadOnly,
+    /// The bytes have no block of their own yet, so that they cannot be overwritten in place.
+    NotAllocated,
+    /// An argument is out of range.
+    InvalidInput,
+    /// The device, or the host behind it, failed.
+    Io,
+}
+
+/// Why a call failed, with the words for it.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+}
+
+impl Error {
+    /// An error of this kind with its message.
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// An error about a path inside the volume.
+    pub(crate) fn at_path(kind: ErrorKind, path: &[u8], what: impl fmt::Display) -> Self {
+        Self::new(kind, format!("{}: {what}", names::printable(path)))
+    }
+
+    /// The same error, said of a path inside the volume.
+    pub(crate) fn on_path(self, path: &[u8]) -> Self {
+        Self::at_path(self.kind, path, &self.message)
+    }
+
+    /// What kind of failure it is.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<xfs::Error> for Error {
+    fn from(error: xfs::Error) -> Self {
+        let kind = match &error {
+            xfs::Error::Corrupt { .. } => ErrorKind::Damaged,
+            xfs::Error::Device(device) => return Self::new(device_kind(device), error.to_string()),
+            xfs::Error::NotXfs => ErrorKind::NotXfs,
+            xfs::Error::Truncated { .. } => ErrorKind::Truncated,
+            xfs::Error::UnsupportedFeature(_)
+            | xfs::Error::ExternalLog
+            | xfs::Error::Realtime
+            | xfs::Error::SectorSize { .. } => ErrorKind::Unsupported,
+            xfs::Error::NeedsRepair => ErrorKind::Damaged,
+            xfs::Error::Unwritable(_) => ErrorKind::ReadOnly,
+            xfs::Error::DirtyLog => ErrorKind::DirtyLog,
+            xfs::Error::NoSuchInode(_) => ErrorKind::NotFound,
+            xfs::Error::WrongType { wanted: "directory", .. } => ErrorKind::NotADirectory,
+            xfs::Error::WrongType { .. } => ErrorKind::WrongType,
+            xfs::Error::ReadOnly(_) => ErrorKind::ReadOnly,
+            _ => ErrorKind::Io,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<blockdev::DeviceError> for Error {
+    fn from(error: blockdev::DeviceError) -> Self {
+        Self::new(device_kind(&error), error.to_string())
+    }
+}
+
+/// The kind of a device's error.
+fn device_kind(error: &blockdev::DeviceError) -> ErrorKind {
+    use blockdev::DeviceError as D;
+    match error {
+        D::Locked => ErrorKind::Locked,
+        D::ReadOnly => ErrorKind::ReadOnly,
+        D::Setup { source, .. } if source.kind() == std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+        D::Setup { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
+            ErrorKind::InvalidInput
+        }
+        _ => ErrorKind::Io,
+    }
+}
+
+/// So that a [`File`](crate::File) fits where `std::io` is spoken.
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        use std::io::ErrorKind as Host;
+        let kind = match error.kind {
+            ErrorKind::NotFound => Host::NotFound,
+            ErrorKind::NotADirectory => Host::NotADirectory,
+            ErrorKind::IsADirectory => Host::IsADirectory,
+            ErrorKind::WrongType
+            | ErrorKind::NameTooLong
+            | ErrorKind::InvalidPath
+            | ErrorKind::InvalidInput
+            | ErrorKind::NotAllocated => Host::InvalidInput,
+            ErrorKind::NotXfs | ErrorKind::Truncated | ErrorKind::Damaged | ErrorKind::DirtyLog => {
+                Host::InvalidData
+            }
+            ErrorKind::Unsupported => Host::Unsupported,
+            ErrorKind::Locked => Host::ResourceBusy,
+            ErrorKind::ReadOnly => Host::ReadOnlyFilesystem,
+            ErrorKind::TooManySymlinks | ErrorKind::Io => Host::Other,
+        };
+        Self::new(kind, error)
+    }
+}

@@ -1,0 +1,180 @@
+//! Regular files: reading, overwriting in place, and where their bytes lie.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::metadata::Metadata;
+use crate::node::Node;
+use crate::queue::Queue;
+use fileio::{DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FileMapping};
+use std::sync::Arc;
+use xfs::bmap::FileMap;
+
+/// An open regular file. Any number of threads may use one `File` at once; requests that don't overlap never
+/// wait for each other.
+#[derive(Clone)]
+pub struct File {
+    node: Node,
+    data: Arc<DirectFile<FileMap>>,
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File").field("ino", &self.node.ino()).finish_non_exhaustive()
+    }
+}
+
+/// A run of a file's bytes that lie in one piece on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte in the file.
+    pub logical: u64,
+    /// First byte on the device, counted from the start of the volume.
+    pub physical: u64,
+    /// Length in bytes; the last extent may reach behind the end of the file.
+    pub length: u64,
+    /// The space is allocated but was never written: it reads as zeroes.
+    pub unwritten: bool,
+    /// Other files share these blocks.
+    pub shared: bool,
+}
+
+impl File {
+    pub(crate) fn new(node: Node) -> Result<Self> {
+        let volume = &node.volume;
+        let map = volume.engine().file_map(&node.inode)?;
+        let data = DirectFile::new(Arc::clone(volume.device()), map, volume.locking());
+        Ok(Self { node, data: Arc::new(data) })
+    }
+
+    /// The file as a node.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// What the volume says of it.
+    pub fn metadata(&self) -> Metadata {
+        self.node.metadata()
+    }
+
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.data.map().size()
+    }
+
+    /// Reads from byte `offset` on until `buf` is full or the file ends; gives the number of bytes. Any offset
+    /// and length will do; whole sectors into an [`AlignedBuf`](crate::AlignedBuf) spare a copy.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        Ok(self.data.read_at(offset, buf)?)
+    }
+
+    /// Writes `buf` over what is at byte `offset`. All of the range must lie inside the file, on blocks that are
+    /// its own and were written before; otherwise nothing is written and the error says which.
+    pub fn overwrite_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+        self.check_writable()?;
+        self.data.overwrite_at(offset, buf)?;
+        Ok(())
+    }
+
+    /// A queue that keeps up to `depth` reads and overwrites of this file in flight, for one thread.
+    pub fn queue(&self, depth: u32) -> Result<Queue> {
+        Ok(Queue { queue: DirectQueue::new(Arc::clone(&self.data), depth)?, file: self.clone() })
+    }
+
+    /// Makes everything that was written before durable.
+    pub fn sync(&self) -> Result<()> {
+        Ok(self.data.sync()?)
+    }
+
+    /// Where the next data are, at or behind `offset`; `None` if there are none before the end of the file.
+    /// Space that was allocated and never written counts as a hole.
+    pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+        self.seek(offset, true)
+    }
+
+    /// Where the next hole is, at or behind `offset`; the end of the file is one. `None` behind that.
+    pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        self.seek(offset, false)
+    }
+
+    /// Extents from the start of the file to its end and behind, in order, without the holes.
+    pub fn extents(&self) -> Extents<'_> {
+        Extents { file: self, at: 0 }
+    }
+
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.node.volume.engine().is_writable() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::ReadOnly, "the volume is open for reading only"))
+    }
+
+    fn seek(&self, offset: u64, want_data: bool) -> Result<Option<u64>> {
+        let size = self.size();
+        let mut at = offset;
+        while at < size {
+            let (extent, end) = self.extent_at(at)?;
+            if is_data(extent.state) == want_data {
+                return Ok(Some(at));
+            }
+            at = end;
+        }
+        Ok((!want_data && offset < size).then_some(size))
+    }
+
+    /// The run that holds byte `at`, and its end, which lies behind `at`.
+    fn extent_at(&self, at: u64) -> Result<(MapExtent, u64)> {
+        let (extent, _) = self.data.map().lookup(at)?;
+        let end = extent.offset.saturating_add(extent.len);
+        if extent.offset > at || end <= at {
+            let what = format!("inode {}: damaged: block map: bad extent order", self.node.ino());
+            return Err(Error::new(ErrorKind::Damaged, what));
+        }
+        Ok((extent, end))
+    }
+}
+
+fn is_data(state: ExtentState) -> bool {
+    matches!(state, ExtentState::Written(_) | ExtentState::Shared(_))
+}
+
+/// The extents of a file; see [`File::extents`]. After an error it ends.
+#[derive(Debug)]
+pub struct Extents<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Extents<'_> {
+    fn step(&mut self) -> Result<Option<Extent>> {
+        // Blocks may be preallocated behind the end of the file, so that the map's own end counts.
+        while self.at < self.file.data.map().map_end() {
+            let (extent, end) = self.file.extent_at(self.at)?;
+            self.at = end;
+            let (physical, unwritten, shared) = match extent.state {
+                ExtentState::Hole => continue,
+                ExtentState::Unwritten(physical) => (physical, true, false),
+                ExtentState::Written(physical) => (physical, false, false),
+                ExtentState::Shared(physical) => (physical, false, true),
+            };
+            return Ok(Some(Extent {
+                logical: extent.offset,
+                physical,
+                length: extent.len,
+                unwritten,
+                shared,
+            }));
+        }
+        Ok(None)
+    }
+}
+
+impl Iterator for Extents<'_> {
+    type Item = Result<Extent>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let step = self.step();
+        if step.is_err() {
+            self.at = u64::MAX;
+        }
+        step.transpose()
+    }
+}

@@ -1,0 +1,118 @@
+//! One inode of a volume, whatever its type: its metadata, its attributes, and the way to what is in it.
+
+use crate::dir::Dir;
+use crate::engine;
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::File;
+use crate::metadata::{FileType, Metadata};
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs::attr::linux;
+use xfs::volume::{ForkKind, Inode};
+
+/// A file of any type, found by its path, by its inode number, or in its directory. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub(crate) volume: Volume,
+    pub(crate) inode: Arc<Inode>,
+}
+
+impl Node {
+    /// Its inode number.
+    pub fn ino(&self) -> u64 {
+        self.inode.ino().0
+    }
+
+    /// Its type.
+    pub fn file_type(&self) -> FileType {
+        engine::file_type(&self.inode)
+    }
+
+    /// What the volume says of it.
+    pub fn metadata(&self) -> Metadata {
+        engine::metadata(self.volume.engine(), &self.inode)
+    }
+
+    /// It as a directory.
+    pub fn as_dir(&self) -> Result<Dir> {
+        if !self.file_type().is_dir() {
+            let what = format!("inode {} is a {}, not a directory", self.ino(), self.file_type());
+            return Err(Error::new(ErrorKind::NotADirectory, what));
+        }
+        Ok(Dir::new(self.clone()))
+    }
+
+    /// It as a regular file, open to read and, on a writable volume, to overwrite.
+    pub fn open(&self) -> Result<File> {
+        match self.file_type() {
+            FileType::Regular => File::new(self.clone()),
+            FileType::Directory => Err(Error::new(
+                ErrorKind::IsADirectory,
+                format!("inode {} is a directory; a regular file is wanted", self.ino()),
+            )),
+            other => Err(Error::new(
+                ErrorKind::WrongType,
+                format!("inode {} is a {other}; a regular file is wanted", self.ino()),
+            )),
+        }
+    }
+
+    /// The target of a symbolic link.
+    pub fn read_link(&self) -> Result<Vec<u8>> {
+        if !self.file_type().is_symlink() {
+            let what = format!("inode {} is a {}, not a symbolic link", self.ino(), self.file_type());
+            return Err(Error::new(ErrorKind::WrongType, what));
+        }
+        match self.volume.engine().fork(&self.inode, ForkKind::Data) {
+            Some(fork) => Ok(xfs::symlink::target(&*fork)?),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Names of its extended attributes, as Linux names them, in the volume's order.
+    ///
+    /// As for root on Linux, an access control list has two names: `system.posix_acl_access`, whose value is in
+    /// the form of Linux, and `trusted.SGI_ACL_FILE`, whose value is as the volume keeps it.
+    pub fn xattr_names(&self) -> Result<Vec<Vec<u8>>> {
+        match self.volume.engine().fork(&self.inode, ForkKind::Attr) {
+            Some(fork) => Ok(linux::list(&*fork)?),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// The value of one extended attribute, by its Linux name; `None` if it has no such attribute.
+    pub fn xattr(&self, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        match self.volume.engine().fork(&self.inode, ForkKind::Attr) {
+            Some(fork) => Ok(linux::get(&*fork, name)?),
+            None => Ok(None),
+        }
+    }
+
+    /// The entry `name` of it, a directory; `None` if there is no such entry.
+    pub(crate) fn child(&self, name: &[u8]) -> Result<Option<Self>> {
+        let Some(fork) = self.volume.engine().fork(&self.inode, ForkKind::Data) else {
+            return Ok(None);
+        };
+        let Some((ino, _)) = xfs::dir::lookup(&*fork, name)? else {
+            return Ok(None);
+        };
+        self.volume.node_of_entry(ino.0, name).map(Some)
+    }
+}
+
+impl FileType {
+    /// Whether it is a directory.
+    pub fn is_dir(self) -> bool {
+        self == Self::Directory
+    }
+
+    /// Whether it is a regular file.
+    pub fn is_file(self) -> bool {
+        self == Self::Regular
+    }
+
+    /// Whether it is a symbolic link.
+    pub fn is_symlink(self) -> bool {
+        self == Self::Symlink
+    }
+}

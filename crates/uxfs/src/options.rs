@@ -1,0 +1,87 @@
+//! How to open a volume.
+
+use fileio::Locking;
+
+/// How to open a volume. The default opens it for reading, all of the file or device.
+///
+/// ```
+/// use uxfs::OpenOptions;
+/// // The second partition of a disk image, to overwrite files in it.
+/// let options = OpenOptions::new().writable(true).offset(1 << 20).length(Some(64 << 20));
+/// ```
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    pub(crate) writable: bool,
+    pub(crate) norecovery: bool,
+    pub(crate) offset: u64,
+    pub(crate) length: Option<u64>,
+    pub(crate) cache_size: u64,
+    pub(crate) direct: bool,
+    pub(crate) locking: Locking,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            writable: false,
+            norecovery: false,
+            offset: 0,
+            length: None,
+            cache_size: Self::DEFAULT_CACHE_SIZE,
+            direct: true,
+            locking: Locking::default(),
+        }
+    }
+}
+
+impl OpenOptions {
+    /// Bytes that caches may hold if nothing else is asked for.
+    pub const DEFAULT_CACHE_SIZE: u64 = 64 << 20;
+
+    /// For reading, all of the file or device.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether files may be overwritten. The image is then locked against a second opener that would write.
+    pub fn writable(mut self, writable: bool) -> Self {
+        self.writable = writable;
+        self
+    }
+
+    /// Whether a volume whose log is dirty is read as it is: what was only in the log is not seen.
+    pub fn norecovery(mut self, norecovery: bool) -> Self {
+        self.norecovery = norecovery;
+        self
+    }
+
+    /// Where in the file or device the volume starts, in bytes: a partition inside an image.
+    pub fn offset(mut self, offset: u64) -> Self {
+        self.offset = offset;
+        self
+    }
+
+    /// How many bytes from there belong to the volume; `None`: all the rest.
+    pub fn length(mut self, length: Option<u64>) -> Self {
+        self.length = length;
+        self
+    }
+
+    /// Bytes that the caches of metadata may hold together.
+    pub fn cache_size(mut self, bytes: u64) -> Self {
+        self.cache_size = bytes;
+        self
+    }
+
+    /// Whether to go round the host's page cache (`O_DIRECT`) where the host can do that.
+    pub fn direct(mut self, direct: bool) -> Self {
+        self.direct = direct;
+        self
+    }
+
+    /// Which lock keeps requests on one file apart. For measurements; the default is the one to use.
+    pub fn locking(mut self, locking: Locking) -> Self {
+        self.locking = locking;
+        self
+    }
+}

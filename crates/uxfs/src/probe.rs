@@ -1,0 +1,170 @@
+//! What a device holds that is not XFS, so that the error can say it, and what to do.
+//!
+//! Reads a fixed number of bytes, whatever the device says. Nothing here decides whether a volume is opened: it
+//! is asked after the engine found no superblock.
+
+use blockdev::{AlignedBuf, BlockDevice};
+
+mod partitions;
+
+pub(crate) use partitions::describe as describe_partitions;
+
+/// A mark at a fixed place.
+struct Mark {
+    at: u64,
+    magic: &'static [u8],
+    what: &'static str,
+}
+
+const fn mark(at: u64, magic: &'static [u8], what: &'static str) -> Mark {
+    Mark { at, magic, what }
+}
+
+/// File systems and containers, those with the longer marks first.
+const MARKS: &[Mark] = &[
+    mark(0x1_0040, b"_BHRfS_M", "a btrfs volume"),
+    mark(1024, &[0x10, 0x20, 0xf5, 0xf2], "an f2fs volume"),
+    mark(1024, &[0xe2, 0xe1, 0xf5, 0xe0], "an EROFS volume"),
+    mark(0, b"hsqs", "a squashfs image"),
+    mark(3, b"NTFS    ", "an NTFS volume"),
+    mark(3, b"EXFAT   ", "an exFAT volume"),
+    mark(82, b"FAT32   ", "a FAT volume"),
+    mark(54, b"FAT16   ", "a FAT volume"),
+    mark(54, b"FAT12   ", "a FAT volume"),
+    mark(0x8001, b"CD001", "an ISO 9660 image"),
+    mark(4086, b"SWAPSPACE2", "a swap area"),
+    mark(0, b"LUKS\xba\xbe", "a LUKS container (open it with cryptsetup, and give uxfs the opened device)"),
+    mark(512, b"LABELONE", "an LVM physical volume (activate it, and give uxfs the logical volume)"),
+    mark(0, b"QFI\xfb", "a qcow2 image (make it raw: qemu-img convert -O raw FROM TO)"),
+    mark(0, b"KDMV", "a VMDK image (make it raw: qemu-img convert -O raw FROM TO)"),
+    mark(0, b"vhdxfile", "a VHDX image (make it raw: qemu-img convert -O raw FROM TO)"),
+    mark(0, b"conectix", "a VHD image (make it raw: qemu-img convert -O raw FROM TO)"),
+    mark(0, b"<<< Oracle VM VirtualBox", "a VDI image (make it raw: qemu-img convert -O raw FROM TO)"),
+    mark(0, b"XFSM", "an XFS metadump (restore it with xfs_mdrestore)"),
+    mark(0, &[0x1f, 0x8b], "a gzip file (unpack it first)"),
+    mark(0, &[0xfd, b'7', b'z', b'X', b'Z', 0], "an xz file (unpack it first)"),
+    mark(0, &[0x28, 0xb5, 0x2f, 0xfd], "a zstd file (unpack it first)"),
+];
+
+/// A part of a device, from whose start marks are counted.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    device: &'a dyn BlockDevice,
+    start: u64,
+    end: u64,
+}
+
+impl<'a> View<'a> {
+    /// All of a device.
+    pub(crate) fn whole(device: &'a dyn BlockDevice) -> Self {
+        Self { device, start: 0, end: device.size() }
+    }
+
+    /// A part of this view; `None` if none of it lies inside.
+    fn part(&self, start: u64, length: u64) -> Option<Self> {
+        let start = self.start.checked_add(start).filter(|&start| start < self.end)?;
+        Some(Self { start, end: start.saturating_add(length).min(self.end), ..*self })
+    }
+
+    fn starts_with(&self, at: u64, magic: &[u8]) -> bool {
+        let mut found = [0; 32];
+        found.get_mut(..magic.len()).is_some_and(|found| self.read(at, found).is_some() && found == magic)
+    }
+
+    /// `N` bytes at byte `at`, if they are there.
+    fn bytes<const N: usize>(&self, at: u64) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        self.read(at, &mut bytes)?;
+        Some(bytes)
+    }
+
+    /// Fills `buf` from any byte on, by reading the sectors around it.
+    fn read(&self, at: u64, buf: &mut [u8]) -> Option<()> {
+        let sector = u64::from(self.device.sector_size());
+        let at = self.start.checked_add(at)?;
+        let behind = at.checked_add(buf.len() as u64).filter(|&behind| behind <= self.end)?;
+        let start = at - at % sector;
+        let end = behind.checked_next_multiple_of(sector).filter(|&end| end <= self.device.size())?;
+        let mut sectors = AlignedBuf::zeroed(usize::try_from(end - start).ok()?);
+        self.device.read(start, &mut sectors).ok()?;
+        let skip = usize::try_from(at - start).ok()?;
+        buf.copy_from_slice(sectors.get(skip..skip.checked_add(buf.len())?)?);
+        Some(())
+    }
+}
+
+/// What is there, in words, as far as it is known.
+pub(crate) fn describe(view: &View<'_>) -> Option<&'static str> {
+    if view.starts_with(0, b"XFSB") {
+        return Some("an XFS volume");
+    }
+    if let Some(ext) = ext_version(view) {
+        return Some(ext);
+    }
+    MARKS.iter().find(|mark| view.starts_with(mark.at, mark.magic)).map(|mark| mark.what)
+}
+
+/// ext2, 3 and 4 share a magic and differ in their features.
+fn ext_version(view: &View<'_>) -> Option<&'static str> {
+    let superblock: [u8; 104] = view.bytes(1024)?;
+    if superblock[56..58] != [0x53, 0xef] {
+        return None;
+    }
+    const HAS_JOURNAL: u8 = 0x04;
+    const EXT4_ONLY: [u8; 2] = [0xc0, 0x02]; // extents and 64bit; flex_bg
+    Some(if superblock[96] & EXT4_ONLY[0] != 0 || superblock[97] & EXT4_ONLY[1] != 0 {
+        "an ext4 volume"
+    } else if superblock[92] & HAS_JOURNAL != 0 {
+        "an ext3 volume"
+    } else {
+        "an ext2 volume"
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockdev::{Durability, MemoryDevice};
+
+    fn device_with(marks: &[(u64, &[u8])]) -> MemoryDevice {
+        let device = MemoryDevice::anonymous(1 << 20).unwrap();
+        for (at, bytes) in marks {
+            let start = at - at % 4096;
+            let mut sectors = vec![0; 8192];
+            device.read(start, &mut sectors).unwrap();
+            let skip = usize::try_from(at - start).unwrap();
+            sectors[skip..skip + bytes.len()].copy_from_slice(bytes);
+            device.write(start, &sectors, Durability::Volatile).unwrap();
+        }
+        device
+    }
+
+    fn described(marks: &[(u64, &[u8])]) -> Option<&'static str> {
+        let device = device_with(marks);
+        describe(&View::whole(&device))
+    }
+
+    #[test]
+    fn volumes_are_told_by_their_marks() {
+        assert_eq!(described(&[]), None);
+        assert_eq!(described(&[(0, b"XFSB")]), Some("an XFS volume"));
+        assert_eq!(described(&[(1080, &[0x53, 0xef])]), Some("an ext2 volume"));
+        assert_eq!(described(&[(1080, &[0x53, 0xef]), (1024 + 92, &[4])]), Some("an ext3 volume"));
+        assert_eq!(described(&[(1080, &[0x53, 0xef]), (1024 + 96, &[0x40])]), Some("an ext4 volume"));
+        for mark in MARKS {
+            assert_eq!(described(&[(mark.at, mark.magic)]), Some(mark.what));
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_device_is_kept() {
+        let device = MemoryDevice::anonymous(4096).unwrap();
+        let view = View::whole(&device);
+        assert!(view.bytes::<8>(4090).is_none());
+        assert!(view.bytes::<8>(4088).is_some());
+        assert!(view.bytes::<8>(u64::MAX).is_none());
+        assert!(view.part(4096, 1).is_none());
+        assert!(view.part(512, u64::MAX).unwrap().bytes::<8>(4096 - 512).is_none());
+        assert_eq!(describe(&view), None);
+    }
+}

@@ -1,0 +1,191 @@
+//! The volume: opening one, and finding what is in it.
+
+use crate::dir::Dir;
+use crate::engine;
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::File;
+use crate::info::VolumeInfo;
+use crate::metadata::Metadata;
+use crate::names;
+use crate::node::Node;
+use crate::options::OpenOptions;
+use crate::path;
+use crate::probe;
+use blockdev::{BlockDevice, FileOptions, Window};
+use fileio::Locking;
+use std::path::Path;
+use std::sync::Arc;
+use xfs_format::types::InodeNumber;
+
+/// An open volume. Cheap to clone; all calls may be made from any number of threads at once.
+///
+/// Permissions are not checked: whoever can read the image can read what is in it.
+///
+/// Paths are bytes, with or without a slash in front, and start at the volume's root. Symbolic links are
+/// followed inside the volume alone: an absolute target starts at the volume's root.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    engine: Arc<xfs::volume::Volume>,
+    device: Arc<dyn BlockDevice>,
+    locking: Locking,
+}
+
+impl Volume {
+    /// Opens the volume in an image file or on a block device.
+    ///
+    /// ```no_run
+    /// use uxfs::{OpenOptions, Volume};
+    ///
+    /// # fn main() -> Result<(), uxfs::Error> {
+    /// let volume = Volume::open("disk.img", &OpenOptions::new())?;
+    /// let mut hosts = [0; 512];
+    /// let read = volume.open_file("/etc/hosts")?.read_at(&mut hosts, 0)?;
+    /// println!("{}", String::from_utf8_lossy(&hosts[..read]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn open(image: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
+        let file = FileOptions::new().write(options.writable).direct(options.direct).open(image)?;
+        Self::open_device(Arc::new(file), options)
+    }
+
+    /// Opens the volume on any device, of which `options` may choose a part.
+    pub fn open_device(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Self> {
+        let device = if options.offset == 0 && options.length.is_none() {
+            device
+        } else {
+            Arc::new(Window::new(device, options.offset, options.length)?)
+        };
+        let engine_options = xfs::volume::OpenOptions {
+            norecovery: options.norecovery,
+            writable: options.writable,
+            cache_size: options.cache_size,
+        };
+        let engine = xfs::volume::Volume::open(Arc::clone(&device), &engine_options)
+            .map_err(|error| explain(error, &*device))?;
+        Ok(Self { shared: Arc::new(Shared { engine, device, locking: options.locking }) })
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> Result<Node> {
+        self.node(self.engine().geometry().root.0)
+    }
+
+    /// The file of any type that `path` names; a symbolic link at its end is followed.
+    pub fn lookup(&self, path: impl AsRef<[u8]>) -> Result<Node> {
+        path::resolve(&self.root()?, path.as_ref(), true)
+    }
+
+    /// The same, but a symbolic link at the end of `path` is not followed.
+    pub fn lookup_nofollow(&self, path: impl AsRef<[u8]>) -> Result<Node> {
+        path::resolve(&self.root()?, path.as_ref(), false)
+    }
+
+    /// The file of any type with this inode number.
+    pub fn node(&self, ino: u64) -> Result<Node> {
+        let inode = self.engine().inode(InodeNumber(ino))?;
+        Ok(Node { volume: self.clone(), inode })
+    }
+
+    /// What the volume says of the file that `path` names; a symbolic link at its end is followed.
+    pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Metadata> {
+        Ok(self.lookup(path)?.metadata())
+    }
+
+    /// The same, but a symbolic link at the end of `path` is not followed.
+    pub fn symlink_metadata(&self, path: impl AsRef<[u8]>) -> Result<Metadata> {
+        Ok(self.lookup_nofollow(path)?.metadata())
+    }
+
+    /// Opens a regular file.
+    pub fn open_file(&self, path: impl AsRef<[u8]>) -> Result<File> {
+        let path = path.as_ref();
+        let node = self.lookup(path)?;
+        wanted(&node, path, "regular file", node.file_type().is_file())?;
+        node.open()
+    }
+
+    /// Opens a directory.
+    pub fn open_dir(&self, path: impl AsRef<[u8]>) -> Result<Dir> {
+        let path = path.as_ref();
+        let node = self.lookup(path)?;
+        wanted(&node, path, "directory", node.file_type().is_dir())?;
+        node.as_dir()
+    }
+
+    /// The target of the symbolic link that `path` names.
+    pub fn read_link(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        let path = path.as_ref();
+        let node = self.lookup_nofollow(path)?;
+        wanted(&node, path, "symbolic link", node.file_type().is_symlink())?;
+        node.read_link()
+    }
+
+    /// Shape, features and free space.
+    pub fn info(&self) -> Result<VolumeInfo> {
+        engine::info(self.engine())
+    }
+
+    /// The device, or the part of it, that the volume is on.
+    pub fn device(&self) -> &Arc<dyn BlockDevice> {
+        &self.shared.device
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<xfs::volume::Volume> {
+        &self.shared.engine
+    }
+
+    pub(crate) fn locking(&self) -> Locking {
+        self.shared.locking
+    }
+
+    /// The inode that a directory entry names: if it is not in use, the directory is damaged.
+    pub(crate) fn node_of_entry(&self, ino: u64, name: &[u8]) -> Result<Node> {
+        self.node(ino).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Error::new(
+                ErrorKind::Damaged,
+                format!(
+                    "damaged: the entry `{}` names inode {ino}, which is not in use",
+                    names::printable(name)
+                ),
+            ),
+            _ => error,
+        })
+    }
+}
+
+/// An error that says what is at `path`, unless it is what is wanted.
+fn wanted(node: &Node, path: &[u8], what: &str, right: bool) -> Result<()> {
+    if right {
+        return Ok(());
+    }
+    let kind = match (node.file_type().is_dir(), what) {
+        (true, _) => ErrorKind::IsADirectory,
+        (_, "directory") => ErrorKind::NotADirectory,
+        _ => ErrorKind::WrongType,
+    };
+    Err(Error::at_path(kind, path, format_args!("is a {}; a {what} is wanted", node.file_type())))
+}
+
+/// Says of a device without an XFS volume what it holds instead.
+fn explain(error: xfs::Error, device: &dyn BlockDevice) -> Error {
+    if !matches!(error, xfs::Error::NotXfs) {
+        return error.into();
+    }
+    let view = probe::View::whole(device);
+    let what = match (probe::describe(&view), probe::describe_partitions(&view)) {
+        (Some(other), _) => format!("this is {other}; uxfs reads XFS"),
+        (None, Some(partitions)) => format!("this is {partitions}"),
+        (None, None) if device.size() == 0 => "the file is empty; uxfs reads XFS".to_owned(),
+        (None, None) => {
+            "not an XFS volume (no superblock at its start); if the volume starts further in, give --offset"
+                .to_owned()
+        }
+    };
+    Error::new(ErrorKind::NotXfs, what)
+}
