@@ -200,6 +200,13 @@ fn large_inodes_and_directory_blocks() {
     assert_eq!(forms, ["leaf", "none", "short", "tree of level 1"]);
 }
 
+#[test]
+fn blocks_of_64_kib() {
+    // Offsets within a leaf reach the limit of their fields.
+    let forms = check_volume(&["-b", "size=65536"]);
+    assert_eq!(forms, ["leaf", "none", "short", "tree of level 1"]);
+}
+
 /// Symlinks of these lengths of target.
 const LENGTHS: [usize; 14] = [1, 2, 100, 155, 156, 335, 336, 337, 400, 900, 967, 968, 969, 1023];
 

@@ -198,6 +198,12 @@ fn directory_blocks_of_64_small_blocks() {
     assert_eq!(forms, ["block", "leaf", "short", "tree of level 1"]);
 }
 
+#[test]
+fn blocks_of_64_kib() {
+    let forms = check_volume(&["-b", "size=65536"], 20_000);
+    assert_eq!(forms, ["block", "leaf", "short", "tree of level 1"]);
+}
+
 /// Kernels without v4 can't fill a v4 volume; mkfs.xfs can, from a prototype.
 fn check_v4(options: &[&str], with_types: bool) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();

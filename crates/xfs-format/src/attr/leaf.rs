@@ -247,6 +247,15 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_leaf_of_the_largest_block_stores_no_first_used_byte() {
+        let mut bytes = vec![0u8; LARGEST_BLOCK];
+        bytes[8..10].copy_from_slice(&LEAF_MAGIC_V4.to_be_bytes());
+        (INDEX.check)(&bytes, &v4()).unwrap();
+        bytes.truncate(LARGEST_BLOCK / 2);
+        assert_eq!((INDEX.check)(&bytes, &v4()).unwrap_err().check, "first used byte");
+    }
+
+    #[test]
     fn lies_are_found() {
         let check = |at: usize, byte: u8| {
             let mut bytes = sample();
