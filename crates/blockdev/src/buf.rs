@@ -4,9 +4,11 @@
 //! this value alone; a buffer of no bytes owns nothing. The address never changes while the buffer moves, so
 //! that a queue may hold it while the host writes into it.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ptr::NonNull;
+
+use rustix::mm::{Advice, madvise};
 
 /// A byte buffer whose address is a multiple of [`AlignedBuf::ALIGN`]. Derefs to `[u8]`.
 pub struct AlignedBuf {
@@ -37,6 +39,25 @@ impl AlignedBuf {
         }
     }
 
+    /// A buffer of `len` zero bytes for random access: in large pages where the host has them, which spares
+    /// address translations. All of it is written, hence takes memory, at once.
+    pub fn large(len: usize) -> Self {
+        if len == 0 {
+            return Self::zeroed(0);
+        }
+        let layout = Self::layout(len);
+        // SAFETY: the layout's size is not 0.
+        let ptr = unsafe { alloc(layout) };
+        let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
+        // Advice covers whole pages: what may be left of the last one does not matter.
+        let whole = len & !(Self::ALIGN - 1);
+        // SAFETY: the range lies in the allocation just made; the advice does not change its contents.
+        let _advice_only = unsafe { madvise(ptr.as_ptr().cast(), whole, Advice::LinuxHugepage) };
+        // SAFETY: the allocation has `len` bytes.
+        unsafe { ptr.write_bytes(0, len) };
+        Self { ptr, len }
+    }
+
     /// A buffer that holds a copy of `bytes`.
     pub fn copied(bytes: &[u8]) -> Self {
         let mut buf = Self::zeroed(bytes.len());
@@ -57,7 +78,7 @@ impl AlignedBuf {
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         if self.len != 0 {
-            // SAFETY: `ptr` came from `alloc_zeroed` with this same layout and is freed once, here.
+            // SAFETY: `ptr` came from the allocator with this same layout and is freed once, here.
             unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
         }
     }
@@ -96,8 +117,11 @@ mod tests {
 
     #[test]
     fn aligned_zeroed_and_owned() {
-        for len in [0, 1, 511, 512, 4096, 1 << 20] {
-            let mut buf = AlignedBuf::zeroed(len);
+        let makes = [AlignedBuf::zeroed, AlignedBuf::large];
+        for (len, make) in
+            [0, 1, 511, 512, 4096, 5 << 20].into_iter().flat_map(|len| makes.map(|make| (len, make)))
+        {
+            let mut buf = make(len);
             assert_eq!(buf.len(), len);
             assert!(buf.iter().all(|&b| b == 0));
             if len > 0 {

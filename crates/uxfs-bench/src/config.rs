@@ -2,9 +2,9 @@
 
 use crate::content::PAGE;
 use crate::error::{Error, Result};
-use fileio::Locking;
 use std::path::PathBuf;
 use std::time::Duration;
+use uxfs::Locking;
 
 /// A workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

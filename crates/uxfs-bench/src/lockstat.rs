@@ -1,5 +1,10 @@
 //! Lock classes and what was counted of each, worst first.
 
+//!
+//! Classes count as long as the process lives; a [`Tracker`] tells apart which target made them count, since
+//! targets are measured one after the other.
+
+use fileio::lockstat;
 use rangelock::StatsSnapshot;
 use serde::Serialize;
 
@@ -8,8 +13,10 @@ use serde::Serialize;
 pub struct ClassReport {
     /// The workload that it was counted in.
     pub workload: &'static str,
+    /// Name of the target.
+    pub target: String,
     /// Name of the class.
-    pub class: String,
+    pub class: &'static str,
     /// Acquisitions in shared mode.
     pub shared: u64,
     /// Acquisitions in exclusive mode.
@@ -22,12 +29,83 @@ pub struct ClassReport {
     pub hold_ms: f64,
 }
 
+/// What has been counted, by target and class.
+#[derive(Debug)]
+pub(crate) struct Tracker {
+    seen: Vec<(&'static str, StatsSnapshot)>,
+    sums: Vec<(String, &'static str, StatsSnapshot)>,
+}
+
+impl Tracker {
+    /// Takes note of what was counted before.
+    pub(crate) fn start() -> Self {
+        Self { seen: lockstat::report(), sums: Vec::new() }
+    }
+
+    /// Leaves out what was counted since the last call.
+    pub(crate) fn skip(&mut self) {
+        self.seen = lockstat::report();
+    }
+
+    /// Puts what was counted since the last call down to a target.
+    pub(crate) fn attribute(&mut self, target: &str) {
+        let now = lockstat::report();
+        for &(class, stats) in &now {
+            let before = self
+                .seen
+                .iter()
+                .find(|(name, _)| *name == class)
+                .map_or_else(Default::default, |seen| seen.1);
+            let delta = minus(stats, before);
+            if delta == StatsSnapshot::default() {
+                continue;
+            }
+            match self.sums.iter_mut().find(|(name, of, _)| name == target && *of == class) {
+                Some((.., sum)) => *sum = plus(*sum, delta),
+                None => self.sums.push((target.to_owned(), class, delta)),
+            }
+        }
+        self.seen = now;
+    }
+
+    /// The classes, worst first.
+    pub(crate) fn finish(self, workload: &'static str) -> Vec<ClassReport> {
+        let mut classes: Vec<ClassReport> = self
+            .sums
+            .into_iter()
+            .map(|(target, class, stats)| ClassReport::new(workload, target, class, stats))
+            .collect();
+        ClassReport::worst_first(&mut classes);
+        classes
+    }
+}
+
+/// Applies `f` to each counter of two snapshots.
+fn zip(a: StatsSnapshot, b: StatsSnapshot, f: fn(u64, u64) -> u64) -> StatsSnapshot {
+    StatsSnapshot {
+        shared: f(a.shared, b.shared),
+        exclusive: f(a.exclusive, b.exclusive),
+        contended: f(a.contended, b.contended),
+        wait_ns: f(a.wait_ns, b.wait_ns),
+        hold_ns: f(a.hold_ns, b.hold_ns),
+    }
+}
+
+fn minus(a: StatsSnapshot, b: StatsSnapshot) -> StatsSnapshot {
+    zip(a, b, u64::saturating_sub)
+}
+
+fn plus(a: StatsSnapshot, b: StatsSnapshot) -> StatsSnapshot {
+    zip(a, b, u64::saturating_add)
+}
+
 impl ClassReport {
     /// A class and its sums.
-    pub(crate) fn new(workload: &'static str, class: String, stats: StatsSnapshot) -> Self {
+    fn new(workload: &'static str, target: String, class: &'static str, stats: StatsSnapshot) -> Self {
         let ms = |ns: u64| ns as f64 / 1e6;
         Self {
             workload,
+            target,
             class,
             shared: stats.shared,
             exclusive: stats.exclusive,
@@ -38,7 +116,7 @@ impl ClassReport {
     }
 
     /// Puts the class that was waited for longest first; where none was, the one that was held longest.
-    pub fn worst_first(classes: &mut [Self]) {
+    fn worst_first(classes: &mut [Self]) {
         classes.sort_by(|a, b| {
             b.wait_ms
                 .total_cmp(&a.wait_ms)
@@ -54,12 +132,9 @@ mod tests {
 
     #[test]
     fn the_class_that_was_waited_for_comes_first() {
-        let class = |name: &str, wait_ns, hold_ns| {
-            ClassReport::new(
-                "overwrite",
-                name.into(),
-                StatsSnapshot { wait_ns, hold_ns, ..Default::default() },
-            )
+        let class = |name: &'static str, wait_ns, hold_ns| {
+            let stats = StatsSnapshot { wait_ns, hold_ns, ..StatsSnapshot::default() };
+            ClassReport::new("overwrite", "uxfs".into(), name, stats)
         };
         let mut classes = [class("held", 0, 9), class("waited", 5, 1), class("idle", 0, 0)];
         ClassReport::worst_first(&mut classes);

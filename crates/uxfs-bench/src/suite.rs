@@ -8,7 +8,7 @@ use crate::content::Content;
 use crate::error::Result;
 use crate::interrupt;
 use crate::locks;
-use crate::lockstat::ClassReport;
+use crate::lockstat::{ClassReport, Tracker};
 use crate::measure::{Collector, Measurement, Sample, Series};
 use crate::setup::KernelXfs;
 use crate::target::{AnyTarget, Label, Measured, MemcpyTarget, SysTarget};
@@ -44,12 +44,17 @@ pub struct Report {
     pub measurements: Vec<Measurement>,
     /// Lock classes, where they were asked for.
     pub locks: Vec<ClassReport>,
+    /// What the volume's file holds after the last run, where there was one on files.
+    pub content: Option<Content>,
 }
 
 /// Runs `workloads` one after the other.
 pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer) -> Result<Report> {
     config.check()?;
     interrupt::install()?;
+    if config.lockstat {
+        fileio::lockstat::enable();
+    }
     let mut report = Report::default();
     let mut scene = None;
     for &workload in workloads {
@@ -64,6 +69,7 @@ pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer)
         scene.run(config, workload, observer, &mut report)?;
     }
     if let Some(scene) = scene {
+        report.content = Some(scene.own.content());
         scene.own.finish(config, observer)?;
     }
     Ok(report)
@@ -116,14 +122,13 @@ impl Scene {
         let mut own: Vec<Box<dyn AnyTarget>> = config
             .lockings(workload)
             .iter()
-            .map(|&locking| self.own.target(locking, config.lockstat))
+            .map(|&locking| self.own.target(locking))
             .collect::<Result<_>>()?;
         let mut targets: Vec<&mut dyn AnyTarget> =
             own.iter_mut().chain(&mut self.others).map(|target| &mut **target as _).collect();
-        report.measurements.extend(on_files(config, workload, &mut targets, observer)?);
-        if config.lockstat {
-            report.locks.extend(self.own.lock_report());
-        }
+        let mut locks = config.lockstat.then(Tracker::start);
+        report.measurements.extend(on_files(config, workload, &mut targets, observer, locks.as_mut())?);
+        report.locks.extend(locks.map(|locks| locks.finish(workload.name())).unwrap_or_default());
         Ok(())
     }
 }
@@ -139,6 +144,7 @@ pub(crate) fn on_files(
     workload: Workload,
     targets: &mut [&mut dyn AnyTarget],
     observer: &mut dyn Observer,
+    mut locks: Option<&mut Tracker>,
 ) -> Result<Vec<Measurement>> {
     let ops: &[Op] = if workload == Workload::RandRw { &[Op::Mixed] } else { &[Op::Read, Op::Write] };
     let depths = config.depths(workload);
@@ -151,6 +157,9 @@ pub(crate) fn on_files(
     let mut collector = Collector::default();
     for depth in depths {
         let passes = calibrate(config, targets, depth)?;
+        if let Some(locks) = &mut locks {
+            locks.skip();
+        }
         for round in 0..config.rounds {
             let pages =
                 random_pages(config.file_pages(), config.pages, config.seed.wrapping_add(round as u64));
@@ -160,6 +169,9 @@ pub(crate) fn on_files(
                         observer.step(&format!("{} {} × {threads}", target.label(), op.name()));
                         let work = Work { pages: &pages, op, generation: 0, threads, depth, passes };
                         measure(&mut collector, workload, *target, work)?;
+                        if let Some(locks) = &mut locks {
+                            locks.attribute(&target.label().to_string());
+                        }
                     }
                 }
             }

@@ -3,18 +3,17 @@
 use crate::config::{Config, Place};
 use crate::content::{Content, PAGE};
 use crate::error::{Error, Result};
-use crate::lockstat::ClassReport;
-use crate::setup::make_image;
+use crate::setup::{FILE_NAME, make_image};
 use crate::suite::{Observer, new_content};
-use crate::target::{AnyTarget, Label, Measured, RawTarget};
+use crate::target::{AnyTarget, Label, Measured, RawTarget, UxfsTarget};
 use blockdev::{AlignedBuf, BlockDevice, FileDevice, HostIo, MemoryDevice, MemoryOptions};
-use fileio::Locking;
 use parking_lot::Mutex;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
+use uxfs::{Locking, OpenOptions, Volume};
 
 /// Bytes that are copied at a time.
 const CHUNK: usize = 1 << 20;
@@ -36,7 +35,8 @@ impl OwnVolume {
     /// Makes a volume at the place that is asked for.
     pub(crate) fn make(config: &Config) -> Result<Self> {
         let (device, name, dir) = make_device(config)?;
-        Ok(Self { device, name, content: new_content(config.file_pages()), base: 24 * 4096, _dir: dir })
+        let base = only_extent(&open_file(&device, Locking::Range)?)?;
+        Ok(Self { device, name, content: new_content(config.file_pages()), base, _dir: dir })
     }
 
     fn label(&self, target: &str, locking: Option<Locking>) -> Label {
@@ -54,13 +54,14 @@ impl OwnVolume {
     }
 
     /// The file, opened in process.
-    pub(crate) fn target(&self, locking: Locking, _count: bool) -> Result<Box<dyn AnyTarget>> {
-        Err(Error::Usage(format!("uxfs with locking {locking}: the engine is not there yet")))
+    pub(crate) fn target(&self, locking: Locking) -> Result<Box<dyn AnyTarget>> {
+        let target = UxfsTarget::new(open_file(&self.device, locking)?);
+        Ok(Box::new(Measured::new(self.label("uxfs", Some(locking)), Arc::clone(&self.content), target)))
     }
 
-    /// What the locks of the targets have counted.
-    pub(crate) fn lock_report(&self) -> Vec<ClassReport> {
-        vec![]
+    /// What the file holds.
+    pub(crate) fn content(&self) -> Content {
+        self.content.lock().clone()
     }
 
     /// Leaves the volume where it is asked for.
@@ -71,6 +72,25 @@ impl OwnVolume {
             save(&*self.device, path)?;
         }
         Ok(())
+    }
+}
+
+/// Opens the volume and its file.
+fn open_file(device: &Arc<dyn BlockDevice>, locking: Locking) -> Result<uxfs::File> {
+    let options = OpenOptions::new().writable(true).locking(locking);
+    let volume = Volume::open_device(Arc::clone(device), &options).map_err(Error::volume)?;
+    volume.open_file(format!("/{FILE_NAME}")).map_err(Error::volume)
+}
+
+/// The byte on the device at which a file starts that lies in one piece, as [`make_image`] makes it.
+fn only_extent(file: &uxfs::File) -> Result<u64> {
+    let mut extents = file.extents();
+    match extents.next().transpose().map_err(Error::volume)? {
+        Some(extent) if extent.length >= file.size() && !extent.unwritten => Ok(extent.physical),
+        _ => Err(Error::Program {
+            program: "mkfs.xfs",
+            message: "the file that it was to copy into the volume is not in one written piece".to_owned(),
+        }),
     }
 }
 

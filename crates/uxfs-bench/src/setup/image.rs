@@ -16,6 +16,9 @@ pub const FILE_NAME: &str = "bench.dat";
 /// Most bytes that `mkfs.xfs -p` copies for one file (its length is a 32-bit number there).
 const MAX_COPY: u64 = (1 << 31) - (1 << 20);
 
+/// Half of the smallest volume that `mkfs.xfs` makes, and some.
+const MIN_GROUP: u64 = 160 << 20;
+
 /// Makes a volume in the new file `image` that holds [`FILE_NAME`] with `bytes` bytes of zeroes.
 pub fn make_image(image: &Path, bytes: u64) -> Result<()> {
     if bytes > MAX_COPY || bytes == 0 {
@@ -40,7 +43,7 @@ pub fn make_image(image: &Path, bytes: u64) -> Result<()> {
     std::fs::write(&proto, text).map_err(host())?;
 
     // Two groups, the file in the first and the log in the second: the file is one extent.
-    let group = (bytes + bytes / 16 + (64 << 20)).next_multiple_of(1 << 20);
+    let group = (bytes + bytes / 16 + (64 << 20)).next_multiple_of(1 << 20).max(MIN_GROUP);
     let made = File::options().write(true).create_new(true).open(image);
     made.and_then(|file| file.set_len(2 * group))
         .map_err(Error::host(format!("cannot make {}", image.display())))?;
@@ -49,7 +52,8 @@ pub fn make_image(image: &Path, bytes: u64) -> Result<()> {
         Command::new("mkfs.xfs")
             .arg("-q")
             .args(["-m", "crc=1,finobt=1,reflink=1,rmapbt=0,bigtime=1,inobtcount=1"])
-            .args(["-i", "sparse=1", "-b", "size=4096", "-d", "agcount=2"])
+            // Sectors of 4 KiB suit any disk that the image may lie on.
+            .args(["-i", "sparse=1", "-b", "size=4096", "-s", "size=4096", "-d", "agcount=2"])
             .arg("-p")
             .arg(&proto)
             .arg(image),

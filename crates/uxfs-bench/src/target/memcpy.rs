@@ -2,7 +2,7 @@
 //!
 //! The area is as large as the file; the threads copy the same pages in the same order as on every other target.
 //! Since no two threads share a page, each gets exclusive references to its own before the clock starts: the
-//! loop is a slice copy and nothing else.
+//! loop is a slice copy and nothing else. The area is in large pages, as the memory device is.
 
 use super::{At, Port, QueuePort, Target};
 use crate::content::PAGE;
@@ -21,7 +21,7 @@ impl MemcpyTarget {
         let bytes = usize::try_from(pages).ok().and_then(|pages| pages.checked_mul(PAGE));
         let bytes =
             bytes.ok_or_else(|| Error::Usage("the size is larger than the address space".to_owned()))?;
-        Ok(Self { area: AlignedBuf::zeroed(bytes) })
+        Ok(Self { area: AlignedBuf::large(bytes) })
     }
 }
 

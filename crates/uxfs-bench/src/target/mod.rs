@@ -7,10 +7,12 @@
 mod memcpy;
 mod raw;
 mod sys;
+mod uxfs;
 
 pub use memcpy::MemcpyTarget;
 pub use raw::RawTarget;
 pub use sys::SysTarget;
+pub use uxfs::UxfsTarget;
 
 use crate::content::{Content, PAGE};
 use crate::drive;

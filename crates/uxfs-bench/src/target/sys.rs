@@ -61,11 +61,6 @@ impl SysTarget {
         let how = if self.direct { "" } else { " (buffered)" };
         Ok(Label { target: format!("kernel-{target}"), device: format!("{source}{how}"), locking: None })
     }
-
-    /// Where the file is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
 /// The type and the source of the mount that holds `path`.

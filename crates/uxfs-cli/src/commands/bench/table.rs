@@ -193,11 +193,21 @@ pub fn print_locks(out: &mut impl Write, classes: &[ClassReport]) -> Result<()> 
     }
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
-    table.set_header(["workload", "lock class", "shared", "exclusive", "contended", "waited ms", "held ms"]);
+    table.set_header([
+        "workload",
+        "target",
+        "lock class",
+        "shared",
+        "exclusive",
+        "contended",
+        "waited ms",
+        "held ms",
+    ]);
     for class in classes {
         table.add_row([
             class.workload.to_owned(),
-            class.class.clone(),
+            class.target.clone(),
+            class.class.to_owned(),
             class.shared.to_string(),
             class.exclusive.to_string(),
             class.contended.to_string(),
@@ -205,7 +215,7 @@ pub fn print_locks(out: &mut impl Write, classes: &[ClassReport]) -> Result<()> 
             format!("{:.1}", class.hold_ms),
         ]);
     }
-    for column in table.column_iter_mut().skip(2) {
+    for column in table.column_iter_mut().skip(3) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     writeln!(out, "\nlocks, worst first\n{table}")?;

@@ -1,0 +1,172 @@
+//! Small runs of the workloads on files: what they report, and what they leave on the volume, as the kernel and
+//! `xfs_repair` see it. Needs root and xfsprogs, as the kernel has to mount the volume.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tempfile::TempDir;
+use uxfs_bench::{
+    Config, Content, FILE_NAME, Locking, Measurement, PAGE, Place, Report, Silent, Versus, Workload, run,
+};
+
+const SIZE: u64 = 8 << 20;
+
+fn config() -> Config {
+    Config {
+        threads: vec![1, 3],
+        size: SIZE,
+        pages: SIZE / PAGE as u64,
+        rounds: 2,
+        min_time: Duration::ZERO,
+        ..Config::default()
+    }
+}
+
+/// Runs a program that must succeed.
+fn must(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A mounted image.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(image: &Path, dir: &Path) -> Self {
+        let at = dir.join("mnt");
+        std::fs::create_dir(&at).expect("a new directory");
+        must(Command::new("mount").args(["-o", "loop,ro"]).arg(image).arg(&at));
+        Self(at)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        must(Command::new("umount").arg(&self.0));
+    }
+}
+
+/// Lets `xfs_repair` look at the image, and compares the file as the kernel reads it, byte by byte.
+fn check_volume(image: &Path, dir: &Path, content: &Content) {
+    must(Command::new("xfs_repair").arg("-n").arg(image));
+    let mounted = Mounted::new(image, dir);
+    let file = File::open(mounted.0.join(FILE_NAME)).expect("the file is there");
+    assert_eq!(file.metadata().expect("it has metadata").len(), content.pages() * PAGE as u64);
+    let mut held = [0; PAGE];
+    for page in 0..content.pages() {
+        file.read_exact_at(&mut held, page * PAGE as u64).expect("the kernel reads");
+        assert!(held == content.page(page), "page {page} differs");
+    }
+}
+
+/// The lines of a report for one target, locking and op.
+fn lines<'a>(report: &'a Report, target: &str, locking: Option<&str>, op: &str) -> Vec<&'a Measurement> {
+    let fits =
+        |line: &&Measurement| line.target == target && line.locking.as_deref() == locking && line.op == op;
+    report.measurements.iter().filter(fits).collect()
+}
+
+/// Checks that each thread count has its line, and that its figures go together.
+fn assert_lines(report: &Report, workload: &str, target: &str, locking: Option<&str>, depth: u32) {
+    for op in ["read", "write"] {
+        let lines = lines(report, target, locking, op);
+        let threads: Vec<usize> = lines.iter().map(|line| line.threads).collect();
+        assert_eq!(threads, [1, 3], "{target} {locking:?} {op}");
+        for line in lines {
+            assert_eq!((line.workload, line.depth, line.median_of), (workload, depth, 2));
+            assert!(line.ops_per_s > 0.0);
+            let mib = line.mib_per_s.expect("pages have a size");
+            assert!((mib - line.ops_per_s / 256.0).abs() <= mib * 1e-9);
+            assert!(line.p50_us.expect("timed") <= line.p99_us.expect("timed"));
+        }
+    }
+}
+
+#[test]
+fn overwrite_in_memory_leaves_a_sound_volume() {
+    let dir = TempDir::new().expect("a directory");
+    let image = dir.path().join("kept.img");
+    let config = Config {
+        locking: Locking::ALL.to_vec(),
+        raw: true,
+        memcpy: true,
+        keep: Some(image.clone()),
+        ..config()
+    };
+    let report = run(&config, &[Workload::Overwrite], &mut Silent).expect("it runs");
+    for locking in Locking::ALL {
+        assert_lines(&report, "overwrite", "uxfs", Some(locking.name()), 1);
+    }
+    assert_lines(&report, "overwrite", "raw", None, 1);
+    assert_lines(&report, "overwrite", "memcpy", None, 1);
+    check_volume(&image, dir.path(), &report.content.expect("a file was written"));
+}
+
+#[test]
+fn mixed_queues_in_memory_leave_a_sound_volume() {
+    let dir = TempDir::new().expect("a directory");
+    let image = dir.path().join("kept.img");
+    let config = Config { keep: Some(image.clone()), ..config() };
+    let report = run(&config, &[Workload::RandRw], &mut Silent).expect("it runs");
+    for locking in ["shared", "interval-tree", "btree", "range"] {
+        assert_lines(&report, "randrw", "uxfs", Some(locking), 128);
+    }
+    check_volume(&image, dir.path(), &report.content.expect("a file was written"));
+}
+
+#[test]
+fn an_image_file_and_a_mapped_one_are_overwritten_in_place() {
+    for place in [Place::Shm, Place::Dir(std::env::temp_dir())] {
+        let dir = TempDir::new().expect("a directory");
+        let image = dir.path().join("kept.img");
+        let config = Config {
+            place,
+            locking: vec![Locking::Range],
+            raw: true,
+            depths: vec![1, 16],
+            keep: Some(image.clone()),
+            ..config()
+        };
+        let report = run(&config, &[Workload::Overwrite], &mut Silent).expect("it runs");
+        for target in [("uxfs", Some("range")), ("raw", None)] {
+            let lines = lines(&report, target.0, target.1, "write");
+            let shape: Vec<(u32, usize)> = lines.iter().map(|line| (line.depth, line.threads)).collect();
+            assert_eq!(shape, [(1, 1), (1, 3), (16, 1), (16, 3)]);
+        }
+        check_volume(&image, dir.path(), &report.content.expect("a file was written"));
+    }
+}
+
+#[test]
+fn the_kernels_file_systems_run_the_same_and_leave_nothing() {
+    let dir = TempDir::new().expect("a directory");
+    let config = Config {
+        locking: vec![Locking::Range],
+        versus: vec![Versus::KernelXfs, Versus::Dir(dir.path().to_owned())],
+        ..config()
+    };
+    let report = run(&config, &[Workload::Overwrite, Workload::RandRw], &mut Silent).expect("it runs");
+    let kernel: Vec<&Measurement> =
+        report.measurements.iter().filter(|line| line.target == "kernel-xfs").collect();
+    assert_eq!(kernel.len(), 8, "{kernel:?}");
+    let zram = kernel[0].device.clone();
+    assert!(zram.starts_with("/dev/zram"), "{zram}");
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+    assert!(!mounts.lines().any(|line| line.starts_with(&format!("{zram} "))), "{zram} is still mounted");
+    assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
+}
+
+#[test]
+fn locks_are_counted_by_target() {
+    let config = Config { lockstat: true, locking: vec![Locking::Exclusive, Locking::Range], ..config() };
+    let report = run(&config, &[Workload::Overwrite], &mut Silent).expect("it runs");
+    let pages = SIZE / PAGE as u64;
+    for target in ["uxfs exclusive", "uxfs range"] {
+        let class = report.locks.iter().find(|class| class.target == target && class.class == "range");
+        let class = class.unwrap_or_else(|| panic!("{target} is counted: {:?}", report.locks));
+        // Two rounds of two thread counts, a pass each; one process-wide count, hence at least.
+        assert!(class.exclusive >= 4 * pages && class.shared >= 4 * pages, "{class:?}");
+    }
+}
