@@ -125,16 +125,21 @@ fn measure<L: ByteRangeLock>(lock: &L, options: &Options, threads: u64, held: He
                 scope.spawn(move || {
                     let starts: Vec<u64> = (0..RANGES).map(|range| options.start_of(thread, range)).collect();
                     barrier.wait();
-                    cycle(lock, &starts, options.mode, held, stop)
+                    let began = Instant::now();
+                    let pairs = cycle(lock, &starts, options.mode, held, stop);
+                    (pairs, began, Instant::now())
                 })
             })
             .collect();
         barrier.wait();
-        let began = Instant::now();
         thread::sleep(options.slice);
         stop.store(true, Ordering::Relaxed);
-        let pairs: u64 = workers.into_iter().map(|worker| worker.join().expect("a worker")).sum();
-        pairs as f64 / began.elapsed().as_secs_f64()
+        let runs: Vec<_> = workers.into_iter().map(|worker| worker.join().expect("a worker")).collect();
+        // By the workers' own clocks: this thread may come late, with more threads than processors.
+        let pairs: u64 = runs.iter().map(|run| run.0).sum();
+        let began = runs.iter().map(|run| run.1).min().expect("a worker");
+        let ended = runs.iter().map(|run| run.2).max().expect("a worker");
+        pairs as f64 / (ended - began).as_secs_f64()
     })
 }
 

@@ -38,7 +38,7 @@ pub fn run(args: &Args) -> Result<bool> {
 
 /// The manifest of the tree below `dir`.
 pub fn manifest(dir: &Path) -> Result<Vec<Record>> {
-    let root = rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+    let root = rustix::fs::open(dir, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty())
         .with_context(|| dir.display().to_string())?;
     let mut walk = Walk::default();
     let status = statx(root.as_fd(), c"")?;
@@ -92,12 +92,17 @@ impl Walk {
         inode.xattrs = xattrs(&through_proc)?;
         match inode.file_type {
             FileType::Directory => {
-                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+                let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::NOFOLLOW;
                 let child = rustix::fs::openat(dir, name, flags, Mode::empty())?;
                 return self.directory(&child, path, ino, inode);
             }
             FileType::Regular => {
-                let file = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::NOFOLLOW, Mode::empty())?;
+                let file = rustix::fs::openat(
+                    dir,
+                    name,
+                    OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+                    Mode::empty(),
+                )?;
                 inode.content = Some(content(file, inode.size)?);
             }
             FileType::Symlink => {

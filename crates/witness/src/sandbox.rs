@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A scratch folder: in memory where the host has a file system there.
@@ -55,7 +56,7 @@ impl Mounted {
     /// Unmounts it, which writes everything to the image.
     pub fn unmount(mut self) -> Result<()> {
         self.active = false;
-        run(Command::new("umount").arg(&self.dir))
+        umount(&self.dir)
     }
 }
 
@@ -63,7 +64,25 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         // Only on the way out of a failure; that failure is what the user must see.
         if self.active {
-            let _ = run(Command::new("umount").arg(&self.dir));
+            let _ = umount(&self.dir);
+        }
+    }
+}
+
+/// How often an unmount is tried.
+const UMOUNT_TRIES: u32 = 100;
+
+/// Unmounts `dir`. It may be busy for a moment: a child that another thread is just starting holds copies of this
+/// process's open files until it becomes its own program.
+fn umount(dir: &Path) -> Result<()> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match run(Command::new("umount").arg(dir)) {
+            Err(error) if tries < UMOUNT_TRIES && format!("{error}").contains("busy") => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            result => return result,
         }
     }
 }

@@ -27,8 +27,9 @@ pub struct Site {
 impl Site {
     /// The volume's root.
     pub fn root(dir: &Path, seed: u64) -> Result<Self> {
-        let fd = rustix::fs::openat(CWD, dir, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
-            .with_context(|| dir.display().to_string())?;
+        let fd =
+            rustix::fs::openat(CWD, dir, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty())
+                .with_context(|| dir.display().to_string())?;
         let block = rustix::fs::fstatvfs(&fd)?.f_bsize;
         Ok(Self { dir: fd, rng: Rng::with_seed(seed), block })
     }
@@ -39,7 +40,12 @@ impl Site {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(23)
         });
         rustix::fs::mkdirat(&self.dir, name, Mode::from_raw_mode(0o755))?;
-        let dir = rustix::fs::openat(&self.dir, name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+        let dir = rustix::fs::openat(
+            &self.dir,
+            name,
+            OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY,
+            Mode::empty(),
+        )?;
         Ok(Self { dir, rng: Rng::with_seed(seed), block: self.block })
     }
 
@@ -56,7 +62,7 @@ impl Site {
 
     /// Makes an empty file and opens it.
     pub fn create(&self, name: &[u8]) -> Result<File> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
         Ok(rustix::fs::openat(&self.dir, name, flags, Mode::from_raw_mode(0o644))?.into())
     }
 
