@@ -43,10 +43,11 @@ pub(crate) enum Attempt {
 }
 
 impl FileLock {
-    pub(crate) fn new(locking: Locking, stats: Option<Arc<LockStats>>) -> Self {
+    /// A lock for a file of `size` bytes, which may grow.
+    pub(crate) fn new(locking: Locking, size: u64, stats: Option<Arc<LockStats>>) -> Self {
         match locking {
             Locking::Range => {
-                let lock = RangeLock::new();
+                let lock = RangeLock::for_size(size);
                 Self::Range(Arc::new(match stats {
                     Some(stats) => lock.with_stats(stats),
                     None => lock,
@@ -104,12 +105,9 @@ impl FileLock {
         }
     }
 
-    /// Takes the range, or gets in line for it where the design has a line.
-    #[inline]
+    /// For a range that was found taken: gets in line for it where the design has a line (and may find it free by
+    /// now).
     pub(crate) fn attempt(&self, range: Range<u64>, mode: Mode, waker: &Waker) -> Attempt {
-        if let Some(token) = self.try_acquire(range.clone(), mode) {
-            return Attempt::Held(token);
-        }
         let Self::Range(lock) = self else { return Attempt::Busy };
         match lock.acquire_or_notify_owned(range, mode, waker) {
             Ok(token) => Attempt::Held(Token::Range(token)),

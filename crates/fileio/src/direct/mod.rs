@@ -79,7 +79,7 @@ impl<M: FileMapping> DirectFile<M> {
 
     fn build(device: Arc<dyn BlockDevice>, map: M, locking: Locking, stats: Option<Arc<LockStats>>) -> Self {
         let sector_mask = u64::from(device.sector_size()) - 1;
-        Self { lock: FileLock::new(locking, stats), device, map, locking, sector_mask }
+        Self { lock: FileLock::new(locking, map.size(), stats), device, map, locking, sector_mask }
     }
 
     /// Where the file's bytes lie.

@@ -24,7 +24,7 @@ use crate::direct::{Kind, Outcome};
 use crate::lock::{Attempt, Token};
 use crate::{DirectFile, FileError, FileMapping};
 
-use state::{Deferred, Line, Piece, Request, State};
+use state::{Deferred, Line, Piece, State};
 use wakeup::Wakeup;
 
 /// A request that is over.
@@ -89,9 +89,8 @@ impl<M: FileMapping> DirectQueue<M> {
     /// the buffer then; all else comes with the completion.
     pub fn push_read(&mut self, offset: u64, buf: AlignedBuf, tag: u64) -> Outcome<(), M> {
         let index = self.state.take_slot()?;
-        let request = Request { offset, tag, buf: Some(buf), is_write: false, ..Request::default() };
-        let len = request.len();
-        self.state.requests[index as usize] = request;
+        let len = buf.len();
+        self.state.requests[index as usize].begin(offset, tag, buf, false);
         match self.state.file.read_range(offset, len) {
             Some(range) => self.start(index, range, Mode::Shared),
             None => self.state.finish(index, Ok(0)),
@@ -102,9 +101,8 @@ impl<M: FileMapping> DirectQueue<M> {
     /// Adds an overwrite of the whole `buf` at byte `offset` of the file; fails as [`push_read`](Self::push_read).
     pub fn push_write(&mut self, offset: u64, buf: AlignedBuf, tag: u64) -> Outcome<(), M> {
         let index = self.state.take_slot()?;
-        let request = Request { offset, tag, buf: Some(buf), is_write: true, ..Request::default() };
-        let len = request.len();
-        self.state.requests[index as usize] = request;
+        let len = buf.len();
+        self.state.requests[index as usize].begin(offset, tag, buf, true);
         match self.state.file.write_range(offset, len) {
             Ok(Some((range, mode))) => self.start(index, range, mode),
             Ok(None) => self.state.finish(index, Ok(0)),
@@ -161,6 +159,14 @@ impl<M: FileMapping> DirectQueue<M> {
     /// Takes a request's range, or sets it aside.
     #[inline]
     fn start(&mut self, index: u32, range: std::ops::Range<u64>, mode: Mode) {
+        match self.state.file.lock().try_acquire(range.clone(), mode) {
+            Some(token) => self.issue(index, token),
+            None => self.get_in_line(index, range, mode),
+        }
+    }
+
+    #[cold]
+    fn get_in_line(&mut self, index: u32, range: std::ops::Range<u64>, mode: Mode) {
         match self.state.file.lock().attempt(range.clone(), mode, &self.waker) {
             Attempt::Held(token) => self.issue(index, token),
             Attempt::InLine(pending) => self.set_aside(Deferred { index, line: Line::In(pending) }),
@@ -168,7 +174,6 @@ impl<M: FileMapping> DirectQueue<M> {
         }
     }
 
-    #[cold]
     fn set_aside(&mut self, deferred: Deferred) {
         self.state.deferrals += 1;
         self.deferred.push_back(deferred);

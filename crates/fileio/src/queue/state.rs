@@ -46,6 +46,18 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Fills a slot, whose last request has left neither token nor error behind.
+    #[inline]
+    pub(super) fn begin(&mut self, offset: u64, tag: u64, buf: AlignedBuf, is_write: bool) {
+        debug_assert!(self.token.is_none() && self.error.is_none() && self.buf.is_none());
+        self.offset = offset;
+        self.tag = tag;
+        self.is_write = is_write;
+        self.buf = Some(buf);
+        self.count = None;
+        self.unfinished = 0;
+    }
+
     pub(super) fn len(&self) -> usize {
         self.buf.as_ref().map_or(0, |buf| buf.len())
     }
@@ -267,6 +279,7 @@ impl<M: FileMapping> State<M> {
         if let Some(token) = request.token.take() {
             self.file.lock().release(token);
         }
+        request.error = None;
         let tag = request.tag;
         self.free.push(index);
         FileCompletion { tag, buf, result }
