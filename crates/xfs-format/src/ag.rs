@@ -299,3 +299,93 @@ impl AgHeader {
         DiskAddr(geometry.daddr_of(ag, AgBlock(0)).0 + sector * u64::from(geometry.sector_size >> 9))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checksum;
+    use crate::superblock::{Superblock, tests::sample};
+    use crate::types::Uuid;
+
+    const AG: AgNumber = AgNumber(2);
+
+    fn geometry() -> Geometry {
+        Geometry::from_superblock(&Superblock::parse(&sample()).unwrap())
+    }
+
+    fn context() -> VerifyContext {
+        VerifyContext { v5: true, meta_uuid: Uuid([7; 16]), daddr: DiskAddr(0) }
+    }
+
+    fn agf(change: impl FnOnce(&mut Agf)) -> Result<(), &'static str> {
+        let mut sector = [0; 512];
+        let (agf, _) = Agf::mut_from_prefix(&mut sector).unwrap();
+        agf.magicnum = AGF_MAGIC.into();
+        agf.versionnum = 1.into();
+        agf.seqno = AG.0.into();
+        agf.length = 19200.into();
+        (agf.bno_root, agf.cnt_root, agf.refcount_root) = (1.into(), 2.into(), 5.into());
+        (agf.bno_level, agf.cnt_level, agf.refcount_level) = (1.into(), 1.into(), 1.into());
+        (agf.flfirst, agf.fllast, agf.flcount) = (117.into(), 3.into(), 6.into());
+        agf.uuid = [7; 16];
+        change(agf);
+        checksum::store(&mut sector, 216);
+        (AGF.check)(&sector, &context()).map_err(|e| e.check)?;
+        Agf::view(&sector).unwrap().check_group(&geometry(), AG).map_err(|e| e.check)
+    }
+
+    #[test]
+    fn agf_damage_is_named() {
+        assert_eq!(agf(|_| ()), Ok(()));
+        assert_eq!(agf(|agf| agf.magicnum = 0.into()), Err("magic"));
+        assert_eq!(agf(|agf| agf.uuid = [0; 16]), Err("UUID"));
+        assert_eq!(agf(|agf| agf.lsn = 5.into()), Err("LSN"));
+        assert_eq!(agf(|agf| agf.seqno = 1.into()), Err("group number"));
+        assert_eq!(agf(|agf| agf.length = 19201.into()), Err("group length"));
+        assert_eq!(agf(|agf| agf.bno_root = 19200.into()), Err("bnobt root"));
+        assert_eq!(agf(|agf| agf.refcount_root = 0.into()), Err("refcountbt root"));
+        assert_eq!(agf(|agf| agf.cnt_level = 17.into()), Err("tree depth"));
+        assert_eq!(agf(|agf| agf.flfirst = 119.into()), Err("first AGFL slot"));
+        assert_eq!(agf(|agf| agf.flcount = u32::MAX.into()), Err("AGFL count"));
+    }
+
+    #[test]
+    fn agi_damage_is_named() {
+        let check = |change: fn(&mut Agi)| {
+            let mut sector = [0; 512];
+            let (agi, _) = Agi::mut_from_prefix(&mut sector).unwrap();
+            (agi.magicnum, agi.versionnum) = (AGI_MAGIC.into(), 1.into());
+            (agi.seqno, agi.length) = (AG.0.into(), 19200.into());
+            (agi.root, agi.level, agi.free_root, agi.free_level) = (3.into(), 1.into(), 4.into(), 1.into());
+            (agi.count, agi.freecount) = (64.into(), 61.into());
+            agi.uuid = [7; 16];
+            change(agi);
+            checksum::store(&mut sector, 312);
+            (AGI.check)(&sector, &context()).map_err(|e| e.check)?;
+            Agi::view(&sector).unwrap().check_group(&geometry(), AG).map_err(|e| e.check)
+        };
+        assert_eq!(check(|_| ()), Ok(()));
+        assert_eq!(check(|agi| agi.level = 0.into()), Err("tree depth"));
+        assert_eq!(check(|agi| agi.free_root = u32::MAX.into()), Err("finobt root"));
+        assert_eq!(check(|agi| agi.count = u32::MAX.into()), Err("inode count"));
+        assert_eq!(check(|agi| agi.freecount = 65.into()), Err("free inode count"));
+    }
+
+    #[test]
+    fn the_agfl_is_a_ring() {
+        let geometry = geometry();
+        assert_eq!(Agfl::slots(&geometry), 119);
+        let mut sector = [0; 512];
+        for slot in 0..119_u8 {
+            sector[36 + usize::from(slot) * 4 + 3] = slot;
+        }
+        let mut agf = [0; 224];
+        let (agf, _) = Agf::mut_from_prefix(&mut agf).unwrap();
+        (agf.flfirst, agf.flcount) = (117.into(), 4.into());
+        let blocks: Vec<_> =
+            Agfl::view(&sector, &geometry).unwrap().blocks(agf).map(|block| block.0).collect();
+        assert_eq!(blocks, [117, 118, 0, 1]);
+        assert!(Agfl::view(&sector[..100], &geometry).is_err());
+        assert_eq!(AgHeader::Agfl.daddr(&geometry, AgNumber(1)).0, 19200 * 8 + 3);
+    }
+}

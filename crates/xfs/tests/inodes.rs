@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use xfs::bmap::FileMap;
-use xfs::volume::Volume;
+use xfs::volume::{ForkKind, Volume};
 use xfs_format::inode::InodeType;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
@@ -233,6 +233,49 @@ fn engine_map(volume: &Arc<Volume>, ino: u64) -> Vec<Run> {
     runs
 }
 
+/// What has a name: path, inode, and the target of a symbolic link.
+type Names = BTreeMap<Vec<u8>, (u64, Option<Vec<u8>>)>;
+
+fn kernel_tree(root: &Path) -> Names {
+    use std::os::unix::ffi::OsStrExt;
+    let mut names = Names::new();
+    let mut todo = vec![(Vec::new(), root.to_owned())];
+    while let Some((name, path)) = todo.pop() {
+        let meta = fs::symlink_metadata(&path).unwrap();
+        if meta.is_dir() {
+            for entry in fs::read_dir(&path).unwrap().map(Result::unwrap) {
+                todo.push(([&name[..], b"/", entry.file_name().as_bytes()].concat(), entry.path()));
+            }
+        }
+        let target = meta.is_symlink().then(|| fs::read_link(&path).unwrap().as_os_str().as_bytes().to_vec());
+        names.insert(name, (meta.ino(), target));
+    }
+    names
+}
+
+fn engine_tree(volume: &Arc<Volume>) -> Names {
+    let mut names = Names::new();
+    let mut todo = vec![(Vec::new(), volume.geometry().root)];
+    while let Some((path, ino)) = todo.pop() {
+        let inode = volume.inode(ino).unwrap();
+        let fork = volume.fork(&inode, ForkKind::Data).unwrap();
+        let mut target = None;
+        if inode.is_dir() {
+            xfs::dir::walk(&*fork, 0, &mut |entry| {
+                if !matches!(entry.name, b"." | b"..") {
+                    todo.push(([&path[..], b"/", entry.name].concat(), entry.inode));
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        } else if inode.is_symlink() {
+            target = Some(xfs::symlink::target(&*fork).unwrap());
+        }
+        names.insert(path, (ino.0, target));
+    }
+    names
+}
+
 /// Joins runs that go on in the file and on the device, as both sides may cut at different places.
 fn joined(runs: Vec<Run>) -> Vec<Run> {
     let mut joined: Vec<Run> = Vec::new();
@@ -260,6 +303,7 @@ fn compare(args: &[&str]) {
     mount.unmount();
     let mount = image.mount(",ro,norecovery");
     let kernel = kernel_sees(mount.path(), true);
+    let tree = kernel_tree(mount.path());
     let mut maps = BTreeMap::new();
     for name in ["fragments", "sparse", "prealloc", "preallocated-only", "origin", "clone"] {
         if let Ok(meta) = fs::metadata(mount.join(name)) {
@@ -269,6 +313,7 @@ fn compare(args: &[&str]) {
     mount.unmount();
 
     let volume = image.open().unwrap();
+    assert_eq!(engine_tree(&volume), tree, "names of {args:?}");
     for (ino, seen) in &kernel {
         assert_eq!(&engine_sees(&volume, *ino), seen, "inode {ino} of {args:?}");
     }
