@@ -112,7 +112,7 @@ impl From<uxfs::ErrorKind> for Exit {
             | K::TooManySymlinks
             | K::NameTooLong
             | K::InvalidPath => Self::NotFound,
-            K::NotXfs | K::Unsupported | K::NotAllocated => Self::Unsupported,
+            K::NotXfs | K::Unsupported | K::SectorSize | K::NotAllocated => Self::Unsupported,
             K::Truncated | K::Damaged => Self::Damaged,
             K::DirtyLog => Self::DirtyLog,
             K::Locked => Self::Locked,

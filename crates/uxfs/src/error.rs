@@ -31,6 +31,8 @@ pub enum ErrorKind {
     NotXfs,
     /// The volume has a feature that this version does not handle.
     Unsupported,
+    /// The device's sectors are larger than the volume's, or than the volume's start is a multiple of.
+    SectorSize,
     /// The image is shorter than the volume in it.
     Truncated,
     /// A structure of the volume is damaged.
@@ -93,10 +95,10 @@ impl From<xfs::Error> for Error {
             xfs::Error::Device(device) => return Self::new(device_kind(device), error.to_string()),
             xfs::Error::NotXfs => ErrorKind::NotXfs,
             xfs::Error::Truncated { .. } => ErrorKind::Truncated,
-            xfs::Error::UnsupportedFeature(_)
-            | xfs::Error::ExternalLog
-            | xfs::Error::Realtime
-            | xfs::Error::SectorSize { .. } => ErrorKind::Unsupported,
+            xfs::Error::UnsupportedFeature(_) | xfs::Error::ExternalLog | xfs::Error::Realtime => {
+                ErrorKind::Unsupported
+            }
+            xfs::Error::SectorSize { .. } => ErrorKind::SectorSize,
             xfs::Error::NeedsRepair => ErrorKind::Damaged,
             xfs::Error::Unwritable(_) => ErrorKind::ReadOnly,
             xfs::Error::DirtyLog => ErrorKind::DirtyLog,
@@ -146,7 +148,7 @@ impl From<Error> for std::io::Error {
             ErrorKind::NotXfs | ErrorKind::Truncated | ErrorKind::Damaged | ErrorKind::DirtyLog => {
                 Host::InvalidData
             }
-            ErrorKind::Unsupported => Host::Unsupported,
+            ErrorKind::Unsupported | ErrorKind::SectorSize => Host::Unsupported,
             ErrorKind::Locked => Host::ResourceBusy,
             ErrorKind::ReadOnly => Host::ReadOnlyFilesystem,
             ErrorKind::TooManySymlinks | ErrorKind::Io => Host::Other,

@@ -17,6 +17,9 @@ use std::path::Path;
 use std::sync::Arc;
 use xfs_format::types::InodeNumber;
 
+/// The smallest sector that any volume or device has.
+const SECTOR_BYTES_MIN: u32 = 512;
+
 /// An open volume. Cheap to clone; all calls may be made from any number of threads at once.
 ///
 /// Permissions are not checked: whoever can read the image can read what is in it.
@@ -50,8 +53,17 @@ impl Volume {
     /// # }
     /// ```
     pub fn open(image: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
-        let file = FileOptions::new().write(options.writable).direct(options.direct).open(image)?;
-        Self::open_device(Arc::new(file), options)
+        let image = image.as_ref();
+        let how = FileOptions::new().write(options.writable).direct(options.direct);
+        match Self::open_device(Arc::new(how.open(image)?), options) {
+            // The disk under an image file has larger sectors than the volume, or than the volume's start is a
+            // multiple of. The host's page cache has no such unit.
+            Err(error) if error.kind() == ErrorKind::SectorSize && image.is_file() => {
+                let file = how.clone().sector_size(SECTOR_BYTES_MIN).open(image)?;
+                Self::open_device(Arc::new(file), options)
+            }
+            other => other,
+        }
     }
 
     /// Opens the volume on any device, of which `options` may choose a part.
@@ -59,6 +71,13 @@ impl Volume {
         let device = if options.offset == 0 && options.length.is_none() {
             device
         } else {
+            let sector = device.sector_size();
+            if !options.offset.is_multiple_of(u64::from(sector)) {
+                let offset = options.offset;
+                let what =
+                    format!("offset {offset} is not a multiple of the device's sectors of {sector} bytes");
+                return Err(Error::new(ErrorKind::SectorSize, what));
+            }
             Arc::new(Window::new(device, options.offset, options.length)?)
         };
         let engine_options = xfs::volume::OpenOptions {
