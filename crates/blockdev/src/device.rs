@@ -33,6 +33,15 @@ pub trait BlockDevice: Send + Sync + Debug {
     /// Makes every write that completed before this call durable. A device without a flush is not an error, nor
     /// is one that is open for reading only: nothing of it waits to become durable.
     fn flush(&self) -> Result<(), DeviceError>;
+    /// Whether [`prefetch`](Self::prefetch) does anything: it does where bytes are in memory.
+    fn prefetches(&self) -> bool {
+        false
+    }
+    /// Starts to bring what lies at byte `offset` nearer, and returns at once: a request on it comes next. Anything
+    /// may be asked for; what does not exist is left out.
+    fn prefetch(&self, offset: u64) {
+        let _ = offset;
+    }
     /// A queue that keeps up to `depth` requests in flight, for one thread.
     fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError>;
 }

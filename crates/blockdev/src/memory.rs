@@ -17,6 +17,26 @@ use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
 /// The host's pages are at least this large; ranges to sync start on one.
 const PAGE_BYTES: usize = 4096;
 
+/// How much of a request is brought near before it starts: what the processor can wait for at once; it finds
+/// the rest by itself once the copy runs.
+const PREFETCH_BYTES: usize = 512;
+
+/// Asks for the cache lines at `from`.
+///
+/// # Safety
+/// The bytes up to `from + PREFETCH_BYTES` lie in one allocation.
+#[inline]
+unsafe fn prefetch_lines(from: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..PREFETCH_BYTES / 64 {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: the address is within the allocation, as the caller promises.
+        unsafe { _mm_prefetch(from.add(line * 64).cast(), _MM_HINT_T0) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = from;
+}
+
 /// How a memory device is made.
 #[derive(Clone, Debug)]
 pub struct MemoryOptions {
@@ -216,6 +236,18 @@ impl BlockDevice for MemoryDevice {
 
     fn flush(&self) -> Result<(), DeviceError> {
         self.sync("flush", 0, self.len)
+    }
+
+    fn prefetches(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn prefetch(&self, offset: u64) {
+        if self.geometry.check(offset, PREFETCH_BYTES).is_ok() {
+            // SAFETY: `check` put the range inside the mapping, and a prefetch reads nothing.
+            unsafe { prefetch_lines(self.base.as_ptr().add(offset as usize)) };
+        }
     }
 
     fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {

@@ -77,6 +77,15 @@ impl BlockDevice for Window {
         self.inner.flush()
     }
 
+    fn prefetches(&self) -> bool {
+        self.inner.prefetches()
+    }
+
+    fn prefetch(&self, offset: u64) {
+        // Behind the window's end it is a hint for the wrong place, which does no harm.
+        self.inner.prefetch(self.start.saturating_add(offset));
+    }
+
     fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
         let inner = Arc::clone(&self.inner).queue(depth)?;
         Ok(Box::new(WindowQueue { inner, window: self }))

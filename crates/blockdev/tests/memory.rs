@@ -5,7 +5,7 @@ mod common;
 use std::fs::File;
 use std::sync::Arc;
 
-use blockdev::{BlockDevice, DeviceError, Durability, FileDevice, MemoryDevice, MemoryOptions};
+use blockdev::{BlockDevice, DeviceError, Durability, FileDevice, MemoryDevice, MemoryOptions, Window};
 
 #[test]
 fn anonymous_memory() {
@@ -78,4 +78,15 @@ fn threads_on_bytes_of_their_own_do_not_disturb_each_other() {
             });
         }
     });
+}
+
+#[test]
+fn any_byte_may_be_prefetched() {
+    let device = Arc::new(MemoryDevice::anonymous(1 << 16).unwrap());
+    let window = Window::new(Arc::clone(&device) as Arc<dyn BlockDevice>, 4096, Some(8192)).unwrap();
+    assert!(device.prefetches() && window.prefetches());
+    for offset in [0, 1, 4095, (1 << 16) - 1, 1 << 16, u64::MAX - 511, u64::MAX] {
+        device.prefetch(offset);
+        window.prefetch(offset);
+    }
 }

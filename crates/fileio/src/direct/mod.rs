@@ -61,6 +61,8 @@ pub struct DirectFile<M> {
     locking: Locking,
     /// The device's sector size less 1.
     sector_mask: u64,
+    /// Whether the device can bring bytes near before they are asked for.
+    foresees: bool,
 }
 
 /// What the data path returns.
@@ -79,7 +81,8 @@ impl<M: FileMapping> DirectFile<M> {
 
     fn build(device: Arc<dyn BlockDevice>, map: M, locking: Locking, stats: Option<Arc<LockStats>>) -> Self {
         let sector_mask = u64::from(device.sector_size()) - 1;
-        Self { lock: FileLock::new(locking, map.size(), stats), device, map, locking, sector_mask }
+        let foresees = device.prefetches();
+        Self { lock: FileLock::new(locking, map.size(), stats), device, map, locking, sector_mask, foresees }
     }
 
     /// Where the file's bytes lie.
@@ -107,6 +110,7 @@ impl<M: FileMapping> DirectFile<M> {
     /// [`AlignedBuf`](blockdev::AlignedBuf) spare a copy.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
         let Some(range) = self.read_range(offset, buf.len()) else { return Ok(0) };
+        self.foresee(offset);
         let _held = self.lock.hold(range, Mode::Shared);
         self.read_held(offset, buf)
     }
@@ -115,6 +119,7 @@ impl<M: FileMapping> DirectFile<M> {
     /// lie inside the file, on blocks that are its own and were written before; otherwise nothing is written.
     pub fn overwrite_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         let Some((range, mode)) = self.write_range(offset, buf.len())? else { return Ok(0) };
+        self.foresee(offset);
         let _held = self.lock.hold(range, mode);
         self.overwrite_held(offset, buf)
     }
@@ -129,6 +134,19 @@ impl<M: FileMapping> DirectFile<M> {
     pub fn hold(&self, range: Range<u64>, mode: Mode) -> impl Drop + use<'_, M> {
         let held: Held<'_> = self.lock.hold(range, mode);
         held
+    }
+
+    /// Has the device bring near what lies at `offset`, where that is worth it, while the lock is being taken: both
+    /// wait for memory that other threads used last. The map may change before the lock is held; then it was the
+    /// wrong place, and nothing worse.
+    #[inline]
+    fn foresee(&self, offset: u64) {
+        if !self.foresees {
+            return;
+        }
+        if let Ok(Run { kind: Kind::Data, device, .. }) = self.run_at(offset) {
+            self.device.prefetch(device);
+        }
     }
 
     /// The device's sector size less 1.

@@ -1,0 +1,124 @@
+//! `uxfs bench` as a command: what it prints, how it ends, and that it cleans up when it is interrupted.
+
+use serde_json::Value;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn uxfs(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn output(args: &[&str]) -> Output {
+    uxfs(args).output().expect("the command starts")
+}
+
+const SMALL: [&str; 8] = [
+    "--size=4M",
+    "--pages=1024",
+    "--threads=1,2",
+    "--rounds=1",
+    "--min-time=1",
+    "--seed=7",
+    "--raw",
+    "--memcpy",
+];
+
+#[test]
+fn json_lines_have_all_fields() {
+    let output = output(&[&["--json", "bench", "all", "--locking=range"], &SMALL[..]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    for line in &lines {
+        for field in ["workload", "target", "device", "op"] {
+            assert!(line[field].is_string(), "{field}: {line}");
+        }
+        for field in ["threads", "depth", "ops_per_s", "median_of"] {
+            assert!(line[field].as_f64().is_some_and(|n| n > 0.0), "{field}: {line}");
+        }
+        for field in ["locking", "mib_per_s", "p50_us", "p99_us"] {
+            assert!(line.get(field).is_some(), "{field}: {line}");
+        }
+    }
+    for workload in ["overwrite", "randrw", "rangelock"] {
+        assert!(lines.iter().any(|line| line["workload"] == workload), "{workload}: {text}");
+    }
+    for target in ["uxfs", "raw", "memcpy"] {
+        assert!(lines.iter().any(|line| line["target"] == target), "{target}: {text}");
+    }
+}
+
+#[test]
+fn a_table_is_printed_otherwise() {
+    let output = output(&[&["bench", "overwrite", "--lockstat"], &SMALL[..]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    for part in ["uxfs exclusive", "uxfs range", "range ÷ memcpy", "range ÷ its reads", "locks, worst first"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn wrong_command_lines_are_refused_before_anything_is_made() {
+    let cases: [(&[&str], &str); 6] = [
+        (&["bench", "randrw"], "--direct"),
+        (&["bench", "overwrite", "--locking=none"], "no locking is called"),
+        (&["bench", "overwrite", "--threads=0"], "thread counts"),
+        (&["bench", "overwrite", "--size=4095"], "multiple of 4096"),
+        (&["bench", "overwrite", "--size=4G"], "mkfs.xfs -p"),
+        (&["bench", "nonsense"], "nonsense"),
+    ];
+    for (args, message) in cases {
+        let output = output(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(message), "{args:?}: {said}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn kernel_xfs_without_root_says_so() {
+    const NOBODY: u32 = 65534;
+    let mut command = uxfs(&[&["bench", "overwrite", "--vs=kernel-xfs"], &SMALL[..]].concat());
+    if std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let output = command.output().expect("the command starts");
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("only root may"), "{said}");
+}
+
+#[test]
+fn an_interrupted_run_unmounts_what_it_mounted() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let marker = dir.path().to_str().expect("a plain name").to_owned();
+    let mounted = || {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").expect("the mounts");
+        mounts.lines().any(|line| line.contains(&marker))
+    };
+    let mut child = uxfs(&["bench", "overwrite", "--vs=kernel-xfs", "--size=64M", "--rounds=10000"])
+        .env("TMPDIR", dir.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let until = Instant::now() + Duration::from_secs(60);
+    while !mounted() {
+        assert!(Instant::now() < until, "nothing was mounted");
+        assert!(child.try_wait().expect("a child").is_none(), "it ended by itself");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill");
+    assert!(sent.success());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(6));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("interrupted"));
+    assert!(!mounted());
+    assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
+}
