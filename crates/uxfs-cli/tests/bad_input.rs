@@ -1,0 +1,171 @@
+//! What cannot be opened or found: each has its message and its exit code.
+
+mod common;
+
+use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use std::os::unix::fs::FileExt;
+
+#[test]
+fn what_is_not_xfs_is_named() {
+    let dir = scratch();
+    let file = dir.path().join("file");
+    uxfs_fails(&[&"info", &file], 3, "no such image");
+    uxfs_fails(&[&"info", &dir.path()], 3, "a directory of this machine");
+    std::fs::write(&file, "").unwrap();
+    uxfs_fails(&[&"info", &file], 4, "smaller than a sector");
+    std::fs::write(&file, vec![0; 1 << 20]).unwrap();
+    uxfs_fails(&[&"info", &file], 4, "not an XFS volume");
+    std::fs::write(&file, "just some text\n").unwrap();
+    uxfs_fails(&[&"info", &file], 4, "smaller than a sector");
+    std::fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
+    run("mkfs.ext4", &[&"-q", &file]);
+    uxfs_fails(&[&"info", &file], 4, "this is an ext4 volume; uxfs reads XFS");
+}
+
+#[test]
+fn a_partition_is_found_and_opened() {
+    let image = Image::filled(&[]);
+    let disk = image.dir.path().join("disk.img");
+    let (start, length) = (1 << 20, 400 << 20);
+    let mut bytes = vec![0; start + length + (1 << 20)];
+    bytes[start..start + length].copy_from_slice(&std::fs::read(&image.path).unwrap());
+    let entry =
+        [&[0, 0, 0, 0, 0x83, 0, 0, 0][..], &2048u32.to_le_bytes(), &819_200u32.to_le_bytes()].concat();
+    bytes[446..462].copy_from_slice(&entry);
+    bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+    std::fs::write(&disk, bytes).unwrap();
+    let hint = "partition 1 (an XFS volume): --offset 1048576 --length 419430400";
+    uxfs_fails(&[&"info", &disk], 4, hint);
+    let whole = uxfs_ok(&[&"ls", &"-l", &image.path]);
+    assert_eq!(uxfs_ok(&[&"ls", &"-l", &disk, &"--offset", &"1048576", &"--length", &"419430400"]), whole);
+    assert_eq!(uxfs_ok(&[&"ls", &"-l", &disk, &"--offset=2048s"]), whole);
+    uxfs_fails(&[&"ls", &disk, &"--offset=1M", &"--length=100M"], 5, "truncated");
+    uxfs_fails(&[&"ls", &disk, &"--offset=2T"], 2, "behind");
+    uxfs_fails(&[&"ls", &disk, &"--offset=17"], 2, "sector");
+}
+
+#[test]
+fn a_truncated_image_is_told() {
+    let image = Image::filled(&[]);
+    let file = std::fs::File::options().write(true).open(&image.path).unwrap();
+    file.set_len(300 << 20).unwrap();
+    uxfs_fails(&[&"info", &image.path], 5, "truncated image");
+    file.set_len(100).unwrap();
+    assert_ne!(uxfs(&[&"info", &image.path]).status.code(), Some(0));
+}
+
+#[test]
+fn damage_is_told() {
+    let image = Image::new(&[]);
+    let file = std::fs::File::options().write(true).open(&image.path).unwrap();
+    file.write_all_at(&[0xff; 8], 100).unwrap();
+    uxfs_fails(&[&"info", &image.path], 5, "superblock");
+}
+
+#[test]
+fn features_that_are_not_supported_are_named() {
+    let image = Image::new(&[]);
+    run("xfs_db", &[&"-x", &"-c", &"sb 0", &"-c", &"write -d features_incompat 0x40000003", &image.path]);
+    uxfs_fails(&[&"info", &image.path], 4, "unsupported feature");
+
+    let dir = scratch();
+    let (data, other) = (dir.path().join("data"), dir.path().join("other"));
+    for file in [&data, &other] {
+        std::fs::File::create(file).unwrap().set_len(400 << 20).unwrap();
+    }
+    let log = format!("logdev={},size=64m", other.display());
+    run("mkfs.xfs", &[&"-q", &"-f", &"-l", &log, &data]);
+    uxfs_fails(&[&"info", &data], 4, "external log");
+    let realtime = format!("rtdev={}", other.display());
+    run("mkfs.xfs", &[&"-q", &"-f", &"-m", &"reflink=0", &"-r", &realtime, &data]);
+    uxfs_fails(&[&"info", &data], 4, "realtime");
+}
+
+#[test]
+fn a_dirty_log_is_refused_and_can_be_ignored() {
+    let image = Image::new(&[]);
+    {
+        let mount = image.mount(&[]);
+        std::fs::write(mount.dir().join("early"), "text").unwrap();
+    }
+    {
+        let mount = image.mount(&[]);
+        std::fs::write(mount.dir().join("late"), "text").unwrap();
+        run("sync", &[&"-f", &mount.dir()]);
+        std::fs::write(mount.dir().join("later"), "text").unwrap();
+        run("xfs_io", &[&"-x", &"-c", &"shutdown -f", &mount.dir()]);
+    }
+    uxfs_fails(&[&"ls", &image.path], 7, "--norecovery");
+    let listed = uxfs_ok(&[&"ls", &"--norecovery", &image.path]);
+    assert!(listed.starts_with(b"early\n"), "{}", String::from_utf8_lossy(&listed));
+    uxfs_ok(&[&"info", &"--norecovery", &image.path]);
+}
+
+#[test]
+fn paths_that_lead_nowhere_are_told() {
+    let image = Image::filled(&[]);
+    uxfs_fails(&[&"cat", &image.at("/nope")], 3, "/nope: no such file or directory");
+    uxfs_fails(&[&"cat", &image.at("/docs")], 3, "is a directory; a regular file is wanted");
+    uxfs_fails(&[&"cat", &image.at("/special/fifo")], 3, "named pipe");
+    uxfs_fails(&[&"ls", &image.at("/docs/small.txt/x")], 3, "not a directory");
+    uxfs_fails(&[&"ls", &image.at("/docs/small.txt/")], 3, "not a directory");
+    uxfs_fails(&[&"tree", &image.at("/docs/small.txt")], 3, "directory is wanted");
+    uxfs_fails(&[&"cat", &image.at("/links/loop")], 3, "symbolic links");
+    uxfs_fails(&[&"cat", &image.at("/links/dangling")], 3, "no such file");
+    uxfs_fails(&[&"stat", &image.at(&format!("/{}", "x".repeat(256)))], 3, "the longest possible is 255");
+    // Of several, the others are done.
+    let output = uxfs(&[&"cat", &image.at("/nope"), &image.at("/docs/small.txt")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.stdout, b"a few bytes\n");
+    // Usage.
+    assert_eq!(uxfs(&[&"cat"]).status.code(), Some(2));
+    assert_eq!(uxfs(&[&"ls", &"--offset", &"x", &image.path]).status.code(), Some(2));
+    assert_eq!(uxfs(&[&"nonsense"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_circle_of_directories_ends() {
+    let image = Image::of_prototype("above d--755 0 0\nbelow d--755 0 0\n$\n$");
+    let ino = |path: &str| {
+        let stat: serde_json::Value =
+            serde_json::from_slice(&uxfs_ok(&[&"stat", &"--json", &image.at(path)])).unwrap();
+        stat["ino"].as_u64().unwrap()
+    };
+    let (above, root) = (ino("/above"), ino("/"));
+    let (inode, entry) = (format!("inode {above}"), format!("write u.sfdir3.list[0].inumber.i4 {root}"));
+    run("xfs_db", &[&"-x", &"-c", &inode, &"-c", &entry, &image.path]);
+    let out = scratch();
+    let (copy, archive) = (out.path().join("copy"), out.path().join("archive"));
+    let verbs: [&[&dyn AsRef<std::ffi::OsStr>]; 6] = [
+        &[&"find", &image.path],
+        &[&"tree", &image.path],
+        &[&"du", &image.path],
+        &[&"ls", &"-R", &image.path],
+        &[&"cp", &"-r", &image.path, &copy],
+        &[&"tar", &image.path, &"-o", &archive],
+    ];
+    for verb in verbs {
+        let output = uxfs(verb);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("/above/below: damaged: directory inode"), "{said}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let image = Image::filled(&[]);
+    for verb in ["find", "tree"] {
+        let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_uxfs"))
+            .arg(verb)
+            .arg(&image.path)
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{verb}");
+        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}

@@ -1,0 +1,143 @@
+//! `cp` and `tar`: what comes out of an image is what the kernel shows in it.
+
+mod common;
+
+use common::{Image, assert_same, blocks, describe, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+
+#[test]
+fn cp_gives_the_kernels_tree() {
+    let image = Image::filled(&[]);
+    let out = scratch();
+    uxfs_ok(&[&"cp", &"-r", &image.path, &out.path()]);
+    let mount = image.mount(&["ro"]);
+    assert_same(mount.dir(), out.path());
+    for name in ["ends-in-hole", "ends-in-data", "all-hole", "runs"] {
+        let path = out.path().join("sparse").join(name);
+        let kernel = blocks(&mount.dir().join("sparse").join(name));
+        assert!(blocks(&path) <= kernel, "{name}: holes were filled");
+    }
+    // Links among what is copied are links to one file.
+    use std::os::unix::fs::MetadataExt;
+    let ino = |name: &str| out.path().join(name).metadata().unwrap().ino();
+    assert_eq!(ino("docs/small.txt"), ino("links/hard-one"));
+    assert_eq!(ino("docs/small.txt"), ino("links/hard-two"));
+}
+
+#[test]
+fn cp_knows_its_destinations() {
+    let image = Image::filled(&[]);
+    let out = scratch();
+    let at = |name: &str| out.path().join(name);
+    let kernel = image.mount(&["ro"]);
+
+    uxfs_ok(&[&"cp", &image.at("/docs/small.txt"), &at("named")]);
+    assert_eq!(std::fs::read(at("named")).unwrap(), b"a few bytes\n");
+    uxfs_ok(&[&"cp", &image.at("/docs/small.txt"), &image.at("/docs/empty"), &out.path()]);
+    assert_eq!(std::fs::read(at("small.txt")).unwrap(), b"a few bytes\n");
+    assert!(at("empty").exists());
+    uxfs_ok(&[&"cp", &"-r", &image.at("/docs"), &at("tree")]);
+    assert_eq!(describe(&at("tree")), describe(&kernel.dir().join("docs")));
+    // A link is followed without -r, and copied with it.
+    uxfs_ok(&[&"cp", &image.at("/links/relative"), &at("followed")]);
+    assert!(at("followed").symlink_metadata().unwrap().is_file());
+    uxfs_ok(&[&"cp", &"-r", &image.at("/links/dangling"), &at("link")]);
+    assert!(at("link").symlink_metadata().unwrap().is_symlink());
+    // An existing file is replaced, not written through.
+    std::os::unix::fs::symlink(at("named"), at("through")).unwrap();
+    uxfs_ok(&[&"cp", &image.at("/docs/large.bin"), &at("through")]);
+    assert_eq!(std::fs::read(at("named")).unwrap(), b"a few bytes\n");
+
+    uxfs_ok(&[&"cp", &"--no-preserve", &image.at("/docs/small.txt"), &at("plain")]);
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(at("plain").metadata().unwrap().mode() & 0o7111, 0);
+    assert!(common::xattrs(&at("plain")).is_empty());
+
+    uxfs_fails(&[&"cp", &image.at("/docs"), &at("x")], 3, "give -r");
+    uxfs_fails(&[&"cp", &image.at("/nope"), &at("x")], 3, "no such file");
+    uxfs_fails(&[&"cp", &image.at("/docs"), &image.at("/many"), &at("named")], 2, "not a directory");
+    uxfs_fails(&[&"cp", &image.at("/docs/empty"), &image.at("/new")], 2, "inside an image");
+    assert!(!at("x").exists());
+}
+
+#[test]
+fn gnu_tar_unpacks_the_kernels_tree() {
+    for options in [&[][..], &["-b", "size=1024"]] {
+        let image = Image::filled(options);
+        let out = scratch();
+        let archive = image.dir.path().join("archive.tar");
+        uxfs_ok(&[&"tar", &image.path, &"-o", &archive]);
+        run("tar", &[&"-C", &out.path(), &"--xattrs", &"--xattrs-include=*", &"--acls", &"-xpf", &archive]);
+        let mount = image.mount(&["ro"]);
+        assert_same(mount.dir(), out.path());
+        for name in ["ends-in-hole", "ends-in-data", "all-hole", "runs"] {
+            // The host's blocks may be larger than the volume's.
+            let path = out.path().join("sparse").join(name);
+            assert!(blocks(&path) * 1024 < path.metadata().unwrap().len(), "{name}: holes were filled");
+        }
+        // Standard output gives the same bytes.
+        assert!(uxfs_ok(&[&"tar", &image.path]) == std::fs::read(&archive).unwrap());
+    }
+}
+
+#[test]
+fn tar_without_sparse_files_and_attributes_is_plain() {
+    let image = Image::new(&[]);
+    {
+        let mount = image.mount(&[]);
+        std::fs::write(mount.dir().join("file"), "text").unwrap();
+        let hole = std::fs::File::create(mount.dir().join("hole")).unwrap();
+        hole.set_len(100_000).unwrap();
+    }
+    let out = scratch();
+    let archive = image.dir.path().join("archive.tar");
+    uxfs_ok(&[&"tar", &"--no-sparse", &"--no-xattrs", &image.path, &"-o", &archive]);
+    run("tar", &[&"-C", &out.path(), &"-xf", &archive]);
+    assert_eq!(std::fs::read(out.path().join("hole")).unwrap(), vec![0; 100_000]);
+    assert_eq!(std::fs::metadata(&archive).unwrap().len() % 10_240, 0);
+    let listed = run("tar", &[&"-tf", &archive]);
+    assert_eq!(String::from_utf8(listed).unwrap(), "./\n./file\n./hole\n");
+}
+
+#[test]
+fn a_socket_is_copied_and_left_out_of_an_archive() {
+    let image = Image::new(&[]);
+    {
+        let mount = image.mount(&[]);
+        // Binding leaves the socket behind.
+        drop(std::os::unix::net::UnixListener::bind(mount.dir().join("socket")).unwrap());
+        std::fs::write(mount.dir().join("zfile"), "text").unwrap();
+    }
+    let out = scratch();
+    uxfs_ok(&[&"cp", &"-r", &image.path, &out.path()]);
+    use std::os::unix::fs::FileTypeExt;
+    assert!(out.path().join("socket").symlink_metadata().unwrap().file_type().is_socket());
+    let archive = out.path().join("archive.tar");
+    let output = uxfs(&[&"tar", &image.path, &"-o", &archive]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("socket"));
+    assert_eq!(String::from_utf8(run("tar", &[&"-tf", &archive])).unwrap(), "./\n./zfile\n");
+}
+
+#[test]
+fn a_hostile_image_stays_below_the_destination() {
+    // Two entries of one name: a link that leads out, then a directory.
+    let image = Image::of_prototype(
+        "up d--755 0 0\nUP_AND_AWAY_1 ---644 0 0 $DIR/text\n$\n\
+         dir d--755 0 0\ngood ---644 0 0 $DIR/text\nTWICE_NAMED_A l--777 0 0 ../../outside\n\
+         TWICE_NAMED_B d--755 0 0\nfile ---644 0 0 $DIR/text\n$\n$",
+    );
+    image.patch(b"UP_AND_AWAY_1", b"../../escaped");
+    image.patch(b"TWICE_NAMED_B", b"TWICE_NAMED_A");
+    let top = scratch();
+    let (out, outside) = (top.path().join("a/out"), top.path().join("outside"));
+    std::fs::create_dir_all(&out).unwrap();
+    std::fs::create_dir(&outside).unwrap();
+    let output = uxfs(&[&"cp", &"-r", &image.path, &out]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+    assert_eq!(std::fs::read(out.join("dir/good")).unwrap(), b"text\n");
+    let names: Vec<_> =
+        std::fs::read_dir(top.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert!(!top.path().join("a/escaped").exists());
+}
