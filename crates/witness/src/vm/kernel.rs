@@ -39,12 +39,15 @@ impl DebianKernel {
 
     fn fetch(dir: &Path) -> Result<()> {
         fs::create_dir_all(dir)?;
-        let depends = output(Command::new("apt-cache").args(["depends", META_PACKAGE]))?;
-        let package = depends
-            .split_whitespace()
-            .find(|word| word.starts_with("linux-image-6"))
-            .with_context(|| format!("no kernel behind {META_PACKAGE}; run apt-get update"))?;
-        run(Command::new("apt-get").args(["-q", "download", package]).current_dir(dir))?;
+        let package = match current_package() {
+            Ok(package) => package,
+            // A machine whose package lists were never fetched, or were removed, as in containers.
+            Err(_) => {
+                run(Command::new("apt-get").args(["-q", "update"]))?;
+                current_package()?
+            }
+        };
+        run(Command::new("apt-get").args(["-q", "download", &package]).current_dir(dir))?;
         for entry in fs::read_dir(dir)? {
             let path = entry?.path();
             if path.extension().is_some_and(|extension| extension == "deb") {
@@ -78,6 +81,13 @@ impl DebianKernel {
         }
         Ok(order)
     }
+}
+
+/// The package that holds the kernel that [`META_PACKAGE`] stands for.
+fn current_package() -> Result<String> {
+    let depends = output(Command::new("apt-cache").args(["depends", META_PACKAGE]))?;
+    let package = depends.split_whitespace().find(|word| word.starts_with("linux-image-6"));
+    package.map(str::to_owned).with_context(|| format!("no kernel behind {META_PACKAGE}: is this Debian?"))
 }
 
 /// Deepest chain of modules that need each other.
