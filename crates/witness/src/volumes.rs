@@ -12,6 +12,8 @@ pub struct VolumeKind {
     pub v4: bool,
     /// Size of the volume in bytes.
     pub size: u64,
+    /// Filled with what `xfs_repair` wrongly calls damaged, and so not checked by it.
+    pub beyond_repair: bool,
 }
 
 const GIB: u64 = 1 << 30;
@@ -33,18 +35,18 @@ const PINNED: [(&str, &[(&str, &str)]); 2] = [
 ];
 
 const fn v5(name: &'static str, options: &'static [&'static str]) -> VolumeKind {
-    VolumeKind { name, options, v4: false, size: 6 * GIB }
+    VolumeKind { name, options, v4: false, size: 6 * GIB, beyond_repair: false }
 }
 
 const fn v4(name: &'static str, options: &'static [&'static str]) -> VolumeKind {
-    VolumeKind { name, options, v4: true, size: 6 * GIB }
+    VolumeKind { name, options, v4: true, size: 6 * GIB, beyond_repair: false }
 }
 
 /// How many at the head of [`ALL`] every change is judged by.
-pub const JUDGED: usize = 9;
+pub const JUDGED: usize = 10;
 
 /// All of them: first those that every change is judged by, then those that reach further corners.
-pub const ALL: [VolumeKind; 22] = [
+pub const ALL: [VolumeKind; 23] = [
     v5("default", &[]),
     v5("b1024", &["-b", "size=1024"]),
     v5("n65536", &["-b", "size=4096", "-n", "size=65536"]),
@@ -54,6 +56,7 @@ pub const ALL: [VolumeKind; 22] = [
     v5("nrext64", &["-i", "nrext64=1"]),
     v5("s4096", &["-s", "size=4096"]),
     v4("v4", &["-m", "crc=0"]),
+    VolumeKind { beyond_repair: true, ..v5("one-hash", &["-b", "size=1024", "-n", "size=4096"]) },
     v5("b2048", &["-b", "size=2048", "-i", "size=1024"]),
     v5("b1024-n4096", &["-b", "size=1024", "-n", "size=4096", "-m", "rmapbt=1", "-i", "nrext64=1"]),
     v5("b16384", &["-b", "size=16384"]),

@@ -19,7 +19,11 @@ pub(super) fn fill(site: &mut Site, sizes: &Sizes) -> Result<()> {
     counts(site, sizes.many(2_500, 300))?;
     large_values(site)?;
     replaced_and_removed(site, sizes.many(400, 60))?;
-    sharing_a_hash(site)?;
+    let one_leaf = (site.block as usize / 256).clamp(2, 100);
+    sharing_a_hash(site, one_leaf)?;
+    if sizes.beyond_repair {
+        sharing_a_hash(site, 500)?;
+    }
     on_every_kind(site)?;
     acls(site)?;
     capability(site)
@@ -122,11 +126,9 @@ fn replaced_and_removed(site: &mut Site, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Attributes whose names have one hash, in one namespace and in several. No more than one leaf block holds: the
-/// kernel lets such a run go on in the next block, but `xfs_repair` 6.1 calls that damaged.
-fn sharing_a_hash(site: &mut Site) -> Result<()> {
-    let mut dir = site.child(b"one-hash")?;
-    let count = (dir.block as usize / 256).clamp(2, 100);
+/// Attributes whose names have one hash, in one namespace and in several.
+fn sharing_a_hash(site: &mut Site, count: usize) -> Result<()> {
+    let mut dir = site.child(format!("one-hash-{count}").as_bytes())?;
     dir.touch(b"file")?;
     for (index, name) in colliding(&mut dir, count, 40).iter().enumerate() {
         for space in &SPACES[..1 + index % SPACES.len()] {

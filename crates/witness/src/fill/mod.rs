@@ -45,17 +45,21 @@ pub struct Sizes {
     /// Extents of the most fragmented file, at least.
     #[arg(long, default_value_t = 50_000)]
     pub extents: u64,
+    /// Also runs of names with one hash that go on from one block of an index to the next. The kernel makes and
+    /// reads them, but `xfs_repair` 6.1 calls them damaged.
+    #[arg(long)]
+    pub beyond_repair: bool,
 }
 
 impl Sizes {
     /// The size for a quick run.
     pub const fn small(seed: u64) -> Self {
-        Self { seed, inodes: 500, big_dir: 5_000, extents: 2_000 }
+        Self { seed, inodes: 500, big_dir: 5_000, extents: 2_000, beyond_repair: false }
     }
 
     /// The size that the volumes are judged by.
     pub const fn full(seed: u64) -> Self {
-        Self { seed, inodes: 20_000, big_dir: 200_000, extents: 50_000 }
+        Self { seed, inodes: 20_000, big_dir: 200_000, extents: 50_000, beyond_repair: false }
     }
 
     /// A count that a quick run makes smaller.

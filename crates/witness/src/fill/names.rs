@@ -12,7 +12,13 @@ pub(super) fn fill(site: &mut Site, sizes: &Sizes) -> Result<()> {
     every_byte(site)?;
     every_length(site)?;
     random_bytes(site, sizes.many(2_000, 50))?;
-    sharing_a_hash(site, sizes.many(3_000, 300))
+    // A block of a directory's index holds as many entries as a block has groups of 8 bytes, less its header.
+    let one_block = (site.block as usize / 10).min(1_000);
+    sharing_a_hash(site, one_block, 7)?;
+    if sizes.beyond_repair {
+        sharing_a_hash(site, 1_200, 11)?;
+    }
+    Ok(())
 }
 
 /// Each byte alone as a name (a dot cannot be), and between others.
@@ -51,14 +57,14 @@ fn random_bytes(site: &mut Site, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Many names with one hash, so that a lookup must go from one leaf block to the next; some are removed again.
-fn sharing_a_hash(site: &mut Site, count: u64) -> Result<()> {
-    let mut dir = site.child(b"one-hash")?;
-    let names = colliding(&mut dir, count as usize, COLLIDING_LEN);
+/// Many names with one hash, of which every `gone`th is removed again.
+fn sharing_a_hash(site: &mut Site, count: usize, gone: usize) -> Result<()> {
+    let mut dir = site.child(format!("one-hash-{count}").as_bytes())?;
+    let names = colliding(&mut dir, count, COLLIDING_LEN);
     for name in &names {
         dir.link(site, b"anchor", name)?;
     }
-    for name in names.iter().step_by(7) {
+    for name in names.iter().step_by(gone) {
         dir.unlink(name)?;
     }
     Ok(())

@@ -66,8 +66,9 @@ fn command_line(boot: &Boot<'_>) -> String {
     let base = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable -- vm-guest";
     match boot.fill {
         None => format!("{base} --no-fill"),
-        Some(Sizes { seed, inodes, big_dir, extents }) => {
-            format!("{base} --seed {seed} --inodes {inodes} --big-dir {big_dir} --extents {extents}")
+        Some(Sizes { seed, inodes, big_dir, extents, beyond_repair }) => {
+            let beyond = if beyond_repair { " --beyond-repair" } else { "" };
+            format!("{base} --seed {seed} --inodes {inodes} --big-dir {big_dir} --extents {extents}{beyond}")
         }
     }
 }
