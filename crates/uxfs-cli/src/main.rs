@@ -66,7 +66,7 @@ fn arguments() -> impl Iterator<Item = OsString> {
 /// Says on standard error what went wrong, unless nobody is left to read the output.
 fn report(failure: &Failure) -> Exit {
     if !failure.is_quiet() {
-        eprintln!("uxfs: {failure}");
+        problems::complain(&failure.to_string());
     }
     failure.exit()
 }

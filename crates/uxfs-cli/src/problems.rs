@@ -4,7 +4,13 @@
 use crate::exit::{Exit, Result, host_name};
 use crate::location::Location;
 use indicatif::ProgressBar;
+use std::io::Write;
 use std::path::Path;
+
+/// Writes one line to standard error. If nobody is left to read it, the work goes on all the same.
+pub fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "uxfs: {line}");
+}
 
 /// Counts failures and says each one.
 #[derive(Default)]
@@ -28,8 +34,8 @@ impl Problems {
     pub fn say(&mut self, line: &str) {
         self.count += 1;
         match &self.progress {
-            Some(progress) => progress.suspend(|| eprintln!("uxfs: {line}")),
-            None => eprintln!("uxfs: {line}"),
+            Some(progress) => progress.suspend(|| complain(line)),
+            None => complain(line),
         }
     }
 

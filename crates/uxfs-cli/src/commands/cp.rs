@@ -8,7 +8,7 @@ use crate::host::attributes::{self, Keep, Lost, Written};
 use crate::host::{HostTree, Identity};
 use crate::location::{Images, Location, parser};
 use crate::options::Global;
-use crate::problems::{Problems, for_each};
+use crate::problems::{Problems, complain, for_each};
 use crate::progress;
 use crate::walk::{Order, Step, Walk};
 use indicatif::ProgressBar;
@@ -226,7 +226,7 @@ impl<'a> Copy<'a> {
         }
         if self.verbose {
             let path = host.path_of(name);
-            self.bar.suspend(|| eprintln!("{}", uxfs::printable(&path)));
+            self.bar.suspend(|| complain(&uxfs::printable(&path)));
         }
         let made = self.make(host, name, node);
         if let Some(key) = key
@@ -295,10 +295,10 @@ impl<'a> Copy<'a> {
     fn say_lost(&self) {
         let Lost { xattrs, owners } = self.lost;
         if xattrs > 0 {
-            eprintln!("uxfs: note: {xattrs} extended attributes were not kept: the host refused them");
+            complain(&format!("note: {xattrs} extended attributes were not kept: the host refused them"));
         }
         if owners > 0 && self.verbose {
-            eprintln!("uxfs: note: {owners} owners were not kept: that takes root");
+            complain(&format!("note: {owners} owners were not kept: that takes root"));
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::location::{Images, Location};
 use crate::options::Global;
 use crate::output::Output;
 use crate::problems::Problems;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -28,26 +29,31 @@ pub struct Args {}
 pub fn run(_args: &Args, global: &Global) -> Result<Exit> {
     let dir = scratch()?;
     let image = dir.path().join("demo.img");
-    say("A volume, made by mkfs.xfs in a file");
+    say("A volume, made by mkfs.xfs in a file")?;
     make_volume(dir.path(), &image)?;
     show(&image, global)?;
 
-    say("One file, many threads: overwrites with one lock for the whole file, and with the range lock");
+    say("One file, many threads: overwrites with one lock for the whole file, and with the range lock")?;
     let after = dir.path().join("after.img");
     let measured = measure(&after)?;
 
-    say("What is in the file now");
+    say("What is in the file now")?;
     let pages = check_content(&after)?;
-    println!("{pages} pages read back: each holds what its last writer wrote, whole");
+    line(&format!("{pages} pages read back: each holds what its last writer wrote, whole"))?;
     let repaired = repair(&after)?;
-    println!("{}", if repaired { "xfs_repair -n: clean" } else { "xfs_repair is not installed: not asked" });
-    say("In short");
-    println!("{}", summary(&measured, pages, repaired));
+    line(if repaired { "xfs_repair -n: clean" } else { "xfs_repair is not installed: not asked" })?;
+    say("In short")?;
+    line(&summary(&measured, pages, repaired))?;
     Ok(Exit::Ok)
 }
 
-fn say(title: &str) {
-    println!("\n== {title} ==\n");
+fn say(title: &str) -> Result<()> {
+    line(&format!("\n== {title} ==\n"))
+}
+
+/// Prints a line.
+fn line(text: &str) -> Result<()> {
+    Ok(writeln!(std::io::stdout(), "{text}")?)
 }
 
 /// A directory that is gone afterwards: in memory where there is room.
@@ -81,8 +87,7 @@ fn make_volume(dir: &Path, image: &Path) -> Result<()> {
     mkfs.args(["-q", "-L", "demo", "-m", "crc=1,finobt=1,reflink=1,rmapbt=0,bigtime=1,inobtcount=1"]);
     mkfs.args(["-i", "sparse=1", "-p"]).arg(&proto).arg(image);
     program("mkfs.xfs", &mut mkfs)?;
-    println!("mkfs.xfs -L demo -p PROTOTYPE {}", image.display());
-    Ok(())
+    line(&format!("mkfs.xfs -L demo -p PROTOTYPE {}", image.display()))
 }
 
 /// What the letter in the volume says.
