@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rangelock::{LockStats, Mode, StatsSnapshot};
+use rangelock::LockStats;
+
+pub use rangelock::{Mode, StatsSnapshot};
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static CLASSES: Mutex<Vec<&'static LockClass>> = Mutex::new(Vec::new());
@@ -52,8 +54,7 @@ pub fn report() -> Vec<(&'static str, StatsSnapshot)> {
 /// One class of locks, as a static.
 ///
 /// ```
-/// use fileio::lockstat::{self, LockClass};
-/// use rangelock::Mode;
+/// use fileio::lockstat::{self, LockClass, Mode};
 /// use std::sync::Mutex;
 ///
 /// static MAP: LockClass = LockClass::new("map");

@@ -4,11 +4,12 @@
 //! within the shard. The weights of all entries together never exceed the limit: what does not fit into a shard
 //! is handed back uncached.
 
+use fileio::lockstat::{Counted, LockClass, Mode};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hash, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that a shard has at least, as long as there are enough for two.
 const MIN_SHARD_BYTES: u64 = 1 << 20;
@@ -25,7 +26,7 @@ pub(crate) struct Cache<K, V> {
 #[repr(align(128))]
 struct Shard<K, V> {
     ring: RwLock<Ring<K, V>>,
-    contended: AtomicU64,
+    class: &'static LockClass,
 }
 
 struct Ring<K, V> {
@@ -43,13 +44,14 @@ struct Entry<K, V> {
 }
 
 impl<K: Hash + Eq + Copy, V: Clone> Cache<K, V> {
-    /// A cache for entries that weigh `limit` bytes together, in at most `shards` shards.
-    pub(crate) fn new(limit: u64, shards: usize) -> Self {
+    /// A cache for entries that weigh `limit` bytes together, in at most `shards` shards, whose locks
+    /// count into `class`.
+    pub(crate) fn new(limit: u64, shards: usize, class: &'static LockClass) -> Self {
         let affordable = usize::try_from(limit / MIN_SHARD_BYTES).unwrap_or(usize::MAX);
         let count = affordable.clamp(1, shards);
         let shard = || Shard {
             ring: RwLock::new(Ring { slots: HashMap::new(), entries: Vec::new(), hand: 0, weight: 0 }),
-            contended: AtomicU64::new(0),
+            class,
         };
         Self {
             shards: std::iter::repeat_with(shard).take(count).collect(),
@@ -108,11 +110,6 @@ impl<K: Hash + Eq + Copy, V: Clone> Cache<K, V> {
         self.shards.iter().map(|shard| shard.read().weight).sum()
     }
 
-    /// How often a shard's lock was not free at once.
-    pub(crate) fn contended(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.contended.load(Ordering::Relaxed)).sum()
-    }
-
     fn shard(&self, key: &K) -> &Shard<K, V> {
         // The map inside a shard takes the low bits of a hash of its own.
         let hash = self.hasher.hash_one(key);
@@ -123,18 +120,12 @@ impl<K: Hash + Eq + Copy, V: Clone> Cache<K, V> {
 }
 
 impl<K, V> Shard<K, V> {
-    fn read(&self) -> RwLockReadGuard<'_, Ring<K, V>> {
-        self.ring.try_read().unwrap_or_else(|| {
-            self.contended.fetch_add(1, Ordering::Relaxed);
-            self.ring.read()
-        })
+    fn read(&self) -> Counted<RwLockReadGuard<'_, Ring<K, V>>> {
+        self.class.lock(Mode::Shared, || self.ring.try_read(), || self.ring.read())
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Ring<K, V>> {
-        self.ring.try_write().unwrap_or_else(|| {
-            self.contended.fetch_add(1, Ordering::Relaxed);
-            self.ring.write()
-        })
+    fn write(&self) -> Counted<RwLockWriteGuard<'_, Ring<K, V>>> {
+        self.class.lock(Mode::Exclusive, || self.ring.try_write(), || self.ring.write())
     }
 }
 
@@ -192,9 +183,11 @@ impl<K: Hash + Eq + Copy, V: Clone> fmt::Debug for Cache<K, V> {
 mod tests {
     use super::*;
 
+    static CLASS: LockClass = LockClass::new("cache under test");
+
     #[test]
     fn stays_within_its_limit() {
-        let cache = Cache::<u64, u64>::new(4 << 20, 16);
+        let cache = Cache::<u64, u64>::new(4 << 20, 16, &CLASS);
         for key in 0..10_000 {
             cache.insert(key, key, 4096);
             assert!(cache.weight() <= 4 << 20);
@@ -205,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_is_used_stays() {
-        let cache = Cache::<u64, u64>::new(100, 1);
+        let cache = Cache::<u64, u64>::new(100, 1, &CLASS);
         cache.insert(0, 0, 10);
         for key in 1..1000 {
             assert_eq!(cache.get(&0), Some(0), "at {key}");
@@ -216,7 +209,7 @@ mod tests {
 
     #[test]
     fn too_heavy_is_not_kept() {
-        let cache = Cache::<u64, u64>::new(100, 1);
+        let cache = Cache::<u64, u64>::new(100, 1, &CLASS);
         cache.insert(1, 1, 60);
         cache.insert(2, 2, 101);
         assert_eq!((cache.get(&1), cache.get(&2)), (Some(1), None));
@@ -226,7 +219,7 @@ mod tests {
 
     #[test]
     fn the_first_value_wins_where_asked() {
-        let cache = Cache::<u64, u64>::new(100, 1);
+        let cache = Cache::<u64, u64>::new(100, 1, &CLASS);
         assert_eq!(cache.get_or_insert(1, 5, 1), 5);
         assert_eq!(cache.get_or_insert(1, 6, 1), 5);
         cache.insert(1, 7, 3);
@@ -235,7 +228,7 @@ mod tests {
 
     #[test]
     fn many_threads() {
-        let cache = Cache::<u64, u64>::new(1 << 20, 16);
+        let cache = Cache::<u64, u64>::new(1 << 20, 16, &CLASS);
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {
                 let cache = &cache;

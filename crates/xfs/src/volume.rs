@@ -12,6 +12,7 @@ use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::InodeSource;
 use crate::recovery::clean;
 use blockdev::{AlignedBuf, BlockDevice, DeviceError};
+use fileio::lockstat::LockClass;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use xfs_format::geometry::Geometry;
@@ -22,6 +23,8 @@ pub use crate::info::{VolumeInfo, VolumeStat};
 pub use crate::inode::{ForkKind, Inode};
 
 const INODE_SHARDS: usize = 32;
+
+static INODE_SHARD_LOCK: LockClass = LockClass::new("inode cache");
 
 /// How to open a volume.
 #[derive(Clone, Debug)]
@@ -39,15 +42,6 @@ impl Default for OpenOptions {
     fn default() -> Self {
         Self { norecovery: false, writable: false, cache_size: 64 << 20 }
     }
-}
-
-/// How often a lock of each class was not free at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LockContention {
-    /// Shards of the buffer cache.
-    pub buffer_shard: u64,
-    /// Shards of the inode cache.
-    pub inode_shard: u64,
 }
 
 /// An open volume. Shared by all threads; every call may be made from any of them.
@@ -86,7 +80,7 @@ impl Volume {
         let half = options.cache_size / 2;
         Ok(Arc::new(Self {
             bufs: BufCache::new(Arc::clone(&device), &geometry, half),
-            inodes: Cache::new(half, INODE_SHARDS),
+            inodes: Cache::new(half, INODE_SHARDS, &INODE_SHARD_LOCK),
             groups: Groups::new(geometry.ag_count),
             writable: options.writable,
             log_clean,
@@ -173,11 +167,6 @@ impl Volume {
     /// Bytes that the caches hold now.
     pub fn cache_weight(&self) -> u64 {
         self.bufs.weight() + self.inodes.weight()
-    }
-
-    /// How often threads met at a cache's lock.
-    pub fn lock_contention(&self) -> LockContention {
-        LockContention { buffer_shard: self.bufs.contended(), inode_shard: self.inodes.contended() }
     }
 
     /// The metadata buffers.

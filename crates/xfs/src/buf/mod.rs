@@ -7,6 +7,7 @@
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use blockdev::{AlignedBuf, BlockDevice};
+use fileio::lockstat::LockClass;
 use std::ops::Deref;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
@@ -19,6 +20,8 @@ pub const MAX_BUF_BYTES: u64 = 1 << 20;
 /// What an entry costs besides its bytes.
 const OVERHEAD_BYTES: u64 = 160;
 const SHARDS: usize = 64;
+
+static SHARD_LOCK: LockClass = LockClass::new("buffer cache");
 
 /// A metadata buffer that passed its verifier. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -75,7 +78,12 @@ pub struct BufCache {
 impl BufCache {
     /// A cache of at most `limit` bytes in front of `device`.
     pub fn new(device: Arc<dyn BlockDevice>, geometry: &Geometry, limit: u64) -> Self {
-        Self { device, v5: geometry.v5, meta_uuid: geometry.meta_uuid, cache: Cache::new(limit, SHARDS) }
+        Self {
+            device,
+            v5: geometry.v5,
+            meta_uuid: geometry.meta_uuid,
+            cache: Cache::new(limit, SHARDS, &SHARD_LOCK),
+        }
     }
 
     /// The `len` bytes at `daddr`, as `verifier` passed them.
@@ -116,11 +124,6 @@ impl BufCache {
     /// Bytes that the cache holds now.
     pub fn weight(&self) -> u64 {
         self.cache.weight()
-    }
-
-    /// How often a shard's lock was not free at once.
-    pub fn contended(&self) -> u64 {
-        self.cache.contended()
     }
 
     fn load(&self, pieces: &[Piece], len: u64) -> Result<AlignedBuf> {

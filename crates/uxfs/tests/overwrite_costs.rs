@@ -1,0 +1,95 @@
+//! What an overwrite of allocated blocks costs besides the transfer, on a real volume: one hold of its own range.
+//!
+//! Everything else is counted and must stay where it is: heap allocations, the locks of the inode and of the
+//! buffer cache, and every further class of locks or events (transactions, once there are any) that the process
+//! knows.
+
+use fileio::lockstat;
+use std::collections::BTreeMap;
+use std::process::Command;
+use uxfs::{AlignedBuf, File, OpenOptions, Volume};
+
+const FILE_BYTES: u64 = 8 << 20;
+const PAGE: u64 = 4096;
+const OVERWRITES: u64 = 2000;
+
+/// A volume with one written file, `/data`.
+fn make_volume(dir: &std::path::Path) -> std::path::PathBuf {
+    let (image, proto, data) = (dir.join("image"), dir.join("proto"), dir.join("data"));
+    std::fs::write(&data, vec![7; FILE_BYTES as usize]).expect("a source file");
+    let text = format!("/\n0 0\nd--755 0 0\ndata ---644 0 0 {}\n$\n", data.display());
+    std::fs::write(&proto, text).expect("a proto file");
+    std::fs::File::create(&image).and_then(|file| file.set_len(320 << 20)).expect("a sparse file");
+    let made = Command::new("mkfs.xfs").arg("-q").arg("-p").arg(&proto).arg(&image).status();
+    assert!(made.expect("mkfs.xfs").success());
+    image
+}
+
+/// Shared and exclusive acquisitions so far, by class.
+fn acquisitions() -> BTreeMap<&'static str, (u64, u64)> {
+    lockstat::report().into_iter().map(|(class, counts)| (class, (counts.shared, counts.exclusive))).collect()
+}
+
+/// Does `work` and gives its allocations, and what each class of locks was taken more often.
+fn costs(work: impl FnOnce()) -> (u64, BTreeMap<&'static str, (u64, u64)>) {
+    let before = acquisitions();
+    let allocations = allocation_counter::measure(work).count_total;
+    let mut taken = acquisitions();
+    for (class, (shared, exclusive)) in &mut taken {
+        let earlier = before.get(class).copied().unwrap_or_default();
+        (*shared, *exclusive) = (*shared - earlier.0, *exclusive - earlier.1);
+    }
+    taken.retain(|_, counts| *counts != (0, 0));
+    (allocations, taken)
+}
+
+fn page_of(index: u64) -> u64 {
+    index * 37 % (FILE_BYTES / PAGE) * PAGE
+}
+
+fn overwrite_blocking(file: &File, page: &AlignedBuf) {
+    for index in 0..OVERWRITES {
+        file.overwrite_at(page, page_of(index)).expect("an overwrite");
+    }
+}
+
+fn overwrite_queued(queue: &mut uxfs::Queue, pages: &mut Vec<AlignedBuf>) {
+    let mut done = 0;
+    for index in 0..OVERWRITES {
+        if pages.is_empty() {
+            done += queue.wait(1, |completion| pages.push(completion.buf)).expect("a wait");
+        }
+        let page = pages.pop().expect("a page that came back");
+        queue.push_overwrite(page_of(index), page, index).expect("a push");
+    }
+    while u64::from(done) < OVERWRITES {
+        done += queue.wait(1, |completion| pages.push(completion.buf)).expect("a wait");
+    }
+}
+
+#[test]
+fn an_overwrite_takes_its_range_and_nothing_else() {
+    // Counting starts with the first lock, so that the file's own is counted.
+    lockstat::enable();
+    let dir = tempfile::tempdir().expect("a scratch directory");
+    let image = make_volume(dir.path());
+    let volume = Volume::open(&image, &OpenOptions::new().writable(true)).expect("it opens");
+
+    let (allocations, taken) = costs(|| drop(volume.open_file("/data").expect("a file")));
+    assert!(allocations > 0, "the counter of allocations counts");
+    assert!(
+        taken.contains_key("inode cache") && taken.contains_key("buffer cache"),
+        "classes count: {taken:?}"
+    );
+
+    let only_ranges = BTreeMap::from([(lockstat::RANGE_CLASS, (0, OVERWRITES))]);
+    let file = volume.open_file("/data").expect("a file");
+    let page = AlignedBuf::zeroed(PAGE as usize);
+    overwrite_blocking(&file, &page); // tables of the first use
+    assert_eq!(costs(|| overwrite_blocking(&file, &page)), (0, only_ranges.clone()), "blocking");
+
+    let mut queue = file.queue(32).expect("a queue");
+    let mut pages: Vec<_> = (0..32).map(|_| page.clone()).collect();
+    overwrite_queued(&mut queue, &mut pages);
+    assert_eq!(costs(|| overwrite_queued(&mut queue, &mut pages)), (0, only_ranges), "queued");
+}
