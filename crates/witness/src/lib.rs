@@ -7,6 +7,7 @@
 
 pub mod command;
 pub mod compare;
+pub mod damage;
 pub mod engine;
 pub mod fill;
 pub mod kernel;

@@ -4,7 +4,7 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use witness::{compare, engine, fill, kernel, matrix, v4, vm};
+use witness::{compare, damage, engine, fill, kernel, matrix, v4, vm};
 
 /// Outside witnesses for uxfs.
 #[derive(Parser)]
@@ -21,8 +21,11 @@ enum Command {
     ManifestKernel(kernel::Args),
     ManifestUxfs(engine::Args),
     Compare(compare::Args),
+    Damage(damage::Args),
     Matrix(matrix::Args),
     V4(v4::Args),
+    #[command(hide = true)]
+    DamageWorker(damage::WorkerArgs),
     #[command(hide = true)]
     VmGuest(vm::GuestArgs),
 }
@@ -33,6 +36,8 @@ fn main() -> ExitCode {
         Command::ManifestKernel(args) => kernel::run(&args),
         Command::ManifestUxfs(args) => engine::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Damage(args) => damage::run(&args),
+        Command::DamageWorker(args) => damage::work(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::V4(args) => v4::run(&args),
         Command::VmGuest(args) => vm::guest(&args),
