@@ -76,7 +76,10 @@ impl Volume {
                 let offset = options.offset;
                 let what =
                     format!("offset {offset} is not a multiple of the device's sectors of {sector} bytes");
-                return Err(Error::new(ErrorKind::SectorSize, what));
+                // Below the smallest sector there is no device that would help.
+                let hopeless = !offset.is_multiple_of(u64::from(SECTOR_BYTES_MIN));
+                let kind = if hopeless { ErrorKind::InvalidInput } else { ErrorKind::SectorSize };
+                return Err(Error::new(kind, what));
             }
             Arc::new(Window::new(device, options.offset, options.length)?)
         };

@@ -213,7 +213,13 @@ impl<'a> Copy<'a> {
 
     /// Ends a directory: it gets its attributes when nothing in it changes any more.
     fn leave(&mut self, dir: BorrowedFd<'_>, node: &Node) -> Outcome {
-        Ok(attributes::apply(self.keep, self.umask, node, &Written::Open(dir), &mut self.lost)?)
+        self.attributes(node, &Written::Open(dir))
+    }
+
+    fn attributes(&mut self, node: &Node, written: &Written<'_>) -> Outcome {
+        attributes::apply(self.keep, self.umask, node, written, &mut self.lost).map_err(|error| {
+            Trouble(Exit::Io, format!("is copied, but its attributes cannot be set: {error}"))
+        })
     }
 
     fn leaf(&mut self, image: &Path, host: &HostTree, name: &[u8], node: &Node) -> Outcome {
@@ -244,8 +250,7 @@ impl<'a> Copy<'a> {
             FileType::Regular => {
                 let fd = host.create_file(name)?;
                 let fd = self.content(&node.open()?, fd)?;
-                let written = Written::Open(fd.as_fd());
-                return Ok(attributes::apply(self.keep, self.umask, node, &written, &mut self.lost)?);
+                return self.attributes(node, &Written::Open(fd.as_fd()));
             }
             FileType::Symlink => host.create_symlink(name, &node.read_link()?)?,
             FileType::CharDevice => host.create_node(name, HostType::CharacterDevice, device)?,
@@ -256,8 +261,7 @@ impl<'a> Copy<'a> {
                 return Err(Trouble::damaged(format!("a {} where none can be", metadata.file_type)));
             }
         }
-        let written = Written::Named(host.current(), name);
-        Ok(attributes::apply(self.keep, self.umask, node, &written, &mut self.lost)?)
+        self.attributes(node, &Written::Named(host.current(), name))
     }
 
     /// Copies data; holes stay holes.
