@@ -140,7 +140,7 @@ impl<M: FileMapping> DirectFile<M> {
     /// wait for memory that other threads used last. The map may change before the lock is held; then it was the
     /// wrong place, and nothing worse.
     #[inline]
-    fn foresee(&self, offset: u64) {
+    pub(crate) fn foresee(&self, offset: u64) {
         if !self.foresees {
             return;
         }

@@ -159,6 +159,7 @@ impl<M: FileMapping> DirectQueue<M> {
     /// Takes a request's range, or sets it aside.
     #[inline]
     fn start(&mut self, index: u32, range: std::ops::Range<u64>, mode: Mode) {
+        self.state.file.foresee(range.start);
         match self.state.file.lock().try_acquire(range.clone(), mode) {
             Some(token) => self.issue(index, token),
             None => self.get_in_line(index, range, mode),
