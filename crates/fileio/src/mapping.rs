@@ -43,6 +43,12 @@ pub trait FileMapping: Send + Sync {
     /// The run that holds byte `offset`, and the version of the map that says so. The run starts at or before
     /// `offset` and ends behind it; it may reach behind the end of the file. No lock is held on return.
     fn lookup(&self, offset: u64) -> Result<(Extent, MapSeq), Self::Error>;
+    /// As [`lookup`](Self::lookup), for a reader: shared blocks may be called written, as it makes no difference
+    /// to it, if telling them apart has a price.
+    #[inline]
+    fn lookup_to_read(&self, offset: u64) -> Result<(Extent, MapSeq), Self::Error> {
+        self.lookup(offset)
+    }
     /// The map's version now.
     fn seq(&self) -> MapSeq;
 }
@@ -63,6 +69,11 @@ impl<M: FileMapping + ?Sized> FileMapping for std::sync::Arc<M> {
     #[inline]
     fn lookup(&self, offset: u64) -> Result<(Extent, MapSeq), Self::Error> {
         (**self).lookup(offset)
+    }
+
+    #[inline]
+    fn lookup_to_read(&self, offset: u64) -> Result<(Extent, MapSeq), Self::Error> {
+        (**self).lookup_to_read(offset)
     }
 
     #[inline]

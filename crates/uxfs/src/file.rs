@@ -111,7 +111,7 @@ impl File {
         let size = self.size();
         let mut at = offset;
         while at < size {
-            let (extent, end) = self.extent_at(at)?;
+            let (extent, end) = self.bounds(at, self.data.map().lookup_to_read(at)?.0)?;
             if is_data(extent.state) == want_data {
                 return Ok(Some(at));
             }
@@ -120,9 +120,8 @@ impl File {
         Ok((!want_data && offset < size).then_some(size))
     }
 
-    /// The run that holds byte `at`, and its end, which lies behind `at`.
-    fn extent_at(&self, at: u64) -> Result<(MapExtent, u64)> {
-        let (extent, _) = self.data.map().lookup(at)?;
+    /// The run that was found to hold byte `at`, and its end, which lies behind `at`.
+    fn bounds(&self, at: u64, extent: MapExtent) -> Result<(MapExtent, u64)> {
         let end = extent.offset.saturating_add(extent.len);
         if extent.offset > at || end <= at {
             let what = format!("inode {}: damaged: block map: bad extent order", self.node.ino());
@@ -147,7 +146,8 @@ impl Extents<'_> {
     fn step(&mut self) -> Result<Option<Extent>> {
         // Blocks may be preallocated behind the end of the file, so that the map's own end counts.
         while self.at < self.file.data.map().map_end() {
-            let (extent, end) = self.file.extent_at(self.at)?;
+            let found = self.file.data.map().lookup(self.at)?.0;
+            let (extent, end) = self.file.bounds(self.at, found)?;
             self.at = end;
             let (physical, unwritten, shared) = match extent.state {
                 ExtentState::Hole => continue,

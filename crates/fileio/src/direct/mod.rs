@@ -144,7 +144,7 @@ impl<M: FileMapping> DirectFile<M> {
         if !self.foresees {
             return;
         }
-        if let Ok(Run { kind: Kind::Data, device, .. }) = self.run_at(offset) {
+        if let Ok(Run { kind: Kind::Data, device, .. }) = self.run_to_read(offset) {
             self.device.prefetch(device);
         }
     }
@@ -199,7 +199,7 @@ impl<M: FileMapping> DirectFile<M> {
         let mut buf = &mut buf[..len];
         let mut at = offset;
         while !buf.is_empty() {
-            let run = self.run_at(at)?;
+            let run = self.run_to_read(at)?;
             let (piece, rest) = buf.split_at_mut(run.take(buf.len()));
             match run.kind {
                 Kind::Zeroes(_) => piece.fill(0),

@@ -45,10 +45,21 @@ impl Run {
 }
 
 impl<M: FileMapping> DirectFile<M> {
-    /// Looks up the run at byte `offset`.
+    /// Looks up the run at byte `offset`, to overwrite it.
     #[inline]
     pub(crate) fn run_at(&self, offset: u64) -> Outcome<Run, M> {
-        let (extent, seq) = self.map.lookup(offset).map_err(|source| FileError::Map { offset, source })?;
+        self.run_from(offset, self.map.lookup(offset))
+    }
+
+    /// Looks up the run at byte `offset`, to read it: shared blocks may be called data.
+    #[inline]
+    pub(crate) fn run_to_read(&self, offset: u64) -> Outcome<Run, M> {
+        self.run_from(offset, self.map.lookup_to_read(offset))
+    }
+
+    #[inline]
+    fn run_from(&self, offset: u64, found: Result<(Extent, MapSeq), M::Error>) -> Outcome<Run, M> {
+        let (extent, seq) = found.map_err(|source| FileError::Map { offset, source })?;
         match self.run_of(offset, extent, seq) {
             Some(run) => Ok(run),
             None => Err(FileError::BadExtent { offset, extent }),

@@ -290,14 +290,15 @@ impl<M: FileMapping> DirectQueue<M> {
         // Keeps the request from being over before all of its pieces are made.
         self.state.requests[index as usize].unfinished = 1;
         while at < len {
-            let run = file.run_at(offset + at as u64)?;
+            let run_at = offset + at as u64;
+            let run = if is_write { file.run_at(run_at)? } else { file.run_to_read(run_at)? };
             let taken = run.take(len - at);
             let range = at..at + taken;
             if matches!(run.kind, Kind::Zeroes(_)) {
                 self.state.zero(index, range);
             } else {
                 if is_write {
-                    run.check_overwritable(offset + at as u64)?;
+                    run.check_overwritable(run_at)?;
                 }
                 let piece = self.state.make_piece(index, range, run.device);
                 self.state.requests[index as usize].unfinished += 1;

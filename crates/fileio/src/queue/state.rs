@@ -138,7 +138,7 @@ impl<M: FileMapping> State<M> {
         }
         let count = (size - offset).min(len as u64) as usize;
         request.count = Some(count);
-        let run = self.file.run_at(offset).map_err(Some)?;
+        let run = self.file.run_to_read(offset).map_err(Some)?;
         if matches!(run.kind, Kind::Zeroes(_)) && run.take(count) == count {
             self.zero(index, 0..count);
             self.finish(index, Ok(count));

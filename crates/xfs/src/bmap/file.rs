@@ -1,7 +1,7 @@
 //! The map of one open file, as the data path looks it up.
 //!
 //! A lookup is a binary search in an immutable list: no lock, no allocation, no shared line written. Only files
-//! that may share blocks ask the reference count tree on top.
+//! that may share blocks ask the reference count tree on top, and only for those who would write.
 
 use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
@@ -51,13 +51,28 @@ impl FileMap {
         Extent { offset, len: end - offset, state: ExtentState::Hole }
     }
 
-    /// The run of a mapped extent that holds `block`, cut where sharing begins or ends.
-    fn mapped(&self, extent: xfs_format::bmbt::Extent, block: FileBlock) -> Result<Extent> {
+    /// The run that holds byte `offset`; if sharing is to be told, cut where it begins or ends.
+    fn run_at(&self, offset: u64, tell_sharing: bool) -> Result<(Extent, MapSeq)> {
+        let block = FileBlock(offset >> self.volume.geometry().block_log);
+        let extent = match self.extents.lookup(block) {
+            Mapped::Hole(start, end) => self.hole(start, end),
+            Mapped::Extent(extent) => self.mapped(extent, block, tell_sharing)?,
+        };
+        Ok((extent, self.seq()))
+    }
+
+    /// The run of a mapped extent that holds `block`.
+    fn mapped(
+        &self,
+        extent: xfs_format::bmbt::Extent,
+        block: FileBlock,
+        tell_sharing: bool,
+    ) -> Result<Extent> {
         let geometry = self.volume.geometry();
         let (mut start, mut count) = (extent.startoff, u64::from(extent.blockcount));
         let mut from = extent.startblock;
         let mut shared = false;
-        if self.inode.is_reflinked() && !extent.unwritten {
+        if tell_sharing && self.inode.is_reflinked() && !extent.unwritten {
             let skip = block.0 - start.0;
             (start, from, count) = (block, FsBlock(from.0 + skip), count - skip);
             let run = self.volume.shared_run(from, count)?;
@@ -89,12 +104,11 @@ impl FileMapping for FileMap {
     }
 
     fn lookup(&self, offset: u64) -> Result<(Extent, MapSeq)> {
-        let block = FileBlock(offset >> self.volume.geometry().block_log);
-        let extent = match self.extents.lookup(block) {
-            Mapped::Hole(start, end) => self.hole(start, end),
-            Mapped::Extent(extent) => self.mapped(extent, block)?,
-        };
-        Ok((extent, self.seq()))
+        self.run_at(offset, true)
+    }
+
+    fn lookup_to_read(&self, offset: u64) -> Result<(Extent, MapSeq)> {
+        self.run_at(offset, false)
     }
 
     fn seq(&self) -> MapSeq {
