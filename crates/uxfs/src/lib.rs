@@ -50,3 +50,7 @@ pub use options::OpenOptions;
 pub use path::MAX_SYMLINKS;
 pub use queue::{Completion, Queue};
 pub use volume::Volume;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
