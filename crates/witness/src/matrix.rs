@@ -110,7 +110,7 @@ fn one(kind: &VolumeKind, sizes: &Sizes, threads: usize, args: &Args, folder: &P
     let theirs =
         if kind.v4 { by_guest(args, &image, sizes, folder)? } else { by_host(&image, sizes, folder)? };
     println!("matrix: {}: filled and described by the kernel in {:.1} s", kind.name, seconds(start));
-    if !kind.beyond_repair {
+    if !kind.beyond_repair && kind.newer == 0 {
         repair_finds_nothing(&image)?;
     }
     let start = Instant::now();

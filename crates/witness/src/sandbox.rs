@@ -5,12 +5,14 @@
 
 use crate::command::{finish, run, said};
 use crate::volumes::VolumeKind;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
+use xfs_format::checksum;
 
 /// A scratch folder: in memory where the host has a file system there.
 pub fn scratch() -> Result<TempDir> {
@@ -22,13 +24,28 @@ pub fn scratch() -> Result<TempDir> {
 /// Makes a volume in a new sparse file.
 pub fn mkfs(image: &Path, kind: &VolumeKind) -> Result<()> {
     File::create(image)?.set_len(kind.size)?;
-    run(Command::new("mkfs.xfs").arg("-q").args(kind.mkfs_arguments()).arg(image))
+    run(Command::new("mkfs.xfs").arg("-q").args(kind.mkfs_arguments()).arg(image))?;
+    if kind.newer == 0 { Ok(()) } else { set_incompat(image, kind.newer) }
+}
+
+/// Sets incompatible feature bits in the superblock of a fresh volume; the other copies of it are not read.
+fn set_incompat(image: &Path, bits: u32) -> Result<()> {
+    const SECTOR: usize = 512;
+    const INCOMPAT: std::ops::Range<usize> = 216..220;
+    const CRC: usize = 224;
+    let file = File::options().read(true).write(true).open(image)?;
+    let mut sector = [0; SECTOR];
+    file.read_exact_at(&mut sector, 0)?;
+    let old = u32::from_be_bytes(sector[INCOMPAT].try_into().context("four bytes")?);
+    sector[INCOMPAT].copy_from_slice(&(old | bits).to_be_bytes());
+    ensure!(checksum::store(&mut sector, CRC), "the superblock has a checksum");
+    Ok(file.write_all_at(&sector, 0)?)
 }
 
 /// Runs `xfs_repair -n`. `Err` holds its findings.
 pub fn repair_finds_nothing(image: &Path) -> Result<()> {
     let output = finish(Command::new("xfs_repair").arg("-n").arg(image))?;
-    anyhow::ensure!(output.status.success(), "xfs_repair -n: {}", said(&output));
+    ensure!(output.status.success(), "xfs_repair -n: {}", said(&output));
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use std::process::Command;
 const MIB: u64 = 1 << 20;
 
 const fn kind(name: &'static str, v4: bool, options: &'static [&'static str]) -> VolumeKind {
-    VolumeKind { name, options, v4, size: 400 * MIB, beyond_repair: true }
+    VolumeKind { name, options, v4, size: 400 * MIB, beyond_repair: true, newer: 0 }
 }
 
 /// Their shapes.
