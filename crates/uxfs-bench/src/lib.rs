@@ -1,6 +1,6 @@
 //! The workloads, the targets that they run on, and the measurements that they give.
 //!
-//! [`run`] measures what a [`Config`] asks for. A workload on files is one loop ([`Work`] says what it does),
+//! [`run`] measures what a [`Config`] asks for. A workload on files is one loop (`Work` says what it does),
 //! which runs on uxfs in process, on any mounted directory by system calls, on a raw device and on plain memory;
 //! `rangelock` measures the range locks alone. Printing is left to the caller.
 #![forbid(unsafe_code)]
