@@ -3,17 +3,17 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::metadata::Metadata;
 use crate::node::Node;
+use crate::open_files::Data;
 use crate::queue::Queue;
 use fileio::{DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FileMapping};
 use std::sync::Arc;
-use xfs::bmap::FileMap;
 
-/// An open regular file. Any number of threads may use one `File` at once; requests that don't overlap never
-/// wait for each other.
+/// An open regular file. Any number of threads may use one `File` at once, or each its own: all that one
+/// [`Volume`](crate::Volume) gives of a file share its lock. Requests that don't overlap never wait for each other.
 #[derive(Clone)]
 pub struct File {
     node: Node,
-    data: Arc<DirectFile<FileMap>>,
+    data: Arc<Data>,
 }
 
 impl std::fmt::Debug for File {
@@ -40,9 +40,11 @@ pub struct Extent {
 impl File {
     pub(crate) fn new(node: Node) -> Result<Self> {
         let volume = &node.volume;
-        let map = volume.engine().file_map(&node.inode)?;
-        let data = DirectFile::new(Arc::clone(volume.device()), map, volume.locking());
-        Ok(Self { node, data: Arc::new(data) })
+        let data = volume.open_files().get_or_open(node.ino(), || {
+            let map = volume.engine().file_map(&node.inode)?;
+            Ok(DirectFile::new(Arc::clone(volume.device()), map, volume.locking()))
+        })?;
+        Ok(Self { node, data })
     }
 
     /// The file as a node.

@@ -31,6 +31,7 @@ mod info;
 mod metadata;
 mod names;
 mod node;
+mod open_files;
 mod options;
 mod path;
 mod probe;

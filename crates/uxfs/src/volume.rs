@@ -8,6 +8,7 @@ use crate::info::VolumeInfo;
 use crate::metadata::Metadata;
 use crate::names;
 use crate::node::Node;
+use crate::open_files::OpenFiles;
 use crate::options::OpenOptions;
 use crate::path;
 use crate::probe;
@@ -36,6 +37,7 @@ struct Shared {
     engine: Arc<xfs::volume::Volume>,
     device: Arc<dyn BlockDevice>,
     locking: Locking,
+    open_files: OpenFiles,
 }
 
 impl Volume {
@@ -90,7 +92,8 @@ impl Volume {
         };
         let engine = xfs::volume::Volume::open(Arc::clone(&device), &engine_options)
             .map_err(|error| explain(error, &*device))?;
-        Ok(Self { shared: Arc::new(Shared { engine, device, locking: options.locking }) })
+        let (locking, open_files) = (options.locking, OpenFiles::default());
+        Ok(Self { shared: Arc::new(Shared { engine, device, locking, open_files }) })
     }
 
     /// The root directory.
@@ -164,6 +167,10 @@ impl Volume {
 
     pub(crate) fn locking(&self) -> Locking {
         self.shared.locking
+    }
+
+    pub(crate) fn open_files(&self) -> &OpenFiles {
+        &self.shared.open_files
     }
 
     /// The inode that a directory entry names: if it is not in use, the directory is damaged.

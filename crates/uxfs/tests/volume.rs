@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uxfs::{AlignedBuf, ErrorKind, OpenOptions, Volume};
+use std::sync::Arc;
+use uxfs::{AlignedBuf, ErrorKind, MemoryDevice, OpenOptions, Volume};
 
 fn run(program: &str, args: &[&str], path: &Path) {
     let output = Command::new(program).args(args).arg(path).output();
@@ -258,4 +259,45 @@ fn names_are_bytes() {
     assert_eq!(entries[0].name, odd);
     let error = volume.metadata([&odd[..], b"x"].concat()).unwrap_err().to_string();
     assert_eq!(error, "r\\351sum\\351\\nx: no such file or directory");
+}
+
+/// Each handle had a range lock of its own: two threads that opened one file by themselves lost each other's bytes
+/// where they wrote halves of one sector.
+#[test]
+fn handles_of_one_file_keep_out_of_each_others_way() {
+    let image = Image::new();
+    {
+        let mount = image.mount();
+        std::fs::write(mount.0.join("file"), vec![1; 8192]).unwrap();
+        std::fs::hard_link(mount.0.join("file"), mount.0.join("other-name")).unwrap();
+    }
+    let device = Arc::new(MemoryDevice::map_file(&image.path).unwrap());
+    let volume = Volume::open_device(device, &OpenOptions::new().writable(true)).unwrap();
+    let (one, two) = (volume.open_file("/file").unwrap(), volume.open_file("/other-name").unwrap());
+    // A queue holds a request's range until the request is handed back.
+    let (mut first, mut second) = (one.queue(1).unwrap(), two.queue(1).unwrap());
+    first.push_overwrite(0, AlignedBuf::zeroed(4096), 0).unwrap();
+    second.push_overwrite(0, AlignedBuf::zeroed(4096), 0).unwrap();
+    assert_eq!(second.wait(0, |_| ()).unwrap(), 0, "both have the range");
+    assert_eq!(first.wait(1, |over| assert_eq!(over.result.unwrap(), 4096)).unwrap(), 1);
+    assert_eq!(second.wait(1, |over| assert_eq!(over.result.unwrap(), 4096)).unwrap(), 1);
+    drop((first, second, one, two));
+
+    // However many are opened and closed, the next one works.
+    for _ in 0..500 {
+        volume.open_file("/file").unwrap().overwrite_at(b"x", 5).unwrap();
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let file = volume.open_file("/file").unwrap();
+            scope.spawn(move || {
+                for n in 0..2000u32 {
+                    let mut back = [0];
+                    file.overwrite_at(&[n as u8], thread).unwrap();
+                    file.read_at(&mut back, thread).unwrap();
+                    assert_eq!(back, [n as u8], "lost in round {n}");
+                }
+            });
+        }
+    });
 }
