@@ -106,7 +106,8 @@ impl ByteRangeLock for WholeFileLock {
         self.meter.released(token.since);
         match token.mode {
             // SAFETY: the token was made by this lock (its id says so) when a read guard was forgotten,
-            // and is consumed here, so this hold is released once.
+            // and is consumed here, so this hold is released once. That may be by another thread: the feature
+            // `send_guard` makes holds of `parking_lot` fit for that.
             Mode::Shared => unsafe { self.lock.force_unlock_read() },
             // SAFETY: as above, for a write guard.
             Mode::Exclusive => unsafe { self.lock.force_unlock_write() },
@@ -115,5 +116,26 @@ impl ByteRangeLock for WholeFileLock {
 
     fn stats(&self) -> Option<StatsSnapshot> {
         self.meter.snapshot()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Tokens are `Send`, and giving one back ends a hold of `parking_lot` in whatever thread that is.
+    #[test]
+    fn holds_may_end_in_another_thread() {
+        fn fit_for_that<
+            L: parking_lot::lock_api::RawRwLock<GuardMarker = parking_lot::lock_api::GuardSend>,
+        >() {
+        }
+        fit_for_that::<parking_lot::RawRwLock>();
+        let lock = WholeFileLock::new();
+        for mode in [Mode::Shared, Mode::Exclusive] {
+            let token = lock.acquire(0..1, mode);
+            std::thread::scope(|scope| scope.spawn(|| lock.release(token)).join()).unwrap();
+            drop(lock.try_lock(0..1, Mode::Exclusive).expect("nobody is left"));
+        }
     }
 }
