@@ -1,7 +1,9 @@
 //! What is kept of an allocation group's headers once they were read.
 //!
 //! A volume may have billions of groups: the table is a tree of three levels of which only the parts in use exist,
-//! and no part is ever taken away, so that a lookup takes no lock.
+//! and no part is ever taken away, so that a lookup takes no lock. Nothing is allocated for a group before a header
+//! of it passed its checks, and then a few KiB at most: inode numbers in a damaged directory cost no memory by naming
+//! groups far apart.
 
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
@@ -11,8 +13,8 @@ use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber};
 
 /// log2 of the groups in a leaf and of the children of an inner table.
-const LEAF_LOG: u32 = 8;
-const INNER_LOG: u32 = 12;
+const LEAF_LOG: u32 = 4;
+const INNER_LOG: u32 = 8;
 
 /// A tree's root in its group, and its depth.
 #[derive(Clone, Copy, Debug)]
@@ -81,8 +83,7 @@ impl Groups {
 
     /// The inode trees of a group.
     pub fn inodes(&self, bufs: &BufCache, geometry: &Geometry, ag: AgNumber) -> Result<InodeRoots> {
-        let group = self.group(ag);
-        if let Some(roots) = group.inodes.get() {
+        if let Some(roots) = self.known(ag).and_then(|group| group.inodes.get()) {
             return Ok(*roots);
         }
         let daddr = AgHeader::Agi.daddr(geometry, ag);
@@ -91,7 +92,7 @@ impl Groups {
         let agi = Agi::view(&buf).map_err(wrap)?;
         agi.check_group(geometry, ag).map_err(wrap)?;
         let root = |block: u32, levels: u32| Root { block: AgBlock(block), levels };
-        Ok(*group.inodes.get_or_init(|| InodeRoots {
+        Ok(*self.group(ag).inodes.get_or_init(|| InodeRoots {
             inobt: root(agi.root.get(), agi.level.get()),
             finobt: geometry.finobt.then(|| root(agi.free_root.get(), agi.free_level.get())),
             count: agi.count.get(),
@@ -101,8 +102,7 @@ impl Groups {
 
     /// The trees of free and used space of a group.
     pub fn space(&self, bufs: &BufCache, geometry: &Geometry, ag: AgNumber) -> Result<SpaceRoots> {
-        let group = self.group(ag);
-        if let Some(roots) = group.space.get() {
+        if let Some(roots) = self.known(ag).and_then(|group| group.space.get()) {
             return Ok(*roots);
         }
         let daddr = AgHeader::Agf.daddr(geometry, ag);
@@ -111,7 +111,7 @@ impl Groups {
         let agf = Agf::view(&buf).map_err(wrap)?;
         agf.check_group(geometry, ag).map_err(wrap)?;
         let root = |block: u32, levels: u32| Root { block: AgBlock(block), levels };
-        Ok(*group.space.get_or_init(|| SpaceRoots {
+        Ok(*self.group(ag).space.get_or_init(|| SpaceRoots {
             bnobt: root(agf.bno_root.get(), agf.bno_level.get()),
             cntbt: root(agf.cnt_root.get(), agf.cnt_level.get()),
             rmapbt: geometry.rmapbt.then(|| root(agf.rmap_root.get(), agf.rmap_level.get())),
@@ -123,18 +123,45 @@ impl Groups {
         }))
     }
 
+    /// The place of a group of the volume, if its part of the table exists.
+    fn known(&self, ag: AgNumber) -> Option<&Group> {
+        let [table, inner, leaf] = places(ag);
+        self.tables.get(table)?.get()?.get(inner)?.get()?.get(leaf)
+    }
+
     /// The place of a group of the volume in the table.
     fn group(&self, ag: AgNumber) -> &Group {
-        let [table, inner, leaf] = [
-            ag.0 >> (LEAF_LOG + INNER_LOG),
-            ag.0 >> LEAF_LOG & ((1 << INNER_LOG) - 1),
-            ag.0 & ((1 << LEAF_LOG) - 1),
-        ]
-        .map(|index| index as usize);
+        let [table, inner, leaf] = places(ag);
         let inners = self.tables[table]
             .get_or_init(|| std::iter::repeat_with(OnceLock::new).take(1 << INNER_LOG).collect());
         let leaves = inners[inner]
             .get_or_init(|| std::iter::repeat_with(Group::default).take(1 << LEAF_LOG).collect());
         &leaves[leaf]
+    }
+}
+
+/// Indexes into the three levels of the table.
+fn places(ag: AgNumber) -> [usize; 3] {
+    [ag.0 >> (LEAF_LOG + INNER_LOG), ag.0 >> LEAF_LOG & ((1 << INNER_LOG) - 1), ag.0 & ((1 << LEAF_LOG) - 1)]
+        .map(|index| index as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A group that was merely asked for took 24 KiB, those beside it included: a directory that names inodes all
+    /// over a large sparse image took gigabytes.
+    #[test]
+    fn groups_exist_once_something_is_known_of_them() {
+        let groups = Groups::new(u32::MAX);
+        for ag in [0, 15, 16, 1 << 16, u32::MAX - 1].map(AgNumber) {
+            assert!(groups.known(ag).is_none());
+        }
+        let last = AgNumber(u32::MAX - 1);
+        let made = std::ptr::from_ref(groups.group(last));
+        assert_eq!(groups.known(last).map(std::ptr::from_ref), Some(made));
+        assert!(groups.known(AgNumber(0)).is_none(), "another part of the table");
+        assert!(size_of::<Group>() << LEAF_LOG <= 2048);
     }
 }
