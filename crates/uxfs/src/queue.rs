@@ -9,8 +9,9 @@ use xfs::bmap::FileMap;
 /// Requests in flight on one [`File`], owned by one thread; see [`File::queue`]. They end in any order; those that
 /// overlap are kept apart.
 ///
-/// A request that waits for its range holds it from its turn on, so that whoever pushes should soon
-/// [`wait`](Self::wait), and must not make a blocking call on bytes that are in flight here.
+/// A request holds its range until its completion is taken, so that whoever pushes should soon [`wait`](Self::wait),
+/// and must not meanwhile block for bytes that are in flight here, through whatever handle or queue of the file: it
+/// would wait for itself.
 pub struct Queue {
     pub(crate) queue: DirectQueue<FileMap>,
     pub(crate) file: File,

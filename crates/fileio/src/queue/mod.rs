@@ -43,7 +43,9 @@ pub struct FileCompletion<E: std::error::Error + 'static> {
 ///
 /// A request that waits for its range has its place in line: whoever pushes should soon call
 /// [`wait`](Self::wait), as a range that was granted meanwhile is held until then. For the same reason its thread
-/// must not make a blocking call on bytes that its queue has in flight: it would wait for itself.
+/// must not block for bytes that its queue has in flight, by a blocking call or in another queue: it would wait for
+/// itself. Nor for bytes that another thread's queue has in flight while that one may block for its own: ranges
+/// are given back when completions are taken.
 pub struct DirectQueue<M: FileMapping> {
     io: Box<dyn IoQueue>,
     state: State<M>,
