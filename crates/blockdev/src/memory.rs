@@ -14,9 +14,6 @@ use crate::check::Geometry;
 use crate::file::host;
 use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
 
-/// The host's pages are at least this large; ranges to sync start on one.
-const PAGE_BYTES: usize = 4096;
-
 /// How much of a request is brought near before it starts: what the processor can wait for at once; it finds
 /// the rest by itself once the copy runs.
 const PREFETCH_BYTES: usize = 512;
@@ -170,7 +167,8 @@ impl MemoryDevice {
         if !self.file.as_ref().is_some_and(|f| f.needs_sync) || len == 0 {
             return Ok(());
         }
-        let from = offset as usize & !(PAGE_BYTES - 1);
+        // Ranges to sync start on a page, and hosts differ in how large these are.
+        let from = offset as usize & !(rustix::param::page_size() - 1);
         let len_paged = offset as usize + len - from;
         // SAFETY: the range was checked to lie in the mapping, which lives as long as `self`.
         let result = unsafe { msync(self.base.as_ptr().add(from).cast(), len_paged, MsyncFlags::SYNC) };
@@ -244,8 +242,9 @@ impl BlockDevice for MemoryDevice {
 
     #[inline]
     fn prefetch(&self, offset: u64) {
-        if self.geometry.check(offset, PREFETCH_BYTES).is_ok() {
-            // SAFETY: `check` put the range inside the mapping, and a prefetch reads nothing.
+        let end = offset.checked_add(PREFETCH_BYTES as u64);
+        if end.is_some_and(|end| end <= self.geometry.size()) {
+            // SAFETY: the range lies inside the mapping, and a prefetch reads nothing.
             unsafe { prefetch_lines(self.base.as_ptr().add(offset as usize)) };
         }
     }
