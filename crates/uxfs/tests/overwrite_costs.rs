@@ -7,7 +7,11 @@
 use fileio::lockstat;
 use std::collections::BTreeMap;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use uxfs::{AlignedBuf, File, OpenOptions, Volume};
+
+/// Counters are the process's, so that one test counts at a time.
+static COUNTING: Mutex<()> = Mutex::new(());
 
 const FILE_BYTES: u64 = 8 << 20;
 const PAGE: u64 = 4096;
@@ -67,9 +71,45 @@ fn overwrite_queued(queue: &mut uxfs::Queue, pages: &mut Vec<AlignedBuf>) {
     }
 }
 
+/// Has the kernel share all of `/data` with a clone, and then write its first half anew.
+fn share_second_half(image: &std::path::Path, dir: &std::path::Path) {
+    let mount_point = dir.join("mnt");
+    std::fs::create_dir(&mount_point).expect("a mount point");
+    let half = FILE_BYTES / 2;
+    let script = format!(
+        "mount -o loop {image} {mnt} && cp --reflink=always {mnt}/data {mnt}/clone && \
+         dd if=/dev/zero of={mnt}/data bs={half} count=1 conv=notrunc,fsync status=none; \
+         status=$?; umount {mnt} && exit $status",
+        image = image.display(),
+        mnt = mount_point.display(),
+    );
+    let status = Command::new("sh").args(["-c", &script]).status();
+    assert!(status.expect("a shell").success(), "{script}");
+}
+
+#[test]
+fn so_it_does_on_a_file_that_shares_other_blocks() {
+    let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    lockstat::enable();
+    let dir = tempfile::tempdir().expect("a scratch directory");
+    let image = make_volume(dir.path());
+    share_second_half(&image, dir.path());
+    let volume = Volume::open(&image, &OpenOptions::new().writable(true)).expect("it opens");
+    let file = volume.open_file("/data").expect("a file");
+    let page = AlignedBuf::zeroed(PAGE as usize);
+    let half = FILE_BYTES / 2;
+    let refused = file.overwrite_at(&page, half).expect_err("a shared block");
+    assert_eq!(refused.kind(), uxfs::ErrorKind::NotAllocated, "{refused}");
+
+    let overwrite =
+        || (0..half / PAGE).for_each(|n| file.overwrite_at(&page, n * PAGE).expect("an overwrite"));
+    overwrite(); // what is shared is known from now on
+    assert_eq!(costs(overwrite), (0, BTreeMap::from([(lockstat::RANGE_CLASS, (0, half / PAGE))])));
+}
+
 #[test]
 fn an_overwrite_takes_its_range_and_nothing_else() {
-    // Counting starts with the first lock, so that the file's own is counted.
+    let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     lockstat::enable();
     let dir = tempfile::tempdir().expect("a scratch directory");
     let image = make_volume(dir.path());

@@ -1,14 +1,14 @@
 //! The map of one open file, as the data path looks it up.
 //!
-//! A lookup is a binary search in an immutable list: no lock, no allocation, no shared line written. Only files
-//! that may share blocks ask the reference count tree on top, and only for those who would write.
+//! A lookup is a binary search in an immutable list: no lock, no allocation, no shared line written. For those who
+//! would write to a file that may share blocks, the runs that are shared are such a list too, made at first use.
 
 use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode};
 use crate::volume::Volume;
 use fileio::{Extent, ExtentState, FileMapping, MapSeq};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use xfs_format::types::{FileBlock, FsBlock};
 
 /// A regular file's map, ready for use.
@@ -17,6 +17,18 @@ pub struct FileMap {
     volume: Arc<Volume>,
     inode: Arc<Inode>,
     extents: Arc<ExtentList>,
+    /// Which of the file's blocks others share: known once somebody would write, unless they are too many runs.
+    shared: OnceLock<Option<Box<[Blocks]>>>,
+}
+
+/// More runs than these are not kept; damaged maps could ask for any number.
+const SHARED_RUNS_MAX: usize = 1 << 20;
+
+/// A run of the file's blocks.
+#[derive(Clone, Copy, Debug)]
+struct Blocks {
+    start: u64,
+    end: u64,
 }
 
 impl FileMap {
@@ -26,7 +38,7 @@ impl FileMap {
             return Err(Error::WrongType { inode: inode.ino(), wanted: "regular file" });
         }
         let extents = volume.extents(&inode, ForkKind::Data)?;
-        Ok(Self { volume, inode, extents })
+        Ok(Self { volume, inode, extents, shared: OnceLock::new() })
     }
 
     /// The file's inode.
@@ -51,44 +63,80 @@ impl FileMap {
         Extent { offset, len: end - offset, state: ExtentState::Hole }
     }
 
-    /// The run that holds byte `offset`; if sharing is to be told, cut where it begins or ends.
-    fn run_at(&self, offset: u64, tell_sharing: bool) -> Result<(Extent, MapSeq)> {
-        let block = FileBlock(offset >> self.volume.geometry().block_log);
-        let extent = match self.extents.lookup(block) {
-            Mapped::Hole(start, end) => self.hole(start, end),
-            Mapped::Extent(extent) => self.mapped(extent, block, tell_sharing)?,
-        };
-        Ok((extent, self.seq()))
+    /// The run of an extent that holds one of its blocks.
+    fn mapped(&self, extent: xfs_format::bmbt::Extent) -> Extent {
+        let geometry = self.volume.geometry();
+        // Extents were checked when the list was made; a start within one stays within its group.
+        let daddr = geometry.split_block(extent.startblock).map_or(0, |(ag, at)| geometry.daddr_of(ag, at).0);
+        let device = daddr << 9;
+        let state =
+            if extent.unwritten { ExtentState::Unwritten(device) } else { ExtentState::Written(device) };
+        let offset = self.bytes(extent.startoff);
+        Extent { offset, len: self.bytes(extent.end()) - offset, state }
     }
 
-    /// The run of a mapped extent that holds `block`.
-    fn mapped(
-        &self,
-        extent: xfs_format::bmbt::Extent,
-        block: FileBlock,
-        tell_sharing: bool,
-    ) -> Result<Extent> {
-        let geometry = self.volume.geometry();
-        let (mut start, mut count) = (extent.startoff, u64::from(extent.blockcount));
-        let mut from = extent.startblock;
-        let mut shared = false;
-        if tell_sharing && self.inode.is_reflinked() && !extent.unwritten {
-            let skip = block.0 - start.0;
-            (start, from, count) = (block, FsBlock(from.0 + skip), count - skip);
-            let run = self.volume.shared_run(from, count)?;
-            (count, shared) = (run.blocks, run.shared);
+    /// The part of a mapped extent around `block` that is all shared or all not.
+    fn cut_at_sharing(&self, extent: xfs_format::bmbt::Extent, block: FileBlock) -> Result<Extent> {
+        let whole = self.mapped(extent);
+        let ExtentState::Written(device) = whole.state else { return Ok(whole) };
+        if !self.inode.is_reflinked() {
+            return Ok(whole);
         }
-        // Extents were checked when the list was made; a start within one stays within its group.
-        let daddr = geometry.split_block(from).map_or(0, |(ag, block)| geometry.daddr_of(ag, block).0);
-        let device = daddr << 9;
-        let state = match (extent.unwritten, shared) {
-            (true, _) => ExtentState::Unwritten(device),
-            (false, true) => ExtentState::Shared(device),
-            (false, false) => ExtentState::Written(device),
+        let (mut start, mut end) = (extent.startoff.0, extent.end().0);
+        let Some(runs) = self.shared_blocks()? else {
+            let (from, skip) = (FsBlock(extent.startblock.0 + (block.0 - start)), block.0 - start);
+            let run = self.volume.shared_run(from, end - block.0)?;
+            let blocks = Blocks { start: block.0, end: block.0 + run.blocks };
+            return Ok(self.part(blocks, device + (skip << self.volume.geometry().block_log), run.shared));
         };
-        let offset = self.bytes(start);
-        let len = self.bytes(FileBlock(start.0 + count)) - offset;
-        Ok(Extent { offset, len, state })
+        let next = runs.partition_point(|run| run.end <= block.0);
+        let shared = runs.get(next).filter(|run| run.start <= block.0);
+        match shared {
+            Some(run) => (start, end) = (start.max(run.start), end.min(run.end)),
+            None => {
+                let before = next.checked_sub(1).and_then(|before| runs.get(before));
+                start = before.map_or(start, |run| start.max(run.end));
+                end = runs.get(next).map_or(end, |run| end.min(run.start));
+            }
+        }
+        let device = device + (self.bytes(FileBlock(start)) - whole.offset);
+        Ok(self.part(Blocks { start, end }, device, shared.is_some()))
+    }
+
+    /// Blocks of an extent that are all shared or all not, the first of them at this byte of the device.
+    fn part(&self, blocks: Blocks, device: u64, shared: bool) -> Extent {
+        let offset = self.bytes(FileBlock(blocks.start));
+        let state = if shared { ExtentState::Shared(device) } else { ExtentState::Written(device) };
+        Extent { offset, len: self.bytes(FileBlock(blocks.end)) - offset, state }
+    }
+
+    /// The runs of the file's blocks that are shared, in order; asked of the reference count trees once.
+    fn shared_blocks(&self) -> Result<Option<&[Blocks]>> {
+        if let Some(runs) = self.shared.get() {
+            return Ok(runs.as_deref());
+        }
+        let mut runs = Vec::new();
+        for extent in self.extents.iter().filter(|extent| !extent.unwritten) {
+            let (mut at, count) = (0, u64::from(extent.blockcount));
+            while at < count {
+                let run = self.volume.shared_run(FsBlock(extent.startblock.0 + at), count - at)?;
+                let end = at + run.blocks.clamp(1, count - at);
+                if run.shared {
+                    if runs.len() == SHARED_RUNS_MAX {
+                        return Ok(self.shared.get_or_init(|| None).as_deref());
+                    }
+                    runs.push(Blocks { start: extent.startoff.0 + at, end: extent.startoff.0 + end });
+                }
+                at = end;
+            }
+        }
+        Ok(self.shared.get_or_init(|| Some(runs.into())).as_deref())
+    }
+
+    /// Finds what holds byte `offset`.
+    fn find(&self, offset: u64) -> (FileBlock, Mapped) {
+        let block = FileBlock(offset >> self.volume.geometry().block_log);
+        (block, self.extents.lookup(block))
     }
 }
 
@@ -104,11 +152,19 @@ impl FileMapping for FileMap {
     }
 
     fn lookup(&self, offset: u64) -> Result<(Extent, MapSeq)> {
-        self.run_at(offset, true)
+        let found = match self.find(offset) {
+            (_, Mapped::Hole(start, end)) => self.hole(start, end),
+            (block, Mapped::Extent(extent)) => self.cut_at_sharing(extent, block)?,
+        };
+        Ok((found, self.seq()))
     }
 
     fn lookup_to_read(&self, offset: u64) -> Result<(Extent, MapSeq)> {
-        self.run_at(offset, false)
+        let found = match self.find(offset) {
+            (_, Mapped::Hole(start, end)) => self.hole(start, end),
+            (_, Mapped::Extent(extent)) => self.mapped(extent),
+        };
+        Ok((found, self.seq()))
     }
 
     fn seq(&self) -> MapSeq {
