@@ -25,7 +25,7 @@ use std::process::ExitCode;
 
 /// Read XFS volumes without mounting them, and run many threads through one file.
 #[derive(Parser)]
-#[command(name = "uxfs", version, about, long_about = None, after_help = exit::HELP)]
+#[command(name = "uxfs", version, after_help = exit::HELP)]
 struct Cli {
     #[command(flatten)]
     global: Global,

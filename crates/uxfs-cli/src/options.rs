@@ -4,6 +4,7 @@ use clap::Args;
 
 /// Options of every verb.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Options of every verb")]
 pub struct Global {
     /// Where the volume starts in the image, in bytes (or with a suffix: K, M, G, T, s for 512-byte sectors).
     #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size, default_value = "0")]

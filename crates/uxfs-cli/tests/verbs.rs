@@ -87,6 +87,8 @@ fn find_finds_what_gnu_find_does() {
         &["-type", "p"],
         &["-type", "f", "-size", "+100k"],
         &["-size", "-2"],
+        &["-size", "+0", "-size", "-100c"],
+        &["-size", "+3c", "-size", "-20k"],
         &["-size", "1c"],
         &["-type", "f", "-links", "+1"],
         &["-uid", "1000"],

@@ -39,9 +39,10 @@ pub struct Args {
     /// The type is one of these letters: f, d, l, b, c, p, s
     #[arg(long = "type", value_name = "T", value_delimiter = ',')]
     types: Vec<TypeLetter>,
-    /// The size is N, more (+N) or less (-N): in units of 512 bytes, or c, w, k, M, G (rounded up)
+    /// The size is N, more (+N) or less (-N): in units of 512 bytes, or c, w, k, M, G (rounded up); give it twice
+    /// for a range
     #[arg(long, value_name = "[+-]N[UNIT]", allow_hyphen_values = true)]
-    size: Option<SizeTest>,
+    size: Vec<SizeTest>,
     /// The number of links is N, more (+N) or less (-N)
     #[arg(long, value_name = "[+-]N", allow_hyphen_values = true)]
     links: Option<Count>,
@@ -172,7 +173,7 @@ impl Tests<'_> {
     /// Whether there are others.
     fn need_inode(&self) -> bool {
         let args = self.args;
-        args.size.is_some()
+        !args.size.is_empty()
             || args.links.is_some()
             || args.inum.is_some()
             || args.uid.is_some()
@@ -191,7 +192,7 @@ impl Tests<'_> {
             && count(&args.inum, of.ino)
             && count(&args.uid, of.uid.into())
             && count(&args.gid, of.gid.into())
-            && args.size.as_ref().is_none_or(|test| test.holds(of.size))
+            && args.size.iter().all(|test| test.holds(of.size))
             && args.perm.as_ref().is_none_or(|test| test.holds(of.permissions()))
             && self.newer.is_none_or(|newer| of.mtime > newer);
         Ok(hit && (!args.empty || is_empty(node, &of)?))
