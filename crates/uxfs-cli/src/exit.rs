@@ -129,7 +129,7 @@ impl From<std::io::Error> for Failure {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             return Self { exit: Exit::Ok, message: None };
         }
-        Self::new(Exit::Io, error.to_string())
+        Self::new(Exit::Io, format!("writing the output: {error}"))
     }
 }
 

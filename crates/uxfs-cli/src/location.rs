@@ -1,10 +1,12 @@
 //! `IMAGE:/path`: which image, and which path in it.
 
-use crate::exit::{Exit, Failure, Result};
+use crate::exit::{Exit, Failure, Result, host_name};
 use crate::options::Global;
 use std::convert::Infallible;
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use uxfs::{OpenOptions, Volume};
@@ -99,20 +101,50 @@ impl<'a> Images<'a> {
 
 fn open(location: &Location, options: &OpenOptions) -> Result<Volume> {
     let image = &location.image;
-    match std::fs::metadata(image) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Failure::new(
-                Exit::NotFound,
-                format!("{}: no such image", crate::exit::host_name(image)),
-            ));
-        }
-        Ok(metadata) if metadata.is_dir() => {
-            let what = "a directory of this machine; name an image file or a block device";
-            return Err(Failure::new(Exit::NotFound, format!("{}: {what}", crate::exit::host_name(image))));
-        }
-        _ => {}
-    }
+    check(image)?;
     Volume::open(image, options).map_err(|error| Failure::of_image(image, &error))
+}
+
+/// Says what is wrong with an image that cannot be one, or that the host doesn't let be read.
+fn check(image: &Path) -> Result<()> {
+    let refuse = |exit, what: &str| Err(Failure::new(exit, format!("{}: {what}", host_name(image))));
+    match std::fs::metadata(image) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return match before_colon(image) {
+                Some(meant) => {
+                    let meant = host_name(meant);
+                    refuse(
+                        Exit::NotFound,
+                        &format!("no such image; a path in {meant} is written {meant}:/path"),
+                    )
+                }
+                None => refuse(Exit::NotFound, "no such image"),
+            };
+        }
+        Err(_) => {}
+        Ok(metadata) if metadata.is_dir() => {
+            return refuse(
+                Exit::NotFound,
+                "a directory of this machine; name an image file or a block device",
+            );
+        }
+        Ok(metadata) if !metadata.is_file() && !metadata.file_type().is_block_device() => {
+            let what = "neither a file nor a block device; write a stream to a file first";
+            return refuse(Exit::NotFound, what);
+        }
+        Ok(_) => {}
+    }
+    match std::fs::File::open(image) {
+        Ok(_) => Ok(()),
+        Err(error) => refuse(Exit::Io, &format!("cannot be opened: {error}")),
+    }
+}
+
+/// The image that was meant where a path in it was not written with a slash at its start.
+fn before_colon(image: &Path) -> Option<&Path> {
+    let bytes = image.as_os_str().as_bytes();
+    let colons = (1..bytes.len()).rev().filter(|&at| bytes[at] == b':');
+    colons.map(|at| Path::new(OsStr::from_bytes(&bytes[..at]))).find(|image| image.is_file())
 }
 
 #[cfg(test)]

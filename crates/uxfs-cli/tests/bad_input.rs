@@ -23,6 +23,31 @@ fn what_is_not_xfs_is_named() {
 }
 
 #[test]
+fn what_cannot_be_an_image_is_told() {
+    let image = Image::new(&[]);
+    let pipe = image.dir.path().join("pipe");
+    run("mkfifo", &[&pipe]);
+    uxfs_fails(&[&"info", &pipe], 3, "neither a file nor a block device");
+    uxfs_fails(&[&"info", &image.path.join("below")], 3, "no such image");
+    for path in ["", "docs"] {
+        let location = format!("{}:{path}", image.path.display());
+        let hint = format!("is written {}:/path", image.path.display());
+        uxfs_fails(&[&"ls", &location], 3, &hint);
+    }
+}
+
+#[test]
+fn a_full_disk_is_told() {
+    let image = Image::filled(&[]);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    let output = command.arg("cat").arg(image.at("/docs/large.bin")).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(6));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said, "uxfs: writing the output: No space left on device (os error 28)\n");
+}
+
+#[test]
 fn a_partition_is_found_and_opened() {
     let image = Image::filled(&[]);
     let disk = image.dir.path().join("disk.img");

@@ -122,3 +122,18 @@ fn an_interrupted_run_unmounts_what_it_mounted() {
     assert!(!mounted());
     assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
 }
+
+#[test]
+fn a_file_that_is_there_is_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = dir.path().join("keep");
+    std::fs::write(&keep, "precious").unwrap();
+    let output = output(&["bench", "overwrite", "--keep", keep.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        said,
+        format!("uxfs: {}: is there already; name a new file to keep the volume in\n", keep.display())
+    );
+    assert_eq!(std::fs::read(&keep).unwrap(), b"precious");
+}

@@ -56,6 +56,8 @@ fn cp_knows_its_destinations() {
     uxfs_fails(&[&"cp", &image.at("/nope"), &at("x")], 3, "no such file");
     uxfs_fails(&[&"cp", &image.at("/docs"), &image.at("/many"), &at("named")], 2, "not a directory");
     uxfs_fails(&[&"cp", &image.at("/docs/empty"), &image.at("/new")], 2, "inside an image");
+    uxfs_fails(&[&"cp", &image.at("/docs/empty"), &at("x/")], 2, "not a directory");
+    uxfs_fails(&[&"cp", &"-r", &image.at("/docs"), &at("named")], 2, "not a directory");
     assert!(!at("x").exists());
 }
 
@@ -75,6 +77,7 @@ fn gnu_tar_unpacks_the_kernels_tree() {
             assert!(blocks(&path) * 1024 < path.metadata().unwrap().len(), "{name}: holes were filled");
         }
         // Standard output gives the same bytes.
+        assert!(uxfs_ok(&[&"tar", &image.path, &"-o", &"-"]) == std::fs::read(&archive).unwrap());
         assert!(uxfs_ok(&[&"tar", &image.path]) == std::fs::read(&archive).unwrap());
     }
 }
@@ -140,4 +143,54 @@ fn a_hostile_image_stays_below_the_destination() {
         std::fs::read_dir(top.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}");
     assert!(!top.path().join("a/escaped").exists());
+}
+
+#[test]
+fn a_copy_replaces_neither_its_image_nor_a_device() {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let image = Image::new(&[]);
+    std::fs::write(image.mount(&[]).dir().join("volume.img"), "text").unwrap();
+    let identity = || image.path.metadata().map(|of| (of.ino(), of.len())).unwrap();
+    let before = identity();
+    let other = image.dir.path().join("other.img");
+    std::fs::hard_link(&image.path, &other).unwrap();
+    uxfs_fails(&[&"cp", &image.at("/volume.img"), &image.path], 6, "the image that is read");
+    uxfs_fails(&[&"cp", &image.at("/volume.img"), &image.dir.path()], 6, "the image that is read");
+    uxfs_fails(&[&"cp", &image.at("/volume.img"), &other], 6, "the image that is read");
+    assert_eq!(uxfs(&[&"cp", &"-r", &image.path, &image.dir.path()]).status.code(), Some(1));
+    uxfs_fails(&[&"tar", &image.path, &"-o", &image.path], 2, "the image that is read");
+    uxfs_fails(&[&"tar", &image.path, &"-o", &other], 2, "the image that is read");
+    assert_eq!(identity(), before);
+    uxfs_ok(&[&"ls", &image.path]);
+
+    let pipe = image.dir.path().join("pipe");
+    run("mkfifo", &[&pipe]);
+    uxfs_fails(&[&"cp", &image.at("/volume.img"), &pipe], 2, "neither a file nor a directory");
+    let named = scratch();
+    run("mkfifo", &[&named.path().join("volume.img")]);
+    uxfs_fails(&[&"cp", &image.at("/volume.img"), &named.path()], 6, "a named pipe has the name");
+    for pipe in [pipe, named.path().join("volume.img")] {
+        assert!(pipe.symlink_metadata().unwrap().file_type().is_fifo());
+    }
+}
+
+#[test]
+fn a_copy_inherits_no_access_control_list() {
+    let image = Image::new(&[]);
+    {
+        let mount = image.mount(&[]);
+        std::fs::create_dir(mount.dir().join("dir")).unwrap();
+        std::fs::write(mount.dir().join("dir/file"), "text").unwrap();
+        run("chmod", &[&"640", &mount.dir().join("dir/file")]);
+    }
+    let out = scratch();
+    run("setfacl", &[&"-m", &"d:u:1234:rwx", &out.path()]);
+    uxfs_ok(&[&"cp", &"-r", &image.at("/dir"), &out.path()]);
+    uxfs_ok(&[&"cp", &image.at("/dir/file"), &out.path()]);
+    for name in ["dir", "dir/file", "file"] {
+        let kept = common::xattrs(&out.path().join(name));
+        assert!(kept.is_empty(), "{name}: {kept:?}");
+    }
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(out.path().join("dir/file").metadata().unwrap().mode() & 0o7777, 0o640);
 }

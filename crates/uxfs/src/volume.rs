@@ -210,7 +210,9 @@ fn explain(error: xfs::Error, device: &dyn BlockDevice) -> Error {
     let what = match (probe::describe(&view), probe::describe_partitions(&view)) {
         (Some(other), _) => format!("this is {other}; uxfs reads XFS"),
         (None, Some(partitions)) => format!("this is {partitions}"),
-        (None, None) if device.size() == 0 => "the file is smaller than a sector; uxfs reads XFS".to_owned(),
+        (None, None) if device.size() == 0 => {
+            "nothing to read: the file, or what of it was asked for, is smaller than a sector".to_owned()
+        }
         (None, None) => {
             "not an XFS volume (no superblock at its start); if the volume starts further in, give --offset"
                 .to_owned()

@@ -60,7 +60,7 @@ pub enum Error {
     },
     /// The log holds changes that were not replayed.
     #[error(
-        "the log is dirty: the volume was not unmounted cleanly. Mount it once with the kernel to replay the log, \
+        "the log is dirty: the volume was not unmounted cleanly, or is mounted now. Mount it once with the kernel to replay the log, \
          or read it as it is with --norecovery"
     )]
     DirtyLog,

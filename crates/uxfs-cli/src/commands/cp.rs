@@ -56,6 +56,7 @@ enum Attribute {
 /// Copies each source.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     refuse_image_destination(&args.destination)?;
+    refuse_special_destination(&args.destination)?;
     let into = args.destination.is_dir();
     if !into && args.sources.len() > 1 {
         let what =
@@ -85,6 +86,17 @@ fn refuse_image_destination(destination: &Path) -> Result<()> {
     Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(destination))))
 }
 
+/// A device or a pipe would be replaced by a file, which is hardly meant.
+fn refuse_special_destination(destination: &Path) -> Result<()> {
+    match destination.metadata() {
+        Ok(metadata) if !metadata.is_dir() && !metadata.is_file() => {
+            let what = "neither a file nor a directory; `uxfs cat` writes a file's bytes to anything";
+            Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(destination))))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A file with several names that was copied: where, relative to the destination.
 struct Linked {
     path: Vec<u8>,
@@ -103,6 +115,8 @@ struct Copy<'a> {
     lost: Lost,
     /// Files with several names, by image and inode number.
     linked: HashMap<(PathBuf, u64), Linked>,
+    /// The images that are read: a copy must not take the place of one.
+    images: Vec<Identity>,
 }
 
 impl<'a> Copy<'a> {
@@ -126,6 +140,7 @@ impl<'a> Copy<'a> {
             buf: AlignedBuf::zeroed(CHUNK),
             lost: Lost::default(),
             linked: HashMap::new(),
+            images: args.sources.iter().filter_map(|source| Identity::of_path(&source.image)).collect(),
         }
     }
 
@@ -149,8 +164,8 @@ impl<'a> Copy<'a> {
             return Err(Failure::new(Exit::NotFound, what));
         }
         let is_dir = node.file_type().is_dir();
-        let (dir, name) = self.place(source, into)?;
-        let mut host = HostTree::open(&dir).map_err(|error| Failure::of_host(&dir, error))?;
+        let (dir, name) = self.place(source, is_dir, into)?;
+        let mut host = HostTree::open(&dir, &self.images).map_err(|error| Failure::of_host(&dir, error))?;
         let mut walk = Walk::new(volume, node, &source.path, Order::Stored);
         while let Some(step) = walk.next() {
             progress::name(self.bar, walk.path());
@@ -196,16 +211,20 @@ impl<'a> Copy<'a> {
     }
 
     /// The directory that the copy is made in, and its name there; no name: the directory itself becomes it.
-    fn place(&self, source: &Location, into: bool) -> Result<(PathBuf, Option<Vec<u8>>)> {
+    fn place(&self, source: &Location, is_dir: bool, into: bool) -> Result<(PathBuf, Option<Vec<u8>>)> {
         let destination = &self.args.destination;
         if into {
             return Ok((destination.clone(), source.file_name().map(<[u8]>::to_vec)));
         }
+        let refuse = |what| Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(destination))));
+        if is_dir && destination.symlink_metadata().is_ok() {
+            return refuse("not a directory; a directory cannot be copied over it");
+        }
+        if !is_dir && destination.as_os_str().as_bytes().ends_with(b"/") {
+            return refuse("not a directory");
+        }
         let Some(name) = destination.file_name() else {
-            return Err(Failure::new(
-                Exit::Usage,
-                format!("{}: not a name for a copy", host_name(destination)),
-            ));
+            return refuse("not a name for a copy");
         };
         let parent = destination.parent().filter(|parent| !parent.as_os_str().is_empty());
         Ok((parent.unwrap_or(Path::new(".")).to_owned(), Some(name.as_bytes().to_vec())))

@@ -5,7 +5,8 @@
 
 use crate::archive::pax::{self, Records};
 use crate::archive::{Archive, Kind, SparseMap};
-use crate::exit::{Exit, Failure, Result};
+use crate::exit::{Exit, Failure, Result, host_name};
+use crate::host::Identity;
 use crate::location::{Images, Location, parser};
 use crate::options::Global;
 use crate::problems::Problems;
@@ -28,7 +29,7 @@ pub struct Args {
     /// A directory, or a file of any type
     #[arg(value_name = "IMAGE:/PATH", value_parser = parser())]
     location: Location,
-    /// Write to this file, not to standard output
+    /// Write to this file, not to standard output (`-`)
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Write holes as zeroes, for programs that don't know of sparse files
@@ -63,7 +64,12 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
 }
 
 fn output(args: &Args) -> Result<Box<dyn Write>> {
-    if let Some(path) = &args.output {
+    if let Some(path) = args.output.as_ref().filter(|path| path.as_os_str() != "-") {
+        let image = Identity::of_path(&args.location.image);
+        if image.is_some() && image == Identity::of_path(path) {
+            let what = "the image that is read; write the archive to another file";
+            return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(path))));
+        }
         let file = std::fs::File::create(path).map_err(|error| Failure::of_host(path, error))?;
         return Ok(Box::new(file));
     }

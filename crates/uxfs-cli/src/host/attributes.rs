@@ -1,13 +1,18 @@
 //! Owner, permissions, attributes and times of what was written, where the host permits them.
 //!
 //! Order matters: a change of owner clears set-user-ID and capabilities, so that permissions and attributes come
-//! behind it, and every change moves the time of change, so that times come last.
+//! behind it; the permissions of a file with an access control list are its mask, so that an inherited list goes
+//! before they come; and every change moves the time of change, so that times come last.
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 use std::io;
 use uxfs::{Metadata, Node, Timestamp};
+
+/// Access control lists, as attributes of the host.
+const ACCESS_ACL: &str = "system.posix_acl_access";
+const DEFAULT_ACL: &str = "system.posix_acl_default";
 
 /// Which of them are kept.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +53,10 @@ pub fn apply(keep: Keep, umask: Mode, node: &Node, written: &Written<'_>, lost: 
         owned = place.chown(&metadata, lost)?;
     }
     if !metadata.is_symlink() {
+        if keep.mode || keep.xattrs {
+            // What the directory gives to new files would let in people whom the image doesn't.
+            place.remove_acls(metadata.is_dir())?;
+        }
         place.chmod(mode(keep, umask, &metadata, owned))?;
     }
     if keep.xattrs {
@@ -143,6 +152,22 @@ impl<'a> Place<'a> {
             Self::Open(fd) => rustix::fs::fsetxattr(fd, name, value, XattrFlags::empty()),
             Self::Handle(fd, ..) => rustix::fs::setxattr(by_handle(fd), name, value, XattrFlags::empty()),
         }
+    }
+
+    /// Takes away the access control lists that a directory of the host gave to it when it was made.
+    fn remove_acls(&self, is_dir: bool) -> io::Result<()> {
+        let names: &[&str] = if is_dir { &[ACCESS_ACL, DEFAULT_ACL] } else { &[ACCESS_ACL] };
+        for &name in names {
+            let removed = match self {
+                Self::Open(fd) => rustix::fs::fremovexattr(fd, name),
+                Self::Handle(fd, ..) => rustix::fs::removexattr(by_handle(fd), name),
+            };
+            match removed {
+                Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     fn set_times(&self, metadata: &Metadata) -> io::Result<()> {

@@ -2,7 +2,8 @@
 //!
 //! Invariants: nothing outside the tree is touched, whatever names and links an image has: every name is one part,
 //! taken relative to an open directory, and no symbolic link in the tree is followed; an existing file is replaced,
-//! not written through. However deep the tree, one directory is open at a time: the way back up is `..`, believed
+//! not written through, unless it is one that is kept (the image that is read), or a device, pipe or socket in the
+//! place of a file. However deep the tree, one directory is open at a time: the way back up is `..`, believed
 //! only where it is the directory that was come from.
 
 pub mod attributes;
@@ -30,6 +31,11 @@ impl Identity {
         #[allow(clippy::useless_conversion)]
         Self(stat.st_dev.into(), stat.st_ino.into())
     }
+
+    /// Of what a path leads to, if it leads to something.
+    pub fn of_path(path: &Path) -> Option<Self> {
+        rustix::fs::stat(path).ok().as_ref().map(Self::of)
+    }
 }
 
 /// Where in the tree the writing is.
@@ -39,6 +45,8 @@ pub struct HostTree {
     above: Vec<Level>,
     /// The current directory, relative to the base, with a slash at its end.
     path: Vec<u8>,
+    /// Files that are never replaced, whatever they are called.
+    kept: Vec<Identity>,
 }
 
 /// A directory above the current one.
@@ -49,11 +57,12 @@ struct Level {
 
 impl HostTree {
     /// The tree in an existing directory of the host, which the user named: links on the way there are followed.
-    pub fn open(dir: &Path) -> io::Result<Self> {
+    /// None of the files in `kept` is ever replaced.
+    pub fn open(dir: &Path, kept: &[Identity]) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let base = rustix::fs::open(dir, flags, Mode::empty())?;
         let current = base.try_clone()?;
-        Ok(Self { base, current, above: Vec::new(), path: Vec::new() })
+        Ok(Self { base, current, above: Vec::new(), path: Vec::new(), kept: kept.to_vec() })
     }
 
     /// The directory that the writing is in.
@@ -96,18 +105,22 @@ impl HostTree {
     /// A new regular file, open for writing, in place of whatever had that name.
     pub fn create_file(&self, name: &[u8]) -> io::Result<OwnedFd> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        self.replace(name, || rustix::fs::openat(&self.current, name, flags, PRIVATE_FILE))
+        self.replace(name, FileType::RegularFile, || {
+            rustix::fs::openat(&self.current, name, flags, PRIVATE_FILE)
+        })
     }
 
     /// A new symbolic link.
     pub fn create_symlink(&self, name: &[u8], target: &[u8]) -> io::Result<()> {
-        self.replace(name, || rustix::fs::symlinkat(target, &self.current, name))
+        self.replace(name, FileType::Symlink, || rustix::fs::symlinkat(target, &self.current, name))
     }
 
     /// A new device node, named pipe or socket.
     pub fn create_node(&self, name: &[u8], file_type: FileType, device: (u32, u32)) -> io::Result<()> {
         let device = rustix::fs::makedev(device.0, device.1);
-        self.replace(name, || rustix::fs::mknodat(&self.current, name, file_type, PRIVATE_FILE, device))
+        self.replace(name, file_type, || {
+            rustix::fs::mknodat(&self.current, name, file_type, PRIVATE_FILE, device)
+        })
     }
 
     /// Another name for the file that was written at `path`, relative to the base. Whether it is still there.
@@ -118,11 +131,13 @@ impl HostTree {
         for part in parts {
             dir = rustix::fs::openat(&dir, part, DIR, Mode::empty())?;
         }
-        match rustix::fs::statat(&dir, last, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) if Identity::of(&stat) == identity => {}
+        let file_type = match rustix::fs::statat(&dir, last, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if Identity::of(&stat) == identity => FileType::from_raw_mode(stat.st_mode),
             _ => return Ok(false),
-        }
-        self.replace(name, || rustix::fs::linkat(&dir, last, &self.current, name, AtFlags::empty()))?;
+        };
+        self.replace(name, file_type, || {
+            rustix::fs::linkat(&dir, last, &self.current, name, AtFlags::empty())
+        })?;
         Ok(true)
     }
 
@@ -132,15 +147,50 @@ impl HostTree {
     }
 
     /// Makes something, and if its name is taken (not by a directory), removes what has it and tries once more.
-    fn replace<T>(&self, name: &[u8], make: impl Fn() -> rustix::io::Result<T>) -> io::Result<T> {
+    fn replace<T>(
+        &self,
+        name: &[u8],
+        file_type: FileType,
+        make: impl Fn() -> rustix::io::Result<T>,
+    ) -> io::Result<T> {
         check_name(name)?;
         match make() {
             Err(Errno::EXIST) => {
+                self.check_replaceable(name, file_type)?;
                 rustix::fs::unlinkat(&self.current, name, AtFlags::empty())?;
                 Ok(make()?)
             }
             other => Ok(other?),
         }
+    }
+
+    /// Whether what has the name may make room for a `new` thing. A file in the place of `/dev/null`, say, is
+    /// hardly meant, and does harm.
+    fn check_replaceable(&self, name: &[u8], new: FileType) -> io::Result<()> {
+        let taken = self.stat(name)?;
+        if self.kept.contains(&Identity::of(&taken)) {
+            return Err(io::Error::other(
+                "the image that is read has the name of the copy; choose another place",
+            ));
+        }
+        let old = FileType::from_raw_mode(taken.st_mode);
+        let is_special = !matches!(old, FileType::RegularFile | FileType::Symlink | FileType::Directory);
+        if new == FileType::RegularFile && is_special {
+            let old = described(old);
+            return Err(io::Error::other(format!("{old} has the name of the copy, and is left as it is")));
+        }
+        Ok(())
+    }
+}
+
+/// A type, for a person.
+fn described(file_type: FileType) -> &'static str {
+    match file_type {
+        FileType::CharacterDevice => "a character device",
+        FileType::BlockDevice => "a block device",
+        FileType::Fifo => "a named pipe",
+        FileType::Socket => "a socket",
+        _ => "something else",
     }
 }
 
@@ -167,7 +217,7 @@ mod tests {
         symlink(&outside, tree.join("dir")).unwrap();
         symlink(outside.join("file"), tree.join("file")).unwrap();
 
-        let mut host = HostTree::open(&tree).unwrap();
+        let mut host = HostTree::open(&tree, &[]).unwrap();
         assert!(host.enter(b"dir").is_err());
         drop(host.create_file(b"file").unwrap());
         assert!(tree.join("file").symlink_metadata().unwrap().is_file());
@@ -177,7 +227,7 @@ mod tests {
     #[test]
     fn names_that_lead_elsewhere_are_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let mut host = HostTree::open(dir.path()).unwrap();
+        let mut host = HostTree::open(dir.path(), &[]).unwrap();
         for name in [&b""[..], b".", b"..", b"a/b", b"/etc", b"a\0b"] {
             assert!(host.enter(name).is_err());
             assert!(host.create_file(name).is_err());
@@ -187,9 +237,35 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_and_what_is_special_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        std::fs::write(&image, "volume").unwrap();
+        std::fs::hard_link(&image, dir.path().join("other-name")).unwrap();
+        let kept = Identity::of(&rustix::fs::stat(&image).unwrap());
+        let host = HostTree::open(dir.path(), &[kept]).unwrap();
+        for name in [&b"image"[..], b"other-name"] {
+            assert!(host.create_file(name).is_err());
+            assert!(host.create_symlink(name, b"x").is_err());
+            assert!(host.create_node(name, FileType::Fifo, (0, 0)).is_err());
+        }
+        assert_eq!(std::fs::read_to_string(&image).unwrap(), "volume");
+
+        drop(host.create_file(b"file").unwrap());
+        let file = Identity::of(&host.stat(b"file").unwrap());
+        host.create_node(b"pipe", FileType::Fifo, (0, 0)).unwrap();
+        assert!(host.create_file(b"pipe").is_err());
+        assert!(host.link(b"file", file, b"pipe").is_err());
+        assert_eq!(FileType::from_raw_mode(host.stat(b"pipe").unwrap().st_mode), FileType::Fifo);
+        // Its like replaces it, so that a tree can be copied once more.
+        host.create_node(b"pipe", FileType::Fifo, (0, 0)).unwrap();
+        host.create_node(b"file", FileType::Fifo, (0, 0)).unwrap();
+    }
+
+    #[test]
     fn the_way_back_up_is_the_way_down() {
         let dir = tempfile::tempdir().unwrap();
-        let mut host = HostTree::open(dir.path()).unwrap();
+        let mut host = HostTree::open(dir.path(), &[]).unwrap();
         host.enter(b"a").unwrap();
         host.enter(b"b").unwrap();
         assert_eq!(host.path_of(b"c"), b"a/b/c");
@@ -205,7 +281,7 @@ mod tests {
     #[test]
     fn a_link_is_made_only_to_the_very_file() {
         let dir = tempfile::tempdir().unwrap();
-        let mut host = HostTree::open(dir.path()).unwrap();
+        let mut host = HostTree::open(dir.path(), &[]).unwrap();
         host.enter(b"a").unwrap();
         drop(host.create_file(b"one").unwrap());
         let identity = Identity::of(&host.stat(b"one").unwrap());

@@ -6,7 +6,7 @@ mod table;
 pub use progress::Progress;
 pub use table::{print_locks, print_measurements};
 
-use crate::exit::{Exit, Failure, Result};
+use crate::exit::{Exit, Failure, Result, host_name};
 use crate::options::{Global, parse_size};
 use clap::ValueEnum;
 
@@ -122,6 +122,10 @@ impl Args {
 /// Runs the workloads that are asked for.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let workloads = args.workloads()?;
+    if let Some(keep) = args.keep.as_ref().filter(|keep| keep.symlink_metadata().is_ok()) {
+        let what = "is there already; name a new file to keep the volume in";
+        return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(keep))));
+    }
     let mut progress = Progress::new();
     let report = uxfs_bench::run(&args.config(), &workloads, &mut progress).map_err(failure);
     progress.clear();
