@@ -9,7 +9,7 @@ use witness::command::{output, run};
 use witness::engine;
 use witness::record::{FileType, Inode, Record, hex};
 use witness::sandbox::{repair_finds_nothing, scratch};
-use witness::volumes::ALL;
+use witness::volumes::{ALL, IGNORING_CASE};
 
 const FILES: usize = 300;
 
@@ -20,7 +20,7 @@ fn inode<'a>(manifest: &'a [Record], path: &str) -> (&'a Record, &'a Inode) {
 
 #[test]
 fn a_v4_volume_is_what_mkfs_was_told() {
-    for kind in ALL.iter().filter(|kind| kind.v4) {
+    for kind in ALL.iter().filter(|kind| kind.v4).chain([&IGNORING_CASE]) {
         described(kind.name, &kind.mkfs_arguments());
     }
 }
