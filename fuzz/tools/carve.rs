@@ -1,4 +1,4 @@
-//! Carves the structures of a real image into seeds: `seed IMAGE CORPUS`.
+//! Carves the structures of a real image into seeds: `carve IMAGE CORPUS`.
 //!
 //! Knows magics and nothing else: blocks of one owner are taken in the order of their addresses, which is
 //! near enough to their order in the fork for a fuzzer to begin with. Writes into `CORPUS/<target>/`.
@@ -49,7 +49,7 @@ fn be64(bytes: &[u8], at: usize) -> u64 {
 fn main() {
     let mut args = std::env::args().skip(1);
     let (Some(image), Some(corpus)) = (args.next(), args.next()) else {
-        eprintln!("usage: seed IMAGE CORPUS");
+        eprintln!("usage: carve IMAGE CORPUS");
         std::process::exit(2);
     };
     let bytes = fs::read(&image).expect("the image can be read");
