@@ -1,7 +1,7 @@
 //! The headers of an allocation group: AGF (free space), AGI (inodes), AGFL (blocks kept for the trees).
 //!
-//! Each takes one sector of the volume: sectors 1, 2 and 3 of the group. What needs the volume's shape (sequence
-//! number, roots within the group) is checked by `check_group`, apart from the verifiers.
+//! Each takes one sector of the volume: sectors 1, 2 and 3 of the group. What needs the volume's shape
+//! (sequence number, roots within the group) is checked by `check_group`, apart from the verifiers.
 
 use crate::error::FormatError;
 use crate::geometry::Geometry;
@@ -269,9 +269,10 @@ impl<'a> Agfl<'a> {
         (geometry.sector_size - header) / 4
     }
 
-    /// The blocks in use, from slot `flfirst` on, `flcount` of them.
+    /// The blocks in use, from slot `flfirst` on, `flcount` of them. Both are taken as slots of the ring,
+    /// also where the AGF was not checked.
     pub fn blocks(self, agf: &Agf) -> impl Iterator<Item = AgBlock> + 'a {
-        let first = usize::try_from(agf.flfirst.get()).unwrap_or(0);
+        let first = usize::try_from(agf.flfirst.get()).unwrap_or(0) % self.slots.len().max(1);
         let count = usize::try_from(agf.flcount.get()).unwrap_or(0).min(self.slots.len());
         self.slots.iter().cycle().skip(first).take(count).map(|slot| AgBlock(slot.get()))
     }
@@ -385,6 +386,14 @@ mod tests {
         let blocks: Vec<_> =
             Agfl::view(&sector, &geometry).unwrap().blocks(agf).map(|block| block.0).collect();
         assert_eq!(blocks, [117, 118, 0, 1]);
+        // Found by the fuzzer, as slowness: a damaged first slot was gone to step by step, four thousand
+        // million of them.
+        (agf.flfirst, agf.flcount) = (u32::MAX.into(), u32::MAX.into());
+        let blocks = Agfl::view(&sector, &geometry).unwrap().blocks(agf);
+        assert_eq!(
+            (blocks.size_hint(), blocks.map(|b| b.0).next()),
+            ((119, Some(119)), Some(u32::MAX % 119))
+        );
         assert!(Agfl::view(&sector[..100], &geometry).is_err());
         assert_eq!(AgHeader::Agfl.daddr(&geometry, AgNumber(1)).0, 19200 * 8 + 3);
     }
