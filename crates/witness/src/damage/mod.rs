@@ -49,7 +49,7 @@ pub struct Args {
     /// Images at the same time.
     #[arg(long, default_value_t = 1)]
     jobs: u32,
-    /// Longest time that one image may take, in seconds.
+    /// Longest time that one image may run, in seconds.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
     /// Most memory that opening and walking one image may take, in MiB.

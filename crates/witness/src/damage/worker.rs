@@ -22,13 +22,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// What a child says when it has looked through its volumes.
 const READY: &str = "ready";
 /// How long that may take.
 const START_LIMIT: Duration = Duration::from_secs(600);
+/// A child that has not run for its limit is given up after this many times the limit.
+const SLEEP_FACTOR: u32 = 30;
 
 /// Does images that standard input names.
 #[derive(ClapArgs, Debug)]
@@ -151,17 +153,39 @@ impl Child {
         if let Err(error) = writeln!(self.input, "{seed} {image}") {
             return (failed(End::Died(error.to_string())), None);
         }
-        match self.lines.recv_timeout(limit) {
+        match self.answer(limit) {
             Ok(line) => match serde_json::from_str(&line) {
                 Ok(outcome) => (outcome, Some(self)),
                 Err(error) => (failed(End::Died(format!("{error}: {line}"))), None),
             },
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => (failed(End::Hung), None),
+            Err(RecvTimeoutError::Timeout) => (failed(End::Hung), None),
             Err(_) => {
                 let status = self.process.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
                 (failed(End::Died(status)), None)
             }
         }
+    }
+
+    /// Waits for the child's line. Time counts that the child ran, so that a busy machine hangs nobody; but one that
+    /// sleeps for many times the limit will not wake either.
+    fn answer(&self, limit: Duration) -> Result<String, RecvTimeoutError> {
+        let (began, ran_before) = (Instant::now(), self.ran());
+        loop {
+            match self.lines.recv_timeout(limit) {
+                Err(RecvTimeoutError::Timeout)
+                    if self.ran().saturating_sub(ran_before) < limit
+                        && began.elapsed() < limit * SLEEP_FACTOR => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// How long the child has run on a processor.
+    fn ran(&self) -> Duration {
+        let path = format!("/proc/{}/schedstat", self.process.id());
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let nanoseconds = text.split(' ').next().and_then(|first| first.parse().ok());
+        Duration::from_nanos(nanoseconds.unwrap_or_default())
     }
 }
 
