@@ -116,15 +116,17 @@ fn cycle<L: ByteRangeLock>(lock: &L, starts: &[u64], mode: Mode, held: Held, sto
 
 /// Pairs a second of so many threads together.
 fn measure<L: ByteRangeLock>(lock: &L, options: &Options, threads: u64, held: Held) -> f64 {
-    let stop = AtomicBool::new(false);
+    let (warm, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let barrier = Barrier::new(threads as usize + 1);
     thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|thread| {
-                let (stop, barrier) = (&stop, &barrier);
+                let (warm, stop, barrier) = (&warm, &stop, &barrier);
                 scope.spawn(move || {
                     let starts: Vec<u64> = (0..RANGES).map(|range| options.start_of(thread, range)).collect();
                     barrier.wait();
+                    // Uncounted at first: new threads share a processor until the scheduler has spread them.
+                    cycle(lock, &starts, options.mode, held, warm);
                     let began = Instant::now();
                     let pairs = cycle(lock, &starts, options.mode, held, stop);
                     (pairs, began, Instant::now())
@@ -132,6 +134,8 @@ fn measure<L: ByteRangeLock>(lock: &L, options: &Options, threads: u64, held: He
             })
             .collect();
         barrier.wait();
+        thread::sleep(options.slice.min(Duration::from_millis(50)));
+        warm.store(true, Ordering::Relaxed);
         thread::sleep(options.slice);
         stop.store(true, Ordering::Relaxed);
         let runs: Vec<_> = workers.into_iter().map(|worker| worker.join().expect("a worker")).collect();

@@ -14,8 +14,7 @@ use crate::suite::Observer;
 use crate::target::Label;
 use rangelock::{BTreeLock, ByteRangeLock, IntervalTreeLock, Mode, RangeLock, WholeFileLock};
 use std::ops::Range;
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 /// Ranges of each thread.
@@ -122,40 +121,62 @@ fn range(thread: usize, nth: u64) -> Range<u64> {
     start..start + RANGE_BYTES
 }
 
+/// What the threads of a measurement are to do, as told by the one who measures.
+#[derive(Clone, Copy, PartialEq)]
+#[repr(u8)]
+enum Phase {
+    /// Run, but don't count: new threads share a processor until the scheduler has spread them.
+    WarmUp,
+    Count,
+    Stop,
+}
+
+/// The longest warm-up; a shorter measurement warms up as long as it measures.
+const WARM_UP: Duration = Duration::from_millis(50);
+
+/// What one thread did while it counted.
+struct Counted {
+    start: Instant,
+    end: Instant,
+    pairs: u64,
+}
+
 /// Runs `cycle` over and over in each of `threads` threads for about `time`; each call makes `pairs` pairs.
 fn together(threads: usize, time: Duration, pairs: u64, cycle: impl Fn(usize) + Sync) -> Result<f64> {
-    let (barrier, stop) = (Barrier::new(threads + 1), AtomicBool::new(false));
-    let (barrier, stop, cycle) = (&barrier, &stop, &cycle);
-    let done = std::thread::scope(|scope| {
+    let phase = AtomicU8::new(Phase::WarmUp as u8);
+    let (phase, cycle) = (&phase, &cycle);
+    let counted = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|thread| {
                 scope.spawn(move || {
-                    cycle(thread);
-                    barrier.wait();
+                    while phase.load(Ordering::Relaxed) == Phase::WarmUp as u8 {
+                        cycle(thread);
+                    }
                     let start = Instant::now();
                     let mut done = 0;
                     loop {
                         cycle(thread);
                         done += pairs;
-                        if stop.load(Ordering::Relaxed) {
-                            return (start, Instant::now(), done);
+                        if phase.load(Ordering::Relaxed) == Phase::Stop as u8 {
+                            return Counted { start, end: Instant::now(), pairs: done };
                         }
                     }
                 })
             })
             .collect();
-        barrier.wait();
+        std::thread::sleep(time.min(WARM_UP));
+        phase.store(Phase::Count as u8, Ordering::Relaxed);
         std::thread::sleep(time);
-        stop.store(true, Ordering::Relaxed);
+        phase.store(Phase::Stop as u8, Ordering::Relaxed);
         workers
             .into_iter()
             .map(|worker| worker.join().map_err(|_| Error::Panicked))
             .collect::<Result<Vec<_>>>()
     })?;
-    let start = done.iter().map(|&(start, ..)| start).min();
-    let end = done.iter().map(|&(_, end, _)| end).max();
+    let start = counted.iter().map(|thread| thread.start).min();
+    let end = counted.iter().map(|thread| thread.end).max();
     let wall = start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);
-    let pairs: u64 = done.iter().map(|&(.., pairs)| pairs).sum();
+    let pairs: u64 = counted.iter().map(|thread| thread.pairs).sum();
     Ok(pairs as f64 / wall.as_secs_f64().max(1e-9))
 }
 

@@ -3,15 +3,19 @@
 //! ```text
 //! byte   0        8                                  120      128
 //!        | word   | 7 spans of 16 bytes (start, end) | cold   |
-//! word: bit 0 LOCKED · bit 1 COLD · bits 8.. occupied · bits 16.. exclusive · bits 24.. loose
-//!       (one bit a span)
+//! word: bit 0 LOCKED · bit 1 COLD · bit 2 LONE · and then
+//!       without LONE: bits 8.. occupied · bits 16.. exclusive · bits 24.. loose (one bit a span)
+//!       with LONE:    bit 3 exclusive · bits 4.. length less one (14 bits) · bits 18.. start (46 bits)
 //! ```
 //!
 //! Invariants:
 //! - claims held here by different requests do not conflict;
+//! - a claim that is alone in its bucket is kept in the word itself if it fits, so that entering and leaving
+//!   are one compare-and-swap each, as with a word-sized lock. Its token names span 0, where whoever next
+//!   locks the word puts it: to the token both forms are the same hold;
 //! - spans, `cold` and all bits of the word but LOCKED are changed by whoever took the word from unlocked to
-//!   LOCKED, with one exception: the holder of a span that is not loose may clear its bits by one
-//!   compare-and-swap on an unlocked word that is not COLD;
+//!   LOCKED, with two exceptions on an unlocked word that is not COLD: one compare-and-swap may make an empty
+//!   word LONE, and the holder of a span that is not loose may clear its bits (or its LONE word) by another;
 //! - COLD is set as long as somebody waits here or more claims are held than there are spans. Without it
 //!   nobody has to be woken and `cold` need not be looked at;
 //! - a span that is not *loose* belongs to the token that names it. Loose claims (those of requests that
@@ -33,6 +37,10 @@ const ALL_SPANS: u64 = (1 << SPANS) - 1;
 
 const LOCKED: u64 = 1;
 const COLD: u64 = 2;
+const LONE: u64 = 4;
+const LONE_EXCLUSIVE: u64 = 8;
+const LONE_LEN: u32 = 4;
+const LONE_START: u32 = 18;
 const OCCUPIED: u32 = 8;
 const EXCLUSIVE: u32 = 16;
 const LOOSE: u32 = 24;
@@ -98,6 +106,18 @@ impl Bucket {
     /// Enters one claim, if it conflicts with nobody.
     #[inline(always)]
     pub(super) fn try_enter(&self, claim: &Claim) -> Entered {
+        if let Some(lone) = lone_word(claim)
+            && self.word.load(Ordering::Relaxed) == 0
+            && self.word.compare_exchange(0, lone, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        {
+            return Entered::Span(0);
+        }
+        self.try_enter_among_others(claim)
+    }
+
+    /// Enters one claim into a bucket that may hold others.
+    #[inline]
+    fn try_enter_among_others(&self, claim: &Claim) -> Entered {
         let word = self.lock_word();
         let occupied = (word >> OCCUPIED) & ALL_SPANS;
         if word & COLD != 0 || occupied == ALL_SPANS {
@@ -146,8 +166,13 @@ impl Bucket {
     #[inline(always)]
     pub(super) fn leave_span_fast(&self, span: SpanIndex, mode: Mode) -> bool {
         let word = self.word.load(Ordering::Relaxed);
+        if word & (LONE | LOCKED) == LONE {
+            debug_assert!(lone_claim(word).mode == mode, "the token is of another lock");
+            return span == 0
+                && self.word.compare_exchange(word, 0, Ordering::Release, Ordering::Relaxed).is_ok();
+        }
         let bits = bits_of(span, mode);
-        word & (LOCKED | COLD | bits) == bits
+        word & (LONE | LOCKED | COLD | bits) == bits
             && self.word.compare_exchange(word, word & !bits, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
@@ -176,13 +201,26 @@ impl Bucket {
         })
     }
 
-    /// Takes the word from unlocked to LOCKED; returns what it was.
+    /// Takes the word from unlocked to LOCKED; returns what it was, a lone claim moved to its span.
     #[inline(always)]
     fn lock_word(&self) -> u64 {
         let word = self.word.load(Ordering::Relaxed);
         let taken = word & LOCKED == 0
             && self.word.compare_exchange(word, word | LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        if taken { word } else { self.lock_word_contended() }
+        let word = if taken { word } else { self.lock_word_contended() };
+        if word & LONE == 0 { word } else { self.unpack_lone(word) }
+    }
+
+    /// Gives the claim in a LONE word, which the caller has locked, the first span; returns the word that says so.
+    #[inline(always)]
+    fn unpack_lone(&self, word: u64) -> u64 {
+        let claim = lone_claim(word);
+        self.body.with_mut(|body| {
+            // SAFETY: the caller holds LOCKED.
+            let body = unsafe { &mut *body };
+            body.spans[0] = Span { start: claim.start, end: claim.end };
+        });
+        bits_of(0, claim.mode)
     }
 
     /// Spins a little, then yields: a holder who was preempted gets its CPU back that way.
@@ -225,6 +263,24 @@ fn bits_of(span: u32, mode: Mode) -> u64 {
         Mode::Shared => 1 << (OCCUPIED + span),
         Mode::Exclusive => 1 << (OCCUPIED + span) | 1 << (EXCLUSIVE + span),
     }
+}
+
+/// The word of a bucket that holds just this claim, if the claim fits into it.
+#[inline(always)]
+fn lone_word(claim: &Claim) -> Option<u64> {
+    let last = claim.end - 1 - claim.start;
+    let fits = claim.start >> (u64::BITS - LONE_START) == 0 && last >> (LONE_START - LONE_LEN) == 0;
+    let exclusive = if claim.mode == Mode::Exclusive { LONE_EXCLUSIVE } else { 0 };
+    fits.then_some(claim.start << LONE_START | last << LONE_LEN | exclusive | LONE)
+}
+
+/// The claim in a LONE word.
+#[inline(always)]
+fn lone_claim(word: u64) -> Claim {
+    let start = word >> LONE_START;
+    let last = (word >> LONE_LEN) & ((1 << (LONE_START - LONE_LEN)) - 1);
+    let mode = if word & LONE_EXCLUSIVE == 0 { Mode::Shared } else { Mode::Exclusive };
+    Claim { start, end: start + last + 1, mode }
 }
 
 impl Body {
@@ -381,6 +437,31 @@ mod tests {
         assert!((0..20).all(|start| bucket.try_enter(&claim(start, Mode::Shared)) == Entered::No));
         assert!(claims.iter().zip(entered).rev().all(|(claim, entered)| leave(&bucket, claim, entered)));
         assert_eq!(bucket.word.load(Ordering::Relaxed), 0, "neither held nor cold");
+    }
+
+    #[test]
+    fn a_lone_claim_is_the_word_until_others_come() {
+        for mode in [Mode::Shared, Mode::Exclusive] {
+            for (start, end) in [(0, 1), (4096, 8192), (16384, 32768), ((1 << 46) - 16384, 1 << 46)] {
+                let claim = Claim { start, end, mode };
+                let word = lone_word(&claim).expect("fits");
+                assert_eq!((word & (LOCKED | COLD | LONE), lone_claim(word)), (LONE, claim));
+
+                let bucket = Bucket::new();
+                assert_eq!(bucket.try_enter(&claim), Entered::Span(0));
+                assert_eq!(bucket.word.load(Ordering::Relaxed), word);
+                let overlapping = Claim { start: end - 1, end: end + 1, mode: Mode::Exclusive };
+                assert_eq!(bucket.try_enter(&overlapping), Entered::No);
+                let other = Claim { start: end, end: end + 1, mode: Mode::Exclusive };
+                let entered = bucket.try_enter(&other);
+                assert_eq!(entered, Entered::Span(1));
+                assert!(leave(&bucket, &claim, Entered::Span(0)) && leave(&bucket, &other, entered));
+                assert_eq!(bucket.word.load(Ordering::Relaxed), 0);
+            }
+        }
+        for (start, end) in [(0, 16385), (1 << 46, (1 << 46) + 1), (0, u64::MAX), (u64::MAX - 1, u64::MAX)] {
+            assert_eq!(lone_word(&Claim { start, end, mode: Mode::Shared }), None);
+        }
     }
 
     #[test]
