@@ -41,6 +41,12 @@ pub struct Geometry {
     pub metadir_root: Option<InodeNumber>,
     /// Blocks by which inode chunks are aligned.
     pub inode_align: u32,
+    /// Blocks by which pieces of sparse inode chunks are aligned; 0 where chunks are never sparse.
+    pub sparse_inode_align: u32,
+    /// Percent of the volume that inodes may take; 0 for no limit.
+    pub max_inode_percent: u8,
+    /// The internal log's first block, and its length in blocks.
+    pub log: (FsBlock, u32),
     /// Whether directory entries carry the file's type.
     pub ftype: bool,
     /// Whether inode chunks may be sparse.
@@ -51,6 +57,8 @@ pub struct Geometry {
     pub nrext64: bool,
     /// Whether each group has a tree of free inodes.
     pub finobt: bool,
+    /// Whether the AGI counts the blocks of the inode trees.
+    pub inobt_counts: bool,
     /// Whether each group has a reverse map.
     pub rmapbt: bool,
     /// Whether blocks may be shared.
@@ -87,11 +95,15 @@ impl Geometry {
             } else {
                 1
             },
+            sparse_inode_align: if incompat.contains(Incompat::SPINODES) { raw.spino_align.get() } else { 0 },
+            max_inode_percent: raw.imax_pct,
+            log: (FsBlock(raw.logstart.get()), raw.logblocks.get()),
             ftype: sb.has_ftype(),
             sparse_inodes: incompat.contains(Incompat::SPINODES),
             bigtime: incompat.contains(Incompat::BIGTIME),
             nrext64: incompat.contains(Incompat::NREXT64),
             finobt: ro_compat.contains(RoCompat::FINOBT),
+            inobt_counts: ro_compat.contains(RoCompat::INOBTCNT),
             rmapbt: ro_compat.contains(RoCompat::RMAPBT),
             reflink: ro_compat.contains(RoCompat::REFLINK),
             parent_pointers: incompat.contains(Incompat::PARENT),

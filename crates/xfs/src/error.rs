@@ -78,6 +78,9 @@ pub enum Error {
     /// The volume or the operation is read-only.
     #[error("read-only: {0}")]
     ReadOnly(&'static str),
+    /// The volume has no room for what was asked, or may have no more inodes. Nothing was changed.
+    #[error("no space left on the volume")]
+    NoSpace,
 }
 
 impl Error {

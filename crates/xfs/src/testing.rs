@@ -11,7 +11,7 @@ use xfs_format::checksum;
 use xfs_format::dir::LEAF_SPACE;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
-use xfs_format::types::{DiskAddr, FileBlock, InodeNumber, Uuid};
+use xfs_format::types::{DiskAddr, FileBlock, FsBlock, InodeNumber, Uuid};
 use xfs_format::verify::{Verifier, VerifyContext};
 
 /// A fork in memory.
@@ -43,11 +43,15 @@ pub fn geometry(v5: bool, block_log: u8, dir_block_log: u8) -> Geometry {
         root: InodeNumber(128),
         metadir_root: None,
         inode_align: 4,
+        sparse_inode_align: if v5 { 1 } else { 0 },
+        max_inode_percent: 25,
+        log: (FsBlock(1 << 17), 1 << 12),
         ftype: v5,
         sparse_inodes: v5,
         bigtime: v5,
         nrext64: false,
         finobt: v5,
+        inobt_counts: v5,
         rmapbt: false,
         reflink: v5,
         parent_pointers: false,
