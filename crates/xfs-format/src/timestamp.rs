@@ -31,6 +31,19 @@ impl Timestamp {
         }
         Ok(Self { secs, nanos })
     }
+
+    /// The eight bytes that name this point, or the nearest that the form can name: what a clock or a user says may
+    /// lie outside, and then the first or last second stands for it, as on a mounted volume.
+    pub fn to_disk(self, bigtime: bool) -> u64 {
+        let nanos = u64::from(self.nanos).min(NANOS - 1);
+        if bigtime {
+            let last = (u64::MAX / NANOS).cast_signed() + BIGTIME_EPOCH - 1;
+            let secs = self.secs.clamp(BIGTIME_EPOCH, last) - BIGTIME_EPOCH;
+            return secs.cast_unsigned() * NANOS + nanos;
+        }
+        let secs = self.secs.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
+        u64::from(secs.cast_unsigned()) << 32 | nanos
+    }
 }
 
 #[cfg(test)]
@@ -44,6 +57,20 @@ mod tests {
             Timestamp { secs: -1, nanos: 5 }
         );
         assert_eq!(Timestamp::from_disk(NANOS, false).unwrap_err().check, "nanoseconds");
+    }
+
+    #[test]
+    fn both_forms_give_back_what_they_were_given() {
+        for bigtime in [false, true] {
+            for secs in [i32::MIN.into(), -1, 0, 1, 1_700_000_000, i64::from(i32::MAX)] {
+                let time = Timestamp { secs, nanos: 999_999_999 };
+                assert_eq!(Timestamp::from_disk(time.to_disk(bigtime), bigtime), Ok(time));
+            }
+            let far = Timestamp { secs: i64::MAX, nanos: 1 };
+            assert!(Timestamp::from_disk(far.to_disk(bigtime), bigtime).unwrap().secs < far.secs);
+            let early = Timestamp { secs: i64::MIN, nanos: 1 };
+            assert_eq!(Timestamp::from_disk(early.to_disk(bigtime), bigtime).unwrap().secs, i32::MIN.into());
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! or fewer (what it has no bit for is clean), and no set bit stands for bytes behind the buffer.
 
 use super::host;
-use super::item::fixed;
+use super::item::{ItemType, fixed};
 use crate::error::FormatError;
 use crate::types::DiskAddr;
 use std::mem::size_of;
@@ -89,6 +89,83 @@ impl BufType {
             19 => Self::RtBitmap,
             20 => Self::RtSummary,
             other => Self::Other(other as u8),
+        }
+    }
+}
+
+impl BufType {
+    /// Its number in the high bits of `blf_flags`.
+    const fn to_disk(self) -> u16 {
+        let number = match self {
+            Self::Unknown => 0,
+            Self::UserDquot => 1,
+            Self::ProjectDquot => 2,
+            Self::GroupDquot => 3,
+            Self::Btree => 4,
+            Self::Agf => 5,
+            Self::Agfl => 6,
+            Self::Agi => 7,
+            Self::Inode => 8,
+            Self::Symlink => 9,
+            Self::DirBlock => 10,
+            Self::DirData => 11,
+            Self::DirFree => 12,
+            Self::DirLeaf1 => 13,
+            Self::DirLeafN => 14,
+            Self::DaNode => 15,
+            Self::AttrLeaf => 16,
+            Self::AttrRemote => 17,
+            Self::Superblock => 18,
+            Self::RtBitmap => 19,
+            Self::RtSummary => 20,
+            Self::Other(number) => number as u16,
+        };
+        number << TYPE_SHIFT
+    }
+}
+
+/// What the format structure of a buffer log item says, for writing it.
+#[derive(Clone, Copy, Debug)]
+pub struct BufHeader<'a> {
+    /// Where the buffer lies on the device.
+    pub daddr: DiskAddr,
+    /// Its length in units of 512 bytes.
+    pub len: u16,
+    /// Its flags.
+    pub flags: BufFlags,
+    /// What it holds.
+    pub buf_type: BufType,
+    /// Regions of this item, the format structure included.
+    pub regions: u16,
+    /// One bit a chunk of [`CHUNK_SIZE`] bytes: those that are logged.
+    pub map: &'a [u32],
+}
+
+impl BufHeader<'_> {
+    /// Bytes of the structure with a map of so many words.
+    pub const fn bytes(map_words: usize) -> usize {
+        size_of::<Fixed>() + 4 * map_words
+    }
+
+    /// Words of the map of a buffer of so many bytes.
+    pub const fn map_words(buffer_bytes: usize) -> usize {
+        buffer_bytes.div_ceil(CHUNK_SIZE * 32)
+    }
+
+    /// Writes the structure into `to`, which is [`bytes`](Self::bytes) long.
+    pub fn encode(&self, to: &mut [u8]) {
+        let fixed = Fixed {
+            kind: (ItemType::Buf as u16).into(),
+            regions: self.regions.into(),
+            flags: (self.flags.bits() | self.buf_type.to_disk()).into(),
+            len: self.len.into(),
+            blkno: self.daddr.0.cast_signed().into(),
+            map_size: (self.map.len() as u32).into(),
+        };
+        let (head, map) = to.split_at_mut(size_of::<Fixed>());
+        head.copy_from_slice(fixed.as_bytes());
+        for (to, word) in map.chunks_exact_mut(4).zip(self.map) {
+            to.copy_from_slice(host::U32::new(*word).as_bytes());
         }
     }
 }
@@ -210,6 +287,25 @@ mod tests {
         let mut bytes = fixed.as_bytes().to_vec();
         bytes.extend(map.iter().flat_map(|word| word.to_le_bytes()));
         bytes
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let map = [0x8000_0007, 0x1];
+        let header = BufHeader {
+            daddr: DiskAddr(77),
+            len: 16,
+            flags: BufFlags::INODE_BUF,
+            buf_type: BufType::Inode,
+            regions: 3,
+            map: &map,
+        };
+        let mut bytes = vec![0; BufHeader::bytes(BufHeader::map_words(8192))];
+        header.encode(&mut bytes);
+        let read = BufFormat::parse(&bytes).unwrap();
+        assert_eq!((read.daddr, read.len, read.regions), (DiskAddr(77), 16, 3));
+        assert_eq!((read.flags, read.buf_type), (BufFlags::INODE_BUF, BufType::Inode));
+        assert_eq!(read.runs().map(|run| run.len).collect::<Vec<_>>(), [384, 256]);
     }
 
     #[test]

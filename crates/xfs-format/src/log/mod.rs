@@ -27,7 +27,7 @@ mod op;
 mod quota;
 mod record;
 
-pub use buffer::{BufFlags, BufFormat, BufType, CHUNK_SIZE as BUF_CHUNK_SIZE, ChunkRun};
+pub use buffer::{BufFlags, BufFormat, BufHeader, BufType, CHUNK_SIZE as BUF_CHUNK_SIZE, ChunkRun};
 pub use ends::{LogEnds, find_ends};
 pub use inode::{InodeCreate, InodeFields, InodeFormat, LogDinode, LogTime};
 pub use intent::{
