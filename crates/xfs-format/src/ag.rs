@@ -5,10 +5,10 @@
 
 use crate::error::FormatError;
 use crate::geometry::Geometry;
-use crate::types::{AgBlock, AgNumber, DiskAddr, Lsn};
+use crate::types::{AgBlock, AgNumber, DiskAddr, Lsn, Uuid};
 use crate::verify::{Verifier, VerifyContext, check_identity};
 use zerocopy::byteorder::big_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// `XAGF`
 pub const AGF_MAGIC: u32 = 0x5841_4746;
@@ -20,6 +20,8 @@ pub const AGFL_MAGIC: u32 = 0x5841_464c;
 pub const MAX_LEVELS: u32 = 16;
 /// What stands for "no block of the group".
 pub const NULL_AG_BLOCK: u32 = u32::MAX;
+/// What stands for "no inode of the group".
+pub const NULL_AG_INODE: u32 = u32::MAX;
 /// Buckets of the list of unlinked inodes.
 pub const UNLINKED_BUCKETS: usize = 64;
 
@@ -178,6 +180,18 @@ fn check_root(
 }
 
 impl Agf {
+    /// The AGF of a group of `length` blocks in which nothing is free, without roots and counts.
+    pub fn new(ag: AgNumber, length: u32, uuid: Uuid) -> Self {
+        Self {
+            magicnum: AGF_MAGIC.into(),
+            versionnum: 1.into(),
+            seqno: ag.0.into(),
+            length: length.into(),
+            uuid: uuid.0,
+            ..Self::new_zeroed()
+        }
+    }
+
     /// The AGF at the start of `bytes`.
     pub fn view(bytes: &[u8]) -> Result<&Self, FormatError> {
         Self::ref_from_prefix(bytes)
@@ -218,6 +232,21 @@ impl Agf {
 }
 
 impl Agi {
+    /// The AGI of a group of `length` blocks without inodes, without roots.
+    pub fn new(ag: AgNumber, length: u32, uuid: Uuid) -> Self {
+        Self {
+            magicnum: AGI_MAGIC.into(),
+            versionnum: 1.into(),
+            seqno: ag.0.into(),
+            length: length.into(),
+            newino: NULL_AG_INODE.into(),
+            dirino: NULL_AG_INODE.into(),
+            unlinked: [NULL_AG_INODE.into(); UNLINKED_BUCKETS],
+            uuid: uuid.0,
+            ..Self::new_zeroed()
+        }
+    }
+
     /// The AGI at the start of `bytes`.
     pub fn view(bytes: &[u8]) -> Result<&Self, FormatError> {
         Self::ref_from_prefix(bytes)
@@ -243,6 +272,13 @@ impl Agi {
             return Err(FormatError::mismatch("AGI", "free inode count", free.into(), count.into()));
         }
         Ok(())
+    }
+}
+
+impl AgflHeader {
+    /// The header of a group's list.
+    pub fn new(ag: AgNumber, uuid: Uuid) -> Self {
+        Self { magicnum: AGFL_MAGIC.into(), seqno: ag.0.into(), uuid: uuid.0, ..Self::new_zeroed() }
     }
 }
 
@@ -306,7 +342,6 @@ mod tests {
     use super::*;
     use crate::checksum;
     use crate::superblock::{Superblock, tests::sample};
-    use crate::types::Uuid;
 
     const AG: AgNumber = AgNumber(2);
 

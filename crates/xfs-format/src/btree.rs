@@ -10,7 +10,7 @@ use crate::error::FormatError;
 use crate::records::{
     AllocRecord, InobtKey, InobtRecord, RefcountKey, RefcountRecord, RmapKey, RmapKeyPair, RmapRecord,
 };
-use crate::types::Lsn;
+use crate::types::{AgNumber, DiskAddr, InodeNumber, Lsn, Uuid};
 use crate::verify::{Verifier, VerifyContext, check_identity};
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -63,6 +63,43 @@ const _: () = {
     assert!(offset_of!(LongHeader, blkno) == 24);
     assert!(offset_of!(LongHeader, crc) == 64);
 };
+
+impl ShortHeader {
+    /// The header of a v5 block at `daddr` that has neither siblings nor records.
+    pub fn new<T: Tree>(level: u16, ag: AgNumber, daddr: DiskAddr, uuid: Uuid) -> Self {
+        Self {
+            magic: T::MAGIC_V5.into(),
+            level: level.into(),
+            numrecs: 0.into(),
+            leftsib: u32::MAX.into(),
+            rightsib: u32::MAX.into(),
+            blkno: daddr.0.into(),
+            lsn: 0.into(),
+            uuid: uuid.0,
+            owner: ag.0.into(),
+            crc: [0; 4],
+        }
+    }
+}
+
+impl LongHeader {
+    /// The header of a v5 block at `daddr` that has neither siblings nor records.
+    pub fn new<T: Tree>(level: u16, inode: InodeNumber, daddr: DiskAddr, uuid: Uuid) -> Self {
+        Self {
+            magic: T::MAGIC_V5.into(),
+            level: level.into(),
+            numrecs: 0.into(),
+            leftsib: u64::MAX.into(),
+            rightsib: u64::MAX.into(),
+            blkno: daddr.0.into(),
+            lsn: 0.into(),
+            uuid: uuid.0,
+            owner: inode.0.into(),
+            crc: [0; 4],
+            pad: 0.into(),
+        }
+    }
+}
 
 /// Plain data that can be viewed anywhere in a block.
 pub trait Plain: FromBytes + KnownLayout + Immutable + Unaligned + Copy + Debug + 'static {}

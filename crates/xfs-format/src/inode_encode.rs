@@ -2,6 +2,7 @@
 //!
 //! Invariant: what is written from a core reads back as the same core.
 
+use crate::ag::NULL_AG_INODE;
 use crate::checksum;
 use crate::geometry::Geometry;
 use crate::inode::{CORE_LEN_V3, CRC_OFFSET, Dinode, DinodeV3, ForkFormat, InodeCore, InodeFlags2, MAGIC};
@@ -9,9 +10,6 @@ use crate::log::{InodeFields, InodeFormat, ItemType, LogDinode, LogTime};
 use crate::timestamp::Timestamp;
 use crate::types::{InodeNumber, Lsn};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
-
-/// No inode follows in a list of unlinked ones.
-pub const NULL_AG_INODE: u32 = u32::MAX;
 
 impl ForkFormat {
     /// As the core has it.

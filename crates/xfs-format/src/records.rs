@@ -1,7 +1,7 @@
 //! Records and keys of the trees of an allocation group: free space, inodes, reverse map, reference counts.
 
 use crate::error::FormatError;
-use crate::types::AgInode;
+use crate::types::{AgBlock, AgInode};
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -41,7 +41,23 @@ pub struct InodeChunk {
     pub free: u64,
 }
 
+impl AllocRecord {
+    /// The record of `blocks` free blocks from `start` on.
+    pub fn new(start: AgBlock, blocks: u32) -> Self {
+        Self { startblock: start.0.into(), blockcount: blocks.into() }
+    }
+}
+
 impl InobtRecord {
+    /// The record of a chunk without holes: a bit of `free` for every inode that is free. `sparse`: whether the
+    /// volume has sparse chunks.
+    pub fn whole(start: AgInode, free: u64, sparse: bool) -> Self {
+        let count = free.count_ones();
+        // 64 inodes at most: each count fits its byte.
+        let counts = if sparse { [0, 0, INODES_PER_CHUNK as u8, count as u8] } else { count.to_be_bytes() };
+        Self { startino: start.0.into(), counts, free: free.into() }
+    }
+
     /// What the record says, checked against itself.
     pub fn chunk(&self, sparse: bool) -> Result<InodeChunk, FormatError> {
         const NAME: &str = "inode chunk record";
@@ -111,6 +127,21 @@ pub struct RmapRecord {
 }
 
 impl RmapRecord {
+    /// Owner of a group's headers.
+    pub const OWNER_HEADERS: u64 = -3_i64 as u64;
+    /// Owner of the log.
+    pub const OWNER_LOG: u64 = -4_i64 as u64;
+    /// Owner of the free space trees, the reverse map itself and the AGFL.
+    pub const OWNER_SPACE_TREES: u64 = -5_i64 as u64;
+    /// Owner of the inode trees.
+    pub const OWNER_INODE_TREES: u64 = -6_i64 as u64;
+    /// Owner of inode chunks.
+    pub const OWNER_INODES: u64 = -7_i64 as u64;
+    /// Owner of the tree of reference counts.
+    pub const OWNER_REFCOUNT_TREE: u64 = -8_i64 as u64;
+    /// Owner of blocks staged for copy-on-write.
+    pub const OWNER_COW_STAGING: u64 = -9_i64 as u64;
+
     /// The owner's attribute fork, not its data fork.
     pub const ATTR_FORK: u64 = 1 << 63;
     /// A block of the owner's block map tree.
@@ -176,6 +207,15 @@ const _: () = {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chunk_is_read_as_it_was_made() {
+        for sparse in [false, true] {
+            let record = InobtRecord::whole(AgInode(64), !7, sparse);
+            let chunk = InodeChunk { start: AgInode(64), holes: 0, free: !7 };
+            assert_eq!(record.chunk(sparse), Ok(chunk));
+        }
+    }
 
     #[test]
     fn a_full_chunk() {

@@ -35,7 +35,7 @@ pub use intent::{
     PhysIntent,
 };
 pub use item::{ItemType, LogItem};
-pub use op::{Client, Op, OpFlags, OpHeader, RecordOps, TransHeader, is_unmount_op};
+pub use op::{Client, Op, OpFlags, OpHeader, RecordOps, TransHeader, is_unmount_op, unmount_op};
 pub use quota::{DquotFormat, QuotaOff};
 pub use record::{
     BLOCK_SIZE, ExtHeader, LogIdentity, MAX_RECORD_SIZE, RECORD_MAGIC, RecordHeader, block_cycle, checksum,

@@ -29,6 +29,9 @@ bitflags::bitflags! {
     }
 }
 
+/// [`Client::Log`] on disk.
+const LOG_CLIENT: u8 = 0xaa;
+
 /// Who wrote an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
@@ -45,7 +48,7 @@ impl Client {
         match id {
             0x69 => Some(Self::Transaction),
             0x02 => Some(Self::Volume),
-            0xaa => Some(Self::Log),
+            LOG_CLIENT => Some(Self::Log),
             _ => None,
         }
     }
@@ -113,6 +116,22 @@ impl TransHeader {
         }
         Ok(header)
     }
+}
+
+/// The operation that marks a clean unmount, header and body.
+pub fn unmount_op(tid: u32) -> [u8; 20] {
+    let header = OpHeader {
+        tid: tid.into(),
+        len: (size_of::<UnmountBody>() as u32).into(),
+        clientid: LOG_CLIENT,
+        flags: OpFlags::UNMOUNT.bits(),
+        res2: 0.into(),
+    };
+    let body = UnmountBody { magic: UNMOUNT_MAGIC.into(), pad1: 0.into(), pad2: 0.into() };
+    let mut op = [0; 20];
+    op[..12].copy_from_slice(header.as_bytes());
+    op[12..].copy_from_slice(body.as_bytes());
+    op
 }
 
 /// One operation of a record.
@@ -221,6 +240,13 @@ mod tests {
         let results: Vec<_> = RecordOps::new(&data, u32::MAX).collect();
         assert_eq!(results.len(), 2);
         assert_eq!(results[1].as_ref().unwrap_err().check, "number of operations");
+    }
+
+    #[test]
+    fn the_mark_of_an_unmount_is_known_again() {
+        let bytes = unmount_op(7);
+        let op = RecordOps::new(&bytes, 1).next().unwrap().unwrap();
+        assert!(is_unmount_op(&op) && op.tid == 7 && op.client == Client::Log && op.data.len() == 8);
     }
 
     #[test]
