@@ -1,5 +1,6 @@
 //! What can go wrong in the engine.
 
+use crate::log::ShutdownReason;
 use blockdev::DeviceError;
 use xfs_format::error::FormatError;
 use xfs_format::types::{DiskAddr, InodeNumber};
@@ -64,6 +65,17 @@ pub enum Error {
          or read it as it is with --norecovery"
     )]
     DirtyLog,
+    /// The journal was shut down: nothing can be changed any more.
+    #[error("the volume was shut down: {0}")]
+    Shutdown(ShutdownReason),
+    /// A transaction could never fit into the log.
+    #[error("a transaction needs {needed} bytes of the log, which has room for {room}")]
+    LogTooSmall {
+        /// Bytes that it reserves.
+        needed: u64,
+        /// Bytes that can be reserved at all.
+        room: u64,
+    },
     /// No inode of this number is in use.
     #[error("inode {0} is not in use")]
     NoSuchInode(InodeNumber),

@@ -18,6 +18,7 @@ pub mod group;
 pub mod ialloc;
 mod info;
 pub mod inode;
+pub mod log;
 pub mod recovery;
 pub mod symlink;
 #[doc(hidden)]

@@ -296,7 +296,7 @@ mod tests {
             record.resize(512 * (1 + data as usize), 0);
             let total = data + 1;
             let room = self.blocks() - self.at;
-            let wrap = (room < total).then(|| room as usize - 1);
+            let wrap = (room < total).then_some(room as usize);
             pack(&mut record, wrap).unwrap();
             let placed = (self.at, total);
             for block in record.chunks_exact(BLOCK_SIZE) {

@@ -70,6 +70,48 @@ pub struct OpHeader {
     pub res2: be::U16,
 }
 
+/// `oh_tid` of an unmount record, as kernels write it.
+const UNMOUNT_TID: u32 = 0xb0c0_d0d0;
+
+impl OpHeader {
+    /// An operation of a transaction, with `len` bytes of data and no flags.
+    pub const fn transaction(tid: u32, len: u32) -> Self {
+        Self {
+            tid: be::U32::new(tid),
+            len: be::U32::new(len),
+            clientid: 0x69,
+            flags: 0,
+            res2: be::U16::new(0),
+        }
+    }
+
+    /// The same operation with these flags.
+    pub const fn with_flags(self, flags: OpFlags) -> Self {
+        Self { flags: flags.bits(), ..self }
+    }
+}
+
+/// The one operation of an unmount record: its header and its body.
+pub fn unmount_op() -> [u8; 20] {
+    let header = OpHeader {
+        tid: be::U32::new(UNMOUNT_TID),
+        len: be::U32::new(size_of::<UnmountBody>() as u32),
+        clientid: 0xaa,
+        flags: OpFlags::UNMOUNT.bits(),
+        res2: be::U16::new(0),
+    };
+    let body = UnmountBody {
+        magic: host::U16::new(UNMOUNT_MAGIC),
+        pad1: host::U16::new(0),
+        pad2: host::U32::new(0),
+    };
+    let mut bytes = [0; 20];
+    let (first, second) = bytes.split_at_mut(size_of::<OpHeader>());
+    first.copy_from_slice(header.as_bytes());
+    second.copy_from_slice(body.as_bytes());
+    bytes
+}
+
 /// `xfs_trans_header`: first region of each transaction. In the host's byte order.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
 #[repr(C)]
@@ -105,6 +147,18 @@ const _: () = {
 impl TransHeader {
     /// `TRAN`.
     pub const MAGIC: u32 = 0x5452_414e;
+    /// The kind that all transactions are since delayed logging.
+    const CHECKPOINT: u32 = 42;
+
+    /// The header of a checkpoint with so many regions behind it.
+    pub const fn checkpoint(tid: u32, regions: u32) -> Self {
+        Self {
+            magic: host::U32::new(Self::MAGIC),
+            kind: host::U32::new(Self::CHECKPOINT),
+            tid: host::I32::new(tid.cast_signed()),
+            num_items: host::U32::new(regions),
+        }
+    }
 
     /// The transaction header at the start of a region.
     pub fn parse(region: &[u8]) -> Result<&Self, FormatError> {
@@ -212,6 +266,19 @@ mod tests {
     fn op(tid: u32, len: u32, clientid: u8, flags: u8) -> Vec<u8> {
         let header = OpHeader { tid: tid.into(), len: len.into(), clientid, flags, res2: be::U16::new(0) };
         header.as_bytes().to_vec()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let unmount = unmount_op();
+        let op = RecordOps::new(&unmount, 1).next().unwrap().unwrap();
+        assert_eq!((op.client, op.data.len()), (Client::Log, 8));
+        assert!(is_unmount_op(&op));
+        let header = TransHeader::checkpoint(7, 3);
+        assert_eq!(TransHeader::parse(header.as_bytes()).unwrap().num_items.get(), 3);
+        let start = OpHeader::transaction(9, 0).with_flags(OpFlags::START);
+        let op = RecordOps::new(start.as_bytes(), 1).next().unwrap().unwrap();
+        assert_eq!((op.tid, op.client, op.flags), (9, Client::Transaction, OpFlags::START));
     }
 
     #[test]

@@ -103,6 +103,26 @@ impl RecordHeader {
         Ok(header)
     }
 
+    /// The header of a record of version 2 that is about to be written; [`pack`] fills in what depends on its data.
+    pub fn new(uuid: Uuid, lsn: Lsn, tail_lsn: Lsn, size: u32) -> Self {
+        Self {
+            magic: RECORD_MAGIC.into(),
+            cycle: ((lsn.0 >> 32) as u32).into(),
+            version: 2.into(),
+            len: 0.into(),
+            lsn: lsn.0.into(),
+            tail_lsn: tail_lsn.0.into(),
+            crc: 0.into(),
+            prev_block: u32::MAX.into(),
+            num_logops: 0.into(),
+            cycle_data: [0.into(); CYCLE_WORDS],
+            fmt: FORMAT_LINUX_LE.into(),
+            fs_uuid: uuid.0,
+            size: size.into(),
+            pad: [0; 4],
+        }
+    }
+
     fn check_fields(&self, identity: &LogIdentity) -> Result<(), FormatError> {
         let bad = |check, found: u32, expected: u32| {
             Err(FormatError::mismatch(RECORD, check, found.into(), expected.into()))
@@ -271,22 +291,26 @@ pub fn unpack<'a>(header: &RecordHeader, record: &'a mut [u8]) -> Result<&'a [u8
     record.get(heads..heads + len).ok_or(FormatError::new(RECORD, "truncated data"))
 }
 
-/// Stamps the data of a whole record with its cycle (the next one from data block `wrap` on, where the record
-/// goes on at the start of the log), keeps the displaced words, and writes the checksum. The reverse of
-/// [`unpack`].
+/// Stamps a whole record with its cycle, keeps the displaced words of its data, and writes the checksum. The
+/// reverse of [`unpack`]. From block `wrap` of the record on (headers count, the first has a cycle of its own), the
+/// record goes on at the start of the log, where the next cycle is.
 pub fn pack(record: &mut [u8], wrap: Option<usize>) -> Result<(), FormatError> {
     let lost = || FormatError::new(RECORD, "truncated record");
     let mut header = *RecordHeader::ref_from_prefix(record).map_err(|_| lost())?.0;
     split(&header, record)?;
     let heads = header.header_blocks() as usize;
     let cycle = header.cycle.get();
+    let stamp_of = |block: usize| match wrap {
+        Some(wrap) if block >= wrap => next_cycle(cycle),
+        _ => cycle,
+    };
     for ext in 1..heads {
         let at = ext * BLOCK_SIZE;
-        record.get_mut(at..at + 4).ok_or_else(lost)?.copy_from_slice(&cycle.to_be_bytes());
+        record.get_mut(at..at + 4).ok_or_else(lost)?.copy_from_slice(&stamp_of(ext).to_be_bytes());
     }
     for index in 0..header.data_blocks() as usize {
         let at = (heads + index) * BLOCK_SIZE;
-        let stamp = if wrap.is_some_and(|wrap| index >= wrap) { next_cycle(cycle) } else { cycle };
+        let stamp = stamp_of(heads + index);
         let first = record.get_mut(at..at + 4).ok_or_else(lost)?;
         let kept: [u8; 4] = (&*first).try_into().map_err(|_| lost())?;
         first.copy_from_slice(&stamp.to_be_bytes());

@@ -1,0 +1,41 @@
+//! The primitives that the journal is built from: those of `std`, or shuttle's where a model is checked.
+//!
+//! Invariant: nothing that a model runs through takes a synchronizing primitive from elsewhere.
+
+#[cfg(shuttle)]
+pub(crate) use shuttle::{
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    sync::{Condvar, Mutex, MutexGuard},
+    thread::{self, JoinHandle},
+};
+
+#[cfg(not(shuttle))]
+pub(crate) use std::{
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    sync::{Condvar, Mutex, MutexGuard},
+    thread::{self, JoinHandle},
+};
+
+use fileio::lockstat::{Counted, LockClass, Mode};
+use std::sync::PoisonError;
+
+/// Takes a lock that is not counted. A panic elsewhere does not make what it protects less true: nothing is left
+/// half-done under these locks.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes a lock that counts into `class`.
+pub(crate) fn lock_in<'a, T>(mutex: &'a Mutex<T>, class: &'static LockClass) -> Counted<MutexGuard<'a, T>> {
+    class.lock(Mode::Exclusive, || mutex.try_lock().ok(), || lock(mutex))
+}
+
+/// Waits for a condition to be announced.
+pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A value with cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Padded<T>(pub(crate) T);
