@@ -102,8 +102,11 @@ impl LongHeader {
 }
 
 /// Plain data that can be viewed anywhere in a block.
-pub trait Plain: FromBytes + KnownLayout + Immutable + Unaligned + Copy + Debug + 'static {}
-impl<T: FromBytes + KnownLayout + Immutable + Unaligned + Copy + Debug + 'static> Plain for T {}
+pub trait Plain:
+    FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Copy + Debug + 'static
+{
+}
+impl<T: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Copy + Debug + 'static> Plain for T {}
 
 /// Whether pointers and owners have 32 or 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +118,7 @@ pub enum Width {
 }
 
 /// One kind of B+tree.
-pub trait Tree: Sized + Debug + 'static {
+pub trait Tree: Sized + Copy + Debug + 'static {
     /// Its blocks' name in messages.
     const NAME: &'static str;
     /// Magic on v4, where v4 has this tree.
@@ -135,8 +138,18 @@ pub trait Tree: Sized + Debug + 'static {
     fn record_rank(record: &Self::Record) -> Self::Rank;
     /// A key's place in the order: that of the first record under its child.
     fn key_rank(key: &Self::Key) -> Self::Rank;
+    /// The key that an inner block holds for a child whose only record is this one.
+    fn record_key(record: &Self::Record) -> Self::Key;
     /// The verifier of its blocks.
     fn verifier() -> &'static Verifier;
+
+    /// The key for a child with these keys or, for a leaf, with the keys of these records.
+    fn span(keys: impl IntoIterator<Item = Self::Key>) -> Option<Self::Key> {
+        keys.into_iter().next()
+    }
+
+    /// Whether a key says something of all records under its child, not of the first one alone.
+    const OVERLAPPING: bool = false;
 
     /// Bytes of a block's header.
     fn header_len(v5: bool) -> usize {
@@ -172,18 +185,36 @@ pub trait Tree: Sized + Debug + 'static {
 pub struct Node<'a, T: Tree> {
     bytes: &'a [u8],
     v5: bool,
+    body_at: usize,
     level: u16,
     count: usize,
     tree: PhantomData<T>,
 }
 
+/// Where the body of an inline root begins: behind level and count.
+pub(crate) const INLINE_BODY: usize = 4;
+
 impl<'a, T: Tree> Node<'a, T> {
     /// The block in `bytes`. Only its counts are checked here; the rest is up to its verifier.
     pub fn view(bytes: &'a [u8], v5: bool) -> Result<Self, FormatError> {
         let short = || FormatError::value(T::NAME, "length", bytes.len() as u64);
-        let body = bytes.len().checked_sub(T::header_len(v5)).ok_or_else(short)?;
         let (fields, _) = <[U16; 4]>::ref_from_prefix(bytes).map_err(|_| short())?;
         let [_, _, level, count] = fields.map(U16::get);
+        Self::new(bytes, v5, T::header_len(v5), level, count)
+    }
+
+    /// The root in the bytes of an inode's fork: level and count, keys, and pointers behind the room for all keys.
+    /// It has no siblings and no owner. A level of 0 is left to the caller to refuse.
+    pub fn inline_root(fork: &'a [u8]) -> Result<Self, FormatError> {
+        let short = || FormatError::value(T::NAME, "length", fork.len() as u64);
+        let (fields, _) = <[U16; 2]>::ref_from_prefix(fork).map_err(|_| short())?;
+        let [level, count] = fields.map(U16::get);
+        Self::new(fork, false, INLINE_BODY, level, count)
+    }
+
+    fn new(bytes: &'a [u8], v5: bool, body_at: usize, level: u16, count: u16) -> Result<Self, FormatError> {
+        let short = || FormatError::value(T::NAME, "length", bytes.len() as u64);
+        let body = bytes.len().checked_sub(body_at).ok_or_else(short)?;
         let most = if level == 0 { T::max_records(body) } else { T::max_children(body) };
         let count = usize::from(count);
         if count > most {
@@ -192,7 +223,12 @@ impl<'a, T: Tree> Node<'a, T> {
         if u32::from(level) >= MAX_LEVELS {
             return Err(FormatError::mismatch(T::NAME, "level", level.into(), MAX_LEVELS.into()));
         }
-        Ok(Self { bytes, v5, level, count, tree: PhantomData })
+        Ok(Self { bytes, v5, body_at, level, count, tree: PhantomData })
+    }
+
+    /// How many records or children it has room for.
+    pub fn capacity(&self) -> usize {
+        if self.level == 0 { T::max_records(self.body().len()) } else { T::max_children(self.body().len()) }
     }
 
     /// Its height above the leaves.
@@ -207,6 +243,9 @@ impl<'a, T: Tree> Node<'a, T> {
 
     /// Its siblings, left and right; all ones where there is none.
     pub fn siblings(&self) -> (u64, u64) {
+        if self.body_at == INLINE_BODY {
+            return (u64::MAX, u64::MAX);
+        }
         let after = self.bytes.get(8..).unwrap_or_default();
         match T::WIDTH {
             Width::Short => <[U32; 2]>::ref_from_prefix(after)
@@ -254,7 +293,7 @@ impl<'a, T: Tree> Node<'a, T> {
     }
 
     fn body(&self) -> &'a [u8] {
-        self.bytes.get(T::header_len(self.v5)..).unwrap_or_default()
+        self.bytes.get(self.body_at..).unwrap_or_default()
     }
 
     /// Checks that nothing in the block descends.
@@ -314,7 +353,7 @@ fn check_block<T: Tree>(bytes: &[u8], context: &VerifyContext) -> Result<(), For
 
 macro_rules! tree {
     ($(#[$doc:meta])* $tree:ident, $width:ident, $v4:expr, $v5:literal, $name:literal,
-     $record:ty, $key:ty, $rank:ty, $record_rank:expr, $key_rank:expr) => {
+     $record:ty, $key:ty, $rank:ty, $record_rank:expr, $key_rank:expr, $record_key:expr $(, $($more:item)+)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $tree;
@@ -334,6 +373,10 @@ macro_rules! tree {
             fn key_rank(key: &Self::Key) -> Self::Rank {
                 ($key_rank)(key)
             }
+            fn record_key(record: &Self::Record) -> Self::Key {
+                ($record_key)(record)
+            }
+            $($($more)+)?
             fn verifier() -> &'static Verifier {
                 static VERIFIER: Verifier = Verifier { name: $name, check: check_block::<$tree> };
                 &VERIFIER
@@ -351,42 +394,75 @@ fn rmap_rank(start: U32, owner: U64, offset: U64) -> (u32, u64, u64) {
     (start.get(), owner.get(), offset.get() & !RmapRecord::UNWRITTEN)
 }
 
+/// The lowest and the highest key of one rmap record: its first block, and its last with the offset there.
+fn rmap_keys(record: &RmapRecord) -> RmapKeyPair {
+    let raw = record.offset.get();
+    let offset = raw & !RmapRecord::UNWRITTEN;
+    let low = RmapKey { startblock: record.startblock, owner: record.owner, offset: offset.into() };
+    let more = record.blockcount.get().saturating_sub(1);
+    // Owners that are not inodes have no offsets, nor have blocks of a block map tree.
+    let high_offset = if record.owner.get() >> 63 == 1 || raw & RmapRecord::BMBT_BLOCK != 0 {
+        offset
+    } else {
+        offset + u64::from(more)
+    };
+    let high = RmapKey {
+        startblock: record.startblock.get().saturating_add(more).into(),
+        owner: record.owner,
+        offset: high_offset.into(),
+    };
+    RmapKeyPair { low, high }
+}
+
 tree!(
     /// Free space by place.
     Bnobt, Short, v4(*b"ABTB"), b"AB3B", "bnobt block", AllocRecord, AllocRecord, u32,
-    |r: &AllocRecord| r.startblock.get(), |k: &AllocRecord| k.startblock.get()
+    |r: &AllocRecord| r.startblock.get(), |k: &AllocRecord| k.startblock.get(),
+    |r: &AllocRecord| *r
 );
 tree!(
     /// Free space by size, then place.
     Cntbt, Short, v4(*b"ABTC"), b"AB3C", "cntbt block", AllocRecord, AllocRecord, (u32, u32),
     |r: &AllocRecord| (r.blockcount.get(), r.startblock.get()),
-    |k: &AllocRecord| (k.blockcount.get(), k.startblock.get())
+    |k: &AllocRecord| (k.blockcount.get(), k.startblock.get()), |r: &AllocRecord| *r
 );
 tree!(
     /// Inode chunks.
     Inobt, Short, v4(*b"IABT"), b"IAB3", "inobt block", InobtRecord, InobtKey, u32,
-    |r: &InobtRecord| r.startino.get(), |k: &InobtKey| k.startino.get()
+    |r: &InobtRecord| r.startino.get(), |k: &InobtKey| k.startino.get(),
+    |r: &InobtRecord| InobtKey { startino: r.startino }
 );
 tree!(
     /// Inode chunks that have free inodes.
     Finobt, Short, v4(*b"FIBT"), b"FIB3", "finobt block", InobtRecord, InobtKey, u32,
-    |r: &InobtRecord| r.startino.get(), |k: &InobtKey| k.startino.get()
+    |r: &InobtRecord| r.startino.get(), |k: &InobtKey| k.startino.get(),
+    |r: &InobtRecord| InobtKey { startino: r.startino }
 );
 tree!(
     /// Owners of extents.
     Rmapbt, Short, None, b"RMB3", "rmapbt block", RmapRecord, RmapKeyPair, (u32, u64, u64),
     |r: &RmapRecord| rmap_rank(r.startblock, r.owner, r.offset),
-    |k: &RmapKeyPair| { let low: RmapKey = k.low; rmap_rank(low.startblock, low.owner, low.offset) }
+    |k: &RmapKeyPair| { let low: RmapKey = k.low; rmap_rank(low.startblock, low.owner, low.offset) },
+    rmap_keys,
+    const OVERLAPPING: bool = true;
+    fn span(keys: impl IntoIterator<Item = RmapKeyPair>) -> Option<RmapKeyPair> {
+        keys.into_iter().reduce(|span, key| {
+            let rank = |key: &RmapKey| rmap_rank(key.startblock, key.owner, key.offset);
+            if rank(&span.high) < rank(&key.high) { RmapKeyPair { high: key.high, ..span } } else { span }
+        })
+    }
 );
 tree!(
     /// Reference counts of shared extents.
     Refcountbt, Short, None, b"R3FC", "refcountbt block", RefcountRecord, RefcountKey, u32,
-    |r: &RefcountRecord| r.startblock.get(), |k: &RefcountKey| k.startblock.get()
+    |r: &RefcountRecord| r.startblock.get(), |k: &RefcountKey| k.startblock.get(),
+    |r: &RefcountRecord| RefcountKey { startblock: r.startblock }
 );
 tree!(
     /// The block map of a fork.
     Bmbt, Long, v4(*b"BMAP"), b"BMA3", "bmbt block", BmbtRecord, BmbtKey, u64,
-    |r: &BmbtRecord| r.startoff(), |k: &BmbtKey| k.startoff.get()
+    |r: &BmbtRecord| r.startoff(), |k: &BmbtKey| k.startoff.get(),
+    |r: &BmbtRecord| BmbtKey { startoff: r.startoff().into() }
 );
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ pub mod identity;
 pub mod inode;
 mod inode_encode;
 pub mod log;
+pub mod node_mut;
 pub mod quota;
 pub mod records;
 pub mod superblock;

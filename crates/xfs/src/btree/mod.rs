@@ -4,6 +4,8 @@
 //! and every step must bring a larger record than the one before: a damaged tree ends it with an error, and can
 //! neither send it round in circles nor below the leaves.
 
+pub mod edit;
+
 use crate::buf::{Buf, BufCache};
 use crate::error::{Error, Result};
 use crate::group::Root;

@@ -1,0 +1,176 @@
+//! Taking records out: in place, then joins or borrowing from a sibling where a block is less than half full, and
+//! fewer levels where the root has one child.
+
+use super::entries::Entries;
+use super::path::{Editor, Place, RecordOf, Step, TreeOf};
+use super::{RootRef, TreeStore, corrupt};
+use crate::error::Result;
+use xfs_format::btree::Tree;
+use xfs_format::error::FormatError;
+use xfs_format::node_mut::NO_BLOCK;
+
+impl<S: TreeStore> Editor<S> {
+    /// Takes out the record that it stands on, gives it back, and stands between its neighbours. `None` where it
+    /// stands on no record.
+    pub fn delete(&mut self) -> Result<Option<RecordOf<S>>> {
+        let Some(record) = self.get()? else { return Ok(None) };
+        self.path.on = false;
+        if self.remove_entry()? {
+            self.stand_before(TreeOf::<S>::record_rank(&record))?;
+        }
+        Ok(Some(record))
+    }
+
+    /// Frees the blocks of a tree whose root lies within an inode, and whose records fit one leaf. The root is left
+    /// as it was: the caller makes the fork something else.
+    pub fn uproot(&mut self) -> Result<()> {
+        self.first()?;
+        for level in (1..self.path.levels).rev() {
+            let count = self.at(level, |node| Ok(node.count()))?;
+            if count != 1 {
+                return Err(self.damage(
+                    level,
+                    FormatError::mismatch(TreeOf::<S>::NAME, "record count", count as u64, 1),
+                ));
+            }
+        }
+        for level in 0..self.path.levels {
+            if let Place::Block(pointer) = self.path.steps[level].place {
+                self.store.free(pointer)?;
+            }
+        }
+        self.path.levels = 0;
+        Ok(())
+    }
+
+    /// Takes out the leaf's entry of the path. `true`: entries moved, and the path does not hold any more.
+    fn remove_entry(&mut self) -> Result<bool> {
+        let mut level = 0;
+        loop {
+            let Step { place, index } = self.path.steps[level];
+            let shape = self.shape(level)?;
+            let count = self.at(level, |node| Ok(node.count()))?;
+            // What follows moves up by one; the last place is left as it is.
+            let [one, two] = shape.entries(index..count.saturating_sub(1).max(index));
+            self.change(place, &[shape.counts(), one, two], |node| node.remove(index))?;
+            let count = count - 1;
+            if level + 1 == self.path.levels {
+                let shrunk = self.shrink_root()?;
+                return Ok(shrunk || level > 0);
+            }
+            if (index == 0 || TreeOf::<S>::OVERLAPPING) && count > 0 {
+                self.fix_keys(level)?;
+            }
+            if count >= shape.least() {
+                return Ok(level > 0);
+            }
+            let (left, right) = self.siblings_under_parent(level)?;
+            let parent = self.path.steps[level + 1].index;
+            let (pair, right_child) = match (place.pointer(), left, right) {
+                (Some(own), Some(left), _) => ([left, own], parent),
+                (Some(own), None, Some(right)) => ([own, right], parent + 1),
+                // The only child of a root within an inode.
+                _ => {
+                    let shrunk = self.shrink_root()?;
+                    return Ok(shrunk || level > 0);
+                }
+            };
+            if !self.refill(level, pair, right_child)? {
+                return Ok(true);
+            }
+            // The right one is gone: so is its entry in the parent.
+            self.path.steps[level + 1].index = right_child;
+            level += 1;
+        }
+    }
+
+    /// Two neighbours, of which one is less than half full, become one or share evenly. `true`: the right one is
+    /// gone.
+    fn refill(&mut self, level: usize, pair: [u64; 2], right_child: usize) -> Result<bool> {
+        let [left, right] = pair;
+        for pointer in pair {
+            self.read(Place::Block(pointer), level, true, |_| Ok(()))?;
+        }
+        self.check_pair(pair)?;
+        let entries = self.gather(pair, 0)?;
+        let total = entries.len();
+        if total > self.shape(level)?.capacity() {
+            self.deal(level, pair, right_child, entries, total.div_ceil(2))?;
+            if TreeOf::<S>::OVERLAPPING {
+                self.fix_keys_of_pair(level, left, right_child - 1)?;
+            }
+            return Ok(false);
+        }
+        self.join(level, left, right, &entries)?;
+        if right_child == 1 || TreeOf::<S>::OVERLAPPING {
+            self.fix_keys_of_pair(level, left, right_child - 1)?;
+        }
+        Ok(true)
+    }
+
+    /// Puts all entries of two neighbours into the left one and frees the right one.
+    fn join(&mut self, level: usize, left: u64, right: u64, entries: &Entries<TreeOf<S>>) -> Result<()> {
+        let (_, beyond) = self.look(Place::Block(right), |node| Ok(node.siblings()))?;
+        if beyond != NO_BLOCK {
+            self.relink(right, beyond, level, left)?;
+        }
+        self.rewrite(left, entries, Some(beyond))?;
+        self.store.free(right)
+    }
+
+    /// Takes levels away while the root has one child that can take its place. `true`: there was one.
+    fn shrink_root(&mut self) -> Result<bool> {
+        let mut shrunk = false;
+        // Each turn takes a level away.
+        loop {
+            let (place, levels) = self.top()?;
+            let (count, pointer, room) =
+                self.look(place, |node| Ok((node.count(), node.pointer(0), node.capacity())))?;
+            let least = if place == Place::Inline { 3 } else { 2 };
+            if levels < least || count != 1 {
+                return Ok(shrunk);
+            }
+            let child = self.child(place, pointer)?;
+            let level = levels - 2;
+            match place {
+                Place::Block(old) => {
+                    self.read(Place::Block(child), level, true, |_| Ok(()))?;
+                    self.store.set_root(RootRef::Block { pointer: child, levels: levels as u32 - 1 })?;
+                    self.store.free(old)?;
+                }
+                Place::Inline => {
+                    let entries = self.read(Place::Block(child), level, false, |node| {
+                        Ok((node.count() <= room).then(|| Entries::of(node, 0)))
+                    })?;
+                    let Some(Entries::Children(children)) = entries else { return Ok(shrunk) };
+                    self.replace_inline_root(level as u16, &children)?;
+                    self.store.free(child)?;
+                }
+            }
+            shrunk = true;
+        }
+    }
+
+    /// Prepares a root within an inode for a fork of `bytes` bytes: what the fork will hold then. A root that needs
+    /// more moves into a block. The store's fork is left for the caller to replace.
+    pub fn fit_root(&mut self, bytes: usize) -> Result<Vec<u8>> {
+        let room = TreeOf::<S>::max_children(bytes.saturating_sub(4));
+        if room == 0 {
+            return Err(corrupt(
+                &self.store,
+                None,
+                FormatError::value(TreeOf::<S>::NAME, "length", bytes as u64),
+            ));
+        }
+        if self.look(Place::Inline, |node| Ok(node.count()))? > room {
+            self.push_down_root()?;
+        }
+        self.path.levels = 0;
+        let (entries, level) = self.look(Place::Inline, |node| Ok((Entries::of(node, 0), node.level())))?;
+        let mut fork = vec![0; bytes];
+        let mut root = xfs_format::node_mut::NodeMut::create_inline_root(&mut fork, level)
+            .map_err(|problem| corrupt(&self.store, None, problem))?;
+        entries.write(&mut root);
+        Ok(fork)
+    }
+}

@@ -1,0 +1,406 @@
+//! A place in a tree: finding it, and moving by a record.
+
+use super::entries::rank_range;
+use super::{RootRef, TreeStore, corrupt};
+use crate::error::{Error, Result};
+use std::ops::Range;
+use xfs_format::ag::MAX_LEVELS;
+use xfs_format::btree::{Node, Tree};
+use xfs_format::error::FormatError;
+use xfs_format::node_mut::NodeMut;
+
+pub(super) type TreeOf<S> = <S as TreeStore>::Tree;
+pub(super) type RecordOf<S> = <TreeOf<S> as Tree>::Record;
+pub(super) type KeyOf<S> = <TreeOf<S> as Tree>::Key;
+pub(super) type RankOf<S> = <TreeOf<S> as Tree>::Rank;
+
+/// A block of a tree, or the root within an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Inline,
+    Block(u64),
+}
+
+impl Place {
+    pub(super) fn pointer(self) -> Option<u64> {
+        match self {
+            Place::Inline => None,
+            Place::Block(pointer) => Some(pointer),
+        }
+    }
+}
+
+/// A block of the path, and the child or record of it that the path goes through.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) place: Place,
+    pub(super) index: usize,
+}
+
+/// A path from the root to a place in a leaf: on a record, or before it. It holds as long as nothing but its own
+/// editor changes the tree.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    /// By level: the leaf comes first.
+    pub(super) steps: [Step; MAX_LEVELS as usize],
+    /// How many are in use; none before the first search.
+    pub(super) levels: usize,
+    /// On the record, or before it.
+    pub(super) on: bool,
+}
+
+impl Path {
+    const NOWHERE: Self =
+        Self { steps: [Step { place: Place::Inline, index: 0 }; MAX_LEVELS as usize], levels: 0, on: false };
+}
+
+/// Where to go down.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Aim<R> {
+    First,
+    Last,
+    /// The last entry that is not behind this rank.
+    Rank(R),
+}
+
+/// A place in a tree, and the means to change the tree there.
+#[derive(Debug)]
+pub struct Editor<S: TreeStore> {
+    pub(super) store: S,
+    pub(super) path: Path,
+}
+
+impl<S: TreeStore> Editor<S> {
+    /// An editor that stands nowhere yet.
+    pub fn new(store: S) -> Self {
+        Self { store, path: Path::NOWHERE }
+    }
+
+    /// An editor that stands where another one stood that was taken [apart](Self::into_parts); the tree must not
+    /// have been changed since.
+    pub fn resume(store: S, path: Path) -> Self {
+        Self { store, path }
+    }
+
+    /// The store.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// The store, to change other things than this tree.
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    /// Store and place.
+    pub fn into_parts(self) -> (S, Path) {
+        (self.store, self.path)
+    }
+
+    /// Levels of the tree, leaves and a root within an inode included.
+    pub fn levels(&self) -> Result<u32> {
+        Ok(self.top()?.1 as u32)
+    }
+
+    /// Goes to the last record whose rank is at most `rank`. If there is none, stands before the first record.
+    pub fn seek_le(&mut self, rank: RankOf<S>) -> Result<Option<RecordOf<S>>> {
+        self.descend(Aim::Rank(rank))?;
+        let behind = self.at(0, |node| {
+            Ok(node.records().partition_point(|record| TreeOf::<S>::record_rank(record) <= rank))
+        })?;
+        self.path.on = behind > 0;
+        self.path.steps[0].index = behind.saturating_sub(1);
+        self.get()
+    }
+
+    /// Goes to the first record whose rank is at least `rank`. If there is none, stands behind the last record.
+    pub fn seek_ge(&mut self, rank: RankOf<S>) -> Result<Option<RecordOf<S>>> {
+        self.descend(Aim::Rank(rank))?;
+        let before = self.at(0, |node| {
+            Ok(node.records().partition_point(|record| TreeOf::<S>::record_rank(record) < rank))
+        })?;
+        self.path.on = false;
+        self.path.steps[0].index = before;
+        self.next()
+    }
+
+    /// Goes to the record of this rank. If there is none, stands where it would be.
+    pub fn seek_eq(&mut self, rank: RankOf<S>) -> Result<Option<RecordOf<S>>> {
+        self.descend(Aim::Rank(rank))?;
+        let (index, found) = self.at(0, |node| {
+            let records = node.records();
+            let index = records.partition_point(|record| TreeOf::<S>::record_rank(record) < rank);
+            Ok((index, records.get(index).is_some_and(|record| TreeOf::<S>::record_rank(record) == rank)))
+        })?;
+        self.path.on = found;
+        self.path.steps[0].index = index;
+        self.get()
+    }
+
+    /// Goes to the first record.
+    pub fn first(&mut self) -> Result<Option<RecordOf<S>>> {
+        self.descend(Aim::First)?;
+        self.path.on = true;
+        self.path.steps[0].index = 0;
+        self.settle()
+    }
+
+    /// Goes to the last record.
+    pub fn last(&mut self) -> Result<Option<RecordOf<S>>> {
+        self.descend(Aim::Last)?;
+        let count = self.at(0, |node| Ok(node.count()))?;
+        self.path.on = count > 0;
+        self.path.steps[0].index = count.saturating_sub(1);
+        self.get()
+    }
+
+    /// The record that it stands on; `None` where it stands between records.
+    pub fn get(&self) -> Result<Option<RecordOf<S>>> {
+        if self.path.levels == 0 || !self.path.on {
+            return Ok(None);
+        }
+        let index = self.path.steps[0].index;
+        self.at(0, |node| Ok(node.records().get(index).copied()))
+    }
+
+    /// Goes to the next record: the one behind, from where it stands between two. `None`, and it stands behind the
+    /// last one, if there is no more.
+    #[allow(clippy::should_implement_trait, reason = "it is fallible, and one of two directions")]
+    pub fn next(&mut self) -> Result<Option<RecordOf<S>>> {
+        if self.path.levels == 0 {
+            return self.first();
+        }
+        let Step { index, .. } = self.path.steps[0];
+        let index = if self.path.on { index + 1 } else { index };
+        let (count, last) = self.at(0, |node| Ok((node.count(), rank_range(node).map(|range| range.1))))?;
+        self.path.steps[0].index = index.min(count);
+        self.path.on = index < count;
+        if index < count {
+            return self.get();
+        }
+        for level in 1..self.path.levels {
+            let next = self.path.steps[level].index + 1;
+            if next < self.at(level, |node| Ok(node.count()))? {
+                self.path.steps[level].index = next;
+                self.descend_from(level, Aim::First)?;
+                self.path.steps[0].index = 0;
+                self.path.on = true;
+                let first = self.at(0, |node| Ok(rank_range(node).map(|range| range.0)))?;
+                if last >= first {
+                    return Err(self.damage(0, FormatError::new(TreeOf::<S>::NAME, "order of records")));
+                }
+                return self.get();
+            }
+        }
+        Ok(None)
+    }
+
+    /// Goes to the record before. `None`, and it stands before the first one, if there is no more.
+    pub fn prev(&mut self) -> Result<Option<RecordOf<S>>> {
+        if self.path.levels == 0 {
+            return self.last();
+        }
+        let Step { index, .. } = self.path.steps[0];
+        if index > 0 {
+            self.path.steps[0].index = index - 1;
+            self.path.on = true;
+            return self.get();
+        }
+        self.path.on = false;
+        let first = self.at(0, |node| Ok(rank_range(node).map(|range| range.0)))?;
+        for level in 1..self.path.levels {
+            let index = self.path.steps[level].index;
+            if index > 0 {
+                self.path.steps[level].index = index - 1;
+                self.descend_from(level, Aim::Last)?;
+                let (count, last) =
+                    self.at(0, |node| Ok((node.count(), rank_range(node).map(|range| range.1))))?;
+                if first.is_some_and(|first| last.is_none_or(|last| last >= first)) {
+                    return Err(self.damage(0, FormatError::new(TreeOf::<S>::NAME, "order of records")));
+                }
+                self.path.steps[0].index = count.saturating_sub(1);
+                self.path.on = count > 0;
+                return self.get();
+            }
+        }
+        Ok(None)
+    }
+
+    /// What stands at the leaf's index, or between records if there is nothing.
+    fn settle(&mut self) -> Result<Option<RecordOf<S>>> {
+        let found = self.get()?;
+        self.path.on = found.is_some();
+        Ok(found)
+    }
+
+    /// The root's place, and the number of levels.
+    pub(super) fn top(&self) -> Result<(Place, usize)> {
+        let (place, levels) = match self.store.root() {
+            RootRef::Block { pointer, levels } => (Place::Block(pointer), levels as usize),
+            RootRef::Inline(fork) => {
+                let node = Node::<TreeOf<S>>::inline_root(fork);
+                let node = node.map_err(|problem| corrupt(&self.store, None, problem))?;
+                (Place::Inline, usize::from(node.level()) + 1)
+            }
+        };
+        let least = if place == Place::Inline { 2 } else { 1 };
+        if levels < least || levels > MAX_LEVELS as usize {
+            let problem =
+                FormatError::mismatch(TreeOf::<S>::NAME, "tree depth", levels as u64, MAX_LEVELS.into());
+            return Err(corrupt(&self.store, None, problem));
+        }
+        Ok((place, levels))
+    }
+
+    /// Goes down from the root. The leaf's index is left to the caller.
+    pub(super) fn descend(&mut self, aim: Aim<RankOf<S>>) -> Result<()> {
+        let (place, levels) = self.top()?;
+        self.path.levels = levels;
+        self.path.on = false;
+        self.path.steps[levels - 1] = Step { place, index: 0 };
+        if levels == 1 {
+            return self.read(place, 0, true, |_| Ok(()));
+        }
+        let index = self.read(place, levels - 1, true, |node| Ok(choose(node, aim)))?;
+        self.path.steps[levels - 1].index = index;
+        self.descend_from(levels - 1, aim)
+    }
+
+    /// Goes down from the child that the path goes through at `level`.
+    fn descend_from(&mut self, level: usize, aim: Aim<RankOf<S>>) -> Result<()> {
+        for level in (0..level).rev() {
+            let parent = self.path.steps[level + 1];
+            let (pointer, only, low, high) = self.at(level + 1, |node| {
+                let rank = |index: usize| node.keys().get(index).map(TreeOf::<S>::key_rank);
+                let pointer = node.pointer(parent.index);
+                Ok((pointer, node.count() == 1, rank(parent.index), rank(parent.index + 1)))
+            })?;
+            let place = Place::Block(self.child(parent.place, pointer)?);
+            // The only child of a root within an inode is as free as a root.
+            let may_be_empty = level == 0 && only && parent.place == Place::Inline;
+            let (index, range) =
+                self.read(place, level, may_be_empty, |node| Ok((choose(node, aim), rank_range(node))))?;
+            if let Some((first, last)) = range
+                && (low.is_some_and(|low| first < low) || high.is_some_and(|high| last >= high))
+            {
+                let problem = FormatError::new(TreeOf::<S>::NAME, "keys of the block above");
+                return Err(corrupt(&self.store, place.pointer(), problem));
+            }
+            self.path.steps[level] = Step { place, index };
+        }
+        Ok(())
+    }
+
+    /// The pointer to a child that `parent` holds, if a block can be there.
+    pub(super) fn child(&self, parent: Place, pointer: Option<u64>) -> Result<u64> {
+        pointer.filter(|&pointer| self.store.daddr(pointer).is_some()).ok_or_else(|| {
+            let problem = FormatError::value(TreeOf::<S>::NAME, "child pointer", pointer.unwrap_or_default());
+            corrupt(&self.store, parent.pointer(), problem)
+        })
+    }
+
+    /// Reads a block that is met for the first time: it must be of this level and have the tree's owner, and only a
+    /// root may be empty.
+    pub(super) fn read<R>(
+        &self,
+        place: Place,
+        level: usize,
+        may_be_empty: bool,
+        look: impl FnOnce(&Node<'_, TreeOf<S>>) -> Result<R>,
+    ) -> Result<R> {
+        self.look(place, |node| {
+            let name = TreeOf::<S>::NAME;
+            let wrap = |problem| Err(corrupt(&self.store, place.pointer(), problem));
+            if usize::from(node.level()) != level {
+                return wrap(FormatError::mismatch(name, "level", node.level().into(), level as u64));
+            }
+            if let Some(owner) = node.owner()
+                && place != Place::Inline
+                && owner != self.store.owner()
+            {
+                return wrap(FormatError::mismatch(name, "owner", owner, self.store.owner()));
+            }
+            if node.count() == 0 && !(may_be_empty && level == 0) {
+                return wrap(FormatError::value(name, "record count", 0));
+            }
+            look(node)
+        })
+    }
+
+    /// Looks into a block.
+    pub(super) fn look<R>(
+        &self,
+        place: Place,
+        look: impl FnOnce(&Node<'_, TreeOf<S>>) -> Result<R>,
+    ) -> Result<R> {
+        let wrap = |problem| corrupt(&self.store, place.pointer(), problem);
+        match place {
+            Place::Block(pointer) => {
+                let block = self.store.read(pointer)?;
+                look(&Node::view(&block, self.store.geometry().v5).map_err(wrap)?)
+            }
+            Place::Inline => match self.store.root() {
+                RootRef::Inline(fork) => look(&Node::inline_root(fork).map_err(wrap)?),
+                RootRef::Block { pointer, .. } => {
+                    Err(wrap(FormatError::value(TreeOf::<S>::NAME, "root", pointer)))
+                }
+            },
+        }
+    }
+
+    /// Looks into the path's block of this level.
+    pub(super) fn at<R>(
+        &self,
+        level: usize,
+        look: impl FnOnce(&Node<'_, TreeOf<S>>) -> Result<R>,
+    ) -> Result<R> {
+        self.look(self.path.steps[level].place, look)
+    }
+
+    /// Changes those bytes of a block that `ranges` names.
+    pub(super) fn change(
+        &mut self,
+        place: Place,
+        ranges: &[Range<usize>],
+        change: impl FnOnce(&mut NodeMut<'_, TreeOf<S>>),
+    ) -> Result<()> {
+        match place {
+            Place::Block(pointer) => {
+                let v5 = self.store.geometry().v5;
+                let bytes = self.store.modify(pointer, ranges)?;
+                let problem = match NodeMut::view(bytes, v5) {
+                    Ok(mut node) => {
+                        change(&mut node);
+                        return Ok(());
+                    }
+                    Err(problem) => problem,
+                };
+                Err(corrupt(&self.store, Some(pointer), problem))
+            }
+            Place::Inline => {
+                let mut fork = match self.store.root() {
+                    RootRef::Inline(fork) => fork.to_vec(),
+                    RootRef::Block { .. } => Vec::new(),
+                };
+                let mut node =
+                    NodeMut::inline_root(&mut fork).map_err(|problem| corrupt(&self.store, None, problem))?;
+                change(&mut node);
+                self.store.set_root(RootRef::Inline(&fork))
+            }
+        }
+    }
+
+    /// Damage in the path's block of this level.
+    pub(super) fn damage(&self, level: usize, problem: FormatError) -> Error {
+        corrupt(&self.store, self.path.steps[level].place.pointer(), problem)
+    }
+}
+
+/// The child to go down to.
+fn choose<T: Tree>(node: &Node<'_, T>, aim: Aim<T::Rank>) -> usize {
+    match aim {
+        Aim::First => 0,
+        Aim::Last => node.count().saturating_sub(1),
+        Aim::Rank(rank) => node.keys().partition_point(|key| T::key_rank(key) <= rank).saturating_sub(1),
+    }
+}
