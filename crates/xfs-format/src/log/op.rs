@@ -70,9 +70,6 @@ pub struct OpHeader {
     pub res2: be::U16,
 }
 
-/// `oh_tid` of an unmount record, as kernels write it.
-const UNMOUNT_TID: u32 = 0xb0c0_d0d0;
-
 impl OpHeader {
     /// An operation of a transaction, with `len` bytes of data and no flags.
     pub const fn transaction(tid: u32, len: u32) -> Self {
@@ -89,27 +86,6 @@ impl OpHeader {
     pub const fn with_flags(self, flags: OpFlags) -> Self {
         Self { flags: flags.bits(), ..self }
     }
-}
-
-/// The one operation of an unmount record: its header and its body.
-pub fn unmount_op() -> [u8; 20] {
-    let header = OpHeader {
-        tid: be::U32::new(UNMOUNT_TID),
-        len: be::U32::new(size_of::<UnmountBody>() as u32),
-        clientid: 0xaa,
-        flags: OpFlags::UNMOUNT.bits(),
-        res2: be::U16::new(0),
-    };
-    let body = UnmountBody {
-        magic: host::U16::new(UNMOUNT_MAGIC),
-        pad1: host::U16::new(0),
-        pad2: host::U32::new(0),
-    };
-    let mut bytes = [0; 20];
-    let (first, second) = bytes.split_at_mut(size_of::<OpHeader>());
-    first.copy_from_slice(header.as_bytes());
-    second.copy_from_slice(body.as_bytes());
-    bytes
 }
 
 /// `xfs_trans_header`: first region of each transaction. In the host's byte order.
@@ -270,10 +246,6 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let unmount = unmount_op();
-        let op = RecordOps::new(&unmount, 1).next().unwrap().unwrap();
-        assert_eq!((op.client, op.data.len()), (Client::Log, 8));
-        assert!(is_unmount_op(&op));
         let header = TransHeader::checkpoint(7, 3);
         assert_eq!(TransHeader::parse(header.as_bytes()).unwrap().num_items.get(), 3);
         let start = OpHeader::transaction(9, 0).with_flags(OpFlags::START);
