@@ -5,7 +5,7 @@
 //! region can count more than its bytes hold.
 
 use super::host;
-use super::item::fixed;
+use super::item::{ItemType, fixed};
 use crate::error::FormatError;
 use crate::types::{FileBlock, FsBlock, InodeNumber};
 use std::mem::size_of;
@@ -112,6 +112,28 @@ impl<'a> FreeIntent<'a> {
             Layout::Wide(counted(name, header, rest)?)
         };
         Ok(Self { id: header.id.get(), extents: Extents(layout) })
+    }
+}
+
+/// Bytes of an EFI or EFD of so many extents.
+pub const fn free_intent_bytes(extents: usize) -> usize {
+    size_of::<IntentHeader>() + extents * size_of::<Extent64>()
+}
+
+/// Writes an EFI, or an EFD where `done`, into `to`, which is [`free_intent_bytes`] long.
+pub fn encode_free_intent(done: bool, id: u64, extents: &[Extent], to: &mut [u8]) {
+    let kind = if done { ItemType::Efd } else { ItemType::Efi };
+    let header = IntentHeader {
+        kind: (kind as u16).into(),
+        regions: 1.into(),
+        nextents: (extents.len() as u32).into(),
+        id: id.into(),
+    };
+    let (head, rest) = to.split_at_mut(size_of::<IntentHeader>());
+    head.copy_from_slice(header.as_bytes());
+    for (to, extent) in rest.chunks_exact_mut(size_of::<Extent64>()).zip(extents) {
+        let extent = Extent64 { start: extent.start.0.into(), len: extent.len.into(), pad: 0.into() };
+        to.copy_from_slice(extent.as_bytes());
     }
 }
 

@@ -32,7 +32,7 @@ pub use ends::{LogEnds, find_ends};
 pub use inode::{InodeCreate, InodeFields, InodeFormat, LogDinode, LogTime};
 pub use intent::{
     AttrIntent, AttrOp, Done, ExchangeIntent, Extent, Extents, FreeIntent, MapExtent, MapIntent, PhysExtent,
-    PhysIntent,
+    PhysIntent, encode_free_intent, free_intent_bytes,
 };
 pub use item::{ItemType, LogItem};
 pub use op::{Client, Op, OpFlags, OpHeader, RecordOps, TransHeader, is_unmount_op, unmount_op};
