@@ -4,10 +4,10 @@
 //! count. An [`Extent`] that passed [`Extent::check`] lies within one group of the volume and has no empty range.
 
 use crate::ag::MAX_LEVELS;
-use crate::btree::{Bmbt, Tree, read_pointer};
+use crate::btree::{Bmbt, LongHeader, Tree, read_pointer};
 use crate::error::FormatError;
 use crate::geometry::Geometry;
-use crate::types::{FileBlock, FsBlock};
+use crate::types::{FileBlock, FsBlock, Uuid};
 use zerocopy::byteorder::big_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -149,6 +149,27 @@ impl<'a> BmbtRoot<'a> {
     /// The keys of its children.
     pub fn keys(&self) -> &'a [BmbtKey] {
         self.keys
+    }
+
+    /// The root as it is logged: as a block of its own without an address, with no room beyond its children.
+    pub fn to_log(&self, meta_uuid: Uuid) -> Vec<u8> {
+        let header = LongHeader {
+            magic: Bmbt::MAGIC_V5.into(),
+            level: self.level.into(),
+            numrecs: (self.count as u16).into(),
+            leftsib: u64::MAX.into(),
+            rightsib: u64::MAX.into(),
+            blkno: u64::MAX.into(),
+            lsn: 0.into(),
+            uuid: meta_uuid.0,
+            owner: 0.into(),
+            crc: [0; 4],
+            pad: 0.into(),
+        };
+        let mut bytes = header.as_bytes().to_vec();
+        bytes.extend_from_slice(self.keys.as_bytes());
+        self.pointers().for_each(|pointer| bytes.extend_from_slice(&pointer.0.to_be_bytes()));
+        bytes
     }
 
     /// Pointers to its children.

@@ -133,6 +133,21 @@ impl Geometry {
         InodeNumber((ag.0 as u64) << (self.ag_block_log + self.inodes_per_block_log) | inode.0 as u64)
     }
 
+    /// Inodes a cluster: what is read and written of an inode chunk at once. On v5 the rule is the kernel's, so that
+    /// log items of the same inodes name the same buffers: 8 KiB for each 256 bytes of an inode where chunks are
+    /// aligned to as much, and whole blocks.
+    pub fn inodes_per_cluster(&self) -> u32 {
+        const BASE_BYTES: u32 = 8192;
+        const BASE_INODE: u32 = 256;
+        if !self.v5 {
+            return BASE_BYTES / BASE_INODE;
+        }
+        let scaled = BASE_BYTES * (u32::from(self.inode_size) / BASE_INODE).max(1);
+        let aligned = self.inode_align >= scaled >> self.block_log;
+        let bytes = if aligned { scaled } else { BASE_BYTES };
+        bytes.max(self.block_size) / u32::from(self.inode_size)
+    }
+
     /// Bytes a directory block.
     pub const fn dir_block_size(&self) -> u32 {
         self.block_size << self.dir_block_log

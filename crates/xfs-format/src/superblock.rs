@@ -8,6 +8,7 @@ use crate::checksum;
 use crate::error::FormatError;
 use crate::features::{self, Features2, INCOMPAT_READ, Incompat, LogIncompat, RoCompat, VersionFlags};
 use crate::types::{DiskAddr, FsBlock, InodeNumber, Lsn, Uuid};
+use crate::verify::{Verifier, VerifyContext};
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -445,6 +446,13 @@ fn check_size(what: &'static str, size: u32, log: u8, min: u32, max: u32) -> Res
         return Err(FormatError::value(NAME, what, size.into()));
     }
     Ok(())
+}
+
+/// The verifier of a superblock's sector.
+pub static SUPERBLOCK: Verifier = Verifier { name: "superblock", check: check_sector };
+
+fn check_sector(bytes: &[u8], _: &VerifyContext) -> Result<(), FormatError> {
+    Superblock::parse(bytes).map(drop)
 }
 
 #[cfg(test)]

@@ -2,17 +2,40 @@
 //!
 //! A hit takes its shard's lock shared and sets one bit, if it is not set yet. Room is made by the CLOCK algorithm
 //! within the shard. The weights of all entries together never exceed the limit: what does not fit into a shard
-//! is handed back uncached.
+//! is handed back uncached. The exception are entries that must stay ([`Evict::must_stay`]): changes that are not on
+//! disk yet, whose number the log bounds.
 
 use fileio::lockstat::{Counted, LockClass, Mode};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hash, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that a shard has at least, as long as there are enough for two.
 const MIN_SHARD_BYTES: u64 = 1 << 20;
+
+/// What may leave a cache when room is needed.
+pub(crate) trait Evict {
+    /// Whether somebody relies on this entry being found. Asked with the shard's lock held exclusively: nobody gets
+    /// the entry from the cache meanwhile.
+    fn must_stay(&self) -> bool;
+}
+
+/// Shared entries stay while somebody else has them.
+impl<T> Evict for Arc<T> {
+    fn must_stay(&self) -> bool {
+        Arc::strong_count(self) > 1
+    }
+}
+
+#[cfg(test)]
+impl Evict for u64 {
+    fn must_stay(&self) -> bool {
+        false
+    }
+}
 
 /// A bounded map from `K` to `V`; values are handed out as clones.
 pub(crate) struct Cache<K, V> {
@@ -43,7 +66,7 @@ struct Entry<K, V> {
     used: AtomicBool,
 }
 
-impl<K: Hash + Eq + Copy, V: Clone> Cache<K, V> {
+impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
     /// A cache for entries that weigh `limit` bytes together, in at most `shards` shards, whose locks
     /// count into `class`.
     pub(crate) fn new(limit: u64, shards: usize, class: &'static LockClass) -> Self {
@@ -72,6 +95,7 @@ impl<K: Hash + Eq + Copy, V: Clone> Cache<K, V> {
     }
 
     /// Puts `value` in, in place of an earlier one, if it fits.
+    #[cfg(test)]
     pub(crate) fn insert(&self, key: K, value: V, weight: u64) {
         let shard = self.shard(&key);
         let mut ring = shard.write();
@@ -94,6 +118,27 @@ impl<K: Hash + Eq + Copy, V: Clone> Cache<K, V> {
         value
     }
 
+    /// Puts `value` in unless `key` has one that is not `replaceable`; gives the one that stays.
+    pub(crate) fn get_or_replace(
+        &self,
+        key: K,
+        value: V,
+        weight: u64,
+        replaceable: impl Fn(&V) -> bool,
+    ) -> V {
+        let shard = self.shard(&key);
+        let mut ring = shard.write();
+        if let Some(entry) = ring.slots.get(&key).and_then(|&slot| ring.entries.get(slot))
+            && !replaceable(&entry.value)
+        {
+            return entry.value.clone();
+        }
+        let dropped = ring.insert(key, value.clone(), weight, self.shard_limit);
+        drop(ring);
+        drop(dropped);
+        value
+    }
+
     /// Changes the weight of `key`, if it is there; it leaves the cache if it has become too heavy.
     pub(crate) fn reweigh(&self, key: K, weight: u64) {
         let mut ring = self.shard(&key).write();
@@ -103,6 +148,14 @@ impl<K: Hash + Eq + Copy, V: Clone> Cache<K, V> {
         let dropped = ring.insert(key, value, weight, self.shard_limit);
         drop(ring);
         drop(dropped);
+    }
+
+    /// Takes the entry of `key` out.
+    #[allow(dead_code, reason = "its users follow")]
+    pub(crate) fn remove(&self, key: &K) -> Option<V> {
+        let mut ring = self.shard(key).write();
+        let slot = *ring.slots.get(key)?;
+        Some(ring.remove(slot))
     }
 
     /// Bytes that the entries weigh together.
@@ -129,18 +182,18 @@ impl<K, V> Shard<K, V> {
     }
 }
 
-impl<K: Hash + Eq + Copy, V> Ring<K, V> {
+impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
     /// Puts an entry in and gives back those that had to go.
     fn insert(&mut self, key: K, value: V, weight: u64, limit: u64) -> Vec<V> {
         let mut dropped = Vec::new();
         if let Some(&slot) = self.slots.get(&key) {
             dropped.push(self.remove(slot));
         }
-        if weight > limit {
+        if weight > limit && !value.must_stay() {
             return dropped;
         }
         while self.weight + weight > limit {
-            let victim = self.victim();
+            let Some(victim) = self.victim() else { break };
             dropped.push(self.remove(victim));
         }
         self.slots.insert(key, self.entries.len());
@@ -149,17 +202,20 @@ impl<K: Hash + Eq + Copy, V> Ring<K, V> {
         dropped
     }
 
-    /// The next entry that was not used since the hand passed it last. There is one: two rounds clear every bit.
-    fn victim(&mut self) -> usize {
-        loop {
+    /// The next entry that may go and was not used since the hand passed it last. Two rounds clear every bit: if
+    /// there is none by then, all must stay.
+    fn victim(&mut self) -> Option<usize> {
+        for _ in 0..2 * self.entries.len() {
             if self.hand >= self.entries.len() {
                 self.hand = 0;
             }
-            if !std::mem::take(self.entries[self.hand].used.get_mut()) {
-                return self.hand;
+            let entry = &mut self.entries[self.hand];
+            if !std::mem::take(entry.used.get_mut()) && !entry.value.must_stay() {
+                return Some(self.hand);
             }
             self.hand += 1;
         }
+        None
     }
 
     fn remove(&mut self, slot: usize) -> V {
@@ -173,7 +229,7 @@ impl<K: Hash + Eq + Copy, V> Ring<K, V> {
     }
 }
 
-impl<K: Hash + Eq + Copy, V: Clone> fmt::Debug for Cache<K, V> {
+impl<K: Hash + Eq + Copy, V: Clone + Evict> fmt::Debug for Cache<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cache").field("shards", &self.shards.len()).field("weight", &self.weight()).finish()
     }
@@ -224,6 +280,23 @@ mod tests {
         assert_eq!(cache.get_or_insert(1, 6, 1), 5);
         cache.insert(1, 7, 3);
         assert_eq!((cache.get(&1), cache.weight()), (Some(7), 3));
+    }
+
+    #[test]
+    fn what_somebody_has_stays() {
+        let cache = Cache::<u64, Arc<u64>>::new(100, 1, &CLASS);
+        let held = Arc::new(0);
+        cache.insert(0, Arc::clone(&held), 60);
+        for key in 1..10 {
+            cache.insert(key, Arc::new(key), 60);
+            assert_eq!(cache.get(&0).as_deref(), Some(&0));
+        }
+        drop(held);
+        cache.insert(11, Arc::new(11), 60);
+        cache.insert(12, Arc::new(12), 60);
+        assert_eq!((cache.get(&0), cache.weight()), (None, 60));
+        assert_eq!(cache.remove(&12).as_deref(), Some(&12));
+        assert_eq!(cache.weight(), 0);
     }
 
     #[test]

@@ -90,6 +90,9 @@ pub enum Error {
     /// The volume or the operation is read-only.
     #[error("read-only: {0}")]
     ReadOnly(&'static str),
+    /// The volume was shut down after an error: nothing more can be changed. What is in the log will be recovered.
+    #[error("the volume was shut down after an error; close it and recover its log")]
+    ShutDown,
     /// The volume has no room for what was asked, or may have no more inodes. Nothing was changed.
     #[error("no space left on the volume")]
     NoSpace,

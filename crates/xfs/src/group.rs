@@ -72,13 +72,14 @@ type Inner = Box<[OnceLock<Leaf>]>;
 #[derive(Debug)]
 pub struct Groups {
     tables: Box<[OnceLock<Inner>]>,
+    changing: bool,
 }
 
 impl Groups {
-    /// An empty table for `ag_count` groups.
-    pub fn new(ag_count: u32) -> Self {
+    /// An empty table for `ag_count` groups, whose headers may be `changing`.
+    pub fn new(ag_count: u32, changing: bool) -> Self {
         let tables = (u64::from(ag_count) >> (LEAF_LOG + INNER_LOG)) + 1;
-        Self { tables: (0..tables).map(|_| OnceLock::new()).collect() }
+        Self { tables: (0..tables).map(|_| OnceLock::new()).collect(), changing }
     }
 
     /// The inode trees of a group.
@@ -92,12 +93,13 @@ impl Groups {
         let agi = Agi::view(&buf).map_err(wrap)?;
         agi.check_group(geometry, ag).map_err(wrap)?;
         let root = |block: u32, levels: u32| Root { block: AgBlock(block), levels };
-        Ok(*self.group(ag).inodes.get_or_init(|| InodeRoots {
+        let roots = InodeRoots {
             inobt: root(agi.root.get(), agi.level.get()),
             finobt: geometry.finobt.then(|| root(agi.free_root.get(), agi.free_level.get())),
             count: agi.count.get(),
             free: agi.freecount.get(),
-        }))
+        };
+        Ok(if self.changing { roots } else { *self.group(ag).inodes.get_or_init(|| roots) })
     }
 
     /// The trees of free and used space of a group.
@@ -111,7 +113,7 @@ impl Groups {
         let agf = Agf::view(&buf).map_err(wrap)?;
         agf.check_group(geometry, ag).map_err(wrap)?;
         let root = |block: u32, levels: u32| Root { block: AgBlock(block), levels };
-        Ok(*self.group(ag).space.get_or_init(|| SpaceRoots {
+        let roots = SpaceRoots {
             bnobt: root(agf.bno_root.get(), agf.bno_level.get()),
             cntbt: root(agf.cnt_root.get(), agf.cnt_level.get()),
             rmapbt: geometry.rmapbt.then(|| root(agf.rmap_root.get(), agf.rmap_level.get())),
@@ -120,7 +122,8 @@ impl Groups {
             agfl_blocks: agf.flcount.get(),
             tree_blocks: agf.btreeblks.get(),
             longest: agf.longest.get(),
-        }))
+        };
+        Ok(if self.changing { roots } else { *self.group(ag).space.get_or_init(|| roots) })
     }
 
     /// The place of a group of the volume, if its part of the table exists.
@@ -154,7 +157,7 @@ mod tests {
     /// over a large sparse image took gigabytes.
     #[test]
     fn groups_exist_once_something_is_known_of_them() {
-        let groups = Groups::new(u32::MAX);
+        let groups = Groups::new(u32::MAX, false);
         for ag in [0, 15, 16, 1 << 16, u32::MAX - 1].map(AgNumber) {
             assert!(groups.known(ag).is_none());
         }

@@ -1,4 +1,4 @@
-//! The XFS engine. For now its read side, and overwrites of blocks that are allocated.
+//! The XFS engine.
 //!
 //! One folder a layer, lowest first: `buf` (metadata buffers), `btree` (the short-form trees of a group),
 //! `ialloc` (where inodes are), `inode` (inodes and their cache), `bmap` (block maps of forks), `dir`, `attr`,
@@ -23,6 +23,7 @@ pub mod recovery;
 pub mod symlink;
 #[doc(hidden)]
 pub mod testing;
+pub mod trans;
 pub mod volume;
 
 pub use error::{Error, Result};

@@ -10,17 +10,20 @@ use crate::error::{Error, Result};
 use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::InodeSource;
+use crate::log::{Journal, ShutdownReason};
 use crate::recovery::clean;
+use crate::trans::{self, counters::Counters};
 use blockdev::{AlignedBuf, BlockDevice, DeviceError};
 use fileio::lockstat::LockClass;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use xfs_format::geometry::Geometry;
+use xfs_format::log::LogEnds;
 use xfs_format::superblock::{Superblock, Unhandled};
 use xfs_format::types::{AgNumber, DiskAddr, FsBlock, InodeNumber};
 
 pub use crate::info::{VolumeInfo, VolumeStat};
-pub use crate::inode::{ForkKind, Inode};
+pub use crate::inode::{ForkKind, Inode, InodeEntry};
 
 const INODE_SHARDS: usize = 32;
 
@@ -49,12 +52,19 @@ impl Default for OpenOptions {
 pub struct Volume {
     device: Arc<dyn BlockDevice>,
     superblock: Superblock,
-    geometry: Geometry,
+    geometry: Arc<Geometry>,
     bufs: BufCache,
-    inodes: Cache<InodeNumber, Arc<Inode>>,
+    inodes: Cache<InodeNumber, Arc<InodeEntry>>,
     groups: Groups,
-    writable: bool,
+    write: Option<WriteSide>,
     log_clean: bool,
+}
+
+/// What only a volume that is open for writing has.
+#[derive(Debug)]
+pub(crate) struct WriteSide {
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) counters: Counters,
 }
 
 impl Volume {
@@ -62,27 +72,31 @@ impl Volume {
     pub fn open(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Arc<Self>> {
         let superblock = read_superblock(&*device)?;
         refuse_unhandled(&superblock)?;
-        let geometry = Geometry::from_superblock(&superblock);
+        let geometry = Arc::new(Geometry::from_superblock(&superblock));
         check_device(&*device, &geometry)?;
         if options.writable {
             check_writable(&*device, &superblock, options)?;
         }
-        let log_clean = clean::log_ends(&*device, &superblock).map(|ends| ends.clean);
-        let log_clean = match log_clean {
-            Ok(clean) => clean,
+        let ends = clean::log_ends(&*device, &superblock);
+        let log_clean = match &ends {
+            Ok(ends) => ends.clean,
             // Whoever wants no replay wants to read what is there, whatever the log looks like.
             Err(_) if options.norecovery => false,
-            Err(error) => return Err(error),
+            Err(_) => return ends.map(|_| unreachable!("an error has no value")),
         };
         if !log_clean && !options.norecovery {
             return Err(Error::DirtyLog);
         }
+        let write = match ends {
+            Ok(ends) if options.writable => Some(WriteSide::open(&device, &superblock, ends)?),
+            _ => None,
+        };
         let half = options.cache_size / 2;
         Ok(Arc::new(Self {
             bufs: BufCache::new(Arc::clone(&device), &geometry, half),
             inodes: Cache::new(half, INODE_SHARDS, &INODE_SHARD_LOCK),
-            groups: Groups::new(geometry.ag_count),
-            writable: options.writable,
+            groups: Groups::new(geometry.ag_count, options.writable),
+            write,
             log_clean,
             device,
             superblock,
@@ -107,7 +121,7 @@ impl Volume {
 
     /// Whether files may be overwritten.
     pub fn is_writable(&self) -> bool {
-        self.writable
+        self.write.is_some()
     }
 
     /// Whether nothing in the log waited to be replayed when the volume was opened.
@@ -115,15 +129,67 @@ impl Volume {
         self.log_clean
     }
 
-    /// Reads an inode, or finds it in the cache. An inode that is free is an error.
+    /// Reads an inode, or finds it in the cache: the version that is committed now. An inode that is free is an error.
     pub fn inode(self: &Arc<Self>, ino: InodeNumber) -> Result<Arc<Inode>> {
-        if let Some(inode) = self.inodes.get(&ino) {
-            return Ok(inode);
+        Ok(self.entry(ino)?.current())
+    }
+
+    /// As [`inode`](Self::inode), with its lock and whatever version is committed later.
+    pub fn entry(self: &Arc<Self>, ino: InodeNumber) -> Result<Arc<InodeEntry>> {
+        let entry = match self.inodes.get(&ino) {
+            Some(entry) => entry,
+            None => {
+                let found = self.inode_source().find(ino)?;
+                let inode = Arc::new(Inode::parse(ino, &found, &self.geometry)?);
+                self.enter_inode(inode)
+            }
+        };
+        if entry.peek().is_free() { Err(Error::NoSuchInode(ino)) } else { Ok(entry) }
+    }
+
+    /// The entry of an inode that is in memory, in use or not.
+    #[allow(dead_code, reason = "its users follow")]
+    pub(crate) fn cached_entry(&self, ino: InodeNumber) -> Option<Arc<InodeEntry>> {
+        self.inodes.get(&ino)
+    }
+
+    /// Puts an inode into the cache, unless it is there; gives the entry that stays.
+    pub(crate) fn enter_inode(&self, inode: Arc<Inode>) -> Arc<InodeEntry> {
+        let ino = inode.ino();
+        let entry = InodeEntry::new(ino, inode, &self.geometry);
+        let weight = entry.weight();
+        self.inodes.get_or_insert(ino, entry, weight)
+    }
+
+    /// Finds where an inode is written, for its first change.
+    pub(crate) fn find_site(&self, entry: &InodeEntry) -> Result<()> {
+        entry.set_site(self.inode_source().site(entry.ino())?);
+        Ok(())
+    }
+
+    /// Journal and counters. [`Error::ReadOnly`] for a volume that is open for reading.
+    pub(crate) fn write_side(&self) -> Result<&WriteSide> {
+        self.write.as_ref().ok_or(Error::ReadOnly("the volume is open for reading"))
+    }
+
+    /// Stops all writing, as what is in memory can no longer be trusted to agree with what is in the log.
+    pub(crate) fn shut_down(&self, _why: &Error) {
+        if let Some(write) = &self.write {
+            write.journal.shutdown(ShutdownReason::Corruption);
         }
-        let found = self.inode_source().find(ino)?;
-        let inode = Arc::new(Inode::parse(ino, &found, &self.geometry)?);
-        let weight = inode.weight();
-        Ok(self.inodes.get_or_insert(ino, inode, weight))
+    }
+
+    /// Makes everything durable that was committed before this call.
+    pub fn sync(&self) -> Result<()> {
+        self.write_side()?.journal.force_all()
+    }
+
+    /// Writes everything back and leaves a clean log. Files may not be in use any more: later changes fail. A volume
+    /// that is dropped without this is as after a crash: its log has to be replayed.
+    pub fn close(self: &Arc<Self>) -> Result<()> {
+        let Some(write) = &self.write else { return Ok(()) };
+        trans::close::write_superblock(self)?;
+        write.journal.close()
     }
 
     /// Calls `each` with the number of every inode in use, in order, until it breaks. Inodes that are unlinked and
@@ -150,7 +216,9 @@ impl Volume {
         }
         let list = bmap::load(&self.bufs, &self.geometry, inode.ino(), fork)?;
         let list = Arc::clone(fork.keep(list));
-        self.inodes.reweigh(inode.ino(), inode.weight());
+        if let Some(entry) = self.inodes.get(&inode.ino()) {
+            self.inodes.reweigh(inode.ino(), entry.weight());
+        }
         Ok(list)
     }
 
@@ -180,6 +248,15 @@ impl Volume {
 
     fn inode_source(&self) -> InodeSource<'_> {
         InodeSource { bufs: &self.bufs, geometry: &self.geometry, groups: &self.groups }
+    }
+}
+
+impl WriteSide {
+    fn open(device: &Arc<dyn BlockDevice>, superblock: &Superblock, ends: LogEnds) -> Result<Self> {
+        let raw = superblock.raw();
+        // The log is clean: the counters are those of the last clean close.
+        let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), 0);
+        Ok(Self { journal: Journal::open(Arc::clone(device), superblock, ends)?, counters })
     }
 }
 

@@ -3,6 +3,15 @@
 //! A buffer enters the cache only after its verifier passed it, and remembers which one that was: who reads the
 //! same place as another structure has it checked again. Two threads that miss the same buffer at the same time
 //! both read it; the first one's stays.
+//!
+//! What readers get is a snapshot of the committed version. Transactions get the buffer itself (`MetaBuf`), which
+//! stays in the cache as long as anybody has it: a place on the device never has two of them.
+
+mod chunks;
+mod handle;
+
+pub(crate) use chunks::{ChunkMap, runs};
+pub(crate) use handle::{Change, MetaBuf, Overlay, Owned};
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
@@ -18,7 +27,7 @@ use xfs_format::verify::{Verifier, VerifyContext};
 /// No buffer is larger: a directory block, an inode cluster and an attribute value stay below.
 pub const MAX_BUF_BYTES: u64 = 1 << 20;
 /// What an entry costs besides its bytes.
-const OVERHEAD_BYTES: u64 = 160;
+const OVERHEAD_BYTES: u64 = 400;
 const SHARDS: usize = 64;
 
 static SHARD_LOCK: LockClass = LockClass::new("buffer cache");
@@ -34,6 +43,11 @@ impl Buf {
     /// A buffer of bytes that were read at `daddr` and checked.
     pub fn new(daddr: DiskAddr, bytes: Arc<[u8]>) -> Self {
         Self { daddr, bytes }
+    }
+
+    /// Its bytes.
+    pub(crate) fn into_bytes(self) -> Arc<[u8]> {
+        self.bytes
     }
 
     /// Where its first block lies.
@@ -58,21 +72,13 @@ pub struct Piece {
     pub len: u64,
 }
 
-#[derive(Clone)]
-struct Cached {
-    buf: Buf,
-    verifier: &'static Verifier,
-    /// Where the rest of a buffer of several pieces lies; none for most.
-    rest: Option<Arc<[Piece]>>,
-}
-
 /// The cache of metadata buffers of one volume.
 #[derive(Debug)]
 pub struct BufCache {
     device: Arc<dyn BlockDevice>,
     v5: bool,
     meta_uuid: Uuid,
-    cache: Cache<(u64, u64), Cached>,
+    cache: Cache<(u64, u64), Arc<MetaBuf>>,
 }
 
 impl BufCache {
@@ -93,32 +99,58 @@ impl BufCache {
 
     /// One buffer made of several runs of bytes.
     pub fn read_pieces(&self, pieces: &[Piece], verifier: &'static Verifier) -> Result<Buf> {
-        let Some((first, rest)) = pieces.split_first() else {
-            return Err(Error::corrupt_block(DiskAddr(0), None, FormatError::new(verifier.name, "length")));
-        };
-        let len = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len));
-        if len == 0 || len > MAX_BUF_BYTES {
-            let problem = FormatError::mismatch(verifier.name, "length", len, MAX_BUF_BYTES);
-            return Err(Error::corrupt_block(first.daddr, None, problem));
-        }
+        Ok(self.read_handle(pieces, verifier)?.snapshot().0)
+    }
+
+    /// The buffer itself, read if it is not in memory.
+    pub(crate) fn read_handle(&self, pieces: &[Piece], verifier: &'static Verifier) -> Result<Arc<MetaBuf>> {
+        let (first, len) = extent_of(pieces, verifier)?;
         let key = (first.daddr.0, len);
-        if let Some(cached) = self.cache.get(&key)
-            && cached.rest.as_deref().unwrap_or_default() == rest
+        if let Some(cached) = self.cached(&key, pieces)
+            && !cached.is_stale()
         {
-            if std::ptr::eq(cached.verifier, verifier) {
-                return Ok(cached.buf);
+            let (buf, passed) = cached.snapshot();
+            if !std::ptr::eq(passed, verifier) {
+                self.verify(&buf, first.daddr, verifier)?;
+                cached.passed(verifier);
             }
-            self.verify(&cached.buf, cached.buf.daddr, verifier)?;
-            let buf = cached.buf.clone();
-            self.cache.insert(key, Cached { verifier, ..cached }, len + OVERHEAD_BYTES);
-            return Ok(buf);
+            return Ok(cached);
         }
         let bytes = self.load(pieces, len)?;
         self.verify(&bytes, first.daddr, verifier)?;
-        let buf = Buf::new(first.daddr, Arc::from(&*bytes));
-        let rest = (!rest.is_empty()).then(|| Arc::from(rest));
-        self.cache.insert(key, Cached { buf: buf.clone(), verifier, rest }, len + OVERHEAD_BYTES);
-        Ok(buf)
+        Ok(self.enter(key, pieces, Arc::from(&*bytes), verifier))
+    }
+
+    /// The buffer of blocks that were just allocated: what they held does not matter, and nothing is read.
+    pub(crate) fn fresh_handle(&self, pieces: &[Piece], verifier: &'static Verifier) -> Result<Arc<MetaBuf>> {
+        let (first, len) = extent_of(pieces, verifier)?;
+        let key = (first.daddr.0, len);
+        match self.cached(&key, pieces) {
+            Some(cached) => Ok(cached),
+            None => {
+                let bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+                Ok(self.enter(key, pieces, Arc::from(bytes), verifier))
+            }
+        }
+    }
+
+    fn cached(&self, key: &(u64, u64), pieces: &[Piece]) -> Option<Arc<MetaBuf>> {
+        self.cache.get(key).filter(|cached| cached.pieces() == pieces)
+    }
+
+    /// Puts a buffer in, unless another thread was faster; gives the one that stays.
+    fn enter(
+        &self,
+        key: (u64, u64),
+        pieces: &[Piece],
+        bytes: Arc<[u8]>,
+        verifier: &'static Verifier,
+    ) -> Arc<MetaBuf> {
+        let made = Arc::new(MetaBuf::new(pieces, bytes, verifier));
+        let weight = key.1 + OVERHEAD_BYTES;
+        // What is stale, or made of other pieces, is of blocks that were freed since.
+        let replaceable = |old: &Arc<MetaBuf>| old.pieces() != pieces || old.is_stale();
+        self.cache.get_or_replace(key, made, weight, replaceable)
     }
 
     /// Bytes that the cache holds now.
@@ -143,4 +175,17 @@ impl BufCache {
         let context = VerifyContext { v5: self.v5, meta_uuid: self.meta_uuid, daddr };
         (verifier.check)(bytes, &context).map_err(|problem| Error::corrupt_block(daddr, None, problem))
     }
+}
+
+/// The first piece and the length of a buffer, within bounds.
+fn extent_of(pieces: &[Piece], verifier: &'static Verifier) -> Result<(Piece, u64)> {
+    let Some(first) = pieces.first() else {
+        return Err(Error::corrupt_block(DiskAddr(0), None, FormatError::new(verifier.name, "length")));
+    };
+    let len = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len));
+    if len == 0 || len > MAX_BUF_BYTES {
+        let problem = FormatError::mismatch(verifier.name, "length", len, MAX_BUF_BYTES);
+        return Err(Error::corrupt_block(first.daddr, None, problem));
+    }
+    Ok((*first, len))
 }

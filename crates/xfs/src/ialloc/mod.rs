@@ -3,9 +3,10 @@
 //! No inode number is believed before its chunk was found, with the inode neither free nor in a sparse hole.
 
 use crate::btree::Cursor;
-use crate::buf::{Buf, BufCache};
+use crate::buf::{Buf, BufCache, Piece};
 use crate::error::{Error, Result};
 use crate::group::Groups;
+use crate::inode::Site;
 use std::ops::ControlFlow;
 use xfs_format::btree::Inobt;
 use xfs_format::error::FormatError;
@@ -14,13 +15,11 @@ use xfs_format::records::{INODES_PER_CHUNK, InodeChunk};
 use xfs_format::types::{AgBlock, AgInode, AgNumber, DiskAddr, InodeNumber};
 use xfs_format::verify::{Verifier, VerifyContext};
 
-/// Inodes that are read at once: half a chunk, which is the least that sparse chunks come in.
-const INODES_PER_CLUSTER: u32 = 32;
 /// Devices read no smaller unit than this, and clusters are multiples of it.
 const MAX_DEVICE_SECTOR: u64 = 4096;
 
 /// Inodes are checked one by one: a cluster may reach into a sparse hole, where there are none.
-static CLUSTER: Verifier = Verifier { name: "inode cluster", check: check_cluster };
+pub(crate) static CLUSTER: Verifier = Verifier { name: "inode cluster", check: check_cluster };
 
 fn check_cluster(_: &[u8], _: &VerifyContext) -> Result<(), FormatError> {
     Ok(())
@@ -66,6 +65,15 @@ impl InodeSource<'_> {
         self.read(ag, &chunk, inode).map_err(|error| error.of_inode(ino))
     }
 
+    /// Where an inode is written: its cluster, and the place in it.
+    pub(crate) fn site(&self, ino: InodeNumber) -> Result<Site> {
+        let (ag, inode) = self.geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
+        let chunk = self.chunk_of(ag, inode)?.ok_or(Error::NoSuchInode(ino))?;
+        let (piece, offset) = self.place(ag, &chunk, inode)?;
+        let cluster = self.bufs.read_handle(&[piece], &CLUSTER)?;
+        Ok(Site { cluster, offset })
+    }
+
     /// Calls `each` with the number of every inode in use, in order, until it breaks.
     pub fn for_each(&self, each: &mut dyn FnMut(InodeNumber) -> ControlFlow<()>) -> Result<()> {
         for ag in (0..self.geometry.ag_count).map(AgNumber) {
@@ -104,13 +112,20 @@ impl InodeSource<'_> {
 
     /// Reads the cluster of an inode that lies in `chunk`.
     fn read(&self, ag: AgNumber, chunk: &InodeChunk, inode: AgInode) -> Result<InodeBytes> {
-        let index = inode.0 - chunk.start.0;
-        let in_cluster = index % INODES_PER_CLUSTER;
+        let (piece, offset) = self.place(ag, chunk, inode)?;
+        let cluster = self.bufs.read(piece.daddr, piece.len, &CLUSTER)?;
+        Ok(InodeBytes { cluster, offset, len: self.geometry.inode_size.into() })
+    }
+
+    /// The cluster of an inode that lies in `chunk`, and the byte in it where the inode begins.
+    fn place(&self, ag: AgNumber, chunk: &InodeChunk, inode: AgInode) -> Result<(Piece, usize)> {
+        let per_cluster = self.geometry.inodes_per_cluster();
+        let in_cluster = inode.0 % per_cluster;
         let first = u64::from(inode.0 - in_cluster);
         let inode_size = u64::from(self.geometry.inode_size);
         // Inode numbers of a group are dense: they count inode-sized pieces from the group's start.
         let offset = first * inode_size;
-        let len = u64::from(INODES_PER_CLUSTER) * inode_size;
+        let len = u64::from(per_cluster) * inode_size;
         let group_bytes = u64::from(self.geometry.ag_blocks_of(ag)) << self.geometry.block_log;
         let sector = u64::from(self.geometry.sector_size);
         let start = DiskAddr(self.geometry.daddr_of(ag, AgBlock(0)).0 + (offset >> 9));
@@ -118,8 +133,6 @@ impl InodeSource<'_> {
             let problem = FormatError::value("inode chunk record", "first inode", chunk.start.0.into());
             return Err(Error::corrupt_block(start, None, problem));
         }
-        let cluster = self.bufs.read(start, len, &CLUSTER)?;
-        let inode_len = usize::from(self.geometry.inode_size);
-        Ok(InodeBytes { cluster, offset: in_cluster as usize * inode_len, len: inode_len })
+        Ok((Piece { daddr: start, len }, in_cluster as usize * usize::from(self.geometry.inode_size)))
     }
 }

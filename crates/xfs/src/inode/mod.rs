@@ -1,15 +1,26 @@
 //! Inodes in memory.
 //!
-//! An [`Inode`] is a copy of a core that passed its checks, with the bytes of its forks. It does not change; the
-//! extent lists of its forks are loaded at their first use and stay.
+//! An [`Inode`] is a copy of a core that passed its checks, with the bytes of its forks: one version, which others
+//! may look at as long as they like. The extent lists of its forks are loaded at their first use and stay. An
+//! [`InodeEntry`] holds the version that is committed; a transaction changes a copy and publishes it.
+//!
+//! Invariant: a fork's bytes are what the inode on disk holds of it (up to what is used), its format and count say
+//! how to read them, and its extent list, where it is loaded, says the same.
+
+mod entry;
+
+pub(crate) use entry::Site;
+pub use entry::{InodeEntry, InodeLocked, InodeShared};
 
 use crate::bmap::ExtentList;
 use crate::error::{Error, Result};
 use crate::ialloc::InodeBytes;
 use std::sync::{Arc, OnceLock};
+use xfs_format::bmbt::BmbtRoot;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::{ForkFormat, ForkInfo, InodeCore, InodeFlags2, InodeType};
+use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
 
@@ -23,7 +34,7 @@ pub enum ForkKind {
 }
 
 /// One fork's bytes within the inode, and its extents once they were asked for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ForkState {
     pub(crate) format: ForkFormat,
     pub(crate) nextents: u64,
@@ -55,18 +66,33 @@ impl ForkState {
         self.extents.get_or_init(|| Arc::new(list))
     }
 
+    /// A fork with other content: bytes as the inode holds them, and its extents if they are known.
+    #[allow(dead_code, reason = "its users follow")]
+    pub(crate) fn with(
+        format: ForkFormat,
+        nextents: u64,
+        bytes: Box<[u8]>,
+        extents: Option<Arc<ExtentList>>,
+    ) -> Self {
+        Self { format, nextents, bytes, extents: extents.map_or_else(OnceLock::new, OnceLock::from) }
+    }
+
     fn weight(&self) -> u64 {
         self.bytes.len() as u64 + self.loaded().map_or(0, |list| list.weight())
     }
 }
 
-/// An inode in memory, immutable while nothing changes it.
-#[derive(Debug)]
+/// A version of an inode.
+#[derive(Clone, Debug)]
 pub struct Inode {
     ino: InodeNumber,
     core: InodeCore,
     data: ForkState,
     attr: Option<ForkState>,
+    /// It is in no tree's list of inodes in use: what is here is what the next file at this place begins with.
+    free: bool,
+    /// Counts changes of the data fork's map.
+    map_seq: u64,
 }
 
 impl Inode {
@@ -79,7 +105,7 @@ impl Inode {
             .ok_or_else(|| wrap(FormatError::new("inode", "mode: free, and in use for the inode tree")))?;
         let data = ForkState::new(&core.data, bytes, Some(core.size));
         let attr = core.attr.as_ref().map(|info| ForkState::new(info, bytes, None));
-        Ok(Self { ino, core, data, attr })
+        Ok(Self { ino, core, data, attr, free: false, map_seq: 0 })
     }
 
     /// Its number.
@@ -202,6 +228,111 @@ impl Inode {
             ForkKind::Data => Some(&self.data),
             ForkKind::Attr => self.attr.as_ref(),
         }
+    }
+
+    /// Whether no file is here.
+    pub fn is_free(&self) -> bool {
+        self.free
+    }
+
+    /// Which version of the data fork's map this is.
+    #[allow(dead_code, reason = "its users follow")]
+    pub(crate) fn map_seq(&self) -> u64 {
+        self.map_seq
+    }
+
+    /// A new file's inode, or what a freed one leaves: no forks but an empty data fork.
+    #[allow(dead_code, reason = "its users follow")]
+    pub(crate) fn fresh(ino: InodeNumber, core: InodeCore, free: bool) -> Self {
+        let data = ForkState::with(core.data.format, 0, Box::default(), None);
+        let mut inode = Self { ino, core, data, attr: None, free, map_seq: 0 };
+        inode.core.attr = None;
+        inode.core.data.nextents = 0;
+        inode
+    }
+
+    /// The core, for changing everything but what the forks say of themselves.
+    pub(crate) fn core_mut(&mut self) -> &mut InodeCore {
+        &mut self.core
+    }
+
+    /// Marks the inode as free or in use.
+    #[allow(dead_code, reason = "its users follow")]
+    pub(crate) fn set_free(&mut self, free: bool) {
+        self.free = free;
+    }
+
+    /// Gives a fork other content. It must fit where the fork lies.
+    #[allow(dead_code, reason = "its users follow")]
+    pub(crate) fn set_fork(&mut self, kind: ForkKind, fork: ForkState) {
+        let info = match kind {
+            ForkKind::Data => Some(&mut self.core.data),
+            ForkKind::Attr => self.core.attr.as_mut(),
+        };
+        if let Some(info) = info {
+            debug_assert!(fork.bytes.len() <= info.range.len(), "a fork outgrew its room");
+            info.format = fork.format;
+            info.nextents = fork.nextents;
+        }
+        match kind {
+            ForkKind::Data => {
+                self.map_seq += 1;
+                self.data = fork;
+            }
+            ForkKind::Attr => self.attr = Some(fork),
+        }
+    }
+
+    /// Moves the boundary between the forks to this byte of the inode: an attribute fork comes into being, empty, if
+    /// there was none. `None` takes the attribute fork away. What the forks hold must fit on both sides.
+    #[allow(dead_code, reason = "its users follow")]
+    pub(crate) fn set_boundary(&mut self, at: Option<usize>, inode_size: usize) {
+        let Some(at) = at else {
+            self.core.attr = None;
+            self.attr = None;
+            self.core.data.range.end = inode_size;
+            return;
+        };
+        self.core.data.range.end = at;
+        match &mut self.core.attr {
+            Some(info) => info.range.start = at,
+            None => {
+                self.core.attr =
+                    Some(ForkInfo { format: ForkFormat::Extents, nextents: 0, range: at..inode_size });
+                self.attr =
+                    Some(ForkState::with(ForkFormat::Extents, 0, Box::default(), Some(Arc::default())));
+            }
+        }
+    }
+
+    /// The bytes of both forks, as the inode on disk holds them.
+    pub(crate) fn fork_bytes(&self) -> (&[u8], &[u8]) {
+        (&self.data.bytes, self.attr.as_ref().map_or(&[], |attr| &attr.bytes))
+    }
+
+    /// The device number as the data fork holds it; 0 where there is none.
+    pub(crate) fn raw_device(&self) -> u32 {
+        match (self.data.format, self.data.bytes.first_chunk::<4>()) {
+            (ForkFormat::Dev, Some(raw)) => u32::from_be_bytes(*raw),
+            _ => 0,
+        }
+    }
+
+    /// What is logged of the data fork and of the attribute fork.
+    pub(crate) fn log_regions(&self, fields: InodeFields, geometry: &Geometry) -> [Option<Vec<u8>>; 2] {
+        let region = |fork: &ForkState| -> Option<Vec<u8>> {
+            match fork.format {
+                ForkFormat::Dev => None,
+                _ if fork.bytes.is_empty() => None,
+                ForkFormat::Local | ForkFormat::Extents => Some(fork.bytes.to_vec()),
+                ForkFormat::Btree => {
+                    BmbtRoot::view(&fork.bytes).ok().map(|root| root.to_log(geometry.meta_uuid))
+                }
+            }
+        };
+        let data = fields.intersects(InodeFields::DFORK).then(|| region(&self.data)).flatten();
+        let attr = self.attr.as_ref().filter(|_| fields.intersects(InodeFields::AFORK)).and_then(region);
+        [data, attr]
     }
 
     /// Bytes of memory, for the cache.

@@ -66,6 +66,8 @@ impl fmt::Debug for WriteJob {
 pub enum Push {
     /// This write does it.
     Write(WriteJob),
+    /// These do it together.
+    WriteAll(Vec<WriteJob>),
     /// Not before a checkpoint that has changes of it is in the log.
     Pinned,
     /// Somebody is at it; ask again.

@@ -1,0 +1,308 @@
+//! One metadata buffer: its committed version, and what the journal knows of it.
+//!
+//! Invariants:
+//! - the committed bytes never change in place: a commit publishes new ones. Readers take a snapshot, at any time;
+//! - who changes the buffer holds `owner` from the first look to the commit;
+//! - what is pinned is not written: a snapshot taken with no pins is wholly in the log;
+//! - `dirty` names every chunk that was logged since the buffer was last written. It is forgotten only when what was
+//!   written is still the newest version.
+
+use super::chunks::ChunkMap;
+use super::{Buf, Piece};
+use crate::log::{ItemState, Journal, Landing, LogItem, Outcome, Push, WriteJob};
+use blockdev::{AlignedBuf, DeviceError};
+use parking_lot::lock_api::ArcMutexGuard;
+use parking_lot::{Mutex, RawMutex, RwLock};
+use std::fmt::Debug;
+use std::sync::Arc;
+use xfs_format::identity;
+use xfs_format::types::{DiskAddr, Lsn};
+use xfs_format::verify::Verifier;
+
+/// The lock of a buffer, while a transaction has it.
+pub(crate) type Owned = ArcMutexGuard<RawMutex, ()>;
+
+/// What is laid over a buffer when it is written: inodes, which are logged by themselves and written with their
+/// cluster.
+pub(crate) trait Overlay: Send + Sync + Debug {
+    /// Puts itself into the cluster's bytes, unless changes of it are not in the log yet.
+    fn lay(&self, bytes: &mut [u8]) -> bool;
+    /// What was laid last is on disk. Gives the item that the AIL may forget, if nothing newer has come.
+    fn written(self: Arc<Self>) -> Option<(Arc<dyn LogItem>, Lsn)>;
+}
+
+/// A metadata buffer.
+pub(crate) struct MetaBuf {
+    pieces: Box<[Piece]>,
+    owner: Arc<Mutex<()>>,
+    state: RwLock<State>,
+    overlays: Mutex<Vec<Arc<dyn Overlay>>>,
+    item: ItemState,
+}
+
+struct State {
+    bytes: Arc<[u8]>,
+    verifier: &'static Verifier,
+    dirty: ChunkMap,
+    /// Counts commits.
+    version: u64,
+    pins: u32,
+    writing: bool,
+    /// Its blocks were freed: what it holds is never written.
+    stale: bool,
+    /// Holds inodes, of which a log item carries the list pointers alone.
+    inodes: bool,
+}
+
+impl MetaBuf {
+    pub(crate) fn new(pieces: &[Piece], bytes: Arc<[u8]>, verifier: &'static Verifier) -> Self {
+        let state = State {
+            bytes,
+            verifier,
+            dirty: ChunkMap::default(),
+            version: 0,
+            pins: 0,
+            writing: false,
+            stale: false,
+            inodes: false,
+        };
+        Self {
+            pieces: pieces.into(),
+            owner: Arc::default(),
+            state: RwLock::new(state),
+            overlays: Mutex::default(),
+            item: ItemState::default(),
+        }
+    }
+
+    /// Where its first byte lies.
+    pub(crate) fn daddr(&self) -> DiskAddr {
+        self.pieces.first().map_or(DiskAddr(0), |piece| piece.daddr)
+    }
+
+    /// The runs of bytes that it is made of.
+    pub(crate) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// Its length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.state.read().bytes.len()
+    }
+
+    /// The committed version, and the verifier that passed it.
+    pub(crate) fn snapshot(&self) -> (Buf, &'static Verifier) {
+        let state = self.state.read();
+        (Buf::new(self.daddr(), Arc::clone(&state.bytes)), state.verifier)
+    }
+
+    /// Whether its blocks were freed.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.state.read().stale
+    }
+
+    /// Whether it is stale, and the log does not say so yet: who wants the blocks has to wait for the log.
+    pub(crate) fn is_stale_and_pinned(&self) -> bool {
+        let state = self.state.read();
+        state.stale && state.pins > 0
+    }
+
+    /// Remembers that `verifier` passed it, too.
+    pub(crate) fn passed(&self, verifier: &'static Verifier) {
+        self.state.write().verifier = verifier;
+    }
+
+    /// Locks it for a transaction.
+    pub(crate) fn own(&self) -> Owned {
+        Mutex::lock_arc(&self.owner)
+    }
+
+    /// As [`own`](Self::own), without waiting.
+    pub(crate) fn try_own(&self) -> Option<Owned> {
+        Mutex::try_lock_arc(&self.owner)
+    }
+
+    /// Everything that was logged and not written.
+    pub(crate) fn dirty(&self) -> ChunkMap {
+        self.state.read().dirty.clone()
+    }
+
+    /// Whether inodes lie in it, of which the log carries the list pointers alone.
+    pub(crate) fn holds_inodes(&self) -> bool {
+        self.state.read().inodes
+    }
+
+    /// Publishes what a transaction committed. The caller owns the buffer, and has pinned it.
+    pub(crate) fn publish(&self, change: Change<'_>) {
+        let mut state = self.state.write();
+        state.version += 1;
+        match change {
+            Change::Bytes { bytes, dirty, verifier, fresh, inodes } => {
+                state.bytes = bytes;
+                state.verifier = verifier;
+                state.stale = false;
+                state.inodes = inodes;
+                if fresh {
+                    state.dirty.clear();
+                }
+                state.dirty.merge(dirty);
+            }
+            Change::Stale => {
+                state.stale = true;
+                state.dirty.clear();
+                drop(state);
+                self.overlays.lock().clear();
+            }
+        }
+    }
+
+    /// Adds something that is to be written with the buffer.
+    pub(crate) fn attach(&self, overlay: Arc<dyn Overlay>) {
+        self.overlays.lock().push(overlay);
+    }
+
+    /// Begins to write the buffer with everything that is laid over it, as far as the log has it.
+    pub(crate) fn write_back(self: &Arc<Self>) -> Push {
+        // Laying inodes over the bytes makes a new version: nobody may have the buffer meanwhile.
+        let Some(_owned) = self.try_own() else { return Push::Busy };
+        let mut state = self.state.write();
+        if state.stale {
+            return Push::Gone;
+        }
+        if state.writing {
+            return Push::Flushing;
+        }
+        if state.pins > 0 {
+            return Push::Pinned;
+        }
+        // First the LSN, then the copy: one that has more than its LSN says is replayed once more, which does no harm.
+        let lsn = self.item.lsn();
+        let mut bytes = state.bytes.to_vec();
+        let laid = self.lay(&mut bytes);
+        if !laid.is_empty() {
+            state.bytes = Arc::from(&*bytes);
+        } else if state.dirty.is_empty() {
+            // Only overlays were to be written, and none can be yet.
+            return Push::Pinned;
+        }
+        identity::stamp(&mut bytes, lsn);
+        state.writing = true;
+        let version = state.version;
+        drop(state);
+        self.jobs(&bytes, Written { version, lsn, laid })
+    }
+
+    /// The writes of all pieces; the last one to be over settles the buffer.
+    fn jobs(self: &Arc<Self>, bytes: &[u8], written: Written) -> Push {
+        let shared = Arc::new(Mutex::new((self.pieces.len(), Some(written), true)));
+        let mut at = 0;
+        let mut jobs: Vec<WriteJob> = Vec::with_capacity(self.pieces.len());
+        for piece in &self.pieces {
+            let len = usize::try_from(piece.len).unwrap_or(0);
+            let mut part = AlignedBuf::zeroed(len);
+            part.copy_from_slice(&bytes[at..at + len]);
+            at += len;
+            let (this, shared) = (Arc::clone(self), Arc::clone(&shared));
+            let done = Box::new(move |journal: &Journal, result: Result<(), DeviceError>| {
+                let mut shared = shared.lock();
+                shared.0 -= 1;
+                shared.2 &= result.is_ok();
+                let ok = shared.2;
+                let last = if shared.0 == 0 { shared.1.take() } else { None };
+                drop(shared);
+                let Some(written) = last else { return };
+                for (item, lsn) in this.settle(written, ok) {
+                    journal.ail_remove(&item, lsn);
+                }
+            });
+            jobs.push(WriteJob { daddr: piece.daddr, bytes: part, done });
+        }
+        if jobs.len() > 1 {
+            return Push::WriteAll(jobs);
+        }
+        jobs.pop().map_or(Push::Gone, Push::Write)
+    }
+
+    /// Lays over `bytes` what is ready for it, and takes it out of the list.
+    fn lay(&self, bytes: &mut [u8]) -> Vec<Arc<dyn Overlay>> {
+        let mut overlays = self.overlays.lock();
+        let mut laid = Vec::new();
+        overlays.retain(|overlay| {
+            let ready = overlay.lay(bytes);
+            if ready {
+                laid.push(Arc::clone(overlay));
+            }
+            !ready
+        });
+        laid
+    }
+
+    /// The write is over; gives what the AIL may forget.
+    fn settle(self: &Arc<Self>, written: Written, ok: bool) -> Vec<(Arc<dyn LogItem>, Lsn)> {
+        let Written { version, lsn, laid } = written;
+        let mut state = self.state.write();
+        state.writing = false;
+        if !ok {
+            return Vec::new();
+        }
+        let newest = state.version == version;
+        if newest {
+            state.dirty.clear();
+        }
+        drop(state);
+        let own = newest.then(|| (Arc::clone(self) as Arc<dyn LogItem>, lsn));
+        own.into_iter().chain(laid.into_iter().filter_map(Overlay::written)).collect()
+    }
+}
+
+/// What was written of a buffer.
+struct Written {
+    version: u64,
+    lsn: Lsn,
+    laid: Vec<Arc<dyn Overlay>>,
+}
+
+/// What a transaction did to a buffer.
+pub(crate) enum Change<'a> {
+    /// It has new content.
+    Bytes {
+        bytes: Arc<[u8]>,
+        dirty: &'a ChunkMap,
+        verifier: &'static Verifier,
+        /// What was there before does not count.
+        fresh: bool,
+        inodes: bool,
+    },
+    /// Its blocks were freed.
+    Stale,
+}
+
+impl LogItem for MetaBuf {
+    fn state(&self) -> &ItemState {
+        &self.item
+    }
+
+    fn pin(&self) {
+        self.state.write().pins += 1;
+    }
+
+    fn unpin(&self, _outcome: Outcome) {
+        let mut state = self.state.write();
+        debug_assert!(state.pins > 0, "unpinned more often than pinned");
+        state.pins = state.pins.saturating_sub(1);
+    }
+
+    fn landed(&self, _lsn: Lsn) -> Landing {
+        if self.is_stale() { Landing::Drop } else { Landing::Ail }
+    }
+
+    fn push(self: Arc<Self>) -> Push {
+        self.write_back()
+    }
+}
+
+impl Debug for MetaBuf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MetaBuf").field("daddr", &self.daddr()).finish_non_exhaustive()
+    }
+}

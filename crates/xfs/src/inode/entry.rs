@@ -1,0 +1,277 @@
+//! One inode's place in memory: its committed version, its lock, and what the journal knows of it.
+//!
+//! Invariants:
+//! - the committed version never changes in place; a commit publishes another. Readers load it at any time, without
+//!   a lock and without writing to a cache line that others use;
+//! - who changes the inode holds `lock` exclusively up to the commit; who needs several looks at a directory to agree
+//!   holds it shared;
+//! - an inode has one entry at a time: the cache keeps it as long as anybody has it;
+//! - it is written into its cluster only when all changes of it are in the log.
+
+use super::Inode;
+use crate::buf::{MetaBuf, Overlay};
+use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
+use arc_swap::ArcSwap;
+use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
+use parking_lot::{Mutex, RawRwLock, RwLock};
+use std::fmt::Debug;
+use std::sync::{Arc, OnceLock, Weak};
+use xfs_format::geometry::Geometry;
+use xfs_format::inode::ForkFormat;
+use xfs_format::log::{InodeFields, InodeFormat};
+use xfs_format::types::{InodeNumber, Lsn};
+
+/// The inode lock, held exclusively.
+pub type InodeLocked = ArcRwLockWriteGuard<RawRwLock, ()>;
+/// The inode lock, held shared.
+pub type InodeShared = ArcRwLockReadGuard<RawRwLock, ()>;
+
+/// Where an inode is written.
+#[derive(Clone)]
+pub(crate) struct Site {
+    pub(crate) cluster: Arc<MetaBuf>,
+    /// Byte of the cluster where it begins.
+    pub(crate) offset: usize,
+}
+
+/// An inode in memory.
+pub struct InodeEntry {
+    ino: InodeNumber,
+    lock: Arc<RwLock<()>>,
+    current: ArcSwap<Inode>,
+    site: OnceLock<Site>,
+    geometry: Arc<Geometry>,
+    state: Mutex<State>,
+    item: ItemState,
+    this: Weak<InodeEntry>,
+}
+
+struct State {
+    /// What was logged since the inode was last written.
+    fields: InodeFields,
+    /// Counts commits.
+    version: u64,
+    /// The version that is being written.
+    laid: Option<(u64, Lsn)>,
+    pins: u32,
+    /// Whether its cluster knows that it has to be written.
+    attached: bool,
+}
+
+impl InodeEntry {
+    pub(crate) fn new(ino: InodeNumber, inode: Arc<Inode>, geometry: &Arc<Geometry>) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            ino,
+            lock: Arc::default(),
+            current: ArcSwap::new(inode),
+            site: OnceLock::new(),
+            geometry: Arc::clone(geometry),
+            state: Mutex::new(State {
+                fields: InodeFields::empty(),
+                version: 0,
+                laid: None,
+                pins: 0,
+                attached: false,
+            }),
+            item: ItemState::default(),
+            this: this.clone(),
+        })
+    }
+
+    /// Its number.
+    pub fn ino(&self) -> InodeNumber {
+        self.ino
+    }
+
+    /// The committed version.
+    pub fn current(&self) -> Arc<Inode> {
+        self.current.load_full()
+    }
+
+    /// The committed version, for a look of a few instructions: costs no reference count.
+    pub fn peek(&self) -> arc_swap::Guard<Arc<Inode>> {
+        self.current.load()
+    }
+
+    /// Locks the inode for changes.
+    pub fn lock(&self) -> InodeLocked {
+        RwLock::write_arc(&self.lock)
+    }
+
+    /// As [`lock`](Self::lock), without waiting.
+    pub fn try_lock(&self) -> Option<InodeLocked> {
+        RwLock::try_write_arc(&self.lock)
+    }
+
+    /// Keeps changes off.
+    pub fn share(&self) -> InodeShared {
+        RwLock::read_arc(&self.lock)
+    }
+
+    /// Where it is written, once somebody has said so.
+    pub(crate) fn site(&self) -> Option<&Site> {
+        self.site.get()
+    }
+
+    /// Says where it is written: the first word counts.
+    pub(crate) fn set_site(&self, site: Site) {
+        let _ = self.site.set(site);
+    }
+
+    /// Bytes of memory, for the cache.
+    pub(crate) fn weight(&self) -> u64 {
+        size_of::<Self>() as u64 + self.peek().weight()
+    }
+
+    /// What has to be logged if `fields` of `inode` change, earlier changes that are not written yet included.
+    pub(crate) fn to_log(&self, inode: &Inode, fields: InodeFields) -> InodeFields {
+        let earlier = self.state.lock().fields;
+        // A fork that changed its format is logged in its new form alone.
+        ((earlier | fields) & !(InodeFields::DFORK | InodeFields::AFORK | InodeFields::DEV))
+            | fork_fields(inode, earlier | fields)
+            | InodeFields::CORE
+    }
+
+    /// Formats what is logged of the inode.
+    pub(crate) fn format(&self, inode: &Inode, fields: InodeFields) -> Option<LogVector> {
+        let site = self.site.get()?;
+        let regions = inode.log_regions(fields, &self.geometry);
+        let count = 2 + regions.iter().flatten().count();
+        let region_bytes =
+            regions.iter().flatten().map(|bytes| bytes.len().next_multiple_of(4)).sum::<usize>();
+        let core = inode.core().to_log(self.ino, &self.geometry, inode.is_free(), self.item.lsn());
+        let core = zerocopy::IntoBytes::as_bytes(&core);
+        let size =
+            VecSize { regions: count as u32, bytes: (InodeFormat::BYTES + core.len() + region_bytes) as u32 };
+        let [data, attr] = &regions;
+        let len = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, |bytes| bytes.len() as u16);
+        let header = InodeFormat {
+            regions: count as u16,
+            fields,
+            asize: len(attr),
+            dsize: len(data),
+            ino: self.ino,
+            rdev: inode.raw_device(),
+            daddr: site.cluster.daddr(),
+            len: (site.cluster.len() / 512) as u32,
+            offset: site.offset as u32,
+        };
+        let mut vector = LogVector::begin(self.item.take_shadow(), size);
+        vector.region_with(InodeFormat::BYTES, |to| header.encode(to));
+        vector.region(core);
+        for bytes in regions.iter().flatten() {
+            vector.region(bytes);
+        }
+        Some(vector)
+    }
+
+    /// Publishes what a transaction committed. The caller has the lock, and has pinned the inode.
+    pub(crate) fn publish(&self, inode: Arc<Inode>, fields: InodeFields) {
+        self.current.store(inode);
+        let mut state = self.state.lock();
+        state.version += 1;
+        state.fields = fields;
+        let attach = !std::mem::replace(&mut state.attached, true);
+        drop(state);
+        if attach && let (Some(site), Some(this)) = (self.site.get(), self.this.upgrade()) {
+            site.cluster.attach(this);
+        }
+    }
+}
+
+/// The fork regions of `wanted`, in the form that the forks have now.
+fn fork_fields(inode: &Inode, wanted: InodeFields) -> InodeFields {
+    use InodeFields as F;
+    let mut fields = F::empty();
+    if wanted.intersects(F::DFORK | F::DEV) {
+        fields |= match inode.core().data.format {
+            ForkFormat::Dev => F::DEV,
+            ForkFormat::Local => F::DDATA,
+            ForkFormat::Extents => F::DEXT,
+            ForkFormat::Btree => F::DBROOT,
+        };
+    }
+    if wanted.intersects(F::AFORK)
+        && let Some(attr) = &inode.core().attr
+    {
+        fields |= match attr.format {
+            ForkFormat::Dev => F::empty(),
+            ForkFormat::Local => F::ADATA,
+            ForkFormat::Extents => F::AEXT,
+            ForkFormat::Btree => F::ABROOT,
+        };
+    }
+    fields
+}
+
+impl Overlay for InodeEntry {
+    fn lay(&self, bytes: &mut [u8]) -> bool {
+        let mut state = self.state.lock();
+        if state.pins > 0 {
+            return false;
+        }
+        // First the LSN, then the copy.
+        let lsn = self.item.lsn();
+        let inode = self.current.load();
+        let inode_len = usize::from(self.geometry.inode_size);
+        let place = self.site.get().and_then(|site| bytes.get_mut(site.offset..site.offset + inode_len));
+        if let Some(place) = place {
+            inode.core().encode(self.ino, &self.geometry, inode.is_free(), inode.fork_bytes(), lsn, place);
+        }
+        state.laid = Some((state.version, lsn));
+        state.attached = false;
+        true
+    }
+
+    fn written(self: Arc<Self>) -> Option<(Arc<dyn LogItem>, Lsn)> {
+        let mut state = self.state.lock();
+        let (version, lsn) = state.laid.take()?;
+        if version != state.version {
+            return None;
+        }
+        state.fields = InodeFields::empty();
+        drop(state);
+        Some((self, lsn))
+    }
+}
+
+impl LogItem for InodeEntry {
+    fn state(&self) -> &ItemState {
+        &self.item
+    }
+
+    fn pin(&self) {
+        self.state.lock().pins += 1;
+    }
+
+    fn unpin(&self, _outcome: Outcome) {
+        let mut state = self.state.lock();
+        debug_assert!(state.pins > 0, "unpinned more often than pinned");
+        state.pins = state.pins.saturating_sub(1);
+    }
+
+    fn landed(&self, _lsn: Lsn) -> Landing {
+        Landing::Ail
+    }
+
+    fn push(self: Arc<Self>) -> Push {
+        let state = self.state.lock();
+        if state.laid.is_some() {
+            return Push::Flushing;
+        }
+        if state.pins > 0 {
+            return Push::Pinned;
+        }
+        drop(state);
+        match self.site.get() {
+            Some(site) => site.cluster.write_back(),
+            None => Push::Gone,
+        }
+    }
+}
+
+impl Debug for InodeEntry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InodeEntry").field("ino", &self.ino).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,295 @@
+//! The buffers of a transaction: private copies of what it changes.
+
+use super::Trans;
+use crate::buf::{Buf, Change, ChunkMap, MetaBuf, Owned, Piece, runs};
+use crate::error::Result;
+use crate::log::{LogItem, LogVector, VecSize};
+use std::ops::Range;
+use std::sync::Arc;
+use xfs_format::identity;
+use xfs_format::log::{BufFlags, BufHeader, BufType};
+use xfs_format::types::DiskAddr;
+use xfs_format::verify::Verifier;
+
+/// A buffer of a transaction. Good up to its next roll or commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufIndex(usize);
+
+/// A buffer that a transaction has locked.
+pub(super) struct Joined {
+    handle: Arc<MetaBuf>,
+    _owned: Owned,
+    bytes: Arc<[u8]>,
+    verifier: &'static Verifier,
+    /// What this transaction changed.
+    dirty: ChunkMap,
+    /// Its blocks were just allocated: the old content does not count.
+    fresh: bool,
+    stale: bool,
+    inodes: bool,
+    /// To be kept off the log: its content is made by another item.
+    unlogged: bool,
+}
+
+impl Joined {
+    fn new(handle: Arc<MetaBuf>, owned: Owned) -> Self {
+        let (buf, verifier) = handle.snapshot();
+        let inodes = handle.holds_inodes();
+        Self {
+            handle,
+            _owned: owned,
+            bytes: buf.into_bytes(),
+            verifier,
+            dirty: ChunkMap::default(),
+            fresh: false,
+            stale: false,
+            inodes,
+            unlogged: false,
+        }
+    }
+
+    pub(super) fn is_clean(&self) -> bool {
+        !self.stale && !self.fresh && self.dirty.is_empty()
+    }
+
+    /// Whether it goes to the log. A buffer that was made anew and is logged by another item does not.
+    fn is_logged(&self) -> bool {
+        self.stale || !self.dirty.is_empty()
+    }
+
+    /// The log vector of what is dirty, since the buffer was last written.
+    pub(super) fn format(&self) -> Option<(Arc<dyn LogItem>, LogVector)> {
+        if !self.is_logged() {
+            return None;
+        }
+        let mut dirty = if self.fresh || self.stale { ChunkMap::default() } else { self.handle.dirty() };
+        dirty.merge(&self.dirty);
+        let mut parts = Vec::with_capacity(self.handle.pieces().len());
+        let mut at = 0;
+        for piece in self.handle.pieces() {
+            let len = usize::try_from(piece.len).unwrap_or(0);
+            parts.push(Part::new(piece.daddr, at..at + len, &dirty, self.stale));
+            at += len;
+        }
+        // A piece of which nothing changed needs no item, unless it is taken back.
+        parts.retain(|part| self.stale || !part.map.iter().all(|word| *word == 0));
+        let size = VecSize {
+            regions: parts.iter().map(|part| u32::from(part.regions)).sum(),
+            bytes: parts.iter().map(Part::log_bytes).sum::<usize>() as u32,
+        };
+        let mut vector = LogVector::begin(self.handle.state().take_shadow(), size);
+        for part in &parts {
+            part.format(self, &mut vector);
+        }
+        Some((Arc::clone(&self.handle) as Arc<dyn LogItem>, vector))
+    }
+
+    fn flags_and_type(&self) -> (BufFlags, BufType) {
+        if self.stale {
+            return (BufFlags::CANCEL, BufType::Unknown);
+        }
+        if self.inodes {
+            return (BufFlags::INODE_BUF, BufType::Inode);
+        }
+        let kind = identity::identify(&self.bytes).map_or(BufType::Unknown, |identity| identity.kind);
+        (BufFlags::empty(), kind)
+    }
+
+    /// Makes what was changed the committed version.
+    pub(super) fn publish(&mut self) {
+        if self.is_clean() {
+            return;
+        }
+        let change = match self.stale {
+            true => Change::Stale,
+            false => Change::Bytes {
+                bytes: Arc::clone(&self.bytes),
+                dirty: &self.dirty,
+                verifier: self.verifier,
+                fresh: self.fresh,
+                inodes: self.inodes,
+            },
+        };
+        self.handle.publish(change);
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        if Arc::get_mut(&mut self.bytes).is_none() {
+            self.bytes = Arc::from(&*self.bytes);
+        }
+        // Nobody else has a copy that was just made.
+        Arc::get_mut(&mut self.bytes).unwrap_or_default()
+    }
+}
+
+/// What is logged of one piece of a buffer: an item of its own to whoever replays.
+struct Part {
+    daddr: DiskAddr,
+    bytes: Range<usize>,
+    map: Vec<u32>,
+    regions: u16,
+}
+
+impl Part {
+    fn new(daddr: DiskAddr, bytes: Range<usize>, dirty: &ChunkMap, stale: bool) -> Self {
+        let words = BufHeader::map_words(bytes.len());
+        let map = if stale { vec![0; words] } else { dirty.part(bytes.clone(), words) };
+        let regions = 1 + runs(&map, bytes.len()).count();
+        Self { daddr, bytes, map, regions: regions as u16 }
+    }
+
+    fn log_bytes(&self) -> usize {
+        let data: usize = runs(&self.map, self.bytes.len()).map(|run| run.len()).sum();
+        BufHeader::bytes(self.map.len()) + data
+    }
+
+    fn format(&self, buf: &Joined, vector: &mut LogVector) {
+        let (flags, buf_type) = buf.flags_and_type();
+        let header = BufHeader {
+            daddr: self.daddr,
+            len: (self.bytes.len() / 512) as u16,
+            flags,
+            buf_type,
+            regions: self.regions,
+            map: &self.map,
+        };
+        vector.region_with(BufHeader::bytes(self.map.len()), |to| header.encode(to));
+        for run in runs(&self.map, self.bytes.len()) {
+            vector.region(&buf.bytes[self.bytes.start + run.start..self.bytes.start + run.end]);
+        }
+    }
+}
+
+impl Trans<'_> {
+    /// Locks the buffer at `pieces`, read and checked if it is not in memory.
+    pub fn buf_read(&mut self, pieces: &[Piece], verifier: &'static Verifier) -> Result<BufIndex> {
+        if let Some(index) = self.find(pieces) {
+            return Ok(index);
+        }
+        loop {
+            let handle = self.volume.bufs().read_handle(pieces, verifier)?;
+            let owned = handle.own();
+            // Freed while we waited for it: what is there now is read anew.
+            if !handle.is_stale() {
+                return Ok(self.join(Joined::new(handle, owned)));
+            }
+            drop(owned);
+            self.journal.force_all()?;
+        }
+    }
+
+    /// Locks the one-piece buffer of `len` bytes at `daddr`.
+    pub fn buf_at(&mut self, daddr: DiskAddr, len: u64, verifier: &'static Verifier) -> Result<BufIndex> {
+        self.buf_read(&[Piece { daddr, len }], verifier)
+    }
+
+    /// As [`buf_at`](Self::buf_at), or `None` where somebody else has it locked.
+    pub fn try_buf_at(
+        &mut self,
+        daddr: DiskAddr,
+        len: u64,
+        verifier: &'static Verifier,
+    ) -> Result<Option<BufIndex>> {
+        let pieces = [Piece { daddr, len }];
+        if let Some(index) = self.find(&pieces) {
+            return Ok(Some(index));
+        }
+        let handle = self.volume.bufs().read_handle(&pieces, verifier)?;
+        let Some(owned) = handle.try_own() else { return Ok(None) };
+        if handle.is_stale() {
+            return Ok(None);
+        }
+        Ok(Some(self.join(Joined::new(handle, owned))))
+    }
+
+    /// Locks the buffer of blocks that were just allocated, all zeroes. `verifier` says what it is to become.
+    /// Everything in it is logged, unless somebody says [`leave_unlogged`](Self::leave_unlogged).
+    pub fn buf_new(&mut self, pieces: &[Piece], verifier: &'static Verifier) -> Result<BufIndex> {
+        let index = match self.find(pieces) {
+            Some(index) => index,
+            None => loop {
+                let handle = self.volume.bufs().fresh_handle(pieces, verifier)?;
+                let owned = handle.own();
+                if !handle.is_stale_and_pinned() {
+                    break self.join(Joined::new(handle, owned));
+                }
+                // The log must say that the old buffer is gone before it says what the new one holds.
+                drop(owned);
+                self.journal.force_all()?;
+            },
+        };
+        let buf = &mut self.bufs[index.0];
+        let len = buf.bytes.len();
+        buf.bytes = Arc::from(vec![0; len]);
+        buf.verifier = verifier;
+        buf.dirty.clear();
+        buf.dirty.mark(0..len);
+        (buf.fresh, buf.stale, buf.inodes, buf.unlogged) = (true, false, false, false);
+        Ok(index)
+    }
+
+    /// What a buffer holds, as this transaction has changed it.
+    pub fn bytes(&self, index: BufIndex) -> &[u8] {
+        &self.bufs[index.0].bytes
+    }
+
+    /// The same, to be kept.
+    pub fn snapshot(&self, index: BufIndex) -> Buf {
+        let buf = &self.bufs[index.0];
+        Buf::new(buf.handle.daddr(), Arc::clone(&buf.bytes))
+    }
+
+    /// The buffer's bytes, all of them, for changing those in `range`, which will be logged.
+    pub fn bytes_mut(&mut self, index: BufIndex, range: Range<usize>) -> &mut [u8] {
+        let buf = &mut self.bufs[index.0];
+        debug_assert!(range.end <= buf.bytes.len(), "a change behind the buffer's end");
+        if !buf.unlogged {
+            buf.dirty.mark(range);
+        }
+        buf.bytes_mut()
+    }
+
+    /// Says that a buffer made anew is rebuilt from another log item when the log is replayed.
+    pub fn leave_unlogged(&mut self, index: BufIndex) {
+        let buf = &mut self.bufs[index.0];
+        debug_assert!(buf.fresh, "only what is made anew may stay off the log");
+        buf.dirty.clear();
+        buf.unlogged = true;
+    }
+
+    /// Says that a buffer holds inodes, of which only the list pointers are logged with it.
+    pub fn mark_inodes(&mut self, index: BufIndex) {
+        self.bufs[index.0].inodes = true;
+    }
+
+    /// Takes a buffer back whose blocks are freed: earlier changes of it will not be replayed.
+    pub fn invalidate(&mut self, index: BufIndex) {
+        let buf = &mut self.bufs[index.0];
+        buf.stale = true;
+        buf.dirty.clear();
+    }
+
+    /// What this transaction has of a place, or else what is committed.
+    pub fn peek(&self, pieces: &[Piece], verifier: &'static Verifier) -> Result<Buf> {
+        match self.find(pieces) {
+            Some(index) => Ok(self.snapshot(index)),
+            None => self.volume.bufs().read_pieces(pieces, verifier),
+        }
+    }
+
+    /// The handle behind a buffer.
+    #[allow(dead_code, reason = "its users follow")]
+    pub(crate) fn handle(&self, index: BufIndex) -> Arc<MetaBuf> {
+        Arc::clone(&self.bufs[index.0].handle)
+    }
+
+    fn find(&self, pieces: &[Piece]) -> Option<BufIndex> {
+        // Transactions have few buffers: the last ones are asked for most.
+        self.bufs.iter().rposition(|buf| buf.handle.pieces() == pieces).map(BufIndex)
+    }
+
+    fn join(&mut self, joined: Joined) -> BufIndex {
+        self.bufs.push(joined);
+        BufIndex(self.bufs.len() - 1)
+    }
+}

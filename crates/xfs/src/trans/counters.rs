@@ -1,0 +1,113 @@
+//! The volume's counters: free blocks, inodes, free inodes.
+//!
+//! The superblock on disk holds them only after a clean close; while a volume is open they live here, as atomics.
+//!
+//! Invariant: `free_blocks` is what is free less what transactions have reserved, so that a reservation which
+//! succeeded cannot fail later.
+
+use crate::error::{Error, Result};
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// The counters.
+#[derive(Debug)]
+pub struct Counters {
+    free_blocks: AtomicI64,
+    inodes: AtomicI64,
+    free_inodes: AtomicI64,
+    /// Blocks that no reservation may take: what the trees of each group may need to go on.
+    set_aside: i64,
+}
+
+/// What a transaction changes of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Delta {
+    /// Blocks that were reserved and are used now.
+    pub(crate) taken: u64,
+    /// Blocks that are free now.
+    pub(crate) freed: u64,
+    pub(crate) inodes: i64,
+    pub(crate) free_inodes: i64,
+}
+
+impl Counters {
+    /// Counters of a volume as the superblock has them.
+    pub fn new(free_blocks: u64, inodes: u64, free_inodes: u64, set_aside: u64) -> Self {
+        Self {
+            free_blocks: AtomicI64::new(free_blocks.cast_signed()),
+            inodes: AtomicI64::new(inodes.cast_signed()),
+            free_inodes: AtomicI64::new(free_inodes.cast_signed()),
+            set_aside: set_aside.cast_signed(),
+        }
+    }
+
+    /// Blocks that are free and not reserved.
+    pub fn free_blocks(&self) -> u64 {
+        self.free_blocks.load(Ordering::Relaxed).max(0).cast_unsigned()
+    }
+
+    /// Blocks that a reservation may still take.
+    pub fn available_blocks(&self) -> u64 {
+        (self.free_blocks.load(Ordering::Relaxed) - self.set_aside).max(0).cast_unsigned()
+    }
+
+    /// Inodes that have a place on disk.
+    pub fn inodes(&self) -> u64 {
+        self.inodes.load(Ordering::Relaxed).max(0).cast_unsigned()
+    }
+
+    /// Those of them that are free.
+    pub fn free_inodes(&self) -> u64 {
+        self.free_inodes.load(Ordering::Relaxed).max(0).cast_unsigned()
+    }
+
+    /// Reserves blocks, all or none.
+    pub(crate) fn reserve_blocks(&self, count: u64) -> Result<()> {
+        let count = count.cast_signed();
+        if count == 0 {
+            return Ok(());
+        }
+        self.free_blocks
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
+                let left = free - count;
+                (left >= self.set_aside).then_some(left)
+            })
+            .map(drop)
+            .map_err(|_| Error::NoSpace)
+    }
+
+    /// Gives back what was reserved and not taken.
+    pub(crate) fn return_blocks(&self, count: u64) {
+        if count > 0 {
+            self.free_blocks.fetch_add(count.cast_signed(), Ordering::Relaxed);
+        }
+    }
+
+    /// Applies what a transaction committed. Blocks that it took left the counter when they were reserved.
+    pub(crate) fn apply(&self, delta: &Delta) {
+        self.return_blocks(delta.freed);
+        if delta.inodes != 0 {
+            self.inodes.fetch_add(delta.inodes, Ordering::Relaxed);
+        }
+        if delta.free_inodes != 0 {
+            self.free_inodes.fetch_add(delta.free_inodes, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reservation_takes_all_or_nothing_and_leaves_what_is_set_aside() {
+        let counters = Counters::new(100, 64, 10, 20);
+        assert!(matches!(counters.reserve_blocks(81), Err(Error::NoSpace)));
+        assert_eq!(counters.available_blocks(), 80);
+        counters.reserve_blocks(80).expect("there are 80");
+        assert!(matches!(counters.reserve_blocks(1), Err(Error::NoSpace)));
+        counters.return_blocks(30);
+        counters.apply(&Delta { taken: 50, freed: 0, inodes: 64, free_inodes: 63 });
+        counters.apply(&Delta { freed: 5, ..Delta::default() });
+        assert_eq!((counters.free_blocks(), counters.inodes(), counters.free_inodes()), (55, 128, 73));
+    }
+}

@@ -1,0 +1,124 @@
+//! Blocks that a transaction frees: an intent first, the freeing in a transaction of its own.
+//!
+//! Freeing changes the trees of free space, which may lock group headers in any order and needs more log space than
+//! one transaction has for an unknown number of extents. The intent (EFI) makes it certain that it will be done, by
+//! recovery if need be; the done item (EFD) that it was.
+
+use super::Trans;
+use crate::error::{Error, Result};
+use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use xfs_format::log::{Extent, encode_free_intent, free_intent_bytes};
+use xfs_format::types::{FsBlock, Lsn};
+
+/// A run of blocks that is to be freed. It lies within one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreedExtent {
+    /// The first block.
+    pub start: FsBlock,
+    /// How many.
+    pub len: u32,
+}
+
+/// A freeing that the transaction owes.
+pub(super) struct DeferredFree {
+    extent: FreedExtent,
+    /// The intent, once it is in the log.
+    intent: Option<Arc<Intent>>,
+}
+
+#[derive(Debug)]
+struct Intent {
+    id: u64,
+    extent: Extent,
+    state: ItemState,
+}
+
+#[derive(Debug)]
+struct Done {
+    intent: Arc<Intent>,
+    state: ItemState,
+}
+
+impl Intent {
+    fn new(extent: FreedExtent) -> Arc<Self> {
+        // Unlike those of any other intent in the log: the kernel takes addresses.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let extent = Extent { start: extent.start, len: extent.len };
+        Arc::new(Self { id, extent, state: ItemState::default() })
+    }
+
+    fn format(&self, done: bool) -> LogVector {
+        let bytes = free_intent_bytes(1);
+        let mut vector = LogVector::begin(None, VecSize::default().region(bytes));
+        vector.region_with(bytes, |to| encode_free_intent(done, self.id, &[self.extent], to));
+        vector
+    }
+}
+
+impl LogItem for Intent {
+    fn state(&self) -> &ItemState {
+        &self.state
+    }
+    fn pin(&self) {}
+    fn unpin(&self, _outcome: Outcome) {}
+    fn landed(&self, _lsn: Lsn) -> Landing {
+        Landing::Ail
+    }
+    /// It leaves the AIL when its done item lands, and not before.
+    fn push(self: Arc<Self>) -> Push {
+        Push::Pinned
+    }
+}
+
+impl LogItem for Done {
+    fn state(&self) -> &ItemState {
+        &self.state
+    }
+    fn pin(&self) {}
+    fn unpin(&self, _outcome: Outcome) {}
+    fn landed(&self, _lsn: Lsn) -> Landing {
+        Landing::Retire(Arc::clone(&self.intent) as Arc<dyn LogItem>)
+    }
+    fn push(self: Arc<Self>) -> Push {
+        Push::Gone
+    }
+}
+
+impl Trans<'_> {
+    /// Owes the freeing of a run of blocks: it is carried out before the commit is over.
+    pub fn free_later(&mut self, start: FsBlock, len: u32) {
+        self.deferred.push(DeferredFree { extent: FreedExtent { start, len }, intent: None });
+    }
+
+    /// Logs intents for what is owed and not in the log yet.
+    pub(super) fn log_intents(&mut self) {
+        for free in self.deferred.iter_mut().filter(|free| free.intent.is_none()) {
+            let intent = Intent::new(free.extent);
+            let vector = intent.format(false);
+            self.extra.push((Arc::clone(&intent) as Arc<dyn LogItem>, vector));
+            free.intent = Some(intent);
+        }
+    }
+
+    /// Carries out what was deferred, in rolled transactions. Further work in the same transaction sees the inodes
+    /// as they are, locked.
+    pub fn finish(&mut self) -> Result<()> {
+        while !self.deferred.is_empty() {
+            self.roll()?;
+            let free = self.deferred.remove(0);
+            let intent = free.intent.ok_or(Error::ShutDown)?;
+            free_now(self, free.extent)?;
+            let vector = intent.format(true);
+            self.extra.push((Arc::new(Done { intent, state: ItemState::default() }), vector));
+        }
+        Ok(())
+    }
+}
+
+/// Puts a run of blocks into the trees of free space.
+fn free_now(_trans: &mut Trans<'_>, _extent: FreedExtent) -> Result<()> {
+    Err(Error::UnsupportedFeature("freeing of blocks".into()))
+}

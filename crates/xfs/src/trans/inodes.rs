@@ -1,0 +1,103 @@
+//! The inodes of a transaction: private copies of what it changes.
+
+use super::Trans;
+use crate::error::{Error, Result};
+use crate::inode::{Inode, InodeEntry, InodeLocked};
+use crate::log::{LogItem, LogVector};
+use std::sync::Arc;
+use xfs_format::log::InodeFields;
+use xfs_format::types::InodeNumber;
+
+/// An inode that a transaction has locked.
+pub(super) struct JoinedInode {
+    entry: Arc<InodeEntry>,
+    _locked: InodeLocked,
+    inode: Arc<Inode>,
+    /// What this part of the transaction changed.
+    fields: InodeFields,
+    /// What goes to the log for it, once that is known.
+    logged: InodeFields,
+}
+
+impl JoinedInode {
+    pub(super) fn ino(&self) -> InodeNumber {
+        self.entry.ino()
+    }
+
+    pub(super) fn is_clean(&self) -> bool {
+        self.fields.is_empty()
+    }
+
+    /// The log vector of what changed since the inode was last written.
+    pub(super) fn format(&mut self) -> Result<(Arc<dyn LogItem>, LogVector)> {
+        // Whoever compares versions sees that this is another one.
+        let inode = Arc::make_mut(&mut self.inode);
+        inode.core_mut().changecount += 1;
+        self.logged = self.entry.to_log(&self.inode, self.fields);
+        let vector = self.entry.format(&self.inode, self.logged).ok_or(Error::NoSuchInode(self.ino()))?;
+        Ok((Arc::clone(&self.entry) as Arc<dyn LogItem>, vector))
+    }
+
+    /// Makes what was changed the committed version.
+    pub(super) fn publish(&mut self) {
+        if self.is_clean() {
+            return;
+        }
+        self.entry.publish(Arc::clone(&self.inode), self.logged);
+        self.fields = InodeFields::empty();
+    }
+}
+
+impl Trans<'_> {
+    /// Joins an inode that the caller has locked. It stays locked up to the end of the transaction. Inodes that lie in
+    /// the same transaction come in ascending order of their numbers, new ones aside.
+    pub fn join_inode(&mut self, entry: Arc<InodeEntry>, locked: InodeLocked) -> Result<()> {
+        debug_assert!(self.inodes.iter().all(|inode| inode.ino() != entry.ino()), "joined twice");
+        if entry.site().is_none() {
+            self.volume.find_site(&entry)?;
+        }
+        let inode = entry.current();
+        let none = InodeFields::empty();
+        self.inodes.push(JoinedInode { entry, _locked: locked, inode, fields: none, logged: none });
+        Ok(())
+    }
+
+    /// The inode as this transaction has changed it.
+    ///
+    /// # Panics
+    /// If it was not joined.
+    pub fn inode(&self, ino: InodeNumber) -> &Inode {
+        &self.joined(ino).inode
+    }
+
+    /// The same, to be kept.
+    pub fn inode_snapshot(&self, ino: InodeNumber) -> Arc<Inode> {
+        Arc::clone(&self.joined(ino).inode)
+    }
+
+    /// The entry of a joined inode.
+    pub fn entry(&self, ino: InodeNumber) -> &Arc<InodeEntry> {
+        &self.joined(ino).entry
+    }
+
+    /// Whether the inode was joined.
+    pub fn has_inode(&self, ino: InodeNumber) -> bool {
+        self.inodes.iter().any(|inode| inode.ino() == ino)
+    }
+
+    /// The inode for changing; `fields` says what will be logged besides the core: [`InodeFields::DFORK`] or
+    /// [`InodeFields::AFORK`] (whatever the format), or [`InodeFields::CORE`] alone.
+    ///
+    /// # Panics
+    /// If it was not joined.
+    #[allow(dead_code, reason = "its users follow")]
+    pub(crate) fn inode_mut(&mut self, ino: InodeNumber, fields: InodeFields) -> &mut Inode {
+        let inode = self.inodes.iter_mut().find(|inode| inode.ino() == ino).expect("the inode was joined");
+        inode.fields |= fields | InodeFields::CORE;
+        Arc::make_mut(&mut inode.inode)
+    }
+
+    fn joined(&self, ino: InodeNumber) -> &JoinedInode {
+        self.inodes.iter().find(|inode| inode.ino() == ino).expect("the inode was joined")
+    }
+}

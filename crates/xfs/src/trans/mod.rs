@@ -1,0 +1,208 @@
+//! Transactions: changes that become visible and durable together, or not at all.
+//!
+//! A [`Trans`] reserves log space and blocks before it locks anything, locks the buffers and inodes that it changes,
+//! and works on private copies. [`Trans::commit`] formats, pins, publishes and hands the vectors to the journal;
+//! dropping a transaction leaves everything as it was. Work that must not be done in the same transaction (freeing of
+//! blocks) is deferred: an intent goes into this one, and [`Trans::finish`] carries it out in further, rolled ones.
+//!
+//! Invariants:
+//! - nothing outside the transaction sees a change before the commit;
+//! - buffers and inodes stay locked from the first look to the commit (inodes over rolls, too);
+//! - blocks taken never exceed the blocks reserved, so that space cannot run out half-way;
+//! - inodes are joined in ascending order of their numbers, group headers in ascending order of their groups.
+
+mod buffers;
+pub(crate) mod close;
+pub mod counters;
+mod frees;
+mod inodes;
+pub mod reservation;
+
+pub use buffers::BufIndex;
+pub use frees::FreedExtent;
+
+use crate::error::{Error, Result};
+use crate::log::{CommitSeq, Journal, LogItem, LogVector, OnLanded, Outcome, Ticket};
+use crate::volume::Volume;
+use buffers::Joined;
+use counters::Delta;
+use frees::DeferredFree;
+use inodes::JoinedInode;
+use reservation::Reservation;
+use std::sync::Arc;
+use xfs_format::geometry::Geometry;
+
+/// A transaction that is open.
+pub struct Trans<'v> {
+    volume: &'v Arc<Volume>,
+    journal: &'v Arc<Journal>,
+    ticket: Option<Ticket>,
+    bufs: Vec<Joined>,
+    inodes: Vec<JoinedInode>,
+    extra: Vec<(Arc<dyn LogItem>, LogVector)>,
+    on_landing: Vec<OnLanded>,
+    deferred: Vec<DeferredFree>,
+    delta: Delta,
+    /// Blocks that are reserved and not taken.
+    blocks: u64,
+    /// Whether a part of the work is committed already: the rest has to follow.
+    rolled: bool,
+}
+
+impl<'v> Trans<'v> {
+    /// Reserves what `reservation` asks for, waiting for log space, and opens a transaction. No lock may be held that
+    /// a transaction takes. [`Error::NoSpace`] comes before anything has changed.
+    pub fn start(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
+        let write = volume.write_side()?;
+        write.counters.reserve_blocks(reservation.blocks)?;
+        let ticket = match write.journal.reserve(reservation.log_bytes, reservation.log_count) {
+            Ok(ticket) => ticket,
+            Err(error) => {
+                write.counters.return_blocks(reservation.blocks);
+                return Err(error);
+            }
+        };
+        Ok(Self {
+            volume,
+            journal: &write.journal,
+            ticket: Some(ticket),
+            bufs: Vec::new(),
+            inodes: Vec::new(),
+            extra: Vec::new(),
+            on_landing: Vec::new(),
+            deferred: Vec::new(),
+            delta: Delta::default(),
+            blocks: reservation.blocks,
+            rolled: false,
+        })
+    }
+
+    /// The volume.
+    pub fn volume(&self) -> &'v Arc<Volume> {
+        self.volume
+    }
+
+    /// The volume's shape.
+    pub fn geometry(&self) -> &'v Geometry {
+        self.volume.geometry()
+    }
+
+    /// Blocks that may still be taken.
+    pub fn blocks_left(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Takes blocks from the reservation, for an allocation that is about to change the trees of free space.
+    pub fn take_blocks(&mut self, count: u64) -> Result<()> {
+        self.blocks = self.blocks.checked_sub(count).ok_or(Error::NoSpace)?;
+        self.delta.taken += count;
+        Ok(())
+    }
+
+    /// Counts blocks that this transaction put into the trees of free space.
+    pub fn give_blocks(&mut self, count: u64) {
+        self.delta.freed += count;
+    }
+
+    /// Counts inodes that got a place on disk (or lost it), and those of them that are free.
+    pub fn count_inodes(&mut self, places: i64, free: i64) {
+        self.delta.inodes += places;
+        self.delta.free_inodes += free;
+    }
+
+    /// Adds an item that has no locked buffer or inode behind it, such as the making of an inode chunk.
+    pub fn log_item(&mut self, item: Arc<dyn LogItem>, vector: LogVector) {
+        self.extra.push((item, vector));
+    }
+
+    /// Runs `f` once this part of the transaction is on disk.
+    pub fn on_landing(&mut self, f: impl FnOnce(Outcome) + Send + 'static) {
+        self.on_landing.push(Box::new(f));
+    }
+
+    /// Commits, and carries out what was deferred. On an error before the first commit nothing has changed; after it
+    /// the volume is shut down, as half of the work is in the log.
+    pub fn commit(mut self) -> Result<CommitSeq> {
+        let done = self.finish().and_then(|()| self.commit_part());
+        if let Err(error) = &done
+            && self.rolled
+        {
+            self.volume.shut_down(error);
+        }
+        done
+    }
+
+    /// Commits what there is and goes on with the same inodes locked and the rest of the reservation. Buffers are let
+    /// go of. Only for work that can be taken up again from what is committed.
+    pub fn roll(&mut self) -> Result<()> {
+        self.commit_part()?;
+        self.rolled = true;
+        let ticket = self.ticket.as_mut().ok_or(Error::ShutDown)?;
+        self.journal.roll(ticket)
+    }
+
+    /// Whether nothing has been changed so far.
+    pub fn is_clean(&self) -> bool {
+        self.extra.is_empty()
+            && self.deferred.is_empty()
+            && self.bufs.iter().all(Joined::is_clean)
+            && self.inodes.iter().all(JoinedInode::is_clean)
+    }
+
+    /// Formats, pins, publishes, inserts; lets go of buffers. Inodes stay locked.
+    fn commit_part(&mut self) -> Result<CommitSeq> {
+        self.log_intents();
+        let mut items = std::mem::take(&mut self.extra);
+        for inode in self.inodes.iter_mut().filter(|inode| !inode.is_clean()) {
+            items.push(inode.format()?);
+        }
+        for buf in self.bufs.iter().filter_map(Joined::format) {
+            items.push(buf);
+        }
+        let landing = self.landing();
+        let Some(ticket) = self.ticket.as_mut() else { return Err(Error::ShutDown) };
+        if items.is_empty() {
+            self.bufs.clear();
+            return Ok(CommitSeq::default());
+        }
+        let counters = &self.volume.write_side()?.counters;
+        let (bufs, inodes, delta) = (&mut self.bufs, &mut self.inodes, &mut self.delta);
+        let publish = || {
+            bufs.iter_mut().for_each(Joined::publish);
+            inodes.iter_mut().for_each(JoinedInode::publish);
+            counters.apply(&std::mem::take(delta));
+        };
+        let seq = self.journal.commit(ticket, &mut items, landing, publish)?;
+        self.bufs.clear();
+        Ok(seq)
+    }
+
+    /// One call for all that wait for this part to land.
+    fn landing(&mut self) -> Option<OnLanded> {
+        let all = std::mem::take(&mut self.on_landing);
+        (!all.is_empty())
+            .then(|| Box::new(move |outcome: Outcome| all.into_iter().for_each(|f| f(outcome))) as OnLanded)
+    }
+}
+
+impl Drop for Trans<'_> {
+    /// Gives back log space and blocks that were not used. What was changed and not committed never happened.
+    fn drop(&mut self) {
+        if let Ok(write) = self.volume.write_side() {
+            write.counters.return_blocks(self.blocks + self.delta.taken);
+        }
+        if let Some(ticket) = self.ticket.take() {
+            self.journal.release(ticket);
+        }
+    }
+}
+
+impl std::fmt::Debug for Trans<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trans")
+            .field("bufs", &self.bufs.len())
+            .field("inodes", &self.inodes.iter().map(JoinedInode::ino).collect::<Vec<_>>())
+            .field("blocks", &self.blocks)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,191 @@
+//! What an operation may need at most: log space and blocks, reserved before anything is locked.
+//!
+//! A [`Need`] adds up the worst case of the parts of an operation: inodes that are logged, allocations and freeings
+//! (each may split or join every level of both trees of free space), changes of a block map, of a directory, of an
+//! inode tree. Reserving too little would make a transaction fail half-way; reserving too much costs nothing but
+//! waiting when the log is nearly full, hence every bound is rounded up.
+//!
+//! Invariant: no operation logs more in one step than its reservation says (the journal checks it in debug builds).
+
+use xfs_format::btree::{Bmbt, Bnobt, Inobt, Tree};
+use xfs_format::geometry::Geometry;
+use xfs_format::log::{BUF_CHUNK_SIZE, BufHeader, InodeFormat};
+
+/// Bytes of an operation header, and of padding behind a region.
+const REGION_BYTES: u64 = 12 + 3;
+
+/// What a transaction reserves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// Blocks of the volume.
+    pub blocks: u64,
+    /// Bytes of the log for each step.
+    pub log_bytes: u32,
+    /// Steps that are reserved at once; more are possible, but may have to wait.
+    pub log_count: u32,
+}
+
+/// The worst case of an operation, part by part.
+#[derive(Clone, Copy, Debug)]
+pub struct Need<'g> {
+    geometry: &'g Geometry,
+    bytes: u64,
+    blocks: u64,
+    count: u32,
+}
+
+impl<'g> Need<'g> {
+    /// Nothing yet.
+    pub fn new(geometry: &'g Geometry) -> Self {
+        Self { geometry, bytes: 0, blocks: 0, count: 1 }
+    }
+
+    /// So many inodes are logged, with their forks.
+    pub fn inodes(mut self, count: u64) -> Self {
+        let each = InodeFormat::BYTES as u64 + u64::from(self.geometry.inode_size) + 5 * REGION_BYTES + 72;
+        self.bytes += count * each;
+        self
+    }
+
+    /// So many buffers of a sector (group headers, the superblock).
+    pub fn sectors(mut self, count: u64) -> Self {
+        self.bytes += count * buffer_bytes(self.geometry.sector_size.into());
+        self
+    }
+
+    /// So many buffers of one block.
+    pub fn buffers(mut self, count: u64) -> Self {
+        self.bytes += count * buffer_bytes(self.geometry.block_size.into());
+        self
+    }
+
+    /// So many directory blocks.
+    pub fn dir_buffers(mut self, count: u64) -> Self {
+        self.bytes += count * buffer_bytes(self.geometry.dir_block_size().into());
+        self
+    }
+
+    /// So many allocations or freeings of one extent: AGF, AGFL, and both trees of free space.
+    pub fn extents(self, count: u64) -> Self {
+        let levels = space_levels(self.geometry);
+        self.sectors(2 * count).buffers(count * 2 * (2 * levels - 1))
+    }
+
+    /// Blocks for content.
+    pub fn blocks(mut self, count: u64) -> Self {
+        self.blocks += count;
+        self
+    }
+
+    /// So many changes of a fork's map, each of which may split the tree at every level.
+    pub fn map_changes(self, count: u64) -> Self {
+        let levels = map_levels(self.geometry);
+        let one = self.buffers(2 * count * levels);
+        // Splits take blocks, one allocation for all of them at the least.
+        one.blocks(count * levels).extents(count.min(2))
+    }
+
+    /// A directory gets or loses an entry: data block, index path, free index, and the map of all that is new.
+    pub fn dir_change(self) -> Self {
+        const INDEX_LEVELS: u64 = 5;
+        let per_block = u64::from(self.geometry.dir_block_blocks());
+        let new_blocks = INDEX_LEVELS + 3;
+        self.dir_buffers(2 * INDEX_LEVELS + 5).blocks(new_blocks * per_block).map_changes(4).extents(2)
+    }
+
+    /// An attribute with a value of so many blocks beside the tree is set or removed.
+    pub fn attr_change(self, value_blocks: u64) -> Self {
+        const INDEX_LEVELS: u64 = 5;
+        let new_blocks = INDEX_LEVELS + 4;
+        self.buffers(2 * INDEX_LEVELS + 4)
+            .blocks(new_blocks + value_blocks)
+            .map_changes(4 + value_blocks / 16)
+            .extents(2)
+    }
+
+    /// An inode gets or loses its place: AGI, both inode trees, its cluster's list pointers.
+    pub fn inode_change(self) -> Self {
+        let levels = inode_levels(self.geometry);
+        self.sectors(2).buffers(2 * 2 * levels + 1).inodes(1)
+    }
+
+    /// A chunk of inodes may be made or given back.
+    pub fn inode_chunk(self) -> Self {
+        let chunk = 64 * u64::from(self.geometry.inode_size);
+        let chunk_blocks = chunk.div_ceil(self.geometry.block_size.into()).max(1);
+        let levels = inode_levels(self.geometry);
+        let mut need = self.inode_change().extents(2).blocks(chunk_blocks + 2 * levels);
+        // The creation item; where a chunk is taken back, a cancelled buffer a cluster.
+        need.bytes += 28 + 3 * REGION_BYTES + chunk_blocks * (BufHeader::bytes(32) as u64 + REGION_BYTES);
+        need
+    }
+
+    /// A list of unlinked inodes changes: the AGI, and up to two clusters' pointers.
+    pub fn unlinked(self) -> Self {
+        let cluster = BufHeader::bytes(BufHeader::map_words(64 << 10)) as u64
+            + 4 * (BUF_CHUNK_SIZE as u64 + REGION_BYTES);
+        let mut need = self.sectors(1);
+        need.bytes += 2 * cluster;
+        need
+    }
+
+    /// Any number of bytes besides.
+    pub fn bytes(mut self, bytes: u64) -> Self {
+        self.bytes += bytes;
+        self
+    }
+
+    /// The operation goes in so many steps.
+    pub fn steps(mut self, count: u32) -> Self {
+        self.count = count;
+        self
+    }
+
+    /// What to reserve.
+    pub fn reservation(self) -> Reservation {
+        // Freeing of what was owed goes in steps of its own: each step has room for one.
+        let deferred = Self::new(self.geometry).extents(1).inodes(2).bytes;
+        let bytes = self.bytes.max(deferred) + 256;
+        Reservation {
+            blocks: self.blocks,
+            log_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
+            log_count: self.count,
+        }
+    }
+}
+
+/// Bytes of the log for a buffer of which everything is dirty, in the worst pattern.
+fn buffer_bytes(len: u64) -> u64 {
+    let map = BufHeader::bytes(BufHeader::map_words(len as usize)) as u64;
+    let chunks = len.div_ceil(BUF_CHUNK_SIZE as u64);
+    map + len + (1 + chunks.div_ceil(2)) * REGION_BYTES
+}
+
+/// Levels of a tree of so many records whose blocks are half full.
+fn levels<T: Tree>(geometry: &Geometry, records: u64) -> u64 {
+    let body = geometry.block_size as usize - T::header_len(true);
+    let (leaf, inner) = ((T::max_records(body) / 2).max(1) as u64, (T::max_children(body) / 2).max(2) as u64);
+    let mut blocks = records.div_ceil(leaf).max(1);
+    let mut levels = 1;
+    while blocks > 1 {
+        blocks = blocks.div_ceil(inner);
+        levels += 1;
+    }
+    levels
+}
+
+/// Most levels of a tree of free space: every other block of the group free.
+pub(crate) fn space_levels(geometry: &Geometry) -> u64 {
+    levels::<Bnobt>(geometry, (u64::from(geometry.ag_blocks) / 2).max(1))
+}
+
+/// Most levels of an inode tree.
+pub(crate) fn inode_levels(geometry: &Geometry) -> u64 {
+    let inodes = u64::from(geometry.ag_blocks) << geometry.inodes_per_block_log;
+    levels::<Inobt>(geometry, (inodes / 64).max(1))
+}
+
+/// Most levels of a block map: as many extents as the volume has blocks, within what an inode may count.
+pub(crate) fn map_levels(geometry: &Geometry) -> u64 {
+    levels::<Bmbt>(geometry, geometry.data_blocks.min(1 << 31))
+}
