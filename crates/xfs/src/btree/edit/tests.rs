@@ -165,7 +165,7 @@ fn run<T: Sample>(mut store: MemoryStore<T>, history: History) -> u32 {
     while let Some(record) = if rng.bool() { editor.first().unwrap() } else { editor.last().unwrap() } {
         editor.delete().unwrap();
         map.remove(&T::record_rank(&record));
-        if map.len() as u32 % history.check_every == 0 {
+        if (map.len() as u32).is_multiple_of(history.check_every) {
             let (store, path) = editor.into_parts();
             compare(store, &map);
             editor = Editor::resume(store, path);
