@@ -5,6 +5,7 @@
 //! and `volume`, which ties them together.
 #![forbid(unsafe_code)]
 
+pub mod alloc;
 pub mod attr;
 pub mod bmap;
 pub mod btree;

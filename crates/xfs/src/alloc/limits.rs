@@ -1,0 +1,245 @@
+//! Space that nobody may have, so that what must not fail has room.
+//!
+//! - The ring's minimum: what both trees of free space need if every level of them splits, and again for the change
+//!   that refills the ring afterwards.
+//! - The set-aside of the volume: blocks of each group that a change of its trees may need when all else is used.
+//! - A group's reserve: what the tree of free inodes and the tree of shared blocks may grow by. A kernel reserves as
+//!   much when it mounts the volume, and does without if it cannot; so does this code keep it free.
+
+use super::Purpose;
+use xfs_format::ag::{Agf, MAX_LEVELS};
+use xfs_format::btree::{Bnobt, Finobt, Refcountbt, Tree};
+use xfs_format::geometry::Geometry;
+use xfs_format::records::INODES_PER_CHUNK;
+use xfs_format::types::AgNumber;
+
+/// Blocks of each group that are left out of what the volume offers.
+const SET_ASIDE_PER_GROUP: u64 = 8;
+
+/// Bounds that follow from the volume's shape.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Most levels of the trees of free space.
+    space_levels: u32,
+    /// Blocks that all groups keep back together.
+    set_aside: u64,
+    ag_blocks: u32,
+    last_ag: u32,
+    log_ag: u32,
+    full: Reserve,
+    /// Of the last group, of the one that holds the log, and of the last if it holds the log.
+    last: Reserve,
+    with_log: Reserve,
+}
+
+/// The most blocks that the trees with a reserve can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reserve {
+    free_inodes: u32,
+    shared: u32,
+}
+
+impl Limits {
+    /// The bounds of a volume.
+    pub fn new(geometry: &Geometry) -> Self {
+        let log_ag = u32::try_from(geometry.log.0.0 >> geometry.ag_block_log).unwrap_or(u32::MAX);
+        let last_ag = geometry.ag_count.saturating_sub(1);
+        let log_blocks = geometry.log.1;
+        let last_blocks = geometry.ag_blocks_of(AgNumber(last_ag));
+        let log_group = if log_ag == last_ag { last_blocks } else { geometry.ag_blocks };
+        Self {
+            space_levels: levels::<Bnobt>(geometry, (u64::from(geometry.ag_blocks) / 2).max(1)),
+            set_aside: SET_ASIDE_PER_GROUP * u64::from(geometry.ag_count),
+            ag_blocks: geometry.ag_blocks,
+            last_ag,
+            log_ag,
+            full: Reserve::new(geometry, geometry.ag_blocks),
+            last: Reserve::new(geometry, last_blocks),
+            with_log: Reserve::new(geometry, log_group.saturating_sub(log_blocks)),
+        }
+    }
+
+    /// Blocks that count as free and that no transaction may reserve, besides the blocks of the trees of free space
+    /// and the groups' reserves.
+    pub const fn set_aside(&self) -> u64 {
+        self.set_aside
+    }
+
+    /// Most levels that a tree of free space can have in a group of this volume.
+    pub const fn space_levels(&self) -> u32 {
+        self.space_levels
+    }
+
+    /// How many blocks the ring must hold before the trees change.
+    ///
+    /// A change may split every level and add one (levels + 1 blocks), and the change that refills the ring may then
+    /// split all but the new root again (levels - 1).
+    pub fn ring_minimum(&self, agf: &Agf) -> u32 {
+        let tree = |levels: u32| levels.saturating_add(1).min(self.space_levels.max(2)) * 2 - 2;
+        tree(agf.bno_level.get()) + tree(agf.cnt_level.get())
+    }
+
+    /// Blocks of a group that are kept for its trees of free inodes and shared blocks. `free_inode_tree`: the blocks
+    /// that the first of them has.
+    pub fn group_reserve(&self, ag: AgNumber, agf: &Agf, free_inode_tree: Option<u32>) -> u32 {
+        let most = self.reserve_of(ag);
+        let shared = if most.shared == 0 { 0 } else { agf.refcount_blocks.get().max(1) };
+        let free_inodes = free_inode_tree.unwrap_or(1);
+        most.free_inodes.saturating_sub(free_inodes) + most.shared.saturating_sub(shared)
+    }
+
+    /// The most that [`group_reserve`](Self::group_reserve) of all groups can be together.
+    pub fn all_reserves(&self) -> u64 {
+        let groups = u64::from(self.last_ag) + 1;
+        (0..self.last_ag.saturating_add(1))
+            .rev()
+            .take(2)
+            .chain([self.log_ag])
+            .map(|ag| u64::from(self.reserve_of(AgNumber(ag)).sum()))
+            .max()
+            .unwrap_or(0)
+            .saturating_mul(groups)
+    }
+
+    /// The longest run that a group can ever hold free.
+    pub fn longest_run(&self) -> u32 {
+        // The headers, a root of each tree, and a ring of two trees of one level.
+        const LEAST_METADATA: u32 = 4 + 4 + 4;
+        self.ag_blocks.saturating_sub(LEAST_METADATA).max(1)
+    }
+
+    /// Whether a request can be met, as far as the AGF tells: the blocks in its longest extent and in all.
+    pub(super) fn room(&self, agf: &Agf, reserve: u32, purpose: Purpose) -> Room {
+        let reserve = if purpose == Purpose::FreeInodeTree { 0 } else { u64::from(reserve) };
+        let ring = u64::from(self.ring_minimum(agf));
+        let free = u64::from(agf.freeblks.get());
+        let (listed, longest) = (u64::from(agf.flcount.get()), u64::from(agf.longest.get()));
+        let elsewhere = free.saturating_sub(longest);
+        // What must be left over comes out of the longest extent where the others do not have it.
+        let owed = (ring.saturating_sub(listed) + reserve).saturating_sub(elsewhere);
+        Room {
+            longest: clamp(longest.saturating_sub(owed)),
+            available: clamp((free + listed).saturating_sub(reserve + ring)),
+        }
+    }
+
+    fn reserve_of(&self, ag: AgNumber) -> Reserve {
+        if ag.0 == self.log_ag {
+            self.with_log
+        } else if ag.0 == self.last_ag {
+            self.last
+        } else {
+            self.full
+        }
+    }
+}
+
+/// What a group has to give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Blocks in one run.
+    pub longest: u32,
+    /// Blocks in all.
+    pub available: u32,
+}
+
+impl Reserve {
+    fn new(geometry: &Geometry, blocks: u32) -> Self {
+        let chunks = (u64::from(blocks) << geometry.inodes_per_block_log) / u64::from(INODES_PER_CHUNK);
+        Self {
+            free_inodes: if geometry.finobt { tree_blocks::<Finobt>(geometry, chunks) } else { 0 },
+            shared: if geometry.reflink { tree_blocks::<Refcountbt>(geometry, blocks.into()) } else { 0 },
+        }
+    }
+
+    const fn sum(self) -> u32 {
+        self.free_inodes.saturating_add(self.shared)
+    }
+}
+
+/// The fewest records and children that a block of the tree other than its root has.
+fn least_full<T: Tree>(geometry: &Geometry) -> (u64, u64) {
+    let body = (geometry.block_size as usize).saturating_sub(T::header_len(geometry.v5));
+    let half = |most: usize| (most as u64 / 2).max(2);
+    (half(T::max_records(body)), half(T::max_children(body)))
+}
+
+/// Blocks of the largest tree that `records` can make.
+fn tree_blocks<T: Tree>(geometry: &Geometry, records: u64) -> u32 {
+    let (in_leaf, in_inner) = least_full::<T>(geometry);
+    let mut level = records.div_ceil(in_leaf).max(1);
+    let mut total = level;
+    while level > 1 {
+        level = level.div_ceil(in_inner);
+        total += level;
+    }
+    clamp(total)
+}
+
+/// Levels of the highest tree that `records` can make.
+fn levels<T: Tree>(geometry: &Geometry, records: u64) -> u32 {
+    let (in_leaf, in_inner) = least_full::<T>(geometry);
+    let mut blocks = records.div_ceil(in_leaf).max(1);
+    let mut levels = 1;
+    while blocks > 1 && levels < MAX_LEVELS {
+        blocks = blocks.div_ceil(in_inner);
+        levels += 1;
+    }
+    levels
+}
+
+fn clamp(blocks: u64) -> u32 {
+    u32::try_from(blocks).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::geometry;
+    use zerocopy::FromZeros;
+
+    fn agf(levels: u32, free: u32, longest: u32, listed: u32) -> Agf {
+        let mut agf = Agf::new_zeroed();
+        (agf.bno_level, agf.cnt_level) = (levels.into(), levels.into());
+        (agf.freeblks, agf.longest, agf.flcount) = (free.into(), longest.into(), listed.into());
+        agf
+    }
+
+    #[test]
+    fn the_ring_grows_with_the_trees() {
+        let limits = Limits::new(&geometry(true, 12, 0));
+        assert_eq!(limits.ring_minimum(&agf(1, 0, 0, 0)), 4);
+        assert_eq!(limits.ring_minimum(&agf(2, 0, 0, 0)), 8);
+        // Half of 2^18 blocks may be single free ones; a leaf holds at least 252, an inner block 168.
+        assert_eq!(limits.space_levels(), 3);
+        assert_eq!(limits.ring_minimum(&agf(3, 0, 0, 0)), 8);
+        assert_eq!(limits.ring_minimum(&agf(u32::MAX, 0, 0, 0)), 8);
+    }
+
+    #[test]
+    fn reserves_follow_the_size_of_the_group() {
+        let shape = geometry(true, 12, 0);
+        let limits = Limits::new(&shape);
+        // 2^18 blocks of 8 inodes: 32,768 chunks, 126 in a leaf; a record of shared blocks for each, 168 in a leaf.
+        assert_eq!(limits.reserve_of(AgNumber(1)).free_inodes, 261 + 2 + 1);
+        assert_eq!(limits.reserve_of(AgNumber(1)).shared, 1561 + 7 + 1);
+        assert!(limits.reserve_of(AgNumber(0)).shared < 1569, "the group that holds the log has fewer");
+        let mut used = agf(1, 0, 0, 0);
+        used.refcount_blocks = 1.into();
+        assert_eq!(limits.group_reserve(AgNumber(1), &used, Some(2)), 262 + 1568);
+        let plain = Limits::new(&geometry(false, 12, 0));
+        assert_eq!((plain.group_reserve(AgNumber(1), &used, None), plain.all_reserves()), (0, 0));
+    }
+
+    #[test]
+    fn room_leaves_what_is_owed() {
+        let limits = Limits::new(&geometry(true, 12, 0));
+        let room = |agf, reserve| limits.room(&agf, reserve, Purpose::Data);
+        assert_eq!(room(agf(1, 100, 60, 4), 0), Room { longest: 60, available: 100 });
+        // An empty ring and the reserve are filled from other extents first, then from the longest.
+        assert_eq!(room(agf(1, 100, 60, 0), 30), Room { longest: 60, available: 66 });
+        assert_eq!(room(agf(1, 100, 60, 0), 50), Room { longest: 46, available: 46 });
+        assert_eq!(room(agf(1, 3, 3, 0), 0), Room { longest: 0, available: 0 });
+        assert_eq!(limits.room(&agf(1, 100, 60, 4), 90, Purpose::FreeInodeTree).longest, 60);
+    }
+}

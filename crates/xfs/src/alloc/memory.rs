@@ -1,0 +1,325 @@
+//! Groups made of plain memory, for tests of the allocator.
+//!
+//! A tree is an ordered set that claims and returns blocks through the ring as a tree of its size would, so that
+//! growth and shrinking of trees are part of every test.
+
+use super::agfl::{self, RingUse};
+use super::busy::{BusyExtents, BusyMark};
+use super::seam::{Order, SpaceStore, Spent, VolumeStore};
+use super::{Limits, Run};
+use crate::error::{Error, Result};
+use crate::testing::geometry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use xfs_format::ag::{AGF_MAGIC, Agf, Agfl};
+use xfs_format::geometry::Geometry;
+use xfs_format::types::{AgBlock, AgNumber};
+use zerocopy::FromZeros;
+
+/// Records of a leaf and children of an inner block of the pretended trees: as few as real ones may have.
+const IN_LEAF: usize = 28;
+const IN_INNER: usize = 19;
+
+#[derive(Clone)]
+struct MemoryGroup {
+    agf: Agf,
+    ring: Vec<u32>,
+    sets: [BTreeMap<(u32, u32), Run>; 2],
+    blocks: [Vec<u32>; 2],
+}
+
+/// What a transaction may change.
+#[derive(Clone)]
+struct State {
+    groups: Vec<MemoryGroup>,
+    /// Blocks used according to the counters.
+    pub spent: i64,
+    pub pooled: i64,
+    pub space_trees: i64,
+}
+
+pub struct MemorySpace {
+    geometry: Geometry,
+    committed: State,
+    now: State,
+    locked: BTreeSet<AgNumber>,
+    changed: BTreeSet<AgNumber>,
+    freed: Vec<(AgNumber, Run)>,
+    pub busy: Arc<BusyExtents>,
+    pub marks: Vec<BusyMark>,
+    /// Groups whose lock somebody else has for a moment.
+    pub held: BTreeSet<AgNumber>,
+}
+
+const fn at(order: Order) -> usize {
+    match order {
+        Order::Place => 0,
+        Order::Size => 1,
+    }
+}
+
+impl MemorySpace {
+    /// `groups` groups of `blocks` blocks, all free but for headers, roots and the ring.
+    pub fn new(groups: u32, blocks: u32, reflink: bool) -> Self {
+        let mut shape = geometry(true, 9, 0);
+        shape.ag_count = groups;
+        shape.ag_blocks = blocks;
+        shape.ag_block_log = blocks.next_power_of_two().trailing_zeros() as u8;
+        shape.data_blocks = u64::from(groups) * u64::from(blocks);
+        shape.reflink = reflink;
+        shape.finobt = reflink;
+        shape.log = (xfs_format::types::FsBlock(0), 0);
+        let slots = Agfl::slots(&shape) as usize;
+        let group = |number: u32| {
+            let mut agf = Agf::new_zeroed();
+            agf.magicnum = AGF_MAGIC.into();
+            (agf.seqno, agf.length) = (number.into(), blocks.into());
+            (agf.bno_level, agf.cnt_level) = (1.into(), 1.into());
+            (agf.flfirst, agf.fllast, agf.flcount) = (0.into(), 3.into(), 4.into());
+            let free = Run::new(12, blocks - 12);
+            (agf.freeblks, agf.longest) = (free.len.into(), free.len.into());
+            let mut ring = vec![u32::MAX; slots];
+            ring[..4].copy_from_slice(&[6, 7, 8, 9]);
+            let sets = [Order::Place, Order::Size].map(|order| BTreeMap::from([(order.rank(free), free)]));
+            MemoryGroup { agf, ring, sets, blocks: [vec![4], vec![5]] }
+        };
+        let state = State { groups: (0..groups).map(group).collect(), spent: 0, pooled: 0, space_trees: 0 };
+        Self {
+            geometry: shape,
+            committed: state.clone(),
+            now: state,
+            locked: BTreeSet::new(),
+            changed: BTreeSet::new(),
+            freed: Vec::new(),
+            busy: Arc::default(),
+            marks: Vec::new(),
+            held: BTreeSet::new(),
+        }
+    }
+
+    pub fn limits(&self) -> Limits {
+        Limits::new(&self.geometry)
+    }
+
+    pub fn commit(&mut self) {
+        self.marks.push(self.busy.mark(std::mem::take(&mut self.freed)));
+        self.committed = self.now.clone();
+        self.end();
+    }
+
+    pub fn abort(&mut self) {
+        self.now = self.committed.clone();
+        self.freed.clear();
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.locked.clear();
+        self.changed.clear();
+    }
+
+    pub fn settle(&mut self, marks: usize) {
+        for mark in self.marks.drain(..marks.min(self.marks.len())) {
+            self.busy.release(mark);
+        }
+    }
+
+    /// Blocks that the counters say are used.
+    pub fn used(&self) -> i64 {
+        self.now.spent + self.now.pooled
+    }
+
+    fn group(&self, ag: AgNumber) -> &MemoryGroup {
+        assert!(self.locked.contains(&ag), "group {ag} is not locked");
+        &self.now.groups[ag.0 as usize]
+    }
+
+    fn group_mut(&mut self, ag: AgNumber) -> &mut MemoryGroup {
+        assert!(self.locked.contains(&ag), "group {ag} is not locked");
+        self.changed.insert(ag);
+        &mut self.now.groups[ag.0 as usize]
+    }
+
+    /// Lets the pretended tree have as many blocks as its records need.
+    fn grow(&mut self, ag: AgNumber, order: Order) -> Result<()> {
+        loop {
+            let group = self.group(ag);
+            let (blocks, levels) = shape(group.sets[at(order)].len());
+            let have = group.blocks[at(order)].len();
+            let agf = &mut self.group_mut(ag).agf;
+            match order {
+                Order::Place => agf.bno_level.set(levels),
+                Order::Size => agf.cnt_level.set(levels),
+            }
+            if have < blocks {
+                let block = agfl::take(self, ag, RingUse::Tree)?.ok_or(Error::NoSpace)?;
+                self.group_mut(ag).blocks[at(order)].push(block.0);
+            } else if have > blocks {
+                let block = self.group_mut(ag).blocks[at(order)].pop().unwrap();
+                agfl::put(self, ag, AgBlock(block), RingUse::Tree)?;
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Checks a group against itself; calls `each` with every block that is free or belongs to free space.
+    pub fn check(&self, ag: AgNumber, each: &mut dyn FnMut(u32)) {
+        let group = &self.now.groups[ag.0 as usize];
+        let [by_place, by_size] = &group.sets;
+        let runs: Vec<Run> = by_place.values().copied().collect();
+        let mut sorted: Vec<Run> = by_size.values().copied().collect();
+        sorted.sort();
+        assert_eq!(runs, sorted, "both trees hold the same");
+        assert!(runs.windows(2).all(|pair| pair[0].end() < pair[1].start.0.into()), "joined");
+        let agf = &group.agf;
+        assert_eq!(agf.freeblks.get(), runs.iter().map(|run| run.len).sum::<u32>());
+        assert_eq!(agf.longest.get(), runs.iter().map(|run| run.len).max().unwrap_or(0));
+        let tree_blocks: usize = group.blocks.iter().map(Vec::len).sum();
+        assert_eq!(agf.btreeblks.get() as usize, tree_blocks - 2);
+        let slots = group.ring.len();
+        let (first, count) = (agf.flfirst.get() as usize, agf.flcount.get() as usize);
+        assert_eq!((first + count + slots - 1) % slots, agf.fllast.get() as usize);
+        let ring = (0..count).map(|nth| group.ring[(first + nth) % slots]);
+        runs.iter().flat_map(|run| run.start.0..run.start.0 + run.len).for_each(&mut *each);
+        ring.chain(group.blocks.iter().flatten().copied()).for_each(each);
+    }
+
+    /// The free extents of a group, and the blocks in its ring.
+    pub fn free_runs(&self, ag: AgNumber) -> (Vec<Run>, u32) {
+        let group = &self.now.groups[ag.0 as usize];
+        (group.sets[0].values().copied().collect(), group.agf.flcount.get())
+    }
+
+    pub fn locked(&self) -> &BTreeSet<AgNumber> {
+        &self.locked
+    }
+}
+
+/// Blocks and levels of a tree of so many records.
+fn shape(records: usize) -> (usize, u32) {
+    let mut level = records.div_ceil(IN_LEAF).max(1);
+    let (mut blocks, mut levels) = (level, 1);
+    while level > 1 {
+        level = level.div_ceil(IN_INNER);
+        blocks += level;
+        levels += 1;
+    }
+    (blocks, levels)
+}
+
+impl SpaceStore for MemorySpace {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn agf(&self, ag: AgNumber) -> Result<&Agf> {
+        Ok(&self.group(ag).agf)
+    }
+
+    fn agf_mut(&mut self, ag: AgNumber) -> Result<&mut Agf> {
+        Ok(&mut self.group_mut(ag).agf)
+    }
+
+    fn ring_slot(&mut self, ag: AgNumber, slot: u32) -> Result<u32> {
+        Ok(self.group(ag).ring[slot as usize])
+    }
+
+    fn set_ring_slot(&mut self, ag: AgNumber, slot: u32, block: u32) -> Result<()> {
+        self.group_mut(ag).ring[slot as usize] = block;
+        Ok(())
+    }
+
+    fn at_or_before(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
+        Ok(self.group(ag).sets[at(order)].range(..=rank).next_back().map(|(_, &run)| run))
+    }
+
+    fn at_or_after(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
+        Ok(self.group(ag).sets[at(order)].range(rank..).next().map(|(_, &run)| run))
+    }
+
+    fn insert(&mut self, ag: AgNumber, order: Order, run: Run) -> Result<()> {
+        assert!(self.group_mut(ag).sets[at(order)].insert(order.rank(run), run).is_none());
+        self.grow(ag, order)
+    }
+
+    fn remove(&mut self, ag: AgNumber, order: Order, run: Run) -> Result<()> {
+        assert_eq!(self.group_mut(ag).sets[at(order)].remove(&order.rank(run)), Some(run));
+        self.grow(ag, order)
+    }
+
+    fn replace(&mut self, ag: AgNumber, order: Order, old: Run, new: Run) -> Result<()> {
+        let set = &mut self.group_mut(ag).sets[at(order)];
+        assert_eq!(set.remove(&order.rank(old)), Some(old));
+        let (low, high) = (order.rank(old).min(order.rank(new)), order.rank(old).max(order.rank(new)));
+        assert!(set.range(low..=high).next().is_none(), "the order changes");
+        set.insert(order.rank(new), new);
+        Ok(())
+    }
+
+    fn busy_in(&self, ag: AgNumber, run: Run) -> Vec<Run> {
+        let mut blocks: BTreeSet<u32> = BTreeSet::new();
+        let own = self.freed.iter().filter(|(of, _)| *of == ag).map(|(_, own)| *own);
+        for part in self.busy.within(ag, run).into_iter().chain(own) {
+            let whole = run.start.0..run.start.0 + run.len;
+            blocks.extend((part.start.0..part.start.0 + part.len).filter(|block| whole.contains(block)));
+        }
+        blocks.into_iter().map(|block| Run::new(block, 1)).collect()
+    }
+
+    fn freed_here(&self, ag: AgNumber, block: u32) -> bool {
+        let holds = |run: &Run| run.start.0 <= block && u64::from(block) < run.end();
+        self.freed.iter().any(|(of, run)| *of == ag && holds(run))
+    }
+
+    fn note_busy(&mut self, ag: AgNumber, run: Run) {
+        self.freed.push((ag, run));
+    }
+
+    fn spend(&mut self, spent: Spent) {
+        match spent {
+            Spent::Reserved(blocks) => self.now.spent += blocks,
+            Spent::FromPool(blocks) => self.now.pooled += blocks,
+            Spent::SpaceTrees(blocks) => self.now.space_trees += blocks,
+        }
+    }
+}
+
+impl VolumeStore for MemorySpace {
+    fn peek_agf(&mut self, ag: AgNumber) -> Result<Agf> {
+        let state = if self.locked.contains(&ag) { &self.now } else { &self.committed };
+        Ok(state.groups[ag.0 as usize].agf)
+    }
+
+    fn peek_free_inode_tree_blocks(&mut self, _: AgNumber) -> Result<Option<u32>> {
+        Ok(Some(1))
+    }
+
+    fn lock_space(&mut self, ag: AgNumber, wait: bool) -> Result<bool> {
+        if self.locked.contains(&ag) {
+            return Ok(true);
+        }
+        if !wait && self.held.contains(&ag) {
+            return Ok(false);
+        }
+        assert!(!wait || self.highest_locked().is_none_or(|highest| ag > highest), "order of locks");
+        self.locked.insert(ag);
+        Ok(true)
+    }
+
+    fn unlock_clean(&mut self, ag: AgNumber) {
+        if !self.changed.contains(&ag) {
+            self.locked.remove(&ag);
+        }
+    }
+
+    fn highest_locked(&self) -> Option<AgNumber> {
+        self.locked.last().copied()
+    }
+
+    fn settle_busy(&mut self) -> Result<bool> {
+        let any = self.marks.iter().any(BusyMark::any);
+        self.settle(usize::MAX);
+        Ok(any)
+    }
+}

@@ -1,0 +1,197 @@
+//! Choosing the group.
+//!
+//! Groups are tried from the wanted one on. First only those whose lock is free, so that threads that meet in one
+//! group spread over the others; then all, waiting for them. Whoever waits does so in ascending order and never for a
+//! group below one that it holds: this keeps transactions from waiting for each other in a circle. Groups that by
+//! their last committed AGF have too little are not locked at all.
+
+use super::group::{Group, Outcome};
+use super::limits::Limits;
+use super::seam::VolumeStore;
+use super::{Place, Purpose, Request, Run};
+use crate::error::{Error, Result};
+use xfs_format::geometry::Geometry;
+use xfs_format::types::{AgBlock, AgNumber, FsBlock};
+
+/// How often a search begins anew after busy extents have settled.
+const SETTLE_ROUNDS: u32 = 3;
+
+/// Where in the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// As near to this block as there is room, in its group if any.
+    Near(FsBlock),
+    /// At this block or not at all.
+    Exact(FsBlock),
+    /// Anywhere, preferably in this group.
+    In(AgNumber),
+}
+
+/// Blocks that were allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocated {
+    /// Their group.
+    pub ag: AgNumber,
+    /// Where in it.
+    pub run: Run,
+}
+
+impl Allocated {
+    /// The volume's number of the first block.
+    pub fn start(&self, geometry: &Geometry) -> FsBlock {
+        geometry.join_block(self.ag, self.run.start)
+    }
+}
+
+/// The free space of a volume.
+#[derive(Debug)]
+pub struct Space {
+    limits: Limits,
+    groups: u32,
+}
+
+impl Space {
+    /// The free space of a volume of this shape.
+    pub fn new(geometry: &Geometry) -> Self {
+        Self { limits: Limits::new(geometry), groups: geometry.ag_count }
+    }
+
+    /// What is kept back.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Allocates blocks. [`Error::NoSpace`]: no group that may be waited for has them.
+    ///
+    /// The transaction has reserved as many blocks as it asks for, so that this happens only where what is free lies
+    /// too far apart.
+    pub fn allocate<S: VolumeStore + ?Sized>(
+        &self,
+        store: &mut S,
+        target: Target,
+        request: Request,
+    ) -> Result<Allocated> {
+        self.try_allocate(store, target, request)?.ok_or(Error::NoSpace)
+    }
+
+    /// As [`allocate`](Self::allocate); `None` where that has no space.
+    pub fn try_allocate<S: VolumeStore + ?Sized>(
+        &self,
+        store: &mut S,
+        target: Target,
+        request: Request,
+    ) -> Result<Option<Allocated>> {
+        let (first, place) = self.split(store.geometry(), target)?;
+        for _ in 0..SETTLE_ROUNDS {
+            let mut busy = false;
+            for wait in [false, true] {
+                let order = self.order(first, matches!(target, Target::Exact(_)));
+                for ag in order {
+                    if wait && store.highest_locked().is_some_and(|highest| ag < highest) {
+                        continue;
+                    }
+                    let place = if ag == first { place } else { Place::Any };
+                    match self.in_group(store, ag, place, request, wait)? {
+                        Outcome::Got(run) => return Ok(Some(Allocated { ag, run })),
+                        Outcome::Full => {}
+                        Outcome::Busy => busy = true,
+                    }
+                }
+            }
+            if !busy || !store.settle_busy()? {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Allocates in one group alone, waiting for it.
+    pub fn allocate_in<S: VolumeStore + ?Sized>(
+        &self,
+        store: &mut S,
+        ag: AgNumber,
+        place: Place,
+        request: Request,
+    ) -> Result<Option<Run>> {
+        for _ in 0..SETTLE_ROUNDS {
+            match self.in_group(store, ag, place, request, true)? {
+                Outcome::Got(run) => return Ok(Some(run)),
+                Outcome::Full => return Ok(None),
+                Outcome::Busy if store.settle_busy()? => {}
+                Outcome::Busy => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Frees blocks of one group, waiting for its lock.
+    pub fn free<S: VolumeStore + ?Sized>(
+        &self,
+        store: &mut S,
+        ag: AgNumber,
+        run: Run,
+        purpose: Purpose,
+    ) -> Result<()> {
+        store.lock_space(ag, true)?;
+        Group::new(store, &self.limits, ag, 0).free(run, purpose)
+    }
+
+    /// Whether a group could give `blocks` in one run and `more` besides, as far as its last AGF tells.
+    pub fn has_room<S: VolumeStore + ?Sized>(
+        &self,
+        store: &mut S,
+        ag: AgNumber,
+        blocks: u32,
+        more: u32,
+    ) -> Result<bool> {
+        let agf = store.peek_agf(ag)?;
+        let reserve = self.limits.group_reserve(ag, &agf, store.peek_free_inode_tree_blocks(ag)?);
+        let room = self.limits.room(&agf, reserve, Purpose::Metadata);
+        Ok(room.longest >= blocks && room.available >= blocks.saturating_add(more))
+    }
+
+    fn in_group<S: VolumeStore + ?Sized>(
+        &self,
+        store: &mut S,
+        ag: AgNumber,
+        place: Place,
+        request: Request,
+        wait: bool,
+    ) -> Result<Outcome> {
+        let agf = store.peek_agf(ag)?;
+        let reserve = self.limits.group_reserve(ag, &agf, store.peek_free_inode_tree_blocks(ag)?);
+        let room = self.limits.room(&agf, reserve, request.purpose);
+        let available = room.available.saturating_sub(request.min_left);
+        if room.longest < request.min || available < request.min || !store.lock_space(ag, wait)? {
+            return Ok(Outcome::Full);
+        }
+        let outcome = Group::new(store, &self.limits, ag, reserve).allocate(place, request)?;
+        if !matches!(outcome, Outcome::Got(_)) {
+            store.unlock_clean(ag);
+        }
+        Ok(outcome)
+    }
+
+    /// The groups, from `first` on; `first` alone if no other will do.
+    fn order(&self, first: AgNumber, alone: bool) -> impl Iterator<Item = AgNumber> + use<> {
+        let end = if alone { first.0.saturating_add(1) } else { self.groups };
+        let begin = if alone { first.0 } else { 0 };
+        (first.0..end).chain(begin..first.0).map(AgNumber)
+    }
+
+    fn split(&self, geometry: &Geometry, target: Target) -> Result<(AgNumber, Place)> {
+        let block =
+            |block: FsBlock| geometry.split_block(block).map_or((AgNumber(0), AgBlock(0)), |found| found);
+        Ok(match target {
+            Target::Near(near) => {
+                let (ag, block) = block(near);
+                (ag, Place::Near(block))
+            }
+            Target::Exact(exact) => {
+                let (ag, block) = block(exact);
+                (ag, Place::Exact(block))
+            }
+            Target::In(ag) => (AgNumber(ag.0.min(self.groups.saturating_sub(1))), Place::Any),
+        })
+    }
+}

@@ -1,0 +1,113 @@
+//! What the allocator may know of the transaction that it works in.
+//!
+//! The groups' headers and trees as the transaction sees them, its own changes included. An error leaves the
+//! transaction fit for nothing but to be dropped, which takes back all that was changed.
+
+use super::Run;
+use crate::error::{Error, Result};
+use xfs_format::ag::{AgHeader, Agf, Agfl};
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::types::AgNumber;
+
+/// Which of the two trees of free space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// By place.
+    Place,
+    /// By size, then place.
+    Size,
+}
+
+impl Order {
+    /// The place of a run in this order.
+    pub const fn rank(self, run: Run) -> (u32, u32) {
+        match self {
+            Self::Place => (run.start.0, 0),
+            Self::Size => (run.len, run.start.0),
+        }
+    }
+}
+
+/// Blocks that changed hands, for the volume's counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spent {
+    /// Blocks taken out of what the transaction has reserved (negative: given back to everybody).
+    Reserved(i64),
+    /// Blocks taken out of the groups' own reserve (negative: given back to it): they count as used on disk, and
+    /// what the volume has left for everybody stays as it was.
+    FromPool(i64),
+    /// Blocks that the trees of free space grew by (negative: shrank by). Those count as free on disk, though nobody
+    /// can have them.
+    SpaceTrees(i64),
+}
+
+/// Free space of groups that the transaction has locked.
+pub trait SpaceStore {
+    /// The volume's shape.
+    fn geometry(&self) -> &Geometry;
+    /// The AGF. Its counts, roots and slots were checked against the group.
+    fn agf(&self, ag: AgNumber) -> Result<&Agf>;
+    /// The AGF, to change it.
+    fn agf_mut(&mut self, ag: AgNumber) -> Result<&mut Agf>;
+    /// What slot `slot` of the ring holds, below [`Agfl::slots`].
+    fn ring_slot(&mut self, ag: AgNumber, slot: u32) -> Result<u32>;
+    /// Fills slot `slot` of the ring.
+    fn set_ring_slot(&mut self, ag: AgNumber, slot: u32, block: u32) -> Result<()>;
+    /// The last extent whose rank is at most `rank`.
+    fn at_or_before(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>>;
+    /// The first extent whose rank is at least `rank`.
+    fn at_or_after(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>>;
+    /// Adds an extent to one tree.
+    fn insert(&mut self, ag: AgNumber, order: Order, run: Run) -> Result<()>;
+    /// Removes an extent from one tree. That it is not there is corruption.
+    fn remove(&mut self, ag: AgNumber, order: Order, run: Run) -> Result<()>;
+    /// Changes an extent in one tree, where no other extent lies between `old` and `new` in its order.
+    fn replace(&mut self, ag: AgNumber, order: Order, old: Run, new: Run) -> Result<()>;
+    /// The busy parts of `run`, ascending and apart: those of this transaction and of others.
+    fn busy_in(&self, ag: AgNumber, run: Run) -> Vec<Run>;
+    /// Whether a block was freed by this very transaction.
+    fn freed_here(&self, ag: AgNumber, block: u32) -> bool;
+    /// Makes a run busy once the transaction commits, until that commit is on disk.
+    fn note_busy(&mut self, ag: AgNumber, run: Run);
+    /// Counts blocks that changed hands, for the volume's counters.
+    fn spend(&mut self, spent: Spent);
+}
+
+/// All groups of a volume, as a transaction may come by them.
+pub trait VolumeStore: SpaceStore {
+    /// The AGF as this transaction sees it, or as it was committed last: a hint of whether to try the group.
+    fn peek_agf(&mut self, ag: AgNumber) -> Result<Agf>;
+    /// Blocks of the tree of free inodes, if known; likewise a hint.
+    fn peek_free_inode_tree_blocks(&mut self, ag: AgNumber) -> Result<Option<u32>>;
+    /// Locks a group's AGF for this transaction. Without `wait`, gives up (`false`) if somebody else has it. Nothing
+    /// happens if it is locked by this transaction already.
+    fn lock_space(&mut self, ag: AgNumber, wait: bool) -> Result<bool>;
+    /// Gives back the lock of a group of which nothing was changed; does nothing if something was.
+    fn unlock_clean(&mut self, ag: AgNumber);
+    /// The highest group of which this transaction holds a header locked.
+    fn highest_locked(&self) -> Option<AgNumber>;
+    /// Waits until what others have freed is on disk. `false`: there is nothing to wait for.
+    fn settle_busy(&mut self) -> Result<bool>;
+}
+
+/// A damaged AGF or AGFL.
+pub(super) fn damaged(
+    geometry: &Geometry,
+    ag: AgNumber,
+    header: AgHeader,
+    check: &'static str,
+    found: u64,
+) -> Error {
+    let structure = match header {
+        AgHeader::Agf => "AGF",
+        AgHeader::Agi => "AGI",
+        AgHeader::Agfl => "AGFL",
+    };
+    let expected = match header {
+        AgHeader::Agfl => Agfl::slots(geometry).into(),
+        _ => u64::from(geometry.ag_blocks_of(ag)),
+    };
+    let problem = FormatError::mismatch(structure, check, found, expected);
+    Error::corrupt_block(header.daddr(geometry, ag), None, problem)
+}
