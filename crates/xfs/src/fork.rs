@@ -25,6 +25,14 @@ pub trait Fork {
     fn read(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Buf>;
     /// The first mapped block at or behind `from`, if there is one.
     fn next_mapped(&self, from: FileBlock) -> Result<Option<FileBlock>>;
+    /// The first block at or behind `from` that is not mapped. A fork that knows its extents does this faster.
+    fn next_unmapped(&self, from: FileBlock) -> Result<FileBlock> {
+        let mut at = from;
+        while self.next_mapped(at)? == Some(at) {
+            at.0 += 1;
+        }
+        Ok(at)
+    }
 }
 
 /// A fork that is being changed, within one transaction that has the inode locked.

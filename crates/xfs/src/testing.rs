@@ -3,6 +3,8 @@
 //! Blocks pass the same verifiers as those that come from a device. [`MemoryFork::seal`] makes damaged blocks
 //! pass the checks of checksum and identity again, so that damage gets as far as the walkers.
 
+mod edit;
+
 use crate::buf::Buf;
 use crate::error::{Error, Result};
 use crate::fork::Fork;
@@ -22,6 +24,9 @@ pub struct MemoryFork {
     size: u64,
     local: Option<Vec<u8>>,
     blocks: BTreeMap<u64, (DiskAddr, Vec<u8>)>,
+    /// Runs of mapped blocks: where each begins and ends.
+    runs: BTreeMap<u64, u64>,
+    changes: edit::Changes,
 }
 
 /// The shape of a small volume: what the walkers need of it.
@@ -62,7 +67,15 @@ pub fn geometry(v5: bool, block_log: u8, dir_block_log: u8) -> Geometry {
 impl MemoryFork {
     /// A fork without blocks.
     pub fn new(geometry: Geometry, inode: InodeNumber, size: u64) -> Self {
-        Self { geometry, inode, size, local: None, blocks: BTreeMap::new() }
+        Self {
+            geometry,
+            inode,
+            size,
+            local: None,
+            blocks: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            changes: edit::Changes::default(),
+        }
     }
 
     /// Puts the fork into the inode.
@@ -78,12 +91,40 @@ impl MemoryFork {
     /// Maps one block. It is cut or filled with zeros to the size of a block.
     pub fn map(&mut self, at: FileBlock, daddr: DiskAddr, mut bytes: Vec<u8>) {
         bytes.resize(self.geometry.block_size as usize, 0);
-        self.blocks.insert(at.0, (daddr, bytes));
+        self.put(at.0, daddr, bytes);
     }
 
     /// Takes one block away.
     pub fn unmap(&mut self, at: FileBlock) {
-        self.blocks.remove(&at.0);
+        self.take(at.0);
+    }
+
+    fn put(&mut self, at: u64, daddr: DiskAddr, bytes: Vec<u8>) {
+        if self.blocks.insert(at, (daddr, bytes)).is_some() {
+            return;
+        }
+        let end = self.runs.remove(&(at + 1)).unwrap_or(at + 1);
+        let before = self.runs.range_mut(..at).next_back().filter(|(_, before)| **before == at);
+        match before {
+            Some((_, before)) => *before = end,
+            None => drop(self.runs.insert(at, end)),
+        }
+    }
+
+    fn take(&mut self, at: u64) -> bool {
+        if self.blocks.remove(&at).is_none() {
+            return false;
+        }
+        if let Some((&start, &end)) = self.runs.range(..=at).next_back() {
+            self.runs.remove(&start);
+            if start < at {
+                self.runs.insert(start, at);
+            }
+            if at + 1 < end {
+                self.runs.insert(at + 1, end);
+            }
+        }
+        true
     }
 
     /// The blocks that are mapped.
@@ -177,7 +218,7 @@ impl Fork for MemoryFork {
     }
 
     fn read(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Buf> {
-        let Some((daddr, bytes)) = self.gather(at, blocks) else {
+        let Some((daddr, bytes)) = self.current(at, blocks) else {
             let problem = FormatError::value(verifier.name, "unmapped block", at.0);
             return Err(Error::corrupt_inode(self.inode, problem));
         };
@@ -190,18 +231,32 @@ impl Fork for MemoryFork {
     fn next_mapped(&self, from: FileBlock) -> Result<Option<FileBlock>> {
         Ok(self.blocks.range(from.0..).next().map(|(&at, _)| FileBlock(at)))
     }
+
+    fn next_unmapped(&self, from: FileBlock) -> Result<FileBlock> {
+        let run = self.runs.range(..=from.0).next_back();
+        Ok(FileBlock(run.map_or(from.0, |(_, &end)| end.max(from.0))))
+    }
+}
+
+/// Where a v5 block of a directory, attribute fork or symlink has its checksum.
+fn checksum_place(bytes: &[u8]) -> Option<usize> {
+    places(bytes).map(|[checksum, ..]| checksum)
+}
+
+/// Where checksum, address, UUID and owner lie.
+fn places(bytes: &[u8]) -> Option<[usize; 4]> {
+    let word = |at: usize| bytes.get(at..at + 4).and_then(|word| word.first_chunk::<4>().copied());
+    match (word(0), word(8)) {
+        (Some([b'X', b'D', b'B' | b'D' | b'F', b'3']), _) => Some([4, 8, 24, 40]),
+        (Some([b'X', b'A', b'R', b'M'] | [b'X', b'S', b'L', b'M']), _) => Some([12, 40, 16, 32]),
+        (_, Some([0x3d, 0xf1 | 0xff, ..] | [0x3e, 0xbe, ..] | [0x3b, 0xee, ..])) => Some([12, 16, 32, 48]),
+        _ => None,
+    }
 }
 
 /// Writes address, UUID, owner and checksum into a v5 block of a directory, attribute fork or symlink.
 fn seal_block(bytes: &mut [u8], daddr: DiskAddr, uuid: Uuid, owner: InodeNumber) {
-    let word = |at: usize| bytes.get(at..at + 4).and_then(|word| word.first_chunk::<4>().copied());
-    // Where checksum, address, UUID and owner lie.
-    let places = match (word(0), word(8)) {
-        (Some([b'X', b'D', b'B' | b'D' | b'F', b'3']), _) => [4, 8, 24, 40],
-        (Some([b'X', b'A', b'R', b'M'] | [b'X', b'S', b'L', b'M']), _) => [12, 40, 16, 32],
-        (_, Some([0x3d, 0xf1 | 0xff, ..] | [0x3e, 0xbe, ..] | [0x3b, 0xee, ..])) => [12, 16, 32, 48],
-        _ => return,
-    };
+    let Some(places) = places(bytes) else { return };
     let [crc_at, daddr_at, uuid_at, owner_at] = places;
     let mut put = |at: usize, value: &[u8]| {
         if let Some(place) = bytes.get_mut(at..at + value.len()) {

@@ -89,6 +89,26 @@ impl<'a> Node<'a> {
         self.entries.get(self.entries.partition_point(|entry| entry.hash.get() < hash))
     }
 
+    /// How many children a v5 node in a block of `len` bytes can have.
+    pub const fn capacity(len: usize) -> usize {
+        len.saturating_sub(header_len(true)) / size_of::<NodeEntry>()
+    }
+
+    /// Writes level and children into a v5 node whose header is there. What lies behind them stays as it is.
+    pub fn write(bytes: &mut [u8], level: u16, entries: &[NodeEntry]) -> Result<(), FormatError> {
+        let limit = Self::capacity(bytes.len());
+        let count = || FormatError::mismatch(NAME, "entry count", entries.len() as u64, limit as u64);
+        let counts =
+            Counts { count: u16::try_from(entries.len()).map_err(|_| count())?.into(), level: level.into() };
+        let table = entries.as_bytes();
+        let head = bytes.get_mut(DaHeader::len(true)..header_len(true)).ok_or_else(count)?;
+        head.fill(0);
+        counts.write_to_prefix(head).map_err(|_| count())?;
+        let room = bytes.get_mut(header_len(true)..).and_then(|room| room.get_mut(..table.len()));
+        room.ok_or_else(count)?.copy_from_slice(table);
+        Ok(())
+    }
+
     /// Everything that a verifier checks of a node.
     pub fn check(bytes: &[u8], ctx: &VerifyContext) -> Result<(), FormatError> {
         let node = Node::parse(bytes, ctx.v5)?;

@@ -96,4 +96,8 @@ impl Fork for InodeFork<'_> {
     fn next_mapped(&self, from: FileBlock) -> Result<Option<FileBlock>> {
         Ok(self.extents()?.next_mapped(from))
     }
+
+    fn next_unmapped(&self, from: FileBlock) -> Result<FileBlock> {
+        Ok(self.extents()?.next_unmapped(from))
+    }
 }

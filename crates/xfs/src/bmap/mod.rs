@@ -61,6 +61,15 @@ impl ExtentList {
         }
     }
 
+    /// The first block at or behind `from` that is not mapped.
+    pub fn next_unmapped(&self, from: FileBlock) -> FileBlock {
+        let mut at = from;
+        while let Mapped::Extent(extent) = self.lookup(at) {
+            at = extent.end();
+        }
+        at
+    }
+
     /// The block behind the last mapped one.
     pub fn end(&self) -> FileBlock {
         self.records.last().map_or(FileBlock(0), |record| record.unpack().end())
@@ -205,6 +214,9 @@ mod tests {
         assert_eq!(list.next_mapped(FileBlock(9)), Some(FileBlock(9)));
         assert_eq!(list.next_mapped(FileBlock(10)), Some(FileBlock(20)));
         assert_eq!(list.next_mapped(FileBlock(21)), None);
+        assert_eq!(list.next_unmapped(FileBlock(6)), FileBlock(10));
+        assert_eq!(list.next_unmapped(FileBlock(12)), FileBlock(12));
+        assert_eq!(list.next_unmapped(FileBlock(20)), FileBlock(21));
         assert_eq!(ExtentList::default().lookup(FileBlock(3)), Mapped::Hole(FileBlock(0), None));
     }
 }
