@@ -3,6 +3,7 @@
 //! Opening reads the superblock and a few blocks of the log, however large the volume is; everything else is read
 //! when it is first needed.
 
+use crate::alloc::{BusyExtents, Space};
 use crate::bmap::{self, ExtentList, FileMap, InodeFork, SharedRun};
 use crate::buf::BufCache;
 use crate::cache::Cache;
@@ -65,6 +66,8 @@ pub struct Volume {
 pub(crate) struct WriteSide {
     pub(crate) journal: Arc<Journal>,
     pub(crate) counters: Counters,
+    pub(crate) space: Space,
+    pub(crate) busy: Arc<BusyExtents>,
 }
 
 impl Volume {
@@ -87,13 +90,18 @@ impl Volume {
         if !log_clean && !options.norecovery {
             return Err(Error::DirtyLog);
         }
+        let half = options.cache_size / 2;
+        let bufs = BufCache::new(Arc::clone(&device), &geometry, half);
         let write = match ends {
-            Ok(ends) if options.writable => Some(WriteSide::open(&device, &superblock, ends)?),
+            Ok(ends) if options.writable => {
+                let space = Space::new(&geometry);
+                let kept = space.kept_back(&bufs, &geometry)?;
+                Some(WriteSide::open(&device, &superblock, ends, space, kept)?)
+            }
             _ => None,
         };
-        let half = options.cache_size / 2;
         Ok(Arc::new(Self {
-            bufs: BufCache::new(Arc::clone(&device), &geometry, half),
+            bufs,
             inodes: Cache::new(half, INODE_SHARDS, &INODE_SHARD_LOCK),
             groups: Groups::new(geometry.ag_count, options.writable),
             write,
@@ -252,11 +260,18 @@ impl Volume {
 }
 
 impl WriteSide {
-    fn open(device: &Arc<dyn BlockDevice>, superblock: &Superblock, ends: LogEnds) -> Result<Self> {
+    fn open(
+        device: &Arc<dyn BlockDevice>,
+        superblock: &Superblock,
+        ends: LogEnds,
+        space: Space,
+        kept_back: u64,
+    ) -> Result<Self> {
         let raw = superblock.raw();
         // The log is clean: the counters are those of the last clean close.
-        let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), 0);
-        Ok(Self { journal: Journal::open(Arc::clone(device), superblock, ends)?, counters })
+        let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back);
+        let journal = Journal::open(Arc::clone(device), superblock, ends)?;
+        Ok(Self { journal, counters, space, busy: Arc::default() })
     }
 }
 

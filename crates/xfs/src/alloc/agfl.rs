@@ -35,7 +35,7 @@ pub fn take<S: SpaceStore + ?Sized>(store: &mut S, ag: AgNumber, to: RingUse) ->
     agf.flcount.set(count - 1);
     if to == RingUse::Tree {
         agf.btreeblks.set(agf.btreeblks.get().saturating_add(1));
-        store.spend(Spent::SpaceTrees(1));
+        store.spend(Spent::SpaceTrees(1))?;
     }
     Ok(Some(AgBlock(block)))
 }
@@ -55,7 +55,7 @@ pub fn put<S: SpaceStore + ?Sized>(store: &mut S, ag: AgNumber, block: AgBlock, 
     agf.flcount.set(count + 1);
     if from == RingUse::Tree {
         agf.btreeblks.set(agf.btreeblks.get().saturating_sub(1));
-        store.spend(Spent::SpaceTrees(-1));
+        store.spend(Spent::SpaceTrees(-1))?;
         store.note_busy(ag, Run { start: block, len: 1 });
     }
     Ok(())

@@ -10,6 +10,7 @@
 use super::Run;
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::types::AgNumber;
 
@@ -24,6 +25,21 @@ impl BusyMark {
     /// Whether the commit freed anything.
     pub fn any(&self) -> bool {
         !self.runs.is_empty()
+    }
+}
+
+/// A mark that ends when it is dropped.
+#[derive(Debug)]
+pub struct BusyGuard {
+    busy: Arc<BusyExtents>,
+    mark: Option<BusyMark>,
+}
+
+impl Drop for BusyGuard {
+    fn drop(&mut self) {
+        if let Some(mark) = self.mark.take() {
+            self.busy.release(mark);
+        }
     }
 }
 
@@ -65,6 +81,11 @@ impl BusyExtents {
         }
         self.count.fetch_add(runs.len() as u64, Ordering::Relaxed);
         BusyMark { id, runs }
+    }
+
+    /// As [`mark`](Self::mark), until the guard is dropped: with the checkpoint, or with a commit that failed.
+    pub fn guard(self: &Arc<Self>, runs: Vec<(AgNumber, Run)>) -> BusyGuard {
+        BusyGuard { busy: Arc::clone(self), mark: Some(self.mark(runs)) }
     }
 
     /// Ends what `mark` began.

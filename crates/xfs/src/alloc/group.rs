@@ -58,7 +58,7 @@ impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
             Found::Busy => Ok(Outcome::Busy),
             Found::Fit(fit) => {
                 space::take(self.store, self.ag, fit.whole, fit.part)?;
-                self.store.spend(spent(request.purpose, i64::from(fit.part.len)));
+                self.store.spend(spent(request.purpose, i64::from(fit.part.len)))?;
                 Ok(Outcome::Got(fit.part))
             }
         }
@@ -71,7 +71,7 @@ impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
         self.settle_ring()?;
         space::give(self.store, self.ag, run)?;
         self.store.note_busy(self.ag, run);
-        self.store.spend(spent(purpose, -i64::from(run.len)));
+        self.store.spend(spent(purpose, -i64::from(run.len)))?;
         Ok(())
     }
 

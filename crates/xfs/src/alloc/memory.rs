@@ -276,12 +276,13 @@ impl SpaceStore for MemorySpace {
         self.freed.push((ag, run));
     }
 
-    fn spend(&mut self, spent: Spent) {
+    fn spend(&mut self, spent: Spent) -> Result<()> {
         match spent {
             Spent::Reserved(blocks) => self.now.spent += blocks,
             Spent::FromPool(blocks) => self.now.pooled += blocks,
             Spent::SpaceTrees(blocks) => self.now.space_trees += blocks,
         }
+        Ok(())
     }
 }
 

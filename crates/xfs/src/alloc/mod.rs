@@ -19,6 +19,7 @@ mod agfl;
 mod busy;
 mod group;
 mod limits;
+mod locked;
 #[cfg(test)]
 mod memory;
 #[cfg(test)]
@@ -27,8 +28,9 @@ mod pick;
 mod seam;
 mod search;
 mod space;
+mod trees;
 
-pub use busy::{BusyExtents, BusyMark};
+pub use busy::{BusyExtents, BusyGuard, BusyMark};
 pub use group::Group;
 pub use limits::Limits;
 pub use pick::{Allocated, Space, Target};
@@ -54,6 +56,26 @@ impl Run {
     /// The block behind its last one. 64 bits, as a damaged run may end behind the highest block number.
     pub const fn end(self) -> u64 {
         self.start.0 as u64 + self.len as u64
+    }
+
+    /// What two runs have in common.
+    pub fn common(self, other: Self) -> Option<Self> {
+        Self::between(self.start.max(other.start).0.into(), self.end().min(other.end()))
+    }
+
+    /// Sorts runs, and joins those that overlap or touch.
+    pub fn normalize(runs: &mut Vec<Self>) {
+        runs.sort_unstable();
+        let mut kept: Vec<Self> = Vec::with_capacity(runs.len());
+        for &run in runs.iter() {
+            match kept.last_mut() {
+                Some(last) if u64::from(run.start.0) <= last.end() => {
+                    *last = Self::between(last.start.0.into(), last.end().max(run.end())).unwrap_or(*last);
+                }
+                _ => kept.push(run),
+            }
+        }
+        *runs = kept;
     }
 
     /// The run between two blocks; `None` if nothing is between them.

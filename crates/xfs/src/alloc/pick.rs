@@ -9,7 +9,9 @@ use super::group::{Group, Outcome};
 use super::limits::Limits;
 use super::seam::VolumeStore;
 use super::{Place, Purpose, Request, Run};
+use crate::buf::BufCache;
 use crate::error::{Error, Result};
+use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber, FsBlock};
 
@@ -59,6 +61,24 @@ impl Space {
     /// What is kept back.
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// Blocks that count as free and that nobody may have, as the groups are now: those of the trees of free space,
+    /// what these may need to go on, and what groups keep for their other trees.
+    pub fn kept_back(&self, bufs: &BufCache, geometry: &Geometry) -> Result<u64> {
+        let mut kept = self.limits.set_aside();
+        let sector = geometry.sector_size.into();
+        for ag in (0..self.groups).map(AgNumber) {
+            let (agf_at, agi_at) = (AgHeader::Agf.daddr(geometry, ag), AgHeader::Agi.daddr(geometry, ag));
+            let agf_buf = bufs.read(agf_at, sector, &AGF)?;
+            let agf = Agf::view(&agf_buf).map_err(|problem| Error::corrupt_block(agf_at, None, problem))?;
+            let agi_buf = bufs.read(agi_at, sector, &AGI)?;
+            let agi = Agi::view(&agi_buf).map_err(|problem| Error::corrupt_block(agi_at, None, problem))?;
+            let tree = (geometry.finobt && geometry.inobt_counts).then(|| agi.fblocks.get());
+            kept += u64::from(agf.btreeblks.get());
+            kept += u64::from(self.limits.group_reserve(ag, agf, tree));
+        }
+        Ok(kept)
     }
 
     /// Allocates blocks. [`Error::NoSpace`]: no group that may be waited for has them.

@@ -70,8 +70,9 @@ pub trait SpaceStore {
     fn freed_here(&self, ag: AgNumber, block: u32) -> bool;
     /// Makes a run busy once the transaction commits, until that commit is on disk.
     fn note_busy(&mut self, ag: AgNumber, run: Run);
-    /// Counts blocks that changed hands, for the volume's counters.
-    fn spend(&mut self, spent: Spent);
+    /// Counts blocks that changed hands, for the volume's counters. [`Error::NoSpace`] if the transaction takes more
+    /// than it has reserved.
+    fn spend(&mut self, spent: Spent) -> Result<()>;
 }
 
 /// All groups of a volume, as a transaction may come by them.

@@ -1,6 +1,7 @@
 //! The buffers of a transaction: private copies of what it changes.
 
 use super::Trans;
+use crate::btree::edit::Block;
 use crate::buf::{Buf, Change, ChunkMap, MetaBuf, Owned, Piece, runs};
 use crate::error::Result;
 use crate::log::{LogItem, LogVector, VecSize};
@@ -8,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use xfs_format::identity;
 use xfs_format::log::{BufFlags, BufHeader, BufType};
-use xfs_format::types::DiskAddr;
+use xfs_format::types::{AgNumber, DiskAddr};
 use xfs_format::verify::Verifier;
 
 /// A buffer of a transaction. Good up to its next roll or commit.
@@ -18,7 +19,8 @@ pub struct BufIndex(usize);
 /// A buffer that a transaction has locked.
 pub(super) struct Joined {
     handle: Arc<MetaBuf>,
-    _owned: Owned,
+    /// `None` once it was let go of.
+    owned: Option<Owned>,
     bytes: Arc<[u8]>,
     verifier: &'static Verifier,
     /// What this transaction changed.
@@ -37,7 +39,7 @@ impl Joined {
         let inodes = handle.holds_inodes();
         Self {
             handle,
-            _owned: owned,
+            owned: Some(owned),
             bytes: buf.into_bytes(),
             verifier,
             dirty: ChunkMap::default(),
@@ -285,7 +287,74 @@ impl Trans<'_> {
 
     fn find(&self, pieces: &[Piece]) -> Option<BufIndex> {
         // Transactions have few buffers: the last ones are asked for most.
-        self.bufs.iter().rposition(|buf| buf.handle.pieces() == pieces).map(BufIndex)
+        self.bufs.iter().rposition(|buf| buf.owned.is_some() && buf.handle.pieces() == pieces).map(BufIndex)
+    }
+
+    /// As [`peek`](Self::peek), of one piece.
+    pub fn peek_at(&self, daddr: DiskAddr, len: u64, verifier: &'static Verifier) -> Result<Buf> {
+        self.peek(&[Piece { daddr, len }], verifier)
+    }
+
+    /// Gives back the lock of a buffer of which nothing was changed; `false` if something was. Its index is void then.
+    pub(crate) fn let_go(&mut self, index: BufIndex) -> bool {
+        let buf = &mut self.bufs[index.0];
+        if buf.is_clean() {
+            buf.owned = None;
+        }
+        buf.owned.is_none()
+    }
+
+    /// The highest group of which a header is locked.
+    pub(crate) fn highest_group(&self) -> Option<AgNumber> {
+        let geometry = self.geometry();
+        let sector = u64::from(geometry.sector_size >> 9);
+        let group_len = u64::from(geometry.ag_blocks) << (geometry.block_log - 9);
+        let header = |buf: &Joined| {
+            let daddr = buf.handle.daddr().0;
+            (1..=3).contains(&(daddr % group_len / sector)).then_some(AgNumber((daddr / group_len) as u32))
+        };
+        self.bufs.iter().filter(|buf| buf.owned.is_some()).filter_map(header).max()
+    }
+
+    /// A block of a tree as this transaction sees it. Whoever asks keeps changes of the tree off.
+    pub(crate) fn read_block(&self, daddr: DiskAddr, verifier: &'static Verifier) -> Result<Block<'_>> {
+        let pieces = [self.one_block(daddr)];
+        Ok(match self.find(&pieces) {
+            Some(index) => Block::Private(self.bytes(index)),
+            None => Block::Shared(self.volume.bufs().read_pieces(&pieces, verifier)?),
+        })
+    }
+
+    /// A block of a tree, for changing those bytes of it that are in `ranges`.
+    pub(crate) fn modify_block(
+        &mut self,
+        daddr: DiskAddr,
+        verifier: &'static Verifier,
+        ranges: &[Range<usize>],
+    ) -> Result<&mut [u8]> {
+        let index = self.buf_read(&[self.one_block(daddr)], verifier)?;
+        let buf = &mut self.bufs[index.0];
+        if !buf.unlogged {
+            ranges.iter().filter(|range| !range.is_empty()).for_each(|range| buf.dirty.mark(range.clone()));
+        }
+        Ok(buf.bytes_mut())
+    }
+
+    /// A new block of a tree: zeroes.
+    pub(crate) fn create_block(&mut self, daddr: DiskAddr, verifier: &'static Verifier) -> Result<&mut [u8]> {
+        let index = self.buf_new(&[self.one_block(daddr)], verifier)?;
+        Ok(self.bufs[index.0].bytes_mut())
+    }
+
+    /// A block of a tree that goes back to free space.
+    pub(crate) fn forget_block(&mut self, daddr: DiskAddr, verifier: &'static Verifier) -> Result<()> {
+        let index = self.buf_read(&[self.one_block(daddr)], verifier)?;
+        self.invalidate(index);
+        Ok(())
+    }
+
+    fn one_block(&self, daddr: DiskAddr) -> Piece {
+        Piece { daddr, len: self.geometry().block_size.into() }
     }
 
     fn join(&mut self, joined: Joined) -> BufIndex {

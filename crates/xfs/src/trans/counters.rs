@@ -14,8 +14,9 @@ pub struct Counters {
     free_blocks: AtomicI64,
     inodes: AtomicI64,
     free_inodes: AtomicI64,
-    /// Blocks that no reservation may take: what the trees of each group may need to go on.
-    set_aside: i64,
+    /// Blocks that count as free and that no reservation may take: those of the trees of free space, what these may
+    /// need to go on, and what groups keep for their trees of free inodes.
+    set_aside: AtomicI64,
 }
 
 /// What a transaction changes of them.
@@ -27,6 +28,10 @@ pub(crate) struct Delta {
     pub(crate) freed: u64,
     pub(crate) inodes: i64,
     pub(crate) free_inodes: i64,
+    /// Blocks taken out of the groups' own reserve.
+    pub(crate) pooled: i64,
+    /// Blocks that the trees of free space grew by.
+    pub(crate) space_trees: i64,
 }
 
 impl Counters {
@@ -36,7 +41,7 @@ impl Counters {
             free_blocks: AtomicI64::new(free_blocks.cast_signed()),
             inodes: AtomicI64::new(inodes.cast_signed()),
             free_inodes: AtomicI64::new(free_inodes.cast_signed()),
-            set_aside: set_aside.cast_signed(),
+            set_aside: AtomicI64::new(set_aside.cast_signed()),
         }
     }
 
@@ -47,7 +52,9 @@ impl Counters {
 
     /// Blocks that a reservation may still take.
     pub fn available_blocks(&self) -> u64 {
-        (self.free_blocks.load(Ordering::Relaxed) - self.set_aside).max(0).cast_unsigned()
+        (self.free_blocks.load(Ordering::Relaxed) - self.set_aside.load(Ordering::Relaxed))
+            .max(0)
+            .cast_unsigned()
     }
 
     /// Inodes that have a place on disk.
@@ -69,7 +76,7 @@ impl Counters {
         self.free_blocks
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
                 let left = free - count;
-                (left >= self.set_aside).then_some(left)
+                (left >= self.set_aside.load(Ordering::Relaxed)).then_some(left)
             })
             .map(drop)
             .map_err(|_| Error::NoSpace)
@@ -85,6 +92,12 @@ impl Counters {
     /// Applies what a transaction committed. Blocks that it took left the counter when they were reserved.
     pub(crate) fn apply(&self, delta: &Delta) {
         self.return_blocks(delta.freed);
+        if delta.pooled != 0 {
+            self.free_blocks.fetch_sub(delta.pooled, Ordering::Relaxed);
+        }
+        if delta.space_trees != delta.pooled {
+            self.set_aside.fetch_add(delta.space_trees - delta.pooled, Ordering::Relaxed);
+        }
         if delta.inodes != 0 {
             self.inodes.fetch_add(delta.inodes, Ordering::Relaxed);
         }
@@ -106,7 +119,7 @@ mod tests {
         counters.reserve_blocks(80).expect("there are 80");
         assert!(matches!(counters.reserve_blocks(1), Err(Error::NoSpace)));
         counters.return_blocks(30);
-        counters.apply(&Delta { taken: 50, freed: 0, inodes: 64, free_inodes: 63 });
+        counters.apply(&Delta { taken: 50, inodes: 64, free_inodes: 63, ..Delta::default() });
         counters.apply(&Delta { freed: 5, ..Delta::default() });
         assert_eq!((counters.free_blocks(), counters.inodes(), counters.free_inodes()), (55, 128, 73));
     }

@@ -5,6 +5,7 @@
 //! recovery if need be; the done item (EFD) that it was.
 
 use super::Trans;
+use crate::alloc::Purpose;
 use crate::error::{Error, Result};
 use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
 use std::sync::Arc;
@@ -119,6 +120,6 @@ impl Trans<'_> {
 }
 
 /// Puts a run of blocks into the trees of free space.
-fn free_now(_trans: &mut Trans<'_>, _extent: FreedExtent) -> Result<()> {
-    Err(Error::UnsupportedFeature("freeing of blocks".into()))
+fn free_now(trans: &mut Trans<'_>, extent: FreedExtent) -> Result<()> {
+    trans.free_blocks(extent.start, extent.len, Purpose::Data)
 }

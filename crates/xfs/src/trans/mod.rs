@@ -17,10 +17,12 @@ pub mod counters;
 mod frees;
 mod inodes;
 pub mod reservation;
+mod space;
 
 pub use buffers::BufIndex;
 pub use frees::FreedExtent;
 
+use crate::alloc::Run;
 use crate::error::{Error, Result};
 use crate::log::{CommitSeq, Journal, LogItem, LogVector, OnLanded, Outcome, Ticket};
 use crate::volume::Volume;
@@ -31,6 +33,7 @@ use inodes::JoinedInode;
 use reservation::Reservation;
 use std::sync::Arc;
 use xfs_format::geometry::Geometry;
+use xfs_format::types::AgNumber;
 
 /// A transaction that is open.
 pub struct Trans<'v> {
@@ -42,6 +45,8 @@ pub struct Trans<'v> {
     extra: Vec<(Arc<dyn LogItem>, LogVector)>,
     on_landing: Vec<OnLanded>,
     deferred: Vec<DeferredFree>,
+    /// What this part freed: busy from the commit on.
+    freed: Vec<(AgNumber, Run)>,
     delta: Delta,
     /// Blocks that are reserved and not taken.
     blocks: u64,
@@ -71,6 +76,7 @@ impl<'v> Trans<'v> {
             extra: Vec::new(),
             on_landing: Vec::new(),
             deferred: Vec::new(),
+            freed: Vec::new(),
             delta: Delta::default(),
             blocks: reservation.blocks,
             rolled: false,
@@ -159,6 +165,7 @@ impl<'v> Trans<'v> {
         for buf in self.bufs.iter().filter_map(Joined::format) {
             items.push(buf);
         }
+        self.mark_busy()?;
         let landing = self.landing();
         let Some(ticket) = self.ticket.as_mut() else { return Err(Error::ShutDown) };
         if items.is_empty() {

@@ -106,7 +106,8 @@ impl<'g> Need<'g> {
     /// An inode gets or loses its place: AGI, both inode trees, its cluster's list pointers.
     pub fn inode_change(self) -> Self {
         let levels = inode_levels(self.geometry);
-        self.sectors(2).buffers(2 * 2 * levels + 1).inodes(1)
+        // Each tree may take or give back a block.
+        self.sectors(2).buffers(2 * 2 * levels + 1).inodes(1).extents(2)
     }
 
     /// A chunk of inodes may be made or given back.

@@ -1,0 +1,243 @@
+//! Free space in a transaction: the seam of the allocator on [`Trans`].
+
+use super::trees;
+use super::{Allocated, Order, Purpose, Request, Run, SpaceStore, Spent, Target, VolumeStore};
+use crate::error::{Error, Result};
+use crate::trans::{BufIndex, Trans};
+use std::mem::size_of;
+use xfs_format::ag::{AGF, AGFL, AGI, AgHeader, Agf, Agfl, AgflHeader, Agi};
+use xfs_format::btree::{Bnobt, Cntbt};
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::types::{AgBlock, AgNumber, FsBlock};
+use zerocopy::FromBytes;
+
+/// Bytes of the AGF that ever change: they are logged together.
+const AGF_BYTES: usize = size_of::<Agf>();
+
+/// A group whose AGF the transaction has.
+#[derive(Clone, Copy, Debug)]
+struct LockedGroup {
+    ag: AgNumber,
+    agf: BufIndex,
+}
+
+/// The free space of a volume in a transaction.
+pub(crate) struct LockedSpace<'t, 'v> {
+    trans: &'t mut Trans<'v>,
+    geometry: &'v Geometry,
+    groups: Vec<LockedGroup>,
+}
+
+impl<'t, 'v> LockedSpace<'t, 'v> {
+    /// Free space as the transaction sees it.
+    pub(crate) fn new(trans: &'t mut Trans<'v>) -> Self {
+        let geometry = trans.geometry();
+        Self { trans, geometry, groups: Vec::new() }
+    }
+
+    pub(crate) fn trans(&self) -> &Trans<'v> {
+        self.trans
+    }
+
+    pub(crate) fn trans_mut(&mut self) -> &mut Trans<'v> {
+        self.trans
+    }
+
+    fn index(&self, ag: AgNumber) -> Result<BufIndex> {
+        let group = self.groups.iter().find(|group| group.ag == ag);
+        debug_assert!(group.is_some(), "group {ag} is not locked");
+        group.map(|group| group.agf).ok_or(Error::ShutDown)
+    }
+
+    fn sector(&self) -> u64 {
+        self.geometry.sector_size.into()
+    }
+
+    fn header_error(&self, ag: AgNumber, header: AgHeader) -> impl Fn(FormatError) -> Error + use<> {
+        let daddr = header.daddr(self.geometry, ag);
+        move |problem| Error::corrupt_block(daddr, None, problem)
+    }
+
+    fn ring(&mut self, ag: AgNumber) -> Result<BufIndex> {
+        let daddr = AgHeader::Agfl.daddr(self.geometry, ag);
+        self.trans.buf_at(daddr, self.sector(), &AGFL)
+    }
+
+    fn slot_at(slot: u32) -> usize {
+        size_of::<AgflHeader>() + slot as usize * 4
+    }
+}
+
+impl SpaceStore for LockedSpace<'_, '_> {
+    fn geometry(&self) -> &Geometry {
+        self.geometry
+    }
+
+    fn agf(&self, ag: AgNumber) -> Result<&Agf> {
+        let wrap = self.header_error(ag, AgHeader::Agf);
+        Agf::view(self.trans.bytes(self.index(ag)?)).map_err(wrap)
+    }
+
+    fn agf_mut(&mut self, ag: AgNumber) -> Result<&mut Agf> {
+        let wrap = self.header_error(ag, AgHeader::Agf);
+        let index = self.index(ag)?;
+        let bytes = self.trans.bytes_mut(index, 0..AGF_BYTES);
+        let len = bytes.len() as u64;
+        Agf::mut_from_prefix(bytes)
+            .map(|(agf, _)| agf)
+            .map_err(|_| wrap(FormatError::value("AGF", "length", len)))
+    }
+
+    fn ring_slot(&mut self, ag: AgNumber, slot: u32) -> Result<u32> {
+        let index = self.ring(ag)?;
+        let at = Self::slot_at(slot);
+        let bytes = self.trans.bytes(index).get(at..).and_then(|rest| rest.first_chunk::<4>());
+        let wrap = self.header_error(ag, AgHeader::Agfl);
+        bytes
+            .map(|raw| u32::from_be_bytes(*raw))
+            .ok_or_else(|| wrap(FormatError::value("AGFL", "slot", slot.into())))
+    }
+
+    fn set_ring_slot(&mut self, ag: AgNumber, slot: u32, block: u32) -> Result<()> {
+        debug_assert!(slot < Agfl::slots(self.geometry), "a slot of the ring");
+        let index = self.ring(ag)?;
+        let at = Self::slot_at(slot);
+        let bytes = self.trans.bytes_mut(index, at..at + 4);
+        if let Some(place) = bytes.get_mut(at..at + 4) {
+            place.copy_from_slice(&block.to_be_bytes());
+        }
+        Ok(())
+    }
+
+    fn at_or_before(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
+        match order {
+            Order::Place => trees::at_or_before::<Bnobt>(self, ag, rank),
+            Order::Size => trees::at_or_before::<Cntbt>(self, ag, rank),
+        }
+    }
+
+    fn at_or_after(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
+        match order {
+            Order::Place => trees::at_or_after::<Bnobt>(self, ag, rank),
+            Order::Size => trees::at_or_after::<Cntbt>(self, ag, rank),
+        }
+    }
+
+    fn insert(&mut self, ag: AgNumber, order: Order, run: Run) -> Result<()> {
+        match order {
+            Order::Place => trees::insert::<Bnobt>(self, ag, run),
+            Order::Size => trees::insert::<Cntbt>(self, ag, run),
+        }
+    }
+
+    fn remove(&mut self, ag: AgNumber, order: Order, run: Run) -> Result<()> {
+        match order {
+            Order::Place => trees::remove::<Bnobt>(self, ag, run),
+            Order::Size => trees::remove::<Cntbt>(self, ag, run),
+        }
+    }
+
+    fn replace(&mut self, ag: AgNumber, order: Order, old: Run, new: Run) -> Result<()> {
+        match order {
+            Order::Place => trees::replace::<Bnobt>(self, ag, old, new),
+            Order::Size => trees::replace::<Cntbt>(self, ag, old, new),
+        }
+    }
+
+    fn busy_in(&self, ag: AgNumber, run: Run) -> Vec<Run> {
+        self.trans.busy_in(ag, run)
+    }
+
+    fn freed_here(&self, ag: AgNumber, block: u32) -> bool {
+        self.trans.freed_here(ag, block)
+    }
+
+    fn note_busy(&mut self, ag: AgNumber, run: Run) {
+        self.trans.note_busy(ag, run);
+    }
+
+    fn spend(&mut self, spent: Spent) -> Result<()> {
+        self.trans.spend(spent)
+    }
+}
+
+impl VolumeStore for LockedSpace<'_, '_> {
+    fn peek_agf(&mut self, ag: AgNumber) -> Result<Agf> {
+        if self.groups.iter().any(|group| group.ag == ag) {
+            return self.agf(ag).copied();
+        }
+        let buf = self.trans.peek_at(AgHeader::Agf.daddr(self.geometry, ag), self.sector(), &AGF)?;
+        let wrap = self.header_error(ag, AgHeader::Agf);
+        let agf = *Agf::view(&buf).map_err(&wrap)?;
+        agf.check_group(self.geometry, ag).map_err(wrap)?;
+        Ok(agf)
+    }
+
+    fn peek_free_inode_tree_blocks(&mut self, ag: AgNumber) -> Result<Option<u32>> {
+        if !self.geometry.finobt || !self.geometry.inobt_counts {
+            return Ok(None);
+        }
+        let buf = self.trans.peek_at(AgHeader::Agi.daddr(self.geometry, ag), self.sector(), &AGI)?;
+        let agi = Agi::view(&buf).map_err(self.header_error(ag, AgHeader::Agi))?;
+        Ok(Some(agi.fblocks.get()))
+    }
+
+    fn lock_space(&mut self, ag: AgNumber, wait: bool) -> Result<bool> {
+        if self.groups.iter().any(|group| group.ag == ag) {
+            return Ok(true);
+        }
+        let daddr = AgHeader::Agf.daddr(self.geometry, ag);
+        let index = if wait {
+            Some(self.trans.buf_at(daddr, self.sector(), &AGF)?)
+        } else {
+            self.trans.try_buf_at(daddr, self.sector(), &AGF)?
+        };
+        let Some(agf) = index else { return Ok(false) };
+        let wrap = self.header_error(ag, AgHeader::Agf);
+        let view = Agf::view(self.trans.bytes(agf)).map_err(&wrap)?;
+        view.check_group(self.geometry, ag).map_err(wrap)?;
+        self.groups.push(LockedGroup { ag, agf });
+        Ok(true)
+    }
+
+    fn unlock_clean(&mut self, ag: AgNumber) {
+        let Some(at) = self.groups.iter().position(|group| group.ag == ag) else { return };
+        if self.trans.let_go(self.groups[at].agf) {
+            self.groups.swap_remove(at);
+        }
+    }
+
+    fn highest_locked(&self) -> Option<AgNumber> {
+        self.trans.highest_group()
+    }
+
+    fn settle_busy(&mut self) -> Result<bool> {
+        self.trans.settle_busy()
+    }
+}
+
+impl Trans<'_> {
+    /// Allocates blocks out of what the transaction has reserved. [`Error::NoSpace`]: what is free lies too far
+    /// apart, or less is reserved than `request.min`.
+    pub fn allocate(&mut self, target: Target, request: Request) -> Result<Allocated> {
+        let left = u32::try_from(self.blocks_left()).unwrap_or(u32::MAX);
+        if request.min > left && request.purpose != Purpose::FreeInodeTree {
+            return Err(Error::NoSpace);
+        }
+        let request = Request { max: request.max.min(left.max(request.min)), ..request };
+        let space = &self.volume().write_side()?.space;
+        space.allocate(&mut LockedSpace::new(self), target, request)
+    }
+
+    /// Frees a run of blocks in this very transaction. It lies within one group.
+    pub fn free_blocks(&mut self, start: FsBlock, len: u32, purpose: Purpose) -> Result<()> {
+        let (ag, block) = self.geometry().split_block(start).ok_or_else(|| {
+            let problem = FormatError::value("freed extent", "first block", start.0);
+            Error::Corrupt { daddr: None, inode: None, problem }
+        })?;
+        let space = &self.volume().write_side()?.space;
+        let run = Run { start: AgBlock(block.0), len };
+        space.free(&mut LockedSpace::new(self), ag, run, purpose)
+    }
+}

@@ -1,0 +1,188 @@
+//! The trees of free space as trees of blocks: their roots are in the AGF, their blocks come from the ring.
+
+use super::agfl::{self, RingUse};
+use super::locked::LockedSpace;
+use super::seam::SpaceStore;
+use super::{Order, Run};
+use crate::btree::edit::{Block, Editor, RootRef, TreeStore};
+use crate::error::{Error, Result};
+use std::marker::PhantomData;
+use std::ops::Range;
+use xfs_format::btree::{Bnobt, Cntbt, Tree};
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::records::AllocRecord;
+use xfs_format::types::{AgBlock, AgNumber, DiskAddr};
+
+/// What differs between the two.
+pub trait SpaceTree: Tree<Record = AllocRecord> {
+    /// Which one it is.
+    const ORDER: Order;
+    /// A place in its order.
+    fn rank(rank: (u32, u32)) -> Self::Rank;
+}
+
+impl SpaceTree for Bnobt {
+    const ORDER: Order = Order::Place;
+    fn rank(rank: (u32, u32)) -> u32 {
+        rank.0
+    }
+}
+
+impl SpaceTree for Cntbt {
+    const ORDER: Order = Order::Size;
+    fn rank(rank: (u32, u32)) -> (u32, u32) {
+        rank
+    }
+}
+
+/// One of the trees, in a transaction.
+pub struct InGroup<'a, 't, 'v, T> {
+    space: &'a mut LockedSpace<'t, 'v>,
+    ag: AgNumber,
+    tree: PhantomData<T>,
+}
+
+impl<'a, 't, 'v, T: SpaceTree> InGroup<'a, 't, 'v, T> {
+    fn editor(space: &'a mut LockedSpace<'t, 'v>, ag: AgNumber) -> Editor<Self> {
+        Editor::new(Self { space, ag, tree: PhantomData })
+    }
+
+    fn block(&self, pointer: u64) -> Result<AgBlock> {
+        let blocks = self.space.geometry().ag_blocks_of(self.ag);
+        u32::try_from(pointer).ok().filter(|&block| block != 0 && block < blocks).map(AgBlock).ok_or_else(
+            || {
+                let problem = FormatError::mismatch(T::NAME, "pointer", pointer, blocks.into());
+                Error::Corrupt { daddr: None, inode: None, problem }
+            },
+        )
+    }
+}
+
+impl<T: SpaceTree> TreeStore for InGroup<'_, '_, '_, T> {
+    type Tree = T;
+
+    fn geometry(&self) -> &Geometry {
+        self.space.geometry()
+    }
+
+    fn owner(&self) -> u64 {
+        self.ag.0.into()
+    }
+
+    fn daddr(&self, pointer: u64) -> Option<DiskAddr> {
+        self.block(pointer).ok().map(|block| self.space.geometry().daddr_of(self.ag, block))
+    }
+
+    fn read(&self, pointer: u64) -> Result<Block<'_>> {
+        let daddr = self.space.geometry().daddr_of(self.ag, self.block(pointer)?);
+        self.space.trans().read_block(daddr, T::verifier())
+    }
+
+    fn modify(&mut self, pointer: u64, ranges: &[Range<usize>]) -> Result<&mut [u8]> {
+        let daddr = self.space.geometry().daddr_of(self.ag, self.block(pointer)?);
+        self.space.trans_mut().modify_block(daddr, T::verifier(), ranges)
+    }
+
+    fn create(&mut self, pointer: u64) -> Result<&mut [u8]> {
+        let daddr = self.space.geometry().daddr_of(self.ag, self.block(pointer)?);
+        self.space.trans_mut().create_block(daddr, T::verifier())
+    }
+
+    fn allocate(&mut self, _near: u64) -> Result<u64> {
+        let block = agfl::take(self.space, self.ag, RingUse::Tree)?;
+        block.map(|block| block.0.into()).ok_or(Error::NoSpace)
+    }
+
+    fn free(&mut self, pointer: u64) -> Result<()> {
+        let block = self.block(pointer)?;
+        let daddr = self.space.geometry().daddr_of(self.ag, block);
+        self.space.trans_mut().forget_block(daddr, T::verifier())?;
+        agfl::put(self.space, self.ag, block, RingUse::Tree)
+    }
+
+    fn root(&self) -> RootRef<'_> {
+        // A group is locked only with an AGF that passed its checks.
+        let Ok(agf) = self.space.agf(self.ag) else { return RootRef::Block { pointer: 0, levels: 1 } };
+        let (root, levels) = match T::ORDER {
+            Order::Place => (agf.bno_root, agf.bno_level),
+            Order::Size => (agf.cnt_root, agf.cnt_level),
+        };
+        RootRef::Block { pointer: root.get().into(), levels: levels.get() }
+    }
+
+    fn set_root(&mut self, root: RootRef<'_>) -> Result<()> {
+        let RootRef::Block { pointer, levels } = root else { return Ok(()) };
+        let block = self.block(pointer)?;
+        let agf = self.space.agf_mut(self.ag)?;
+        match T::ORDER {
+            Order::Place => (agf.bno_root, agf.bno_level) = (block.0.into(), levels.into()),
+            Order::Size => (agf.cnt_root, agf.cnt_level) = (block.0.into(), levels.into()),
+        }
+        Ok(())
+    }
+}
+
+fn run(record: AllocRecord) -> Run {
+    Run::new(record.startblock.get(), record.blockcount.get())
+}
+
+fn record(run: Run) -> AllocRecord {
+    AllocRecord::new(run.start, run.len)
+}
+
+/// The last extent whose rank is at most `rank`.
+pub fn at_or_before<T: SpaceTree>(
+    space: &mut LockedSpace<'_, '_>,
+    ag: AgNumber,
+    rank: (u32, u32),
+) -> Result<Option<Run>> {
+    Ok(InGroup::<T>::editor(space, ag).seek_le(T::rank(rank))?.map(run))
+}
+
+/// The first extent whose rank is at least `rank`.
+pub fn at_or_after<T: SpaceTree>(
+    space: &mut LockedSpace<'_, '_>,
+    ag: AgNumber,
+    rank: (u32, u32),
+) -> Result<Option<Run>> {
+    Ok(InGroup::<T>::editor(space, ag).seek_ge(T::rank(rank))?.map(run))
+}
+
+/// Adds an extent.
+pub fn insert<T: SpaceTree>(space: &mut LockedSpace<'_, '_>, ag: AgNumber, new: Run) -> Result<()> {
+    let mut editor = InGroup::<T>::editor(space, ag);
+    // Stands where the record belongs, or on one of the same rank, which the insertion refuses.
+    editor.seek_le(T::rank(T::ORDER.rank(new)))?;
+    editor.insert(record(new))
+}
+
+/// Removes an extent, which must be there.
+pub fn remove<T: SpaceTree>(space: &mut LockedSpace<'_, '_>, ag: AgNumber, old: Run) -> Result<()> {
+    let mut editor = InGroup::<T>::editor(space, ag);
+    expect::<T>(editor.seek_eq(T::rank(T::ORDER.rank(old)))?, old)?;
+    editor.delete().map(drop)
+}
+
+/// Changes an extent, which must be there, and stays where it is in the order.
+pub fn replace<T: SpaceTree>(
+    space: &mut LockedSpace<'_, '_>,
+    ag: AgNumber,
+    old: Run,
+    new: Run,
+) -> Result<()> {
+    let mut editor = InGroup::<T>::editor(space, ag);
+    expect::<T>(editor.seek_eq(T::rank(T::ORDER.rank(old)))?, old)?;
+    editor.update(record(new))
+}
+
+/// Both trees must have the same extents.
+fn expect<T: SpaceTree>(found: Option<AllocRecord>, wanted: Run) -> Result<()> {
+    if found.map(run) == Some(wanted) {
+        return Ok(());
+    }
+    let found = found.map_or(0, |record| record.startblock.get());
+    let problem =
+        FormatError::mismatch(T::NAME, "extent of the other tree", found.into(), wanted.start.0.into());
+    Err(Error::Corrupt { daddr: None, inode: None, problem })
+}

@@ -1,0 +1,193 @@
+//! Free space on real volumes: what transactions allocate and free leaves volumes that `xfs_repair` and the kernel
+//! find sound. Needs root and xfsprogs.
+
+mod common;
+
+use blockdev::FileOptions;
+use common::{Image, try_run};
+use std::sync::Arc;
+use xfs::Error;
+use xfs::alloc::{Purpose, Request, Run, Target};
+use xfs::btree::Cursor;
+use xfs::trans::Trans;
+use xfs::trans::reservation::Need;
+use xfs::volume::{OpenOptions, Volume};
+use xfs_format::ag::{AGF, AGFL, AgHeader, Agf, Agfl};
+use xfs_format::btree::{Bnobt, Cntbt};
+use xfs_format::types::{AgBlock, AgNumber, FsBlock};
+
+fn open(image: &Image) -> Arc<Volume> {
+    let device = FileOptions::new().sector_size(512).write(true).open(image.path()).unwrap();
+    Volume::open(Arc::new(device), &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap()
+}
+
+/// The free extents of a group by both trees, and the blocks that are free and in the ring.
+fn free_runs(volume: &Volume, ag: AgNumber) -> (Vec<Run>, Vec<u32>) {
+    let geometry = volume.geometry();
+    let roots = volume.group_space(ag).unwrap();
+    let mut by_place = Vec::new();
+    let mut cursor = Cursor::<Bnobt>::seek(volume.bufs(), geometry, ag, roots.bnobt, None).unwrap();
+    while let Some(record) = cursor.next_record().unwrap() {
+        by_place.push(Run::new(record.startblock.get(), record.blockcount.get()));
+    }
+    let mut by_size = Vec::new();
+    let mut cursor = Cursor::<Cntbt>::seek(volume.bufs(), geometry, ag, roots.cntbt, None).unwrap();
+    while let Some(record) = cursor.next_record().unwrap() {
+        by_size.push(Run::new(record.startblock.get(), record.blockcount.get()));
+    }
+    by_size.sort();
+    assert_eq!(by_place, by_size);
+    assert!(by_place.windows(2).all(|pair| pair[0].end() < u64::from(pair[1].start.0)));
+    assert_eq!(roots.free_blocks, by_place.iter().map(|run| run.len).sum::<u32>());
+    assert_eq!(roots.longest, by_place.iter().map(|run| run.len).max().unwrap_or(0));
+    let sector = geometry.sector_size.into();
+    let agf = volume.bufs().read(AgHeader::Agf.daddr(geometry, ag), sector, &AGF).unwrap();
+    let agfl = volume.bufs().read(AgHeader::Agfl.daddr(geometry, ag), sector, &AGFL).unwrap();
+    let ring = Agfl::view(&agfl, geometry).unwrap().blocks(Agf::view(&agf).unwrap());
+    (by_place, ring.map(|block| block.0).collect())
+}
+
+/// Blocks that are free to whoever counts as the superblock does.
+fn free_blocks(volume: &Volume) -> u64 {
+    (0..volume.geometry().ag_count)
+        .map(|ag| {
+            let roots = volume.group_space(AgNumber(ag)).unwrap();
+            u64::from(roots.free_blocks) + u64::from(roots.agfl_blocks) + u64::from(roots.tree_blocks)
+        })
+        .sum()
+}
+
+struct Churn {
+    volume: Arc<Volume>,
+    rng: fastrand::Rng,
+    held: Vec<(FsBlock, u32)>,
+}
+
+impl Churn {
+    fn reservation(&self, blocks: u64) -> xfs::trans::reservation::Reservation {
+        Need::new(self.volume.geometry()).extents(6).blocks(blocks).reservation()
+    }
+
+    /// One transaction of a few allocations and freeings, committed or dropped.
+    fn step(&mut self, fill: bool) {
+        let geometry = self.volume.geometry();
+        let reservation = self.reservation(if fill { 160 } else { 0 });
+        let mut trans = match Trans::start(&self.volume, reservation) {
+            Ok(trans) => trans,
+            Err(Error::NoSpace) => return,
+            Err(error) => panic!("{error}"),
+        };
+        let mut held = self.held.clone();
+        for _ in 0..self.rng.u32(1..4) {
+            if fill {
+                let max = self.rng.u32(1..40);
+                let min = self.rng.u32(1..=max);
+                let purpose = if self.rng.bool() { Purpose::Data } else { Purpose::Metadata };
+                let mut request = Request::new(min, max, purpose);
+                if self.rng.u32(..6) == 0 {
+                    request.align = 4;
+                }
+                let ag = AgNumber(self.rng.u32(..geometry.ag_count));
+                let block = AgBlock(self.rng.u32(..geometry.ag_blocks_of(ag)));
+                let near = geometry.join_block(ag, block);
+                let target = if self.rng.bool() { Target::Near(near) } else { Target::In(ag) };
+                match trans.allocate(target, request) {
+                    Ok(got) => held.push((got.start(geometry), got.run.len)),
+                    Err(Error::NoSpace) => break,
+                    Err(error) => panic!("{error}"),
+                }
+            } else if !held.is_empty() {
+                let (start, len) = held.swap_remove(self.rng.usize(..held.len()));
+                let part = if self.rng.bool() { len } else { self.rng.u32(1..=len) };
+                trans.free_later(start, part);
+                if part < len {
+                    held.push((FsBlock(start.0 + u64::from(part)), len - part));
+                }
+            }
+        }
+        if self.rng.u32(..8) > 0 {
+            trans.commit().unwrap();
+            self.held = held;
+        }
+    }
+
+    /// What is free and what is held do not overlap, and add up.
+    fn check(&self, before: u64) {
+        let geometry = self.volume.geometry();
+        let mut held: Vec<(FsBlock, u32)> = self.held.clone();
+        let held_blocks: u64 = held.iter().map(|(_, len)| u64::from(*len)).sum();
+        assert_eq!(free_blocks(&self.volume) + held_blocks, before);
+        for ag in (0..geometry.ag_count).map(AgNumber) {
+            let (runs, ring) = free_runs(&self.volume, ag);
+            held.extend(runs.iter().map(|run| (geometry.join_block(ag, run.start), run.len)));
+            held.extend(ring.iter().map(|&block| (geometry.join_block(ag, AgBlock(block)), 1)));
+        }
+        held.sort();
+        assert!(held.windows(2).all(|pair| pair[0].0.0 + u64::from(pair[0].1) <= pair[1].0.0), "overlap");
+    }
+
+    fn run(&mut self, steps: u32, phase: u32) {
+        let before = free_blocks(&self.volume);
+        for step in 0..steps {
+            self.step(step / phase % 2 == 0);
+            if step % 100 == 99 {
+                self.check(before);
+            }
+        }
+        while !self.held.is_empty() {
+            let mut trans = Trans::start(&self.volume, self.reservation(0)).unwrap();
+            for (start, len) in self.held.drain(..self.held.len().min(20)) {
+                trans.free_later(start, len);
+            }
+            trans.commit().unwrap();
+        }
+        self.check(before);
+    }
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("UXFS_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    println!("seed: UXFS_SEED={seed}");
+    seed
+}
+
+/// `xfs_repair` finds nothing, and the kernel mounts and uses what is there.
+fn witnesses(image: &Image) {
+    let path = image.path();
+    let output = try_run("xfs_repair", &["-n", path.to_str().unwrap()]);
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    let mount = image.mount("");
+    std::fs::write(mount.join("by the kernel"), vec![7; 1 << 20]).unwrap();
+    mount.unmount();
+    let output = try_run("xfs_repair", &["-n", path.to_str().unwrap()]);
+    assert!(output.status.success(), "after the kernel: {}", String::from_utf8_lossy(&output.stdout));
+}
+
+fn churn(bytes: u64, args: &[&str], steps: u32) {
+    let image = Image::mkfs(bytes, args);
+    let volume = open(&image);
+    let rng = fastrand::Rng::with_seed(seed());
+    let mut churn = Churn { volume: Arc::clone(&volume), rng, held: Vec::new() };
+    churn.run(steps, 800);
+    volume.close().unwrap();
+    drop((churn, volume));
+    witnesses(&image);
+}
+
+const PLAIN: [&str; 2] = ["-m", "rmapbt=0,reflink=1,finobt=1"];
+
+#[test]
+fn blocks_of_four_kib() {
+    churn(300 << 20, &PLAIN, 2400);
+}
+
+#[test]
+fn blocks_of_one_kib_in_small_groups() {
+    churn(
+        64 << 20,
+        &["--unsupported", "-b", "size=1024", "-d", "agcount=4", "-m", "reflink=0,finobt=0,rmapbt=0"],
+        2400,
+    );
+}
