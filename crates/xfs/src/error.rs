@@ -93,6 +93,9 @@ pub enum Error {
     /// The volume was shut down after an error: nothing more can be changed. What is in the log will be recovered.
     #[error("the volume was shut down after an error; close it and recover its log")]
     ShutDown,
+    /// A volume cannot be made as it is wanted. Nothing was written.
+    #[error(transparent)]
+    Mkfs(#[from] crate::mkfs::Refusal),
     /// The volume has no room for what was asked, or may have no more inodes. Nothing was changed.
     #[error("no space left on the volume")]
     NoSpace,

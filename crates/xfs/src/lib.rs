@@ -20,6 +20,7 @@ pub mod ialloc;
 mod info;
 pub mod inode;
 pub mod log;
+pub mod mkfs;
 pub mod recovery;
 pub mod symlink;
 #[doc(hidden)]

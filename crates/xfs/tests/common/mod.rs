@@ -87,6 +87,19 @@ impl Image {
     }
 }
 
+/// Unmounts. A program that another test is just starting has, until it runs, all files open that this process
+/// had: then it is tried again.
+pub fn umount(dir: &Path) {
+    let dir = dir.to_str().unwrap();
+    for _ in 0..100 {
+        if try_run("umount", &[dir]).status.success() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    run("umount", &[dir]);
+}
+
 /// A mounted image; unmounted when dropped.
 pub struct Mount {
     dir: PathBuf,
@@ -103,7 +116,7 @@ impl Mount {
     }
 
     pub fn unmount(mut self) {
-        run("umount", &[self.dir.to_str().unwrap()]);
+        umount(&self.dir);
         self.mounted = false;
     }
 }

@@ -1,0 +1,108 @@
+//! How many levels the trees of a volume can grow to, from its shape alone.
+//!
+//! A tree is deepest when its blocks are half empty, as far as a tree lets them be. Reservations of log space and
+//! the blocks that a group keeps for its trees follow from that.
+
+use xfs_format::btree::{Bnobt, Inobt, Refcountbt, Rmapbt, Tree};
+
+/// Bytes of the header of a block of a block map tree.
+const LONG_HEADER: u32 = 72;
+/// Bytes of a record of a block map, and of key and pointer of an inner block.
+const MAP_ENTRY: u32 = 16;
+/// What log space is reserved for where a volume has both a reverse map and shared blocks.
+const RMAP_WITH_REFLINK: u32 = 9;
+
+/// Depths of the trees of a group and of a fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Levels {
+    pub alloc: u32,
+    pub inode: u32,
+    pub refcount: u32,
+    /// 0 without a reverse map.
+    pub rmap: u32,
+    pub data_map: u32,
+    pub attr_map: u32,
+}
+
+/// What depths depend on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub block_size: u32,
+    pub inode_size: u32,
+    pub ag_blocks: u32,
+    pub reflink: bool,
+    pub rmapbt: bool,
+    pub nrext64: bool,
+}
+
+impl Levels {
+    pub(super) fn of(shape: &Shape) -> Self {
+        let group = u64::from(shape.ag_blocks);
+        let block = shape.block_size;
+        // Inode numbers of a group are counted by powers of two.
+        let inodes = group.next_power_of_two() * u64::from(block / shape.inode_size);
+        let (data_extents, attr_extents) =
+            if shape.nrext64 { ((1 << 48) - 1, u32::MAX.into()) } else { ((1 << 31) - 1, (1 << 15) - 1) };
+        Self {
+            // At worst every second block is free.
+            alloc: depth::<Bnobt>(group.div_ceil(2), block),
+            inode: depth::<Inobt>(inodes / 64, block),
+            refcount: depth::<Refcountbt>(group, block),
+            rmap: match (shape.rmapbt, shape.reflink) {
+                (false, _) => 0,
+                (true, true) => RMAP_WITH_REFLINK,
+                (true, false) => depth::<Rmapbt>(group, block),
+            },
+            data_map: map_depth(data_extents, block, 3),
+            attr_map: map_depth(attr_extents, block, 2),
+        }
+    }
+}
+
+/// Depth of a tree of a group that has `records` records.
+fn depth<T: Tree>(records: u64, block_size: u32) -> u32 {
+    let body = block_size as usize - T::header_len(true);
+    let (leaf, inner) = (T::max_records(body) as u64 / 2, T::max_children(body) as u64 / 2);
+    let (mut blocks, mut levels) = (records.div_ceil(leaf), 1);
+    while blocks > 1 {
+        blocks = blocks.div_ceil(inner);
+        levels += 1;
+    }
+    levels
+}
+
+/// Depth of a block map of `extents` extents whose root, in an inode, has room for `root` pointers.
+fn map_depth(extents: u64, block_size: u32, root: u64) -> u32 {
+    let least = u64::from(map_entries(block_size) / 2);
+    let (mut blocks, mut levels) = (extents.div_ceil(least), 1);
+    while blocks > 1 {
+        blocks = if blocks <= root { 1 } else { blocks.div_ceil(least) };
+        levels += 1;
+    }
+    levels
+}
+
+/// Entries that a block of a block map has room for.
+pub(super) fn map_entries(block_size: u32) -> u32 {
+    (block_size - LONG_HEADER) / MAP_ENTRY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_grow_with_the_volume_and_shrink_with_its_blocks() {
+        let levels = |block_size, ag_blocks| {
+            let (reflink, rmapbt, nrext64) = (true, false, false);
+            Levels::of(&Shape { block_size, inode_size: 512, ag_blocks, reflink, rmapbt, nrext64 })
+        };
+        let small = levels(4096, 19200);
+        assert_eq!((small.alloc, small.inode, small.refcount, small.rmap), (2, 2, 2, 0));
+        assert_eq!((small.data_map, small.attr_map), (5, 3));
+        let large = levels(4096, 268_435_455);
+        assert_eq!((large.alloc, large.inode, large.refcount), (4, 4, 4));
+        assert_eq!(levels(65536, 1200).alloc, 1);
+        assert_eq!(levels(1024, 1_073_741_823).alloc, 6);
+    }
+}

@@ -1,0 +1,445 @@
+//! Volumes that are made here, judged by `xfs_repair`, by comparison with `mkfs.xfs`, and by the kernel.
+//! Needs root, xfsprogs 6.1, loop mounts, and `/dev/shm` for sparse files of any size.
+
+mod common;
+
+use blockdev::{BlockDevice, Counter, Durability, FileOptions, MemoryDevice};
+use common::{Image, run, try_run, umount};
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use xfs::mkfs::{Before, Features, Groups, Options, Refusal, format, log_blocks_min, plan};
+use xfs::volume::{OpenOptions, Volume};
+use xfs_format::superblock::{RawSuperblock, Superblock};
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::{AgNumber, Uuid};
+use xfs_format::{checksum, superblock};
+
+const MIB: u64 = 1 << 20;
+const TIB: u64 = 1 << 40;
+/// Where sparse files may be of any size.
+const SHM: &str = "/dev/shm";
+
+/// The kernel mounts no two volumes of one UUID at a time, and tests run side by side: each call has its own.
+fn options() -> Options {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let mut uuid = [0x5a; 16];
+    uuid[..8].copy_from_slice(&u64::from(std::process::id()).to_be_bytes());
+    uuid[8..].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+    Options::new(Uuid(uuid), Timestamp { secs: 1_700_000_000, nanos: 123_456_789 })
+}
+
+/// A sparse file with a volume in it.
+fn make(bytes: u64, options: &Options) -> Image {
+    let image = Image::blank_in(SHM, bytes);
+    format_image(&image, options, Before::Zeroes);
+    image
+}
+
+fn format_image(image: &Image, options: &Options, before: Before) {
+    let device = FileOptions::new().write(true).sector_size(512).open(image.path()).unwrap();
+    let layout = plan(options, device.size()).unwrap();
+    format(&device, &layout, before).unwrap();
+}
+
+/// The arguments of `mkfs.xfs` that mean the same.
+fn arguments(options: &Options) -> Vec<String> {
+    let on = u8::from;
+    let Features { finobt, inobt_counts, sparse_inodes, reflink, bigtime, nrext64, rmapbt } =
+        options.features;
+    let mut arguments: Vec<String> = vec![
+        format!("-bsize={}", options.block_size),
+        format!("-ssize={}", options.sector_size),
+        format!("-isize={},sparse={},nrext64={}", options.inode_size, on(sparse_inodes), on(nrext64)),
+        format!(
+            "-mfinobt={},inobtcount={},reflink={},bigtime={},rmapbt={}",
+            on(finobt),
+            on(inobt_counts),
+            on(reflink),
+            on(bigtime),
+            on(rmapbt)
+        ),
+    ];
+    match options.groups {
+        Groups::Automatic => {}
+        Groups::Count(count) => arguments.push(format!("-dagcount={count}")),
+        Groups::Bytes(bytes) => arguments.push(format!("-dagsize={bytes}")),
+    }
+    arguments.extend(options.dir_block_size.map(|bytes| format!("-nsize={bytes}")));
+    arguments.extend(options.log_size.map(|bytes| format!("-lsize={bytes}")));
+    if !options.label.is_empty() {
+        arguments.push(format!("-L{}", String::from_utf8_lossy(&options.label)));
+    }
+    if options.small {
+        arguments.push("--unsupported".to_owned());
+    }
+    arguments
+}
+
+/// What `xfs_db` says of superblock and group headers, and of free space, without what differs by intent.
+fn described(image: &Image, groups: u32, features: Features) -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    let path = image.path();
+    let mut ask = |what: String, commands: &[&str]| {
+        let mut args: Vec<&str> = commands.iter().flat_map(|command| ["-c", command]).collect();
+        args.push(path.to_str().unwrap());
+        let said = run("xfs_db", &args);
+        for line in said.lines() {
+            let (key, value) = line.split_once(" = ").unwrap_or((line, ""));
+            let differs = ["uuid", "crc", "core.atime", "v3.change_count", "v3.crc"];
+            let is_time = key.contains("time.") || key.ends_with(".uuid");
+            if !differs.iter().any(|name| key.starts_with(name)) && !is_time {
+                all.insert(format!("{what} {key}"), value.to_owned());
+            }
+        }
+    };
+    ask("sb".to_owned(), &["sb 0", "p"]);
+    let middle = groups / 2;
+    for ag in [0, 1, middle, groups - 1].into_iter().filter(|&ag| ag < groups) {
+        let (agf, agi, agfl) = (format!("agf {ag}"), format!("agi {ag}"), format!("agfl {ag}"));
+        ask(agf.clone(), &[&agf, "p"]);
+        ask(agi.clone(), &[&agi, "p"]);
+        ask(agfl.clone(), &[&agfl, "p"]);
+        for (header, root, exists) in [
+            (&agf, "bnoroot", true),
+            (&agf, "cntroot", true),
+            (&agi, "root", true),
+            (&agi, "free_root", features.finobt),
+            (&agf, "rmaproot", features.rmapbt),
+            (&agf, "refcntroot", features.reflink),
+        ] {
+            if exists {
+                ask(format!("{ag} {root}"), &[header, &format!("addr {root}"), "p"]);
+            }
+        }
+    }
+    for inode in ["rootino", "rbmino", "rsumino"] {
+        ask(inode.to_owned(), &["sb 0", &format!("addr {inode}"), "p"]);
+    }
+    all
+}
+
+/// `xfs_repair` finds nothing.
+fn assert_sound(image: &Image, what: &str) {
+    let path = image.path();
+    // With one or two groups it has nothing to compare the first superblock with, and would rather not.
+    let output = try_run("xfs_repair", &["-n", "-f", "-o", "force_geometry", path.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {}{said}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// The kernel mounts the volume, makes files in it and reads them again.
+fn let_the_kernel_work(image: &Image, what: &str) {
+    let mount = image.mount("");
+    for n in 0..200 {
+        let dir = mount.join(&format!("d{}", n % 7));
+        std::fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("{what}: {error}"));
+        std::fs::write(dir.join(format!("file {n}")), vec![n as u8; n * 50]).unwrap();
+    }
+    for n in (0..200).step_by(3) {
+        std::fs::remove_file(mount.join(&format!("d{}/file {n}", n % 7))).unwrap();
+    }
+    mount.unmount();
+}
+
+/// The volume opens here, and holds so many inodes.
+fn assert_opens(image: &Image, options: &Options, inodes: usize) {
+    let writable = !options.features.rmapbt;
+    let device = FileOptions::new().sector_size(512).write(writable).open(image.path()).unwrap();
+    let volume = Volume::open(Arc::new(device), &OpenOptions { writable, ..OpenOptions::default() }).unwrap();
+    assert!(volume.log_is_clean());
+    let mut seen = 0;
+    volume
+        .for_each_inode(&mut |_| {
+            seen += 1;
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(seen, inodes);
+}
+
+/// All that is asked of a volume of any shape. `same`: whether `mkfs.xfs` is asked to make the same.
+fn witness(bytes: u64, options: &Options, same: bool) {
+    let what = format!("{bytes} {:?}", arguments(options));
+    let ours = make(bytes, options);
+    assert_sound(&ours, &what);
+    assert_opens(&ours, options, 3);
+    let sb = superblock_of(&ours);
+    if same {
+        let theirs = Image::blank_in(SHM, bytes);
+        let mut args = vec!["-q".to_owned(), "-f".to_owned()];
+        args.extend(arguments(options));
+        args.push(theirs.path().to_str().unwrap().to_owned());
+        run("mkfs.xfs", &args.iter().map(String::as_str).collect::<Vec<_>>());
+        let groups = sb.raw().agcount.get();
+        let (ours, theirs) =
+            (described(&ours, groups, options.features), described(&theirs, groups, options.features));
+        for (key, value) in &theirs {
+            assert_eq!(ours.get(key), Some(value), "{what}: {key}");
+        }
+        assert_eq!(ours.len(), theirs.len(), "{what}");
+    }
+    let_the_kernel_work(&ours, &what);
+    assert_sound(&ours, &format!("{what}, after the kernel"));
+    // Root, bitmap, summary; 7 directories; 200 files but every third.
+    assert_opens(&ours, options, 3 + 7 + 133);
+}
+
+fn superblock_of(image: &Image) -> Superblock {
+    let device = image.device();
+    let mut sector = vec![0; 32768];
+    device.read(0, &mut sector).unwrap();
+    Superblock::parse(&sector).unwrap()
+}
+
+fn sized(block_size: u32, inode_size: u32, sector_size: u32) -> Options {
+    Options { block_size, inode_size, sector_size, ..options() }
+}
+
+fn features(change: impl FnOnce(&mut Features)) -> Options {
+    let mut options = options();
+    change(&mut options.features);
+    options
+}
+
+#[test]
+fn every_size_of_block_inode_and_sector() {
+    for (block, inode, sector) in [
+        (1024, 512, 512),
+        (2048, 1024, 512),
+        (4096, 512, 512),
+        (4096, 512, 4096),
+        (4096, 1024, 512),
+        (4096, 2048, 4096),
+        (8192, 2048, 8192),
+        (16384, 512, 4096),
+        (32768, 512, 512),
+        (65536, 512, 512),
+        (65536, 1024, 512),
+        (65536, 2048, 4096),
+    ] {
+        witness(320 * MIB, &sized(block, inode, sector), true);
+    }
+}
+
+#[test]
+fn every_feature_on_and_off() {
+    let without_finobt = |f: &mut Features| (f.finobt, f.inobt_counts) = (false, false);
+    for options in [
+        features(|f| f.reflink = false),
+        features(without_finobt),
+        features(|f| f.inobt_counts = false),
+        features(|f| f.sparse_inodes = false),
+        features(|f| f.bigtime = false),
+        features(|f| f.nrext64 = true),
+        features(|f| f.rmapbt = true),
+        features(|f| {
+            without_finobt(f);
+            (f.reflink, f.rmapbt, f.nrext64) = (false, true, true);
+        }),
+        features(|f| {
+            without_finobt(f);
+            (f.reflink, f.sparse_inodes, f.bigtime) = (false, false, false);
+        }),
+    ] {
+        witness(300 * MIB, &options, true);
+    }
+    let one_kilo = Options { block_size: 1024, ..features(|f| f.rmapbt = true) };
+    witness(300 * MIB, &one_kilo, true);
+    let unsparse = Options { block_size: 65536, ..features(|f| f.sparse_inodes = false) };
+    witness(300 * MIB, &unsparse, true);
+}
+
+#[test]
+fn groups_label_log_and_directory_blocks() {
+    let with = |groups| Options { groups, ..options() };
+    // Rounded sizes, a short last group, one that is left out.
+    witness(1_000_003 << 10, &with(Groups::Count(7)), true);
+    witness((1 << 30) + 4096, &with(Groups::Automatic), true);
+    witness(1 << 30, &with(Groups::Bytes(200 * MIB)), true);
+    witness((600 + 15) * MIB, &with(Groups::Bytes(200 * MIB)), true);
+    witness((600 + 16) * MIB, &with(Groups::Bytes(200 * MIB)), true);
+    // Where mkfs.xfs would lay the log into a last group that is too small for it, it lies in the first one.
+    witness(300 * MIB, &with(Groups::Bytes(284 * MIB)), false);
+    let dir_block_size = Some(16384);
+    witness(400 * MIB, &Options { dir_block_size, label: b"twelve bytes".to_vec(), ..options() }, true);
+    let log_size = Some(100 * MIB);
+    witness(1 << 30, &Options { log_size, block_size: 1024, ..options() }, true);
+    witness(1 << 30, &Options { log_size, sector_size: 4096, ..options() }, true);
+}
+
+#[test]
+fn volumes_from_the_smallest_to_100_tib() {
+    let small = Options { small: true, ..options() };
+    // The least log of today's kernels is smaller than that of xfsprogs 6.1.
+    for (bytes, options) in [
+        (16 * MIB, small.clone()),
+        (17 * MIB + 512, small.clone()),
+        (32 * MIB, small.clone()),
+        (64 * MIB, Options { block_size: 1024, ..small.clone() }),
+        (64 * MIB, Options { sector_size: 4096, ..small.clone() }),
+        (100 * MIB, Options { inode_size: 2048, ..small.clone() }),
+        (256 * MIB, Options { block_size: 65536, ..small.clone() }),
+    ] {
+        witness(bytes, &options, false);
+    }
+    witness(200 * (1 << 30), &options(), true);
+    witness(TIB, &options(), true);
+    witness(4 * TIB, &options(), true);
+    witness(100 * TIB, &options(), true);
+}
+
+/// The kernel is asked for the least log that it takes; the volume with that log, or with one that is a little
+/// larger, is mounted.
+#[test]
+fn the_least_log_is_one_that_the_kernel_mounts() {
+    let mut shapes = Vec::new();
+    for (block, inode, sector) in [
+        (1024, 512, 512),
+        (2048, 512, 512),
+        (4096, 512, 512),
+        (4096, 2048, 4096),
+        (16384, 2048, 512),
+        (65536, 512, 512),
+    ] {
+        for bytes in [320 * MIB, 3 << 30, 5 * TIB] {
+            for bits in 0..4 {
+                let mut options = Options { small: true, ..sized(block, inode, sector) };
+                (options.features.reflink, options.features.nrext64) = (bits & 1 == 0, bits & 2 != 0);
+                shapes.push((bytes, options));
+            }
+        }
+    }
+    let large_dirs = Some(65536);
+    shapes.push((320 * MIB, Options { small: true, dir_block_size: large_dirs, ..sized(1024, 512, 512) }));
+    shapes.push((5 * TIB, Options { small: true, dir_block_size: large_dirs, ..sized(4096, 512, 512) }));
+    shapes.push((320 * MIB, Options { small: true, ..features(|f| f.rmapbt = true) }));
+    shapes.push((320 * MIB, Options { small: true, ..features(|f| (f.rmapbt, f.reflink) = (true, false)) }));
+    for (bytes, options) in shapes {
+        let least = log_blocks_min(plan(&options, bytes).unwrap().superblock()).unwrap();
+        let log_size = Some(least * u64::from(options.block_size));
+        let options = Options { log_size, ..options };
+        let Ok(layout) = plan(&options, bytes) else {
+            assert!(bytes == 320 * MIB, "{options:?}");
+            continue;
+        };
+        assert_eq!(u64::from(layout.superblock().raw().logblocks.get()), least);
+        let image = make(bytes, &options);
+        image.mount("").unmount();
+        if least > 512 {
+            // Four blocks fewer, which the superblock alone says: refused, unless the bound were needlessly high.
+            patch_log_blocks(&image, (least - 4) as u32);
+            let dir = image.beside("mnt");
+            let args =
+                ["-o", "loop", image.path().to_str().unwrap(), dir.to_str().unwrap()].map(str::to_owned);
+            let mounted = try_run("mount", &args.each_ref().map(String::as_str));
+            if mounted.status.success() {
+                umount(&dir);
+                panic!("the kernel takes less than {least} blocks: {options:?}");
+            }
+        }
+    }
+}
+
+fn patch_log_blocks(image: &Image, blocks: u32) {
+    let sb = superblock_of(image);
+    let mut sector = vec![0; usize::from(sb.raw().sectsize.get())];
+    image.device().read(0, &mut sector).unwrap();
+    let at = std::mem::offset_of!(RawSuperblock, logblocks);
+    sector[at..at + 4].copy_from_slice(&blocks.to_be_bytes());
+    checksum::store(&mut sector, superblock::CRC_OFFSET);
+    image.patch(0, &sector);
+}
+
+#[test]
+fn the_same_options_give_the_same_bytes_whatever_was_there() {
+    let options = Options { small: true, ..features(|f| f.nrext64 = true) };
+    let bytes = 24 * MIB;
+    let new = || MemoryDevice::anonymous(bytes).unwrap();
+    let content = |device: &MemoryDevice| {
+        let mut all = vec![0; bytes as usize];
+        device.read(0, &mut all).unwrap();
+        all
+    };
+    let layout = plan(&options, bytes).unwrap();
+    let (first, second, dirty) = (new(), new(), new());
+    format(&first, &layout, Before::Zeroes).unwrap();
+    format(&second, &layout, Before::Unknown).unwrap();
+    assert!(content(&first) == content(&second));
+    // Over old content all that the volume speaks of is the same: what it does not speak of is free.
+    dirty.write(0, &vec![0xee; bytes as usize], Durability::Volatile).unwrap();
+    format(&dirty, &layout, Before::Unknown).unwrap();
+    let (first, dirty) = (content(&first), content(&dirty));
+    let geometry = layout.geometry();
+    for ag in (0..geometry.ag_count).map(AgNumber) {
+        let group = layout.group(ag);
+        let free: Vec<_> = group.free.iter().chain([&group.agfl]).collect();
+        for block in (0..group.blocks)
+            .filter(|block| !free.iter().any(|extent| (extent.start.0..extent.end()).contains(block)))
+        {
+            let at = (geometry.daddr_of(ag, xfs_format::types::AgBlock(block)).0 << 9) as usize;
+            assert!(first[at..at + 4096] == dirty[at..at + 4096], "group {ag}, block {block}");
+        }
+    }
+    // Another time or UUID is another volume.
+    let time = Timestamp { secs: 1, nanos: 0 };
+    let other = plan(&Options { time, ..options }, bytes).unwrap();
+    let device = new();
+    format(&device, &other, Before::Zeroes).unwrap();
+    assert!(content(&device) != first);
+}
+
+#[test]
+fn a_volume_over_old_content_is_sound() {
+    let image = Image::blank_in(SHM, 310 * MIB);
+    // An older volume with other groups, full of things.
+    format_image(
+        &image,
+        &Options { block_size: 1024, groups: Groups::Count(3), ..options() },
+        Before::Zeroes,
+    );
+    let_the_kernel_work(&image, "first");
+    format_image(&image, &options(), Before::Unknown);
+    assert_sound(&image, "second");
+    assert_opens(&image, &options(), 3);
+    let_the_kernel_work(&image, "second");
+    assert_sound(&image, "second, after the kernel");
+}
+
+#[test]
+fn a_volume_of_100_tib_is_made_and_opened_with_few_requests() {
+    let image = Image::blank_in(SHM, 100 * TIB);
+    let file = FileOptions::new().write(true).sector_size(512).open(image.path()).unwrap();
+    let device = Arc::new(Counter::new(Arc::new(file)));
+    let layout = plan(&options(), device.size()).unwrap();
+    format(&*device, &layout, Before::Zeroes).unwrap();
+    let made = device.counts();
+    let groups = u64::from(layout.geometry().ag_count);
+    assert_eq!((groups, made.reads), (100, 0));
+    // One write a group, and first inodes, log and superblock.
+    assert_eq!(made.writes, groups + 3);
+    assert!(made.written_bytes < groups * 32768 + 65536, "{made:?}");
+    let volume = Volume::open(device.clone(), &OpenOptions::default()).unwrap();
+    volume.inode(volume.geometry().root).unwrap();
+    let opened = device.counts().reads;
+    // The ends of a log of 2 GiB are found by halving; all else is a read each.
+    assert!(opened <= 48, "{opened} reads");
+    // Nothing but what was written takes room on the host.
+    use std::os::unix::fs::MetadataExt;
+    let taken = std::fs::metadata(image.path()).unwrap().blocks() * 512;
+    assert!(taken < 8 * MIB, "{taken}");
+}
+
+#[test]
+fn what_the_device_cannot_hold_is_refused_before_anything_is_written() {
+    let layout = plan(&options(), 300 * MIB).unwrap();
+    let device = Arc::new(Counter::new(Arc::new(MemoryDevice::anonymous(299 * MIB).unwrap())));
+    let refused = format(&*device, &layout, Before::Unknown).unwrap_err();
+    assert!(matches!(refused, xfs::Error::Mkfs(Refusal::Device { .. })), "{refused}");
+    let large = blockdev::MemoryOptions::new().sector_size(4096).anonymous(300 * MIB).unwrap();
+    let large = Arc::new(Counter::new(Arc::new(large)));
+    let refused = format(&*large, &layout, Before::Unknown).unwrap_err();
+    assert!(matches!(refused, xfs::Error::Mkfs(Refusal::DeviceSector { .. })), "{refused}");
+    assert_eq!((device.counts().writes, large.counts().writes), (0, 0));
+}
