@@ -1,15 +1,18 @@
 //! Block maps of forks: where a fork's blocks lie.
 //!
-//! A map is read whole, at its first use, into an immutable list that is looked up without a lock. Every extent
+//! A map is read whole, at its first use, into a list of which every version is immutable and looked up without a
+//! lock. Every extent
 //! in it lies within one group of the volume, begins at or behind the end of the one before, and there are as many
 //! as the inode says: a damaged tree cannot lead round in circles, as its first repeated leaf breaks the order.
 
 mod file;
 mod fork;
+mod list;
 mod shared;
 
 pub use file::FileMap;
 pub use fork::InodeFork;
+pub use list::ExtentList;
 pub(crate) use shared::{SharedRun, shared_run};
 
 use crate::buf::BufCache;
@@ -29,71 +32,6 @@ pub enum Mapped {
     Hole(FileBlock, Option<FileBlock>),
     /// The extent that holds the block.
     Extent(Extent),
-}
-
-/// The extents of a fork, in order.
-#[derive(Debug, Default)]
-pub struct ExtentList {
-    /// In the packed form: 16 bytes each.
-    records: Box<[BmbtRecord]>,
-}
-
-impl ExtentList {
-    /// What lies at `block`.
-    pub fn lookup(&self, block: FileBlock) -> Mapped {
-        let behind = self.records.partition_point(|record| record.startoff() <= block.0);
-        let before = behind.checked_sub(1).and_then(|index| self.records.get(index)).map(BmbtRecord::unpack);
-        match before {
-            Some(extent) if block < extent.end() => Mapped::Extent(extent),
-            before => {
-                let start = before.map_or(FileBlock(0), |extent| extent.end());
-                let end = self.records.get(behind).map(|record| FileBlock(record.startoff()));
-                Mapped::Hole(start, end)
-            }
-        }
-    }
-
-    /// The first mapped block at or behind `from`.
-    pub fn next_mapped(&self, from: FileBlock) -> Option<FileBlock> {
-        match self.lookup(from) {
-            Mapped::Extent(_) => Some(from),
-            Mapped::Hole(_, end) => end,
-        }
-    }
-
-    /// The first block at or behind `from` that is not mapped.
-    pub fn next_unmapped(&self, from: FileBlock) -> FileBlock {
-        let mut at = from;
-        while let Mapped::Extent(extent) = self.lookup(at) {
-            at = extent.end();
-        }
-        at
-    }
-
-    /// The block behind the last mapped one.
-    pub fn end(&self) -> FileBlock {
-        self.records.last().map_or(FileBlock(0), |record| record.unpack().end())
-    }
-
-    /// All extents, in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Extent> + '_ {
-        self.records.iter().map(BmbtRecord::unpack)
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.records.len()
-    }
-
-    /// Whether nothing is mapped.
-    pub fn is_empty(&self) -> bool {
-        self.records.is_empty()
-    }
-
-    /// Bytes of memory, for the cache.
-    pub(crate) fn weight(&self) -> u64 {
-        size_of_val(&*self.records) as u64 + 64
-    }
 }
 
 /// Reads a fork's map.
@@ -124,7 +62,7 @@ pub(crate) fn load(
         let found = loader.records.len() as u64;
         return Err(wrap(FormatError::mismatch("inode", "extent count", found, fork.nextents)));
     }
-    Ok(ExtentList { records: loader.records.into() })
+    Ok(ExtentList::from_sorted(&loader.records))
 }
 
 struct Loader<'a> {
@@ -186,37 +124,5 @@ impl Loader<'_> {
             self.records.push(*record);
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn list(extents: &[(u64, u64, u32)]) -> ExtentList {
-        let pack = |&(startoff, startblock, blockcount): &(u64, u64, u32)| {
-            let (startoff, startblock) = (FileBlock(startoff), FsBlock(startblock));
-            Extent { startoff, startblock, blockcount, unwritten: false }.pack()
-        };
-        ExtentList { records: extents.iter().map(pack).collect() }
-    }
-
-    #[test]
-    fn lookups_find_extents_and_the_holes_between() {
-        let list = list(&[(5, 100, 3), (8, 200, 2), (20, 300, 1)]);
-        assert_eq!(list.lookup(FileBlock(0)), Mapped::Hole(FileBlock(0), Some(FileBlock(5))));
-        let Mapped::Extent(extent) = list.lookup(FileBlock(7)) else { panic!("mapped") };
-        assert_eq!(extent.startblock, FsBlock(100));
-        let Mapped::Extent(extent) = list.lookup(FileBlock(8)) else { panic!("mapped") };
-        assert_eq!(extent.startblock, FsBlock(200));
-        assert_eq!(list.lookup(FileBlock(15)), Mapped::Hole(FileBlock(10), Some(FileBlock(20))));
-        assert_eq!(list.lookup(FileBlock(21)), Mapped::Hole(FileBlock(21), None));
-        assert_eq!(list.next_mapped(FileBlock(9)), Some(FileBlock(9)));
-        assert_eq!(list.next_mapped(FileBlock(10)), Some(FileBlock(20)));
-        assert_eq!(list.next_mapped(FileBlock(21)), None);
-        assert_eq!(list.next_unmapped(FileBlock(6)), FileBlock(10));
-        assert_eq!(list.next_unmapped(FileBlock(12)), FileBlock(12));
-        assert_eq!(list.next_unmapped(FileBlock(20)), FileBlock(21));
-        assert_eq!(ExtentList::default().lookup(FileBlock(3)), Mapped::Hole(FileBlock(0), None));
     }
 }
