@@ -88,12 +88,7 @@ impl<'a> Images<'a> {
         if let Some((_, volume)) = self.open.iter().find(|(image, _)| *image == location.image) {
             return Ok(volume.clone());
         }
-        let options = OpenOptions::new()
-            .norecovery(self.global.norecovery)
-            .offset(self.global.offset)
-            .length(self.global.length)
-            .cache_size(self.global.cache_size);
-        let volume = open(location, &options)?;
+        let volume = open(location, &self.global.open_options())?;
         self.open.push((location.image.clone(), volume.clone()));
         Ok(volume)
     }
@@ -106,7 +101,7 @@ fn open(location: &Location, options: &OpenOptions) -> Result<Volume> {
 }
 
 /// Says what is wrong with an image that cannot be one, or that the host doesn't let be read.
-fn check(image: &Path) -> Result<()> {
+pub fn check(image: &Path) -> Result<()> {
     let refuse = |exit, what: &str| Err(Failure::new(exit, format!("{}: {what}", host_name(image))));
     match std::fs::metadata(image) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {

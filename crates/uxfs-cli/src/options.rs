@@ -26,6 +26,17 @@ pub struct Global {
     pub verbose: bool,
 }
 
+impl Global {
+    /// How to open a volume for reading.
+    pub fn open_options(&self) -> uxfs::OpenOptions {
+        uxfs::OpenOptions::new()
+            .norecovery(self.norecovery)
+            .offset(self.offset)
+            .length(self.length)
+            .cache_size(self.cache_size)
+    }
+}
+
 /// A number of bytes: digits, and a suffix that multiplies: `s` (512), `K`, `M`, `G`, `T` (powers of 1024,
 /// with or without `iB`).
 pub fn parse_size(text: &str) -> Result<u64, String> {

@@ -23,6 +23,7 @@
 //! [`ErrorKind::Damaged`] that names the structure.
 #![forbid(unsafe_code)]
 
+mod check;
 mod dir;
 mod engine;
 mod error;
@@ -39,6 +40,7 @@ mod queue;
 mod volume;
 
 pub use blockdev::{AlignedBuf, BlockDevice, FileDevice, MemoryDevice};
+pub use check::{CheckReport, Finding, check, check_device};
 pub use dir::{Dir, DirEntry, Entries};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{Extent, Extents, File};

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use xfs_format::types::InodeNumber;
 
 /// The smallest sector that any volume or device has.
-const SECTOR_BYTES_MIN: u32 = 512;
+pub(crate) const SECTOR_BYTES_MIN: u32 = 512;
 
 /// An open volume. Cheap to clone; all calls may be made from any number of threads at once.
 ///
@@ -70,21 +70,7 @@ impl Volume {
 
     /// Opens the volume on any device, of which `options` may choose a part.
     pub fn open_device(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Self> {
-        let device = if options.offset == 0 && options.length.is_none() {
-            device
-        } else {
-            let sector = device.sector_size();
-            if !options.offset.is_multiple_of(u64::from(sector)) {
-                let offset = options.offset;
-                let what =
-                    format!("offset {offset} is not a multiple of the device's sectors of {sector} bytes");
-                // Below the smallest sector there is no device that would help.
-                let hopeless = !offset.is_multiple_of(u64::from(SECTOR_BYTES_MIN));
-                let kind = if hopeless { ErrorKind::InvalidInput } else { ErrorKind::SectorSize };
-                return Err(Error::new(kind, what));
-            }
-            Arc::new(Window::new(device, options.offset, options.length)?)
-        };
+        let device = part(device, options)?;
         let engine_options = xfs::volume::OpenOptions {
             norecovery: options.norecovery,
             writable: options.writable,
@@ -188,6 +174,23 @@ impl Volume {
     }
 }
 
+/// The part of a device that `options` choose.
+pub(crate) fn part(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Arc<dyn BlockDevice>> {
+    if options.offset == 0 && options.length.is_none() {
+        return Ok(device);
+    }
+    let sector = device.sector_size();
+    if !options.offset.is_multiple_of(u64::from(sector)) {
+        let offset = options.offset;
+        let what = format!("offset {offset} is not a multiple of the device's sectors of {sector} bytes");
+        // Below the smallest sector there is no device that would help.
+        let hopeless = !offset.is_multiple_of(u64::from(SECTOR_BYTES_MIN));
+        let kind = if hopeless { ErrorKind::InvalidInput } else { ErrorKind::SectorSize };
+        return Err(Error::new(kind, what));
+    }
+    Ok(Arc::new(Window::new(device, options.offset, options.length)?))
+}
+
 /// An error that says what is at `path`, unless it is what is wanted.
 fn wanted(node: &Node, path: &[u8], what: &str, right: bool) -> Result<()> {
     if right {
@@ -202,7 +205,7 @@ fn wanted(node: &Node, path: &[u8], what: &str, right: bool) -> Result<()> {
 }
 
 /// Says of a device without an XFS volume what it holds instead.
-fn explain(error: xfs::Error, device: &dyn BlockDevice) -> Error {
+pub(crate) fn explain(error: xfs::Error, device: &dyn BlockDevice) -> Error {
     if !matches!(error, xfs::Error::NotXfs) {
         return error.into();
     }

@@ -11,6 +11,7 @@ pub mod bmap;
 pub mod btree;
 pub mod buf;
 mod cache;
+pub mod check;
 mod da;
 pub mod dir;
 mod error;

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod cat;
+pub mod check;
 pub mod cp;
 pub mod demo;
 pub mod du;
@@ -37,6 +38,8 @@ pub enum Command {
     Cp(cp::Args),
     /// Write a tree of an image as an archive
     Tar(tar::Args),
+    /// Walk all metadata of a volume and say what is wrong; nothing is written
+    Check(check::Args),
     /// See what uxfs does, in under a minute
     Demo(demo::Args),
     /// Measure file I/O: in process, on mounted directories, on raw devices
@@ -55,6 +58,7 @@ pub fn run(command: &Command, global: &Global) -> Result<Exit> {
         Command::Du(args) => du::run(args, global),
         Command::Cp(args) => cp::run(args, global),
         Command::Tar(args) => tar::run(args, global),
+        Command::Check(args) => check::run(args, global),
         Command::Demo(args) => demo::run(args, global),
         Command::Bench(args) => bench::run(args, global),
     }

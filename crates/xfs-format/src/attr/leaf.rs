@@ -97,6 +97,13 @@ pub struct AttrLeaf<'a> {
     bytes: &'a [u8],
 }
 
+impl AttrLeafEntry {
+    /// Where name and value (or the value's place) lie in the block.
+    pub fn name_index(&self) -> usize {
+        self.name_index.get().into()
+    }
+}
+
 /// One attribute of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeafAttr<'a> {
@@ -170,6 +177,16 @@ impl<'a> AttrLeaf<'a> {
             return Err(FormatError::value(NAME, "attribute name", index.into()));
         }
         Ok(LeafAttr { flags, name, value })
+    }
+
+    /// Bytes that names and values take, as the header counts them.
+    pub fn used_bytes(&self) -> usize {
+        self.counts.used_bytes.get().into()
+    }
+
+    /// The three pieces of the block that the header lists as free: base and size.
+    pub fn free_map(&self) -> [(usize, usize); 3] {
+        self.counts.free_map.map(|free| (free.base.get().into(), free.size.get().into()))
     }
 
     fn check(bytes: &[u8], ctx: &VerifyContext) -> Result<(), FormatError> {

@@ -1,0 +1,171 @@
+//! The checker: walks all metadata of a volume, writes nothing, and says what is wrong.
+//!
+//! One file a structure. The order of things:
+//! 1. each group: the copies of the superblock, the headers, the trees of free space, of inodes, of reference
+//!    counts and of owners (`superblock`, `group`, `free_space`, `inode_trees`, `refcount`, `rmap`);
+//! 2. each inode: its core, the maps of its forks, symbolic links and attributes (`inode`, `map`, `symlink`, `attr`),
+//!    and the lists of unlinked inodes (`unlinked`);
+//! 3. each directory: its blocks and indexes, and what its names name (`dir`, `links`);
+//! 4. what must agree in the end: owners of blocks, reference counts, the reverse map, link counts, the counters of
+//!    the superblock (`owners`, `links`, `totals`).
+//!
+//! Invariants: work and memory go with the metadata that are there, not with the size of the volume; nothing that
+//! the device holds makes it panic, loop or recurse without bound; a finding is data, and what follows from damage
+//! that was reported already (a block without an owner because its owner cannot be read) is left out. It knows
+//! the format and the device, and nothing of the engine's caches.
+
+mod attr;
+mod da_tree;
+mod dir;
+mod free_space;
+mod group;
+mod inode;
+mod inode_table;
+mod inode_trees;
+mod links;
+mod map;
+mod owners;
+mod reader;
+mod refcount;
+mod report;
+mod rmap;
+mod superblock;
+mod symlink;
+mod totals;
+mod tree;
+mod unlinked;
+
+pub use report::{Counts, Finding, Place, Report};
+
+use crate::error::{Error, Result};
+use crate::recovery::clean;
+use blockdev::BlockDevice;
+use inode_table::InodeTable;
+use links::Links;
+use owners::Owners;
+use reader::Reader;
+use std::sync::Arc;
+use totals::Totals;
+use xfs_format::geometry::Geometry;
+use xfs_format::superblock::{Superblock, Unhandled};
+use xfs_format::types::AgNumber;
+
+/// How to check.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckOptions {
+    /// Check a volume whose log is dirty as it is, without replay. What is in the log is missing then, and much of
+    /// what is found may be nothing but that.
+    pub norecovery: bool,
+    /// How many findings to keep; the others are counted.
+    pub keep: usize,
+    /// With how many findings to give up.
+    pub stop: u64,
+}
+
+impl Default for CheckOptions {
+    fn default() -> Self {
+        Self { norecovery: false, keep: 10_000, stop: 100_000 }
+    }
+}
+
+/// Checks the volume on a device. `Err`: it cannot be checked, because the device fails, or holds no volume, or one
+/// with a feature that is not handled, or one whose log is dirty.
+pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Report> {
+    let mut report = Report::new(options.keep, options.stop);
+    let superblock = match superblock::read_primary(&*device) {
+        Ok(superblock) => superblock,
+        Err(Error::Corrupt { problem, .. }) => {
+            report.add(Place::VOLUME, problem);
+            (report.owners_known, report.names_known) = (false, false);
+            return Ok(report);
+        }
+        Err(error) => return Err(error),
+    };
+    refuse_unhandled(&superblock)?;
+    let geometry = Geometry::from_superblock(&superblock);
+    if device.sector_size() > geometry.sector_size {
+        return Err(Error::SectorSize { volume: geometry.sector_size, device: device.sector_size() });
+    }
+    if device.size() < geometry.bytes() {
+        return Err(Error::Truncated { expected: geometry.bytes(), actual: device.size() });
+    }
+    match clean::log_ends(&*device, &superblock) {
+        Ok(ends) => report.log_clean = ends.clean,
+        Err(Error::Corrupt { problem, .. }) => {
+            report.log_clean = false;
+            report.add(Place::VOLUME, problem);
+        }
+        Err(error) => return Err(error),
+    }
+    if !report.log_clean && report.is_clean() && !options.norecovery {
+        return Err(Error::DirtyLog);
+    }
+    let mut check = Check {
+        owners: Owners::new(&geometry),
+        inodes: InodeTable::new(&geometry),
+        links: Links::default(),
+        totals: Totals::default(),
+        reader: Reader::new(device, geometry),
+        superblock: &superblock,
+        report,
+    };
+    check.run()?;
+    Ok(check.report)
+}
+
+fn refuse_unhandled(superblock: &Superblock) -> Result<()> {
+    Err(match superblock.unhandled() {
+        None => return Ok(()),
+        Some(Unhandled::Feature(name)) => Error::UnsupportedFeature(name),
+        Some(Unhandled::ExternalLog) => Error::ExternalLog,
+        Some(Unhandled::Realtime) => Error::Realtime,
+        Some(Unhandled::NeedsRepair) => Error::NeedsRepair,
+    })
+}
+
+/// A check under way.
+struct Check<'a> {
+    reader: Reader,
+    superblock: &'a Superblock,
+    owners: Owners,
+    inodes: InodeTable,
+    links: Links,
+    totals: Totals,
+    report: Report,
+}
+
+impl Check<'_> {
+    fn geometry(&self) -> &Geometry {
+        self.reader.geometry()
+    }
+
+    fn groups(&self) -> impl Iterator<Item = AgNumber> + use<> {
+        (0..self.geometry().ag_count).map(AgNumber)
+    }
+
+    fn run(&mut self) -> Result<()> {
+        superblock::check_primary(self)?;
+        for ag in self.groups() {
+            if self.report.stopped() {
+                return Ok(());
+            }
+            group::check(self, ag)?;
+        }
+        inode::check_all(self)?;
+        unlinked::check(self)?;
+        dir::check_all(self)?;
+        if self.report.stopped() {
+            return Ok(());
+        }
+        links::check(self);
+        totals::check(self);
+        if self.report.owners_known {
+            for ag in self.groups() {
+                self.owners.report_unowned(ag, &mut self.report);
+                self.owners.report_shared(ag, &mut self.report);
+                rmap::compare(self, ag)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,231 @@
+//! What the checker found: each finding is data, and a report counts them.
+//!
+//! Invariants: a report keeps a bounded number of findings and counts the others; what was looked at is counted
+//! too, so that "nothing found" can be told from "nothing looked at". It knows nothing of how things are checked.
+
+use std::fmt;
+use xfs_format::error::FormatError;
+use xfs_format::types::{AgBlock, AgNumber, InodeNumber};
+
+/// Where a finding is: any part may be missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The allocation group.
+    pub ag: Option<AgNumber>,
+    /// A block of that group.
+    pub block: Option<AgBlock>,
+    /// The inode that it belongs to.
+    pub inode: Option<InodeNumber>,
+}
+
+impl Place {
+    /// The volume as a whole.
+    pub const VOLUME: Self = Self { ag: None, block: None, inode: None };
+
+    /// A group.
+    pub const fn group(ag: AgNumber) -> Self {
+        Self { ag: Some(ag), block: None, inode: None }
+    }
+
+    /// A block of a group.
+    pub const fn block(ag: AgNumber, block: AgBlock) -> Self {
+        Self { ag: Some(ag), block: Some(block), inode: None }
+    }
+
+    /// An inode.
+    pub const fn inode(inode: InodeNumber) -> Self {
+        Self { ag: None, block: None, inode: Some(inode) }
+    }
+
+    /// The same place, on behalf of an inode.
+    pub const fn of(self, inode: InodeNumber) -> Self {
+        Self { inode: Some(inode), ..self }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut gap = "";
+        if let Some(inode) = self.inode {
+            write!(f, "inode {inode}")?;
+            gap = ", ";
+        }
+        if let Some(ag) = self.ag {
+            write!(f, "{gap}group {ag}")?;
+            gap = ", ";
+        }
+        if let Some(block) = self.block {
+            write!(f, "{gap}block {block}")?;
+            gap = ", ";
+        }
+        if gap.is_empty() { f.write_str("volume") } else { Ok(()) }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Where.
+    pub place: Place,
+    /// The structure, the check that failed, what was found and what was expected.
+    pub problem: FormatError,
+    /// The name of a file or of an attribute that it is about.
+    pub name: Option<Box<[u8]>>,
+}
+
+impl Finding {
+    /// The structure, as the format calls it.
+    pub fn structure(&self) -> &'static str {
+        self.problem.structure
+    }
+
+    /// What is wrong with it.
+    pub fn what(&self) -> &'static str {
+        self.problem.check
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FormatError { structure, check, found, expected } = &self.problem;
+        write!(f, "{}: {structure}: {check}", self.place)?;
+        if let Some(name) = &self.name {
+            write!(f, " `{}`", name.escape_ascii())?;
+        }
+        match (found, expected) {
+            (Some(found), Some(expected)) => write!(f, " ({found}, expected {expected})"),
+            (Some(found), None) => write!(f, " ({found})"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What was looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Allocation groups.
+    pub groups: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Directories among them.
+    pub directories: u64,
+    /// Names in directories, `.` and `..` left out.
+    pub names: u64,
+    /// Extents of forks.
+    pub extents: u64,
+    /// Extended attributes.
+    pub attributes: u64,
+    /// Metadata blocks of trees, directories, attributes and symbolic links.
+    pub blocks: u64,
+}
+
+/// What a check found.
+#[derive(Clone, Debug)]
+pub struct Report {
+    findings: Vec<Finding>,
+    total: u64,
+    keep: usize,
+    stop: u64,
+    /// What was looked at.
+    pub counts: Counts,
+    /// Whether nothing in the log waits to be replayed. Where something does, the counters of the superblock are
+    /// not judged.
+    pub log_clean: bool,
+    /// Whether every block's owner could be asked: if not, blocks without an owner are not reported.
+    pub owners_known: bool,
+    /// Whether every directory could be read: if not, link counts are not judged.
+    pub names_known: bool,
+}
+
+impl Report {
+    /// Nothing found yet. `keep`: how many findings are kept; `stop`: with how many the check ends.
+    pub(super) fn new(keep: usize, stop: u64) -> Self {
+        Self {
+            findings: Vec::new(),
+            total: 0,
+            keep,
+            stop,
+            counts: Counts::default(),
+            log_clean: true,
+            owners_known: true,
+            names_known: true,
+        }
+    }
+
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.total == 0
+    }
+
+    /// The findings that are kept, in the order in which they were made.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// How many findings there are, kept or not.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Whether there are so many findings that the check ended early.
+    pub fn stopped(&self) -> bool {
+        self.total >= self.stop
+    }
+
+    /// Adds a finding.
+    pub(super) fn add(&mut self, place: Place, problem: FormatError) {
+        self.push(Finding { place, problem, name: None });
+    }
+
+    /// Adds a finding about a name.
+    pub(super) fn add_named(&mut self, place: Place, problem: FormatError, name: &[u8]) {
+        self.push(Finding { place, problem, name: Some(name.into()) });
+    }
+
+    /// Adds a finding unless two numbers are equal.
+    pub(super) fn same(
+        &mut self,
+        place: Place,
+        structure: &'static str,
+        check: &'static str,
+        found: impl Into<u64>,
+        expected: impl Into<u64>,
+    ) -> bool {
+        let (found, expected) = (found.into(), expected.into());
+        if found != expected {
+            self.add(place, FormatError::mismatch(structure, check, found, expected));
+        }
+        found == expected
+    }
+
+    fn push(&mut self, finding: Finding) {
+        self.total += 1;
+        if self.findings.len() < self.keep {
+            self.findings.push(finding);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_beyond_those_kept_are_counted() {
+        let mut report = Report::new(2, 4);
+        for n in 0..4_u64 {
+            assert!(!report.stopped());
+            report.same(Place::group(AgNumber(1)), "AGF", "count", n, 9_u64);
+        }
+        assert_eq!((report.findings().len(), report.total(), report.stopped()), (2, 4, true));
+        assert_eq!(report.findings()[1].to_string(), "group 1: AGF: count (1, expected 9)");
+        assert!(report.same(Place::VOLUME, "AGF", "count", 9_u64, 9_u64) && report.total() == 4);
+    }
+
+    #[test]
+    fn places_are_said_as_far_as_they_are_known() {
+        assert_eq!(Place::VOLUME.to_string(), "volume");
+        let place = Place::block(AgNumber(2), AgBlock(7)).of(InodeNumber(131));
+        assert_eq!(place.to_string(), "inode 131, group 2, block 7");
+    }
+}

@@ -1,0 +1,77 @@
+//! The reverse map of a group: it must say of each block what everything else says of it.
+//!
+//! The tree is walked twice: first as a tree, whose blocks are claimed; then, when every owner was seen, for its
+//! records. So only one group's are in memory at a time.
+
+use super::Check;
+use super::owners::{Owner, Run, canonical};
+use super::report::Place;
+use super::tree::{walk_group, walk_group_again};
+use crate::error::Result;
+use std::cmp::Ordering;
+use xfs_format::ag::{AgHeader, Agf};
+use xfs_format::btree::{Rmapbt, Tree};
+use xfs_format::error::FormatError;
+use xfs_format::types::{AgBlock, AgNumber, InodeNumber};
+use zerocopy::FromBytes;
+
+/// Checks the tree; gives how many blocks it has. `None`: there is none, or it could not be read.
+pub(super) fn walk(check: &mut Check<'_>, ag: AgNumber, agf: &Agf) -> Result<Option<u32>> {
+    if !check.geometry().rmapbt {
+        return Ok(None);
+    }
+    let root = (agf.rmap_root.get(), agf.rmap_level.get());
+    let before = check.report.total();
+    let walked = walk_group::<Rmapbt>(check, ag, root, Owner::SpaceTree, &mut |_| {})?;
+    if !walked.whole || check.report.total() != before {
+        check.lose_group_space();
+        return Ok(None);
+    }
+    Ok(Some(walked.blocks))
+}
+
+/// Compares the records with all claims of the group's blocks.
+pub(super) fn compare(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
+    if !check.geometry().rmapbt || check.report.stopped() {
+        return Ok(());
+    }
+    let daddr = AgHeader::Agf.daddr(check.geometry(), ag);
+    let bytes = check.reader.raw(daddr, check.geometry().sector_size.into())?;
+    let Ok((agf, _)) = Agf::read_from_prefix(&bytes) else { return Ok(()) };
+    let mut records: Vec<Run> = Vec::new();
+    let root = (agf.rmap_root.get(), agf.rmap_level.get());
+    walk_group_again::<Rmapbt>(check, ag, root, &mut |record| {
+        records.push(Run {
+            start: record.startblock.get(),
+            owner: record.owner.get(),
+            offset: record.offset.get(),
+            len: record.blockcount.get(),
+        });
+    })?;
+    let (map, claims) = (canonical(records), check.owners.take_runs(ag));
+    let (mut map, mut claims) = (map.iter().peekable(), claims.iter().peekable());
+    while !check.report.stopped() {
+        let order = match (map.peek(), claims.peek()) {
+            (None, None) => break,
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(a), Some(b)) => a.cmp(b),
+        };
+        let (run, what) = match order {
+            Ordering::Equal => {
+                map.next();
+                claims.next();
+                continue;
+            }
+            Ordering::Less => (map.next(), "record that no owner has"),
+            Ordering::Greater => (claims.next(), "extent that has no record"),
+        };
+        let Some(run) = run else { break };
+        let mut place = Place::block(ag, AgBlock(run.start));
+        if run.owner >> 63 == 0 {
+            place = place.of(InodeNumber(run.owner));
+        }
+        check.report.add(place, FormatError::value(Rmapbt::NAME, what, run.len.into()));
+    }
+    Ok(())
+}

@@ -1,0 +1,39 @@
+//! The counters of the superblock, against what all groups have. They are right on disk only after a clean unmount.
+
+use super::Check;
+use super::report::Place;
+
+const NAME: &str = "superblock";
+
+/// What the groups have together.
+pub(super) struct Totals {
+    pub(super) inodes: u64,
+    pub(super) free_inodes: u64,
+    /// Blocks that are free, those kept for trees and those in trees of free space included.
+    pub(super) free_blocks: u64,
+    /// Whether every group's trees of free space were read.
+    pub(super) space_known: bool,
+    /// Whether every group's trees of inodes were read.
+    pub(super) inodes_known: bool,
+}
+
+impl Default for Totals {
+    fn default() -> Self {
+        Self { inodes: 0, free_inodes: 0, free_blocks: 0, space_known: true, inodes_known: true }
+    }
+}
+
+/// Compares.
+pub(super) fn check(check: &mut Check<'_>) {
+    if !check.report.log_clean {
+        return;
+    }
+    let (raw, totals, report) = (check.superblock.raw(), &check.totals, &mut check.report);
+    if totals.inodes_known {
+        report.same(Place::VOLUME, NAME, "inode count", raw.icount.get(), totals.inodes);
+        report.same(Place::VOLUME, NAME, "free inode count", raw.ifree.get(), totals.free_inodes);
+    }
+    if totals.space_known {
+        report.same(Place::VOLUME, NAME, "free block count", raw.fdblocks.get(), totals.free_blocks);
+    }
+}
