@@ -4,6 +4,7 @@
 //! fits two buffers at most (v5 blocks hold at least 968 bytes of it).
 
 use crate::attr;
+use crate::da::BlockIdentity;
 use crate::error::FormatError;
 use crate::types::InodeNumber;
 use crate::verify::{Verifier, VerifyContext};
@@ -32,6 +33,12 @@ impl<'a> SymlinkBlock<'a> {
         let (head, payload) = attr::parse_piece(NAME, SYMLINK_MAGIC, TARGET_MAX, bytes)?;
         Ok(Self { owner: InodeNumber(head.owner.get()), offset: head.offset.get(), payload })
     }
+}
+
+/// Makes a v5 buffer with the piece of a target that begins at `offset`. Checksum and LSN are for whoever writes it to
+/// the device. `false` if the piece does not fit.
+pub fn write_symlink_block(bytes: &mut [u8], id: &BlockIdentity, offset: u32, piece: &[u8]) -> bool {
+    attr::write_piece(bytes, SYMLINK_MAGIC, id, offset, piece, 0)
 }
 
 /// A buffer of a symlink's target, v5.

@@ -17,27 +17,27 @@ pub const LEAF_MAGIC_V4: u16 = 0xfbee;
 /// Magic of an attribute leaf, v5.
 pub const LEAF_MAGIC_V5: u16 = 0x3bee;
 
-const NAME: &str = "attribute leaf block";
+pub(super) const NAME: &str = "attribute leaf block";
 /// Largest block: there, `first_used` of an empty leaf does not fit its field and is stored as 0.
 const LARGEST_BLOCK: usize = 65536;
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct FreeMap {
-    base: U16,
-    size: U16,
+pub(super) struct FreeMap {
+    pub(super) base: U16,
+    pub(super) size: U16,
 }
 
 /// What follows the sibling header; v5 pads it to 8 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct Counts {
-    count: U16,
-    used_bytes: U16,
-    first_used: U16,
-    holes: u8,
+pub(super) struct Counts {
+    pub(super) count: U16,
+    pub(super) used_bytes: U16,
+    pub(super) first_used: U16,
+    pub(super) holes: u8,
     pad: u8,
-    free_map: [FreeMap; 3],
+    pub(super) free_map: [FreeMap; 3],
 }
 
 /// One attribute in the table of a leaf.
@@ -47,26 +47,26 @@ pub struct AttrLeafEntry {
     /// Hash of the name.
     pub hash: U32,
     /// Where name and value (or the value's place) lie in the block.
-    name_index: U16,
-    flags: u8,
-    pad: u8,
+    pub(super) name_index: U16,
+    pub(super) flags: u8,
+    pub(super) pad: u8,
 }
 
 /// A name whose value follows it.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct LocalName {
-    value_len: U16,
-    name_len: u8,
+pub(super) struct LocalName {
+    pub(super) value_len: U16,
+    pub(super) name_len: u8,
 }
 
 /// A name whose value lies in blocks of its own.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct RemoteName {
-    value_block: U32,
-    value_len: U32,
-    name_len: u8,
+pub(super) struct RemoteName {
+    pub(super) value_block: U32,
+    pub(super) value_len: U32,
+    pub(super) name_len: u8,
 }
 
 const _: () = {
@@ -81,7 +81,7 @@ const _: () = {
     assert!(header_len(false) == 32 && header_len(true) == 80);
 };
 
-const fn header_len(v5: bool) -> usize {
+pub(super) const fn header_len(v5: bool) -> usize {
     DaHeader::len(v5) + size_of::<Counts>() + if v5 { 4 } else { 0 }
 }
 
@@ -92,9 +92,9 @@ pub struct AttrLeaf<'a> {
     pub header: DaHeader,
     /// The table, ascending by hash.
     pub entries: &'a [AttrLeafEntry],
-    counts: &'a Counts,
-    first_used: usize,
-    bytes: &'a [u8],
+    pub(super) counts: &'a Counts,
+    pub(super) first_used: usize,
+    pub(super) bytes: &'a [u8],
 }
 
 impl AttrLeafEntry {

@@ -3,13 +3,17 @@
 //! Blocks of an attribute fork are always one block of the volume. Interior nodes are those of [`crate::da`].
 
 mod leaf;
+mod leaf_edit;
 mod remote;
 mod short;
 
 pub use leaf::{AttrLeaf, AttrLeafEntry, INDEX, LEAF_MAGIC_V4, LEAF_MAGIC_V5, LeafAttr};
-pub use remote::{RAW, REMOTE, REMOTE_MAGIC, RemoteBlock, remote_payload_len};
-pub(crate) use remote::{check_piece_identity, parse_piece};
-pub use short::{ShortAttr, ShortAttrEntries, ShortAttrs};
+pub use leaf_edit::{
+    LeafItem, init_leaf, insert_item, is_local, leaf_items, leaf_room, remove_item, write_leaf,
+};
+pub use remote::{RAW, REMOTE, REMOTE_MAGIC, RemoteBlock, remote_payload_len, write_remote_block};
+pub(crate) use remote::{check_piece_identity, parse_piece, write_piece};
+pub use short::{ShortAttr, ShortAttrEntries, ShortAttrs, encode_short};
 
 use crate::error::FormatError;
 use crate::types::FileBlock;
@@ -83,7 +87,7 @@ impl AttrValue<'_> {
     }
 }
 
-/// Whether a name may stand in an attribute: 1 to 255 bytes and, but for parent pointers, no NUL among them.
-fn is_valid_name(name: &[u8]) -> bool {
+/// Whether a name may stand in an attribute: 1 to 255 bytes and no NUL among them.
+pub fn is_valid_name(name: &[u8]) -> bool {
     !name.is_empty() && name.len() <= NAME_MAX && !name.contains(&0)
 }

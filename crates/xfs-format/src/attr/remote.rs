@@ -4,6 +4,8 @@
 //! Invariant of a [`RemoteBlock`]: the payload that it counts lies in the block.
 
 use super::VALUE_MAX;
+use crate::checksum;
+use crate::da::BlockIdentity;
 use crate::error::FormatError;
 use crate::types::{InodeNumber, Lsn};
 use crate::verify::{Verifier, VerifyContext, check_identity};
@@ -57,6 +59,42 @@ impl<'a> RemoteBlock<'a> {
         let (head, payload) = parse_piece(NAME, REMOTE_MAGIC, VALUE_MAX, bytes)?;
         Ok(Self { owner: InodeNumber(head.owner.get()), offset: head.offset.get(), payload })
     }
+}
+
+/// Makes a v5 block with the piece of a value that begins at `offset`, with its checksum: such blocks pass the journal
+/// by. `false` if the piece does not fit.
+pub fn write_remote_block(bytes: &mut [u8], id: &BlockIdentity, offset: u32, piece: &[u8]) -> bool {
+    // No log sequence number: the block is in no log.
+    write_piece(bytes, REMOTE_MAGIC, id, offset, piece, u64::MAX)
+        && checksum::store(bytes, offset_of!(PieceHeader, crc))
+}
+
+/// Makes a block with header and piece; `false` if the piece does not fit. The checksum stays open.
+pub(crate) fn write_piece(
+    bytes: &mut [u8],
+    magic: u32,
+    id: &BlockIdentity,
+    offset: u32,
+    piece: &[u8],
+    lsn: u64,
+) -> bool {
+    let Some((head, room)) = bytes.split_at_mut_checked(size_of::<PieceHeader>()) else { return false };
+    let (Some(place), Ok(len)) = (room.get_mut(..piece.len()), u32::try_from(piece.len())) else {
+        return false;
+    };
+    place.copy_from_slice(piece);
+    room.get_mut(piece.len()..).unwrap_or_default().fill(0);
+    let header = PieceHeader {
+        magic: magic.into(),
+        offset: offset.into(),
+        bytes: len.into(),
+        crc: 0.into(),
+        uuid: id.meta_uuid.0,
+        owner: id.owner.0.into(),
+        blkno: id.daddr.0.into(),
+        lsn: lsn.into(),
+    };
+    header.write_to(head).is_ok()
 }
 
 /// Bytes of a value that fit in one block.

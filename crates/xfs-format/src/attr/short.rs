@@ -49,6 +49,23 @@ impl<'a> ShortAttrs<'a> {
     }
 }
 
+/// The short form of these attributes; `None` if it cannot hold them, in whatever inode.
+pub fn encode_short<'a>(attrs: impl IntoIterator<Item = ShortAttr<'a>>) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; HEADER_LEN];
+    let mut count = 0u8;
+    for attr in attrs {
+        count = count.checked_add(1)?;
+        let (name_len, value_len) =
+            (u8::try_from(attr.name.len()).ok()?, u8::try_from(attr.value.len()).ok()?);
+        bytes.extend_from_slice(&[name_len, value_len, attr.flags.namespace().bits()]);
+        bytes.extend_from_slice(attr.name);
+        bytes.extend_from_slice(attr.value);
+    }
+    let [high, low] = u16::try_from(bytes.len()).ok()?.to_be_bytes();
+    bytes.splice(..HEADER_LEN, [high, low, count, 0]);
+    Some(bytes)
+}
+
 /// Attributes of the short form.
 #[derive(Debug)]
 pub struct ShortAttrEntries<'a> {
@@ -115,6 +132,17 @@ mod tests {
         let all: Vec<_> = attrs.entries().collect::<Result<_, _>>().unwrap();
         assert_eq!(all.len(), 2);
         assert_eq!(all[1], ShortAttr { flags: AttrFlags::SECURE, name: b"selinux", value: b"label\0" });
+    }
+
+    #[test]
+    fn what_is_encoded_is_read_back() {
+        let bytes = sample();
+        let all: Vec<_> = ShortAttrs::parse(&bytes).unwrap().entries().map(Result::unwrap).collect();
+        assert_eq!(encode_short(all.iter().copied()).as_deref(), Some(&*bytes));
+        assert_eq!(encode_short([]), Some(vec![0, 4, 0, 0]));
+        assert_eq!(encode_short([ShortAttr { value: &[0; 256], ..all[0] }]), None);
+        assert_eq!(encode_short(std::iter::repeat_n(all[0], 256)), None);
+        assert!(encode_short(std::iter::repeat_n(all[0], 255)).is_some());
     }
 
     #[test]

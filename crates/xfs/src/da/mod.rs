@@ -4,16 +4,12 @@
 //! along siblings ends because each leaf must point back to the one before it, and none may be the first again: if
 //! any leaf came twice, so would the one before it, and so on back to the first.
 
-#[allow(dead_code, reason = "its users come next")]
 pub(crate) mod draft;
-#[allow(dead_code, reason = "its users come next")]
 pub(crate) mod edit;
-#[allow(dead_code, reason = "its users come next")]
 mod path;
 #[cfg(test)]
 mod tests;
 
-#[allow(unused_imports, reason = "its users come next")]
 pub(crate) use path::{Path, Side};
 
 use crate::buf::Buf;

@@ -1,0 +1,54 @@
+//! Attributes inside the inode: all of them are written anew with each change, as there are few.
+
+use super::{EditError, NewAttr, Put, check_how, convert, flags_of};
+use crate::attr::Namespace;
+use crate::error::{Error, Result};
+use crate::fork::ForkMut;
+use xfs_format::attr::{AttrFlags, ShortAttr, ShortAttrs, encode_short};
+
+/// Sets an attribute of a fork that is in the inode or empty; makes a tree of it if it does not fit there.
+pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Result<(), EditError> {
+    let local = fork.local().map(<[u8]>::to_vec);
+    let mut attrs = parse(fork, local.as_deref())?;
+    let old = position(&attrs, attr.namespace, attr.name);
+    check_how(how, old.is_some())?;
+    if let Some(old) = old {
+        attrs.remove(old);
+    }
+    let kept = attrs.len();
+    attrs.push(ShortAttr { flags: flags_of(attr.namespace), name: attr.name, value: attr.value });
+    match encode_short(attrs.iter().copied()).filter(|bytes| bytes.len() <= fork.local_capacity()) {
+        Some(bytes) => Ok(fork.set_local(&bytes)?),
+        None => {
+            convert::to_tree(fork, attrs.get(..kept).unwrap_or_default())?;
+            super::tree::set(fork, attr, Put::Create)
+        }
+    }
+}
+
+/// Removes an attribute of a fork that is in the inode or empty.
+pub(super) fn remove(fork: &mut dyn ForkMut, namespace: Namespace, name: &[u8]) -> Result<(), EditError> {
+    let local = fork.local().map(<[u8]>::to_vec);
+    let mut attrs = parse(fork, local.as_deref())?;
+    attrs.remove(position(&attrs, namespace, name).ok_or(EditError::Missing)?);
+    // Fewer than there were always fit.
+    let bytes = encode_short(attrs.iter().copied()).unwrap_or_default();
+    fork.set_local(&bytes)?;
+    if attrs.is_empty() {
+        fork.remove_fork()?;
+    }
+    Ok(())
+}
+
+fn parse<'a>(fork: &dyn ForkMut, local: Option<&'a [u8]>) -> Result<Vec<ShortAttr<'a>>> {
+    let Some(local) = local else { return Ok(Vec::new()) };
+    let corrupt = |problem| Error::corrupt_inode(fork.inode(), problem);
+    ShortAttrs::parse(local).map_err(corrupt)?.entries().map(|attr| attr.map_err(corrupt)).collect()
+}
+
+fn position(attrs: &[ShortAttr<'_>], namespace: Namespace, name: &[u8]) -> Option<usize> {
+    attrs.iter().position(|attr| {
+        let complete = !attr.flags.contains(AttrFlags::INCOMPLETE);
+        complete && attr.name == name && Namespace::of(attr.flags) == namespace
+    })
+}
