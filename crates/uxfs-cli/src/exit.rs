@@ -21,7 +21,8 @@ Exit codes:
   5  the volume is damaged, or the image is shorter than the volume
   6  the device or the host failed a request
   7  the volume's log is dirty (--norecovery reads the volume as it is)
-  8  another process has the volume open for writing";
+  8  another process has the volume open for writing
+  9  something is there already that would be lost";
 
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,8 @@ pub enum Exit {
     DirtyLog = 7,
     /// Another process has the volume open for writing.
     Locked = 8,
+    /// Something is there already that would be lost.
+    AlreadyExists = 9,
 }
 
 impl From<Exit> for ExitCode {
@@ -116,6 +119,7 @@ impl From<uxfs::ErrorKind> for Exit {
             K::Truncated | K::Damaged => Self::Damaged,
             K::DirtyLog => Self::DirtyLog,
             K::Locked => Self::Locked,
+            K::AlreadyExists => Self::AlreadyExists,
             K::InvalidInput => Self::Usage,
             _ => Self::Io,
         }
@@ -149,6 +153,7 @@ mod tests {
             (Exit::Io, 6),
             (Exit::DirtyLog, 7),
             (Exit::Locked, 8),
+            (Exit::AlreadyExists, 9),
         ] {
             assert_eq!(exit as u8, code);
             assert!(HELP.contains(&format!("\n  {code}  ")), "{code} is not in the help");

@@ -47,6 +47,8 @@ pub enum ErrorKind {
     NotAllocated,
     /// An argument is out of range.
     InvalidInput,
+    /// Something is there already that would be lost.
+    AlreadyExists,
     /// The device, or the host behind it, failed.
     Io,
 }
@@ -106,6 +108,7 @@ impl From<xfs::Error> for Error {
             xfs::Error::WrongType { wanted: "directory", .. } => ErrorKind::NotADirectory,
             xfs::Error::WrongType { .. } => ErrorKind::WrongType,
             xfs::Error::ReadOnly(_) => ErrorKind::ReadOnly,
+            xfs::Error::Mkfs(_) => ErrorKind::InvalidInput,
             _ => ErrorKind::Io,
         };
         Self::new(kind, error.to_string())
@@ -151,6 +154,7 @@ impl From<Error> for std::io::Error {
             ErrorKind::Unsupported | ErrorKind::SectorSize => Host::Unsupported,
             ErrorKind::Locked => Host::ResourceBusy,
             ErrorKind::ReadOnly => Host::ReadOnlyFilesystem,
+            ErrorKind::AlreadyExists => Host::AlreadyExists,
             ErrorKind::TooManySymlinks | ErrorKind::Io => Host::Other,
         };
         Self::new(kind, error)

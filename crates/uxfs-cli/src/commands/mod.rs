@@ -9,6 +9,7 @@ pub mod du;
 pub mod find;
 pub mod info;
 pub mod ls;
+pub mod mkfs;
 pub mod stat;
 pub mod tar;
 pub mod tree;
@@ -40,6 +41,8 @@ pub enum Command {
     Tar(tar::Args),
     /// Walk all metadata of a volume and say what is wrong; nothing is written
     Check(check::Args),
+    /// Make a volume in a file or on a block device
+    Mkfs(Box<mkfs::Args>),
     /// See what uxfs does, in under a minute
     Demo(demo::Args),
     /// Measure file I/O: in process, on mounted directories, on raw devices
@@ -59,6 +62,7 @@ pub fn run(command: &Command, global: &Global) -> Result<Exit> {
         Command::Cp(args) => cp::run(args, global),
         Command::Tar(args) => tar::run(args, global),
         Command::Check(args) => check::run(args, global),
+        Command::Mkfs(args) => mkfs::run(args, global),
         Command::Demo(args) => demo::run(args, global),
         Command::Bench(args) => bench::run(args, global),
     }

@@ -1,0 +1,268 @@
+//! `uxfs mkfs`: makes a volume in a file or on a block device.
+//!
+//! Options are those of `mkfs.xfs`, letter by letter, as far as they are handled; one that is not is refused by
+//! name, and never ignored.
+
+use super::info;
+use crate::exit::{Exit, Failure, Result, host_name};
+use crate::location::{Images, Location};
+use crate::options::{Global, parse_size};
+use crate::output::Output;
+use std::path::PathBuf;
+use uuid::Uuid;
+use uxfs::{MkfsFeatures, MkfsOptions, Timestamp};
+
+/// Arguments of `mkfs`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The image file, which is made if it is not there, or the block device
+    #[arg(value_name = "IMAGE")]
+    image: PathBuf,
+    /// Size of the volume, with a suffix: K, M, G, T, s (all of the file or device if it is not said)
+    #[arg(value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
+    /// The label, up to 12 bytes
+    #[arg(short = 'L', value_name = "LABEL")]
+    label: Option<String>,
+    /// Blocks: size=1K…64K
+    #[arg(short, value_name = "size=N", value_delimiter = ',')]
+    block: Vec<String>,
+    /// Inodes: size=512…2048, sparse=0|1, nrext64=0|1
+    #[arg(short, value_name = "size=N,…", value_delimiter = ',')]
+    inode: Vec<String>,
+    /// Sectors: size=512…32K
+    #[arg(short, value_name = "size=N", value_delimiter = ',')]
+    sector: Vec<String>,
+    /// Log: size=N
+    #[arg(short, value_name = "size=N", value_delimiter = ',')]
+    log: Vec<String>,
+    /// Data: agcount=N or agsize=N, size=N
+    #[arg(short, value_name = "agcount=N,…", value_delimiter = ',')]
+    data: Vec<String>,
+    /// Directories: size=N bytes a block
+    #[arg(short, value_name = "size=N", value_delimiter = ',')]
+    naming: Vec<String>,
+    /// Metadata: uuid=…, finobt=0|1, inobtcount=0|1, reflink=0|1, bigtime=0|1, rmapbt=0|1
+    #[arg(short, value_name = "KEY=VALUE,…", value_delimiter = ',')]
+    metadata: Vec<String>,
+    /// Overwrite what is there
+    #[arg(short)]
+    force: bool,
+    /// Print nothing
+    #[arg(short)]
+    quiet: bool,
+    /// Make volumes below 300M, of one group, or with a log below 64M, which mkfs.xfs calls unsupported
+    #[arg(long)]
+    small: bool,
+    /// When the root directory is made, in seconds since 1970 or as 2026-01-31T12:00:00Z; with uuid=…, the same
+    /// options give the same bytes (the environment's SOURCE_DATE_EPOCH is used where this is not given)
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    time: Option<Timestamp>,
+}
+
+/// Makes the volume and shows it as `info` does.
+pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    let options = options(args, global)?;
+    uxfs::mkfs(&args.image, &options).map_err(|error| explain(args, &error))?;
+    if !args.quiet {
+        let location = Location { image: args.image.clone(), path: b"/".to_vec() };
+        let volume = Images::new(global).volume(&location)?;
+        let mut out = Output::new(global);
+        info::print(&volume.info().map_err(|error| location.failure(&error))?, &mut out)?;
+        out.finish()?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Says which option helps.
+fn explain(args: &Args, error: &uxfs::Error) -> Failure {
+    let help = match error.kind() {
+        uxfs::ErrorKind::AlreadyExists => " (-f)",
+        uxfs::ErrorKind::InvalidInput if error.to_string().contains("must be asked for") => " (--small)",
+        uxfs::ErrorKind::NotFound if args.size.is_none() => " (uxfs mkfs IMAGE SIZE)",
+        _ => "",
+    };
+    Failure::new(error.kind().into(), format!("{}: {error}{help}", host_name(&args.image)))
+}
+
+/// A value behind `key=`, in whatever the option takes.
+struct Setting<'a> {
+    letter: char,
+    key: &'a str,
+    value: &'a str,
+}
+
+impl Setting<'_> {
+    fn wrong(&self, what: impl std::fmt::Display) -> Failure {
+        Failure::new(Exit::Usage, format!("-{} {}={}: {what}", self.letter, self.key, self.value))
+    }
+
+    fn unknown(&self) -> Failure {
+        self.wrong("this option is not known, or what it does is not handled")
+    }
+
+    fn bytes(&self) -> Result<u64> {
+        parse_size(self.value).map_err(|error| self.wrong(error))
+    }
+
+    fn small(&self) -> Result<u32> {
+        u32::try_from(self.bytes()?).map_err(|_| self.wrong("that is too large"))
+    }
+
+    fn switch(&self) -> Result<bool> {
+        match self.value {
+            "0" => Ok(false),
+            "1" | "" => Ok(true),
+            _ => Err(self.wrong("it is 0 or 1")),
+        }
+    }
+
+    /// What has one value here, which may be said all the same.
+    fn only(&self, right: &str) -> Result<()> {
+        if self.value == right { Ok(()) } else { Err(self.unknown()) }
+    }
+
+    fn uuid(&self) -> Result<[u8; 16]> {
+        let uuid = Uuid::parse_str(self.value).map_err(|error| self.wrong(error))?;
+        Ok(uuid.into_bytes())
+    }
+}
+
+fn settings(letter: char, list: &[String]) -> impl Iterator<Item = Setting<'_>> {
+    list.iter().map(move |item| {
+        let (key, value) = item.split_once('=').unwrap_or((item, ""));
+        Setting { letter, key, value }
+    })
+}
+
+/// The command line as options of the library.
+fn options(args: &Args, global: &Global) -> Result<MkfsOptions> {
+    let mut options = MkfsOptions::new()
+        .overwrite(args.force)
+        .small(args.small)
+        .offset(global.offset)
+        .length(global.length)
+        .label(args.label.as_deref().unwrap_or_default());
+    if let Some(time) = args.time.map_or_else(time_of_environment, |time| Ok(Some(time)))? {
+        options = options.time(time);
+    }
+    if let Some(size) = args.size {
+        options = options.size(size);
+    }
+    for setting in settings('b', &args.block) {
+        options = match setting.key {
+            "size" => options.block_size(setting.small()?),
+            _ => return Err(setting.unknown()),
+        };
+    }
+    for setting in settings('s', &args.sector) {
+        options = match setting.key {
+            "size" => options.sector_size(setting.small()?),
+            _ => return Err(setting.unknown()),
+        };
+    }
+    options = data(args, options)?;
+    for setting in settings('l', &args.log) {
+        match setting.key {
+            "size" => options = options.log_size(setting.bytes()?),
+            "internal" => setting.only("1").or_else(|_| setting.only(""))?,
+            "version" => setting.only("2")?,
+            "lazy-count" => setting.only("1")?,
+            _ => return Err(setting.unknown()),
+        }
+    }
+    for setting in settings('n', &args.naming) {
+        match setting.key {
+            "size" => options = options.dir_block_size(setting.small()?),
+            "version" => setting.only("2")?,
+            "ftype" => setting.only("1")?,
+            _ => return Err(setting.unknown()),
+        }
+    }
+    inodes_and_metadata(args, options)
+}
+
+fn data(args: &Args, mut options: MkfsOptions) -> Result<MkfsOptions> {
+    let mut groups = None;
+    for setting in settings('d', &args.data) {
+        match setting.key {
+            "agcount" => options = options.group_count(setting.small()?),
+            "agsize" => options = options.group_size(setting.bytes()?),
+            "size" if args.size.is_none() => options = options.size(setting.bytes()?),
+            "size" => return Err(setting.wrong("the size was given already, behind the image")),
+            "file" => {}
+            _ => return Err(setting.unknown()),
+        }
+        if setting.key.starts_with("ag") && groups.replace(setting.key).is_some_and(|key| key != setting.key)
+        {
+            return Err(setting.wrong("agcount and agsize say the same in two ways; give one"));
+        }
+    }
+    Ok(options)
+}
+
+fn inodes_and_metadata(args: &Args, mut options: MkfsOptions) -> Result<MkfsOptions> {
+    let mut features = MkfsFeatures::default();
+    let mut counts = None;
+    for setting in settings('i', &args.inode) {
+        match setting.key {
+            "size" => options = options.inode_size(setting.small()?),
+            "sparse" => features.sparse_inodes = setting.switch()?,
+            "nrext64" => features.nrext64 = setting.switch()?,
+            "attr" => setting.only("2")?,
+            "projid32bit" => setting.only("1")?,
+            _ => return Err(setting.unknown()),
+        }
+    }
+    for setting in settings('m', &args.metadata) {
+        match setting.key {
+            "uuid" => options = options.uuid(setting.uuid()?),
+            "finobt" => features.finobt = setting.switch()?,
+            "inobtcount" => counts = Some(setting.switch()?),
+            "reflink" => features.reflink = setting.switch()?,
+            "bigtime" => features.bigtime = setting.switch()?,
+            "rmapbt" => features.rmapbt = setting.switch()?,
+            "crc" => setting.only("1")?,
+            _ => return Err(setting.unknown()),
+        }
+    }
+    // The counters go with the tree of free inodes unless something else is said.
+    features.inobt_counts = counts.unwrap_or(features.finobt);
+    Ok(options.features(features))
+}
+
+fn parse_time(text: &str) -> std::result::Result<Timestamp, String> {
+    if let Ok(seconds) = text.parse() {
+        return Ok(Timestamp { seconds, nanoseconds: 0 });
+    }
+    let moment: jiff::Timestamp = text.parse().map_err(|error| format!("{error}"))?;
+    // Before 1970 the parts of a moment are both negative.
+    let nanoseconds = moment.subsec_nanosecond();
+    let seconds = moment.as_second() - i64::from(nanoseconds < 0);
+    let nanoseconds = nanoseconds.rem_euclid(1_000_000_000).cast_unsigned();
+    Ok(Timestamp { seconds, nanoseconds })
+}
+
+/// The time that reproducible builds give to what they make.
+fn time_of_environment() -> Result<Option<Timestamp>> {
+    let Ok(text) = std::env::var("SOURCE_DATE_EPOCH") else { return Ok(None) };
+    let wrong =
+        || Failure::new(Exit::Usage, format!("SOURCE_DATE_EPOCH: `{text}` is not a number of seconds"));
+    let seconds = text.parse().map_err(|_| wrong())?;
+    Ok(Some(Timestamp { seconds, nanoseconds: 0 }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_numbers_or_moments() {
+        let time = |seconds, nanoseconds| Ok(Timestamp { seconds, nanoseconds });
+        assert_eq!(parse_time("86400"), time(86400, 0));
+        assert_eq!(parse_time("-1"), time(-1, 0));
+        assert_eq!(parse_time("1970-01-02T00:00:00.5Z"), time(86400, 500_000_000));
+        assert_eq!(parse_time("1969-12-31T23:59:58.25Z"), time(-2, 250_000_000));
+        assert!(parse_time("yesterday").is_err());
+    }
+}

@@ -1,0 +1,191 @@
+//! `uxfs mkfs`: what it makes, refuses and leaves alone. Needs root, xfs_repair and loop mounts.
+
+mod common;
+
+use common::{run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+fn assert_sound(image: &Path) {
+    run("xfs_repair", &[&"-n", &"-f", &"-o", &"force_geometry", &image]);
+}
+
+fn object(text: &[u8]) -> serde_json::Value {
+    serde_json::from_slice(text).expect("one JSON object")
+}
+
+const UUID: &str = "uuid=3e3a4f8c-7a52-4a5e-9f0e-0f6d1b3c5a77";
+
+#[test]
+fn a_new_image_is_made_as_asked() {
+    let dir = scratch();
+    let image = dir.path().join("new.img");
+    let shown = uxfs_ok(&[
+        &"mkfs",
+        &image,
+        &"512M",
+        &"-L",
+        &"data",
+        &"-b",
+        &"size=1k",
+        &"-i",
+        &"size=512,nrext64=1",
+        &"-d",
+        &"agcount=3",
+        &"-n",
+        &"size=8k",
+        &"-l",
+        &"size=80M",
+        &"-m",
+        &UUID,
+        &"-m",
+        &"reflink=0,finobt=0",
+        &"--json",
+    ]);
+    let info = object(&shown);
+    assert_eq!(info["label"], "data");
+    assert_eq!(info["uuid"], UUID.trim_start_matches("uuid="));
+    assert_eq!((&info["block_size"], &info["ag_count"]), (&1024.into(), &3.into()));
+    assert_eq!((&info["dir_block_size"], &info["log_blocks"]), (&8192.into(), &81920.into()));
+    let features = info["features"].to_string();
+    assert!(features.contains("nrext64") && features.contains("bigtime"), "{features}");
+    assert!(
+        !features.contains("reflink") && !features.contains("finobt") && !features.contains("inobtcount")
+    );
+    assert_eq!(info["log_clean"], true);
+    assert_eq!(uxfs_ok(&[&"ls", &image]), b"");
+    assert_sound(&image);
+    let of = std::fs::metadata(&image).unwrap();
+    assert_eq!(of.len(), 512 << 20);
+    assert!(of.blocks() * 512 < 1 << 20, "{} blocks", of.blocks());
+    let text = uxfs_ok(&[&"mkfs", &"-f", &image]);
+    assert!(String::from_utf8(text).unwrap().starts_with("XFS version 5\n"));
+    assert_eq!(uxfs_ok(&[&"mkfs", &"-qf", &image]), b"");
+    assert_sound(&image);
+}
+
+#[test]
+fn the_same_options_give_the_same_image() {
+    let dir = scratch();
+    let [one, two, three] = ["one", "two", "three"].map(|name| dir.path().join(name));
+    let bytes = |path: &Path| std::fs::read(path).unwrap();
+    for image in [&one, &two] {
+        uxfs_ok(&[
+            &"mkfs",
+            &"-q",
+            &"--small",
+            &image,
+            &"20M",
+            &"-m",
+            &UUID,
+            &"--time",
+            &"2026-01-31T12:00:00Z",
+        ]);
+    }
+    assert!(bytes(&one) == bytes(&two));
+    uxfs_ok(&[&"mkfs", &"-q", &"--small", &three, &"20M", &"-m", &UUID, &"--time", &"1769860801"]);
+    assert!(bytes(&one) != bytes(&three));
+    let listed = uxfs_ok(&[&"stat", &"--json", &three]);
+    assert!(String::from_utf8_lossy(&listed).contains("2026-01-31T12:00:01.000000000Z"));
+}
+
+#[test]
+fn what_is_there_is_not_overwritten_unasked() {
+    let dir = scratch();
+    let image = dir.path().join("image");
+    uxfs_ok(&[&"mkfs", &"-q", &image, &"300M", &"-L", &"first"]);
+    uxfs_fails(
+        &[&"mkfs", &image],
+        9,
+        "this is an XFS volume, which would be lost; say so if that is wanted (-f)",
+    );
+    // Nor does the file grow.
+    uxfs_fails(&[&"mkfs", &image, &"400M"], 9, "would be lost");
+    assert_eq!(std::fs::metadata(&image).unwrap().len(), 300 << 20);
+    assert_eq!(object(&uxfs_ok(&[&"info", &"--json", &image]))["label"], "first");
+    uxfs_ok(&[&"mkfs", &"-q", &"-f", &image, &"400M", &"-L", &"second"]);
+    let info = object(&uxfs_ok(&[&"info", &"--json", &image]));
+    assert_eq!((&info["label"], &info["blocks"]), (&"second".into(), &102_400.into()));
+    assert_sound(&image);
+
+    let other = dir.path().join("other");
+    std::fs::File::create(&other).unwrap().set_len(300 << 20).unwrap();
+    run("mkfs.ext4", &[&"-q", &"-F", &other]);
+    uxfs_fails(&[&"mkfs", &other], 9, "an ext4 volume");
+    uxfs_ok(&[&"mkfs", &"-q", &"-f", &other]);
+    assert_sound(&other);
+    let kind = run("blkid", &[&"-p", &"-o", &"value", &"-s", &"TYPE", &other]);
+    assert_eq!(kind, b"xfs\n");
+}
+
+#[test]
+fn a_part_of_an_image() {
+    let dir = scratch();
+    let image = dir.path().join("disk");
+    let file = std::fs::File::create(&image).unwrap();
+    file.set_len(402 << 20).unwrap();
+    file.write_all_at(&[0xaa; 4096], (1 << 20) - 4096).unwrap();
+    file.write_all_at(&[0xbb; 4096], 401 << 20).unwrap();
+    uxfs_ok(&[&"mkfs", &"-q", &"--offset", &"1M", &"--length", &"400M", &image]);
+    let info = object(&uxfs_ok(&[&"info", &"--json", &"--offset", &"1M", &"--length", &"400M", &image]));
+    assert_eq!(info["blocks"], 102_400);
+    let mut around = [0; 4096];
+    let file = std::fs::File::open(&image).unwrap();
+    file.read_exact_at(&mut around, (1 << 20) - 4096).unwrap();
+    assert_eq!(around, [0xaa; 4096]);
+    file.read_exact_at(&mut around, 401 << 20).unwrap();
+    assert_eq!(around, [0xbb; 4096]);
+}
+
+#[test]
+fn what_cannot_be_made_is_refused_and_leaves_nothing() {
+    let dir = scratch();
+    let image = dir.path().join("never");
+    let image = image.as_path();
+    uxfs_fails(&[&"mkfs", &image], 3, "no such file; give a size, and it is made (uxfs mkfs IMAGE SIZE)");
+    for (args, text) in [
+        (&["100M"][..], "too small"),
+        (&["1G", "-b", "size=512"], "blocks of 512 bytes are not possible"),
+        (
+            &["1G", "-b", "size=1k", "-i", "size=1k"],
+            "inodes of 1024 bytes are not possible with blocks of 1024",
+        ),
+        (&["1G", "-s", "size=8k"], "sectors of 8192 bytes"),
+        (&["1G", "-l", "size=10M"], "a log of 2560 blocks is not possible"),
+        (&["1G", "-d", "agcount=100"], "100 groups are not possible"),
+        (&["1G", "-d", "agcount=2,agsize=512M"], "give one"),
+        (&["1G", "-L", "thirteen-long"], "a label has 12 bytes at most"),
+        (&["1G", "-m", "crc=0"], "-m crc=0: this option is not known, or what it does is not handled"),
+        (&["1G", "-m", "finobt=0,inobtcount=1"], "inobtcount needs finobt"),
+        (&["1G", "-m", "uuid=none"], "-m uuid=none"),
+        (&["1G", "-d", "su=64k"], "-d su=64k: this option is not known"),
+        (&["1G", "-i", "maxpct=50"], "-i maxpct=50: this option is not known"),
+        (&["8388608T"], "no file can be as large"),
+    ] {
+        let mut all: Vec<&dyn AsRef<std::ffi::OsStr>> = vec![&"mkfs", &image];
+        all.extend(args.iter().map(|arg| arg as &dyn AsRef<std::ffi::OsStr>));
+        uxfs_fails(&all, 2, text);
+        assert!(!image.exists(), "{args:?}");
+    }
+    uxfs_fails(&[&"mkfs", &dir.path(), &"1G"], 3, "neither a regular file nor a block device");
+    // What the host cannot do: no file on it can be that large, or the directory is missing.
+    let missing = dir.path().join("none/image");
+    assert_eq!(uxfs(&[&"mkfs", &missing, &"1G"]).status.code(), Some(3));
+}
+
+#[test]
+fn a_block_device_takes_a_volume() {
+    let dir = scratch();
+    let file = dir.path().join("file");
+    std::fs::File::create(&file).unwrap().set_len(320 << 20).unwrap();
+    let device = String::from_utf8(run("losetup", &[&"-f", &"--show", &"-b", &"4096", &file])).unwrap();
+    let device = device.trim();
+    let made = uxfs(&[&"mkfs", &"--json", &device, &"-L", &"on-a-disk"]);
+    let small_sectors = uxfs(&[&"mkfs", &"-f", &device, &"-s", &"size=512"]);
+    run("losetup", &[&"-d", &device]);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    assert_eq!(object(&made.stdout)["sector_size"], 4096);
+    assert_eq!(small_sectors.status.code(), Some(2), "{}", String::from_utf8_lossy(&small_sectors.stderr));
+    assert_eq!(object(&uxfs_ok(&[&"info", &"--json", &file]))["label"], "on-a-disk");
+    assert_sound(&file);
+}

@@ -1,0 +1,274 @@
+//! Making a volume in an image file or on a block device.
+//!
+//! What is there already is looked at first: a volume or anything else that is known by its marks is lost only
+//! where that was asked for. All that can be refused is refused before the image is made, grown or written.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::metadata::Timestamp;
+use crate::probe;
+use blockdev::{BlockDevice, FileOptions, Window};
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+use uuid::Uuid;
+use xfs::mkfs::{Before, Groups, Options, format, plan};
+
+pub use xfs::mkfs::Features as MkfsFeatures;
+
+/// What is wanted of a new volume. The default is what `mkfs.xfs` of xfsprogs 6.1 makes of a file.
+///
+/// ```no_run
+/// use uxfs::{MkfsOptions, mkfs};
+///
+/// # fn main() -> Result<(), uxfs::Error> {
+/// mkfs("disk.img", &MkfsOptions::new().size(1 << 30).label("data"))?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct MkfsOptions {
+    engine: Options,
+    /// `None`: the disk's, or 512 for a file.
+    sector_size: Option<u32>,
+    offset: u64,
+    length: Option<u64>,
+    overwrite: bool,
+}
+
+impl Default for MkfsOptions {
+    fn default() -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = xfs_format::timestamp::Timestamp {
+            secs: i64::try_from(since.as_secs()).unwrap_or_default(),
+            nanos: since.subsec_nanos(),
+        };
+        let uuid = xfs_format::types::Uuid(Uuid::new_v4().into_bytes());
+        Self { engine: Options::new(uuid, now), sector_size: None, offset: 0, length: None, overwrite: false }
+    }
+}
+
+impl MkfsOptions {
+    /// A new random UUID, the time that it is now, and what `mkfs.xfs` would choose.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes of the volume. If it is not said: all of the file or device. A file that is shorter grows; one that
+    /// is longer keeps what is behind the volume.
+    pub fn size(mut self, bytes: u64) -> Self {
+        self.engine.size = Some(bytes);
+        self
+    }
+
+    /// Bytes a block, 1024 to 65536.
+    pub fn block_size(mut self, bytes: u32) -> Self {
+        self.engine.block_size = bytes;
+        self
+    }
+
+    /// Bytes a sector, 512 to a block. If it is not said: those of the disk, or 512 in a file.
+    pub fn sector_size(mut self, bytes: u32) -> Self {
+        self.sector_size = Some(bytes);
+        self
+    }
+
+    /// Bytes an inode, 512 to 2048.
+    pub fn inode_size(mut self, bytes: u32) -> Self {
+        self.engine.inode_size = bytes;
+        self
+    }
+
+    /// Bytes a directory block, a block to 65536.
+    pub fn dir_block_size(mut self, bytes: u32) -> Self {
+        self.engine.dir_block_size = Some(bytes);
+        self
+    }
+
+    /// Bytes of the log.
+    pub fn log_size(mut self, bytes: u64) -> Self {
+        self.engine.log_size = Some(bytes);
+        self
+    }
+
+    /// How many allocation groups.
+    pub fn group_count(mut self, count: u32) -> Self {
+        self.engine.groups = Groups::Count(count);
+        self
+    }
+
+    /// Bytes an allocation group.
+    pub fn group_size(mut self, bytes: u64) -> Self {
+        self.engine.groups = Groups::Bytes(bytes);
+        self
+    }
+
+    /// The label, up to 12 bytes.
+    pub fn label(mut self, label: impl AsRef<[u8]>) -> Self {
+        self.engine.label = label.as_ref().to_vec();
+        self
+    }
+
+    /// The UUID. With [`time`](Self::time), the same options always give the same bytes.
+    pub fn uuid(mut self, uuid: [u8; 16]) -> Self {
+        self.engine.uuid = xfs_format::types::Uuid(uuid);
+        self
+    }
+
+    /// When the root directory was made.
+    pub fn time(mut self, time: Timestamp) -> Self {
+        self.engine.time = xfs_format::timestamp::Timestamp { secs: time.seconds, nanos: time.nanoseconds };
+        self
+    }
+
+    /// Which features are on.
+    pub fn features(mut self, features: MkfsFeatures) -> Self {
+        self.engine.features = features;
+        self
+    }
+
+    /// Whether volumes below 300 MiB, of one group, or with a log below 64 MiB are made: what `mkfs.xfs` takes only
+    /// as `--unsupported`. 16 MiB are the least.
+    pub fn small(mut self, small: bool) -> Self {
+        self.engine.small = small;
+        self
+    }
+
+    /// Where in the file or device the volume starts, in bytes.
+    pub fn offset(mut self, offset: u64) -> Self {
+        self.offset = offset;
+        self
+    }
+
+    /// How many bytes from there it may take; `None`: all the rest.
+    pub fn length(mut self, length: Option<u64>) -> Self {
+        self.length = length;
+        self
+    }
+
+    /// Whether a volume, or anything else that is known by its marks, is overwritten.
+    pub fn overwrite(mut self, overwrite: bool) -> Self {
+        self.overwrite = overwrite;
+        self
+    }
+
+    /// The engine's options on a device whose sectors have `least` bytes.
+    fn engine_on(&self, least: u32) -> Options {
+        let sector_size = self.sector_size.unwrap_or(least);
+        Options { sector_size, ..self.engine.clone() }
+    }
+}
+
+/// Makes a volume in a file, which is made or grown if need be, or on a block device.
+///
+/// An image that another process has open for writing is refused. If making fails, a file that was there before
+/// holds no volume, and one that was not is not there.
+pub fn mkfs(image: impl AsRef<Path>, options: &MkfsOptions) -> Result<()> {
+    let image = image.as_ref();
+    match std::fs::metadata(image) {
+        Ok(found) if found.file_type().is_block_device() => {
+            let device = FileOptions::new().write(true).open(image)?;
+            mkfs_in(Arc::new(device), options, Before::Unknown)
+        }
+        Ok(found) if found.is_file() => in_file(image, found.len(), options),
+        Ok(_) => {
+            let what = "neither a regular file nor a block device: no place for a volume";
+            Err(Error::new(ErrorKind::WrongType, what))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => make_file(image, options),
+        Err(error) => Err(host(&error)),
+    }
+}
+
+/// Makes a volume on any device. `blank`: all of the device reads as zeroes, so that nothing has to be wiped.
+pub fn mkfs_device(device: Arc<dyn BlockDevice>, options: &MkfsOptions, blank: bool) -> Result<()> {
+    mkfs_in(device, options, if blank { Before::Zeroes } else { Before::Unknown })
+}
+
+fn mkfs_in(device: Arc<dyn BlockDevice>, options: &MkfsOptions, before: Before) -> Result<()> {
+    let device: Arc<dyn BlockDevice> = if options.offset == 0 && options.length.is_none() {
+        device
+    } else {
+        Arc::new(Window::new(device, options.offset, options.length)?)
+    };
+    let layout = plan(&options.engine_on(device.sector_size()), device.size()).map_err(xfs::Error::from)?;
+    if before == Before::Unknown && !options.overwrite {
+        refuse_occupied(&*device)?;
+    }
+    Ok(format(&*device, &layout, before)?)
+}
+
+/// What is known by its marks is not overwritten unasked.
+fn refuse_occupied(device: &dyn BlockDevice) -> Result<()> {
+    let view = probe::View::whole(device);
+    let what = match probe::describe(&view) {
+        Some(what) => what,
+        None if probe::describe_partitions(&view).is_some() => "a whole disk with a partition table",
+        None => return Ok(()),
+    };
+    let message = format!("this is {what}, which would be lost; say so if that is wanted");
+    Err(Error::new(ErrorKind::AlreadyExists, message))
+}
+
+fn open_file(image: &Path, options: &MkfsOptions) -> Result<Arc<dyn BlockDevice>> {
+    let sector = options.sector_size.unwrap_or(512).clamp(512, 4096);
+    let sector = if sector.is_power_of_two() { sector } else { 512 };
+    Ok(Arc::new(FileOptions::new().write(true).sector_size(sector).open(image)?))
+}
+
+/// Where the volume ends in a file, if that was said.
+fn wanted_end(options: &MkfsOptions) -> Result<Option<u64>> {
+    let Some(size) = options.engine.size.or(options.length) else { return Ok(None) };
+    let end = options.offset.checked_add(size).filter(|&end| i64::try_from(end).is_ok());
+    let too_large = || Error::new(ErrorKind::InvalidInput, "no file can be as large as that");
+    end.map(Some).ok_or_else(too_large)
+}
+
+/// Makes a volume in a file that is there, and makes the file long enough for it.
+fn in_file(image: &Path, len: u64, options: &MkfsOptions) -> Result<()> {
+    if let Some(end) = wanted_end(options)?.filter(|&end| end > len) {
+        check_plan(options, end)?;
+        // What another process has locked, or what is not to be lost, does not grow.
+        let now = open_file(image, options)?;
+        if !options.overwrite && len > options.offset {
+            refuse_occupied(&Window::new(Arc::clone(&now), options.offset, None)?)?;
+        }
+        File::options().write(true).open(image).and_then(|file| file.set_len(end)).map_err(|e| host(&e))?;
+    }
+    mkfs_in(open_file(image, options)?, options, Before::Unknown)
+}
+
+/// Refuses what cannot be made in a file of `end` bytes.
+fn check_plan(options: &MkfsOptions, end: u64) -> Result<()> {
+    let room = end.saturating_sub(options.offset).min(options.length.unwrap_or(u64::MAX));
+    plan(&options.engine_on(512), room).map_err(xfs::Error::from)?;
+    Ok(())
+}
+
+fn make_file(image: &Path, options: &MkfsOptions) -> Result<()> {
+    let Some(end) = wanted_end(options)? else {
+        let what = "no such file; give a size, and it is made";
+        return Err(Error::new(ErrorKind::NotFound, what));
+    };
+    check_plan(options, end)?;
+    let made = File::options().write(true).create_new(true).open(image).map_err(|e| host(&e))?;
+    let done = made
+        .set_len(end)
+        .map_err(|e| host(&e))
+        .and_then(|()| mkfs_in(open_file(image, options)?, options, Before::Zeroes));
+    if done.is_err() {
+        // Half a volume helps nobody.
+        let _ = std::fs::remove_file(image);
+    }
+    done
+}
+
+/// What the host said.
+fn host(error: &std::io::Error) -> Error {
+    let kind = match error.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => ErrorKind::NotFound,
+        _ => ErrorKind::Io,
+    };
+    Error::new(kind, error.to_string())
+}
