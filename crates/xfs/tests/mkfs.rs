@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use xfs::check::{CheckOptions, check};
 use xfs::mkfs::{Before, Features, Groups, Options, Refusal, format, log_blocks_min, plan};
 use xfs::volume::{OpenOptions, Volume};
 use xfs_format::superblock::{RawSuperblock, Superblock};
@@ -120,13 +121,15 @@ fn described(image: &Image, groups: u32, features: Features) -> BTreeMap<String,
     all
 }
 
-/// `xfs_repair` finds nothing.
+/// Neither `xfs_repair` nor our own checker finds anything.
 fn assert_sound(image: &Image, what: &str) {
     let path = image.path();
     // With one or two groups it has nothing to compare the first superblock with, and would rather not.
     let output = try_run("xfs_repair", &["-n", "-f", "-o", "force_geometry", path.to_str().unwrap()]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{what}: {}{said}", String::from_utf8_lossy(&output.stdout));
+    let report = check(image.device(), &CheckOptions::default()).unwrap();
+    assert!(report.is_clean(), "{what}: {:?}", report.findings());
 }
 
 /// The kernel mounts the volume, makes files in it and reads them again.
