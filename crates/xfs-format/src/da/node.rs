@@ -84,6 +84,13 @@ impl<'a> Node<'a> {
         Ok(Self { header, level, entries })
     }
 
+    /// The level of an index block, also of a node that lost its last child just now; 0 for a leaf.
+    pub fn level_of(bytes: &[u8], v5: bool) -> u16 {
+        let is_node = super::block_magic(bytes).is_some_and(|magic| Self::is(magic, v5));
+        let counts = bytes.get(DaHeader::len(v5)..).and_then(|body| Counts::ref_from_prefix(body).ok());
+        counts.filter(|_| is_node).map_or(0, |(counts, _)| counts.level.get())
+    }
+
     /// The first child that may hold `hash`; `None` if every hash below is smaller.
     pub fn child(&self, hash: u32) -> Option<&'a NodeEntry> {
         self.entries.get(self.entries.partition_point(|entry| entry.hash.get() < hash))
