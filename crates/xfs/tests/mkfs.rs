@@ -3,7 +3,7 @@
 
 mod common;
 
-use blockdev::{BlockDevice, Counter, Durability, FileOptions, MemoryDevice};
+use blockdev::{BlockDevice, Counter, Durability, Fault, FaultDevice, FileOptions, MemoryDevice, Op};
 use common::{Image, run, try_run, umount};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -445,4 +445,80 @@ fn what_the_device_cannot_hold_is_refused_before_anything_is_written() {
     let refused = format(&*large, &layout, Before::Unknown).unwrap_err();
     assert!(matches!(refused, xfs::Error::Mkfs(Refusal::DeviceSector { .. })), "{refused}");
     assert_eq!((device.counts().writes, large.counts().writes), (0, 0));
+}
+
+/// Shapes of all sizes, beside those that `mkfs.xfs` would choose: groups, log, what inodes may take, and refusals.
+#[test]
+fn shapes_are_those_of_mkfs() {
+    let seed = std::env::var("SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    println!("SEED={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let image = Image::blank_in(SHM, 0);
+    let (mut planned, mut refused) = (0, 0);
+    for round in 0..300 {
+        let block_log = random.u32(10..=16);
+        // From about 256 MiB to 256 TiB, each doubling as often.
+        let bound = 1 << random.u32(20..=47);
+        let bytes = random.u64(0..bound) + 256 * MIB;
+        let mut options = sized(1 << block_log, 512 << random.u32(0..=2), 512 << random.u32(0..=3));
+        options.groups = match random.u8(0..4) {
+            0 => Groups::Count(random.u32(1..40)),
+            1 => Groups::Bytes(random.u64(16 * MIB..TIB + MIB) >> block_log << block_log),
+            _ => Groups::Automatic,
+        };
+        std::fs::File::options().write(true).open(image.path()).unwrap().set_len(bytes).unwrap();
+        let mut args = vec!["-N".to_owned()];
+        args.extend(arguments(&options));
+        args.push(image.path().to_str().unwrap().to_owned());
+        let theirs = try_run("mkfs.xfs", &args.iter().map(String::as_str).collect::<Vec<_>>());
+        let said = String::from_utf8_lossy(&theirs.stdout);
+        let what = format!("round {round}: {bytes} {args:?}: {}", String::from_utf8_lossy(&theirs.stderr));
+        match plan(&options, bytes) {
+            Ok(layout) => {
+                assert!(theirs.status.success(), "made here alone, {what}");
+                let raw = layout.superblock().raw();
+                let number = |key: &str, nth: usize| -> u64 {
+                    let behind = said.split(key).nth(nth).unwrap_or_else(|| panic!("{key} in {said}"));
+                    let digits = behind.find(|c: char| !c.is_ascii_digit()).unwrap_or(behind.len());
+                    behind[..digits].parse().unwrap()
+                };
+                assert_eq!(u64::from(raw.agcount.get()), number("agcount=", 1), "{what}");
+                assert_eq!(u64::from(raw.agblocks.get()), number("agsize=", 1), "{what}");
+                assert_eq!(raw.dblocks.get(), number("blocks=", 1), "{what}");
+                assert_eq!(u64::from(raw.logblocks.get()), number("blocks=", 2), "{what}");
+                assert_eq!(u64::from(raw.imax_pct), number("imaxpct=", 1), "{what}");
+                planned += 1;
+            }
+            Err(refusal) => {
+                assert!(!theirs.status.success(), "made there alone, {what}{refusal}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(planned > 50 && refused > 20, "{planned} planned, {refused} refused");
+}
+
+#[test]
+fn an_interrupted_mkfs_leaves_no_volume() {
+    let bytes = 24 * MIB;
+    let layout = plan(&Options { small: true, ..options() }, bytes).unwrap();
+    let inner: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(bytes).unwrap());
+    let open = || Volume::open(inner.clone(), &OpenOptions::default());
+    let mut writes = 0;
+    loop {
+        // A whole volume before each attempt.
+        format(&*inner, &layout, Before::Unknown).unwrap();
+        open().unwrap();
+        let device = FaultDevice::new(inner.clone(), vec![Fault::fail(Op::Write, writes)]);
+        if format(&device, &layout, Before::Unknown).is_ok() {
+            break;
+        }
+        // The very first write may fail before anything changed.
+        match open() {
+            Ok(_) => assert_eq!(writes, 0),
+            Err(error) => assert!(matches!(error, xfs::Error::NotXfs), "{error}"),
+        }
+        writes += 1;
+    }
+    assert!(writes >= 4, "{writes}");
 }
