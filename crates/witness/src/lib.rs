@@ -10,6 +10,7 @@ pub mod compare;
 pub mod damage;
 pub mod engine;
 pub mod fill;
+pub mod history;
 pub mod kernel;
 pub mod matrix;
 pub mod record;

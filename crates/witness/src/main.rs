@@ -4,7 +4,7 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use witness::{compare, damage, engine, fill, kernel, matrix, v4, vm};
+use witness::{compare, damage, engine, fill, history, kernel, matrix, v4, vm};
 
 /// Outside witnesses for uxfs.
 #[derive(Parser)]
@@ -22,6 +22,7 @@ enum Command {
     ManifestUxfs(engine::Args),
     Compare(compare::Args),
     Damage(damage::Args),
+    History(history::Args),
     Matrix(matrix::Args),
     V4(v4::Args),
     #[command(hide = true)]
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Damage(args) => damage::run(&args),
         Command::DamageWorker(args) => damage::work(&args),
+        Command::History(args) => history::run(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::V4(args) => v4::run(&args),
         Command::VmGuest(args) => vm::guest(&args),

@@ -65,7 +65,7 @@ impl Mounted {
     /// Mounts `image` at `dir`, which is made if need be.
     pub fn new(image: &Path, dir: &Path, read_only: bool) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
-        let options = if read_only { "loop,ro" } else { "loop,noatime" };
+        let options = if read_only { "loop,ro" } else { "loop,noatime,nodev" };
         run(Command::new("mount").args(["-t", "xfs", "-o", options]).args([image, dir]))?;
         Ok(Self { dir: dir.to_owned(), active: true })
     }

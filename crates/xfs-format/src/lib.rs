@@ -11,7 +11,6 @@ pub mod btree;
 pub mod checksum;
 pub mod da;
 pub mod dir;
-pub mod edit;
 pub mod error;
 pub mod features;
 pub mod geometry;

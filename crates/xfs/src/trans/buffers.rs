@@ -109,7 +109,6 @@ impl Joined {
                 dirty: &self.dirty,
                 verifier: self.verifier,
                 fresh: self.fresh,
-                unlogged: self.unlogged,
                 inodes: self.inodes,
             },
         };

@@ -1,0 +1,92 @@
+//! The volumes that histories run on: those where code takes another way.
+
+use crate::volumes::VolumeKind;
+use anyhow::{Result, ensure};
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes of an inode's core.
+const CORE_BYTES: usize = 176;
+
+/// A volume for histories.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    /// What is asked of `mkfs.xfs`.
+    pub volume: VolumeKind,
+    /// Small enough to run out of space now and then.
+    pub tight: bool,
+}
+
+impl Geometry {
+    /// Bytes a block.
+    pub fn block(&self) -> u64 {
+        if self.volume.options.contains(&"size=1024") { 1024 } else { 4096 }
+    }
+
+    /// Bytes of an inode behind its core.
+    pub fn literal(&self) -> usize {
+        let bytes =
+            if self.volume.options.iter().any(|word| word.starts_with("size=2048")) { 2048 } else { 512 };
+        bytes - CORE_BYTES
+    }
+
+    /// How much larger than usual the files of a history are.
+    pub fn appetite(&self) -> u64 {
+        if self.tight { 8 } else { 1 }
+    }
+
+    /// What sets the history of a seed on this volume apart from that on others.
+    pub fn salt(&self) -> u64 {
+        let name = self.volume.name.bytes();
+        name.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// Bytes that a history may keep in files before it rather frees some.
+    pub fn budget(&self) -> u64 {
+        // A tight volume never gets there: it is full before.
+        if self.tight { self.volume.size * 2 } else { self.volume.size / 4 }
+    }
+}
+
+const fn roomy(name: &'static str, options: &'static [&'static str]) -> Geometry {
+    Geometry { volume: volume(name, options, 512), tight: false }
+}
+
+const fn tight(name: &'static str, options: &'static [&'static str], mib: u64) -> Geometry {
+    Geometry { volume: volume(name, options, mib), tight: true }
+}
+
+const fn volume(name: &'static str, options: &'static [&'static str], mib: u64) -> VolumeKind {
+    VolumeKind { name, options, v4: false, size: mib * MIB, beyond_repair: false, newer: 0 }
+}
+
+/// All of them. `--unsupported` lets `mkfs.xfs` make small volumes and small logs.
+pub const ALL: [Geometry; 12] = [
+    roomy("default", &["-b", "size=4096"]),
+    roomy("b1024", &["-b", "size=1024"]),
+    roomy("i2048", &["-i", "size=2048"]),
+    roomy("s4096", &["-s", "size=4096"]),
+    roomy("nrext64", &["-i", "nrext64=1"]),
+    roomy("b1024-nrext64", &["-b", "size=1024", "-i", "nrext64=1"]),
+    roomy("many-groups", &["-d", "agcount=16", "--unsupported"]),
+    roomy("n65536", &["-n", "size=65536"]),
+    // The smallest logs that are allowed, so that they wrap often.
+    roomy("small-log", &["-b", "size=4096", "-l", "size=1368b", "--unsupported"]),
+    roomy("small-log-b1024", &["-b", "size=1024", "-l", "size=3527b", "--unsupported"]),
+    tight("tight", &["-b", "size=4096", "-d", "agcount=2", "--unsupported"], 32),
+    tight("tight-b1024", &["-b", "size=1024", "-d", "agcount=2", "--unsupported"], 32),
+];
+
+/// Those of these names; all if none is given.
+pub fn chosen(names: &[String]) -> Result<Vec<Geometry>> {
+    for name in names {
+        let known: Vec<&str> = ALL.iter().map(|geometry| geometry.volume.name).collect();
+        ensure!(
+            known.contains(&name.as_str()),
+            "no geometry is named {name}; there are {}",
+            known.join(", ")
+        );
+    }
+    let wanted = |geometry: &&Geometry| names.is_empty() || names.iter().any(|n| n == geometry.volume.name);
+    Ok(ALL.iter().filter(wanted).copied().collect())
+}
