@@ -42,7 +42,13 @@ fn by_first_word(bytes: &[u8]) -> Option<Identity> {
 }
 
 /// Index blocks of directories and attributes have their magic behind the sibling pointers.
+///
+/// An inode has an owner there, who may be any number. No index is so large that its first sibling pointer looks like
+/// an inode's magic.
 fn by_index_magic(bytes: &[u8]) -> Option<Identity> {
+    if bytes.starts_with(b"IN") {
+        return None;
+    }
     let magic = bytes.get(8..)?.first_chunk::<2>()?;
     let kind = match u16::from_be_bytes(*magic) {
         0x3df1 => BufType::DirLeaf1,
@@ -100,6 +106,10 @@ mod tests {
         stamp(&mut block, Lsn(5 << 32));
         assert_eq!(checksum::check("block", &block, 4), Ok(()));
         assert_eq!(block[16..24], (5_u64 << 32).to_be_bytes());
+        let mut inode = [0; 512];
+        inode[..2].copy_from_slice(b"IN");
+        inode[8..10].copy_from_slice(&0x3df1_u16.to_be_bytes());
+        assert_eq!(identify(&inode), None, "an owner is no magic");
         let before = [9; 64];
         let mut unknown = before;
         stamp(&mut unknown, Lsn(1));

@@ -11,6 +11,7 @@ pub mod btree;
 pub mod checksum;
 pub mod da;
 pub mod dir;
+pub mod edit;
 pub mod error;
 pub mod features;
 pub mod geometry;

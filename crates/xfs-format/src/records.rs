@@ -58,6 +58,22 @@ impl InobtRecord {
         Self { startino: start.0.into(), counts, free: free.into() }
     }
 
+    /// The record of a chunk. `sparse`: whether the volume has sparse chunks; if not, it must have no holes.
+    pub fn of(chunk: &InodeChunk, sparse: bool) -> Self {
+        let free_count = (chunk.free & !chunk.holes).count_ones();
+        let counts = if sparse {
+            let mask = (0..16)
+                .filter(|bit| chunk.holes >> (bit * 4) & 1 == 1)
+                .fold(0_u16, |mask, bit| mask | 1 << bit);
+            let [high, low] = mask.to_be_bytes();
+            // 64 inodes at most: each count fits its byte.
+            [high, low, (INODES_PER_CHUNK - chunk.holes.count_ones()) as u8, free_count as u8]
+        } else {
+            free_count.to_be_bytes()
+        };
+        Self { startino: chunk.start.0.into(), counts, free: (chunk.free | chunk.holes).into() }
+    }
+
     /// What the record says, checked against itself.
     pub fn chunk(&self, sparse: bool) -> Result<InodeChunk, FormatError> {
         const NAME: &str = "inode chunk record";
@@ -91,6 +107,16 @@ impl InodeChunk {
             Some(index) if index < INODES_PER_CHUNK => (self.free | self.holes) >> index & 1 == 0,
             _ => false,
         }
+    }
+
+    /// How many inodes have a place on disk.
+    pub fn places(self) -> u32 {
+        INODES_PER_CHUNK - self.holes.count_ones()
+    }
+
+    /// How many of those are free.
+    pub fn free_places(self) -> u32 {
+        (self.free & !self.holes).count_ones()
     }
 
     /// The inodes in use, in order.
@@ -214,6 +240,7 @@ mod tests {
             let record = InobtRecord::whole(AgInode(64), !7, sparse);
             let chunk = InodeChunk { start: AgInode(64), holes: 0, free: !7 };
             assert_eq!(record.chunk(sparse), Ok(chunk));
+            assert_eq!(InobtRecord::of(&chunk, sparse).chunk(sparse), Ok(chunk));
         }
     }
 
@@ -234,6 +261,9 @@ mod tests {
         let record = InobtRecord { startino: 64.into(), counts: [0xff, 0, 32, 30], free: (!3).into() };
         let chunk = record.chunk(true).unwrap();
         assert_eq!(chunk.holes, 0xffff_ffff_0000_0000);
+        assert_eq!((chunk.places(), chunk.free_places()), (32, 30));
+        let again = InobtRecord::of(&chunk, true);
+        assert_eq!((again.counts, again.chunk(true)), (record.counts, Ok(chunk)));
         assert_eq!(chunk.inodes_in_use().count(), 2);
         // A hole is never in use, whatever its free bit says.
         let record = InobtRecord { free: 0x0000_0001_ffff_fffc.into(), ..record };

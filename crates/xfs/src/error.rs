@@ -96,6 +96,17 @@ pub enum Error {
     /// A volume cannot be made as it is wanted. Nothing was written.
     #[error(transparent)]
     Mkfs(#[from] crate::mkfs::Refusal),
+    /// A fork has as many extents as its inode can count.
+    #[error("inode {inode} can have no more than {limit} extents")]
+    TooManyExtents {
+        /// The inode.
+        inode: InodeNumber,
+        /// How many it may have.
+        limit: u64,
+    },
+    /// Blocks would lie behind what a file can address.
+    #[error("inode {0} would become larger than a file can be")]
+    FileTooLarge(InodeNumber),
     /// The volume has no room for what was asked, or may have no more inodes. Nothing was changed.
     #[error("no space left on the volume")]
     NoSpace,

@@ -3,7 +3,10 @@
 //! Blocks pass the same verifiers as those that come from a device. [`MemoryFork::seal`] makes damaged blocks
 //! pass the checks of checksum and identity again, so that damage gets as far as the walkers.
 
+mod buffers;
 mod edit;
+
+pub use buffers::{EditFork, Settled};
 
 use crate::buf::Buf;
 use crate::error::{Error, Result};

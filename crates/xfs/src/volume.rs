@@ -10,7 +10,7 @@ use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
-use crate::ialloc::InodeSource;
+use crate::ialloc::{InodeSource, Inodes};
 use crate::log::{Journal, ShutdownReason};
 use crate::recovery::clean;
 use crate::trans::{self, counters::Counters};
@@ -39,12 +39,14 @@ pub struct OpenOptions {
     pub writable: bool,
     /// Bytes that the buffer cache and the inode cache may hold together.
     pub cache_size: u64,
+    /// Generation numbers of new inodes follow from this; random ones if not given.
+    pub generation_seed: Option<u64>,
 }
 
 impl Default for OpenOptions {
     /// For reading, with 64 MiB of caches.
     fn default() -> Self {
-        Self { norecovery: false, writable: false, cache_size: 64 << 20 }
+        Self { norecovery: false, writable: false, cache_size: 64 << 20, generation_seed: None }
     }
 }
 
@@ -68,6 +70,7 @@ pub(crate) struct WriteSide {
     pub(crate) counters: Counters,
     pub(crate) space: Space,
     pub(crate) busy: Arc<BusyExtents>,
+    pub(crate) inodes: Inodes,
 }
 
 impl Volume {
@@ -96,7 +99,8 @@ impl Volume {
             Ok(ends) if options.writable => {
                 let space = Space::new(&geometry);
                 let kept = space.kept_back(&bufs, &geometry)?;
-                Some(WriteSide::open(&device, &superblock, ends, space, kept)?)
+                let inodes = Inodes::new(&geometry, options.generation_seed);
+                Some(WriteSide::open(&device, &superblock, ends, (space, inodes), kept)?)
             }
             _ => None,
         };
@@ -254,7 +258,7 @@ impl Volume {
         bmap::shared_run(&self.bufs, &self.geometry, &self.groups, start, blocks)
     }
 
-    fn inode_source(&self) -> InodeSource<'_> {
+    pub(crate) fn inode_source(&self) -> InodeSource<'_> {
         InodeSource { bufs: &self.bufs, geometry: &self.geometry, groups: &self.groups }
     }
 }
@@ -264,14 +268,14 @@ impl WriteSide {
         device: &Arc<dyn BlockDevice>,
         superblock: &Superblock,
         ends: LogEnds,
-        space: Space,
+        (space, inodes): (Space, Inodes),
         kept_back: u64,
     ) -> Result<Self> {
         let raw = superblock.raw();
         // The log is clean: the counters are those of the last clean close.
         let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back);
         let journal = Journal::open(Arc::clone(device), superblock, ends)?;
-        Ok(Self { journal, counters, space, busy: Arc::default() })
+        Ok(Self { journal, counters, space, busy: Arc::default(), inodes })
     }
 }
 

@@ -129,7 +129,7 @@ impl Churn {
     fn run(&mut self, steps: u32, phase: u32) {
         let before = free_blocks(&self.volume);
         for step in 0..steps {
-            self.step(step / phase % 2 == 0);
+            self.step((step / phase).is_multiple_of(2));
             if step % 100 == 99 {
                 self.check(before);
             }

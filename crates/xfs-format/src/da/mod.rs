@@ -4,9 +4,11 @@
 //! - A [`DaHeader`] that was parsed tells the size of the v4 or v5 header, so nobody else does arithmetic on it.
 //! - Hashes of a block that passed its verifier never descend, so that it can be searched by halves.
 
+mod edit;
 mod hash;
 mod node;
 
+pub use edit::{NodeEdit, format_header, set_back, set_forw, set_magic, settle};
 pub use hash::{ascii_ci_fold, ascii_ci_hash, name_hash};
 pub use node::{NODE_MAX_LEVEL, Node, NodeEntry};
 

@@ -39,7 +39,7 @@ const _: () = {
     assert!(header_len(false) == 16 && header_len(true) == 64);
 };
 
-const fn header_len(v5: bool) -> usize {
+pub(super) const fn header_len(v5: bool) -> usize {
     DaHeader::len(v5) + size_of::<Counts>() + if v5 { 4 } else { 0 }
 }
 
@@ -82,6 +82,13 @@ impl<'a> Node<'a> {
             return Err(FormatError::value(NAME, "entry count", 0));
         }
         Ok(Self { header, level, entries })
+    }
+
+    /// The level of an index block, also of a node that lost its last child just now; 0 for a leaf.
+    pub fn level_of(bytes: &[u8], v5: bool) -> u16 {
+        let is_node = super::block_magic(bytes).is_some_and(|magic| Self::is(magic, v5));
+        let counts = bytes.get(DaHeader::len(v5)..).and_then(|body| Counts::ref_from_prefix(body).ok());
+        counts.filter(|_| is_node).map_or(0, |(counts, _)| counts.level.get())
     }
 
     /// The first child that may hold `hash`; `None` if every hash below is smaller.

@@ -27,9 +27,9 @@ pub const DATA_MAGIC_V5: u32 = 0x5844_4433;
 
 const NAME: &str = "directory data block";
 /// Marks an unused piece where an entry has the top of its inode number.
-const FREE_TAG: u16 = 0xffff;
+pub(super) const FREE_TAG: u16 = 0xffff;
 /// Bytes that pieces are aligned to.
-const ALIGN: usize = 1 << DATA_ALIGN_LOG;
+pub(super) const ALIGN: usize = 1 << DATA_ALIGN_LOG;
 
 /// A large free piece, kept in the header.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -57,9 +57,9 @@ struct Header3 {
 /// The end of a block-form directory.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct BlockTail {
-    count: U32,
-    stale: U32,
+pub(super) struct BlockTail {
+    pub(super) count: U32,
+    pub(super) stale: U32,
 }
 
 const _: () = {
@@ -69,6 +69,16 @@ const _: () = {
     assert!(offset_of!(Header3, bestfree) == 48);
     assert!(size_of::<BlockTail>() == 8);
 };
+
+/// Where the data area begins.
+pub(super) const fn data_start(v5: bool) -> usize {
+    if v5 { size_of::<Header3>() } else { size_of::<Header>() }
+}
+
+/// Where the list of the largest unused pieces lies.
+pub(super) const fn bestfree_at(v5: bool) -> usize {
+    if v5 { offset_of!(Header3, bestfree) } else { offset_of!(Header, bestfree) }
+}
 
 /// Which kind of data block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +177,53 @@ impl<'a> DataBlock<'a> {
     /// The entries of the index from the first whose hash is not below `hash` (block form only).
     pub fn index_from_hash(&self, hash: u32) -> &'a [LeafEntry] {
         from_hash(self.index, hash)
+    }
+
+    /// How many entries of the index are stale (block form only).
+    pub const fn stale(&self) -> u32 {
+        self.stale
+    }
+
+    /// The list of the largest unused pieces: offset and length, largest first; length 0: no more of them.
+    pub fn largest_free(&self) -> [(u16, u16); 3] {
+        self.bestfree.map(|best| (best.offset.get(), best.length.get()))
+    }
+
+    /// The unused piece at the end of the data area, if there is one: offset and length.
+    pub fn last_unused(&self) -> Result<Option<(usize, usize)>, FormatError> {
+        self.unused_before(self.data.len())
+    }
+
+    /// Where the data area ends.
+    pub(super) const fn data_end(&self) -> usize {
+        self.data.len()
+    }
+
+    /// The piece that ends at `end`, if it is unused: offset and length.
+    pub(super) fn unused_before(&self, end: usize) -> Result<Option<(usize, usize)>, FormatError> {
+        if end <= self.start {
+            return Ok(None);
+        }
+        let bad = || FormatError::value(NAME, "entry tag", end as u64);
+        let before = self.data.get(..end).ok_or_else(bad)?;
+        let tag = usize::from(u16::from_be_bytes(*before.last_chunk::<2>().ok_or_else(bad)?));
+        if tag < self.start || !tag.is_multiple_of(ALIGN) {
+            return Err(bad());
+        }
+        let (item, len) = self.item_at(tag)?;
+        if tag + len != end {
+            return Err(bad());
+        }
+        Ok(matches!(item, DataItem::Unused { .. }).then_some((tag, len)))
+    }
+
+    /// The piece at `offset`, if it is unused: offset and length. `None` also at the end of the data area.
+    pub(super) fn unused_at(&self, offset: usize) -> Result<Option<(usize, usize)>, FormatError> {
+        if offset == self.data.len() {
+            return Ok(None);
+        }
+        let (item, len) = self.item_at(offset)?;
+        Ok(matches!(item, DataItem::Unused { .. }).then_some((offset, len)))
     }
 
     /// The piece at an offset, and its length.

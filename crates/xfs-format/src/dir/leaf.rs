@@ -59,7 +59,7 @@ const _: () = {
     assert!(header_len(false) == 16 && header_len(true) == 64);
 };
 
-const fn header_len(v5: bool) -> usize {
+pub(super) const fn header_len(v5: bool) -> usize {
     DaHeader::len(v5) + size_of::<Counts>() + if v5 { 4 } else { 0 }
 }
 

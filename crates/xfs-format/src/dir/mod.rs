@@ -4,19 +4,27 @@
 //! 64 GiB. A directory block is one or more blocks of the volume, 512 bytes to 64 KiB.
 
 mod data;
+mod data_edit;
 mod free;
+mod free_edit;
 mod leaf;
+mod leaf_edit;
 mod short;
+mod short_edit;
 
 pub use data::{
     BLOCK_MAGIC_V4, BLOCK_MAGIC_V5, DATA, DATA_FTYPE, DATA_MAGIC_V4, DATA_MAGIC_V5, DataBlock, DataEntry,
     DataItem, DataItems, DataKind, data_verifier,
 };
+pub use data_edit::{DataEdit, NewDataEntry};
 pub use free::{FREE, FREE_MAGIC_V4, FREE_MAGIC_V5, FreeBlock};
+pub use free_edit::FreeEdit;
 pub use leaf::{
     INDEX, LEAF1_MAGIC_V4, LEAF1_MAGIC_V5, LEAFN_MAGIC_V4, LEAFN_MAGIC_V5, Leaf, LeafEntry, LeafKind,
 };
+pub use leaf_edit::{BEST_NONE, LeafEdit};
 pub use short::{ShortDir, ShortEntries, ShortEntry};
+pub use short_edit::{ShortImage, ShortRow};
 
 use std::mem::{offset_of, size_of};
 use zerocopy::byteorder::{big_endian, little_endian};
@@ -101,6 +109,23 @@ impl DirFileType {
             8 => Self::Whiteout,
             _ => return None,
         })
+    }
+}
+
+impl DirFileType {
+    /// The byte on disk.
+    pub const fn to_disk(self) -> u8 {
+        match self {
+            Self::Unknown => 0,
+            Self::Regular => 1,
+            Self::Directory => 2,
+            Self::CharDevice => 3,
+            Self::BlockDevice => 4,
+            Self::Fifo => 5,
+            Self::Socket => 6,
+            Self::Symlink => 7,
+            Self::Whiteout => 8,
+        }
     }
 }
 

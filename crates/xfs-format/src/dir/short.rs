@@ -72,7 +72,7 @@ impl<'a> ShortDir<'a> {
     }
 
     /// Where the first other entry may lie.
-    const fn first_offset(v5: bool, ftype: bool) -> usize {
+    pub(super) const fn first_offset(v5: bool, ftype: bool) -> usize {
         Self::dotdot_offset(v5, ftype) + data_entry_len(2, ftype)
     }
 }
@@ -151,7 +151,7 @@ impl<'a> Iterator for ShortEntries<'a> {
     }
 }
 
-const fn is_wide(inode: InodeNumber) -> bool {
+pub(super) const fn is_wide(inode: InodeNumber) -> bool {
     inode.0 > u32::MAX as u64
 }
 

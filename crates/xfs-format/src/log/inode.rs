@@ -5,7 +5,7 @@
 //! [`InodeFormat`] is the same for both.
 
 use super::host;
-use super::item::fixed;
+use super::item::{ItemType, fixed};
 use crate::error::FormatError;
 use crate::types::{AgBlock, AgNumber, DiskAddr, InodeNumber, Uuid};
 use std::mem::{offset_of, size_of};
@@ -284,6 +284,30 @@ pub struct InodeCreate {
 }
 
 impl InodeCreate {
+    /// Bytes of the item.
+    pub const BYTES: usize = size_of::<Self>();
+
+    /// The making of `count` inodes of `inode_size` bytes in `blocks` blocks at `block` of a group, all free and of
+    /// this generation.
+    pub fn new(
+        (ag, block): (AgNumber, AgBlock),
+        blocks: u32,
+        count: u32,
+        inode_size: u16,
+        generation: u32,
+    ) -> Self {
+        Self {
+            kind: (ItemType::InodeCreate as u16).into(),
+            regions: 1.into(),
+            ag: ag.0.into(),
+            agbno: block.0.into(),
+            count: count.into(),
+            isize: u32::from(inode_size).into(),
+            length: blocks.into(),
+            gen_: generation.into(),
+        }
+    }
+
     pub(super) fn parse(region: &[u8]) -> Result<&Self, FormatError> {
         const NAME: &str = "inode creation log item";
         let (item, _) = fixed::<Self>(NAME, region)?;

@@ -33,6 +33,7 @@ mod trees;
 pub use busy::{BusyExtents, BusyGuard, BusyMark};
 pub use group::Group;
 pub use limits::Limits;
+pub(crate) use locked::LockedSpace;
 pub use pick::{Allocated, Space, Target};
 pub use seam::{Order, SpaceStore, Spent, VolumeStore};
 

@@ -107,6 +107,14 @@ impl ExtentList {
         }
     }
 
+    /// The first extent that begins at `block` or behind it.
+    pub fn next_beginning(&self, block: FileBlock) -> Option<Extent> {
+        match self.around(block) {
+            (Some(extent), _) if extent.startoff == block => Some(extent),
+            (_, behind) => self.around(behind?).0,
+        }
+    }
+
     /// The first mapped block at or behind `from`.
     pub fn next_mapped(&self, from: FileBlock) -> Option<FileBlock> {
         match self.lookup(from) {

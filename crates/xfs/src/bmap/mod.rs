@@ -5,6 +5,7 @@
 //! in it lies within one group of the volume, begins at or behind the end of the one before, and there are as many
 //! as the inode says: a damaged tree cannot lead round in circles, as its first repeated leaf breaks the order.
 
+pub mod edit;
 mod file;
 mod fork;
 mod list;

@@ -50,6 +50,8 @@ struct State {
     writing: bool,
     /// Its blocks were freed: what it holds is never written.
     stale: bool,
+    /// Made by another item's change, and not written since: to be written though nothing of it is dirty.
+    unwritten: bool,
     /// Holds inodes, of which a log item carries the list pointers alone.
     inodes: bool,
 }
@@ -64,6 +66,7 @@ impl MetaBuf {
             pins: 0,
             writing: false,
             stale: false,
+            unwritten: false,
             inodes: false,
         };
         Self {
@@ -94,6 +97,11 @@ impl MetaBuf {
     pub(crate) fn snapshot(&self) -> (Buf, &'static Verifier) {
         let state = self.state.read();
         (Buf::new(self.daddr(), Arc::clone(&state.bytes)), state.verifier)
+    }
+
+    /// Whether it was made by another item's change, and is still to be written.
+    pub(crate) fn is_unwritten(&self) -> bool {
+        self.state.read().unwritten
     }
 
     /// Whether its blocks were freed.
@@ -137,18 +145,20 @@ impl MetaBuf {
         let mut state = self.state.write();
         state.version += 1;
         match change {
-            Change::Bytes { bytes, dirty, verifier, fresh, inodes } => {
+            Change::Bytes { bytes, dirty, verifier, fresh, unlogged, inodes } => {
                 state.bytes = bytes;
                 state.verifier = verifier;
                 state.stale = false;
                 state.inodes = inodes;
                 if fresh {
                     state.dirty.clear();
+                    state.unwritten = unlogged;
                 }
                 state.dirty.merge(dirty);
             }
             Change::Stale => {
                 state.stale = true;
+                state.unwritten = false;
                 state.dirty.clear();
                 drop(state);
                 self.overlays.lock().clear();
@@ -181,7 +191,7 @@ impl MetaBuf {
         let laid = self.lay(&mut bytes);
         if !laid.is_empty() {
             state.bytes = Arc::from(&*bytes);
-        } else if state.dirty.is_empty() {
+        } else if state.dirty.is_empty() && !state.unwritten {
             // Only overlays were to be written, and none can be yet.
             return Push::Pinned;
         }
@@ -248,6 +258,7 @@ impl MetaBuf {
         let newest = state.version == version;
         if newest {
             state.dirty.clear();
+            state.unwritten = false;
         }
         drop(state);
         let own = newest.then(|| (Arc::clone(self) as Arc<dyn LogItem>, lsn));
@@ -271,6 +282,8 @@ pub(crate) enum Change<'a> {
         verifier: &'static Verifier,
         /// What was there before does not count.
         fresh: bool,
+        /// It is made anew by another item when the log is replayed.
+        unlogged: bool,
         inodes: bool,
     },
     /// Its blocks were freed.

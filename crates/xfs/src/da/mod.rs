@@ -114,7 +114,7 @@ pub(crate) fn check_owner(
 
 impl Index {
     /// A block that another one points to: it must be one of the index.
-    fn block(&self, at: u32) -> Result<FileBlock, FormatError> {
+    pub(crate) fn block(&self, at: u32) -> Result<FileBlock, FormatError> {
         let at = u64::from(at);
         let inside = (self.root..self.end).contains(&at);
         if inside && (at - self.root).is_multiple_of(self.blocks.into()) {
@@ -124,7 +124,7 @@ impl Index {
         }
     }
 
-    fn mismatch(&self, check: &'static str, found: u64, expected: u64) -> FormatError {
+    pub(crate) fn mismatch(&self, check: &'static str, found: u64, expected: u64) -> FormatError {
         FormatError::mismatch(self.verifier.name, check, found, expected)
     }
 }

@@ -3,12 +3,12 @@
 //! Names of one hash stand together in the index, possibly across leaves; each candidate's name is compared where
 //! its entry lies. On volumes that ignore case the exact name wins over others that match.
 
-use super::{Data, FileType, NAME, leaf_space, parse_short};
-use crate::da::{Index, check_owner, descend, next_leaf};
+use super::{Data, FileType, NAME, hash_index, parse_short};
+use crate::da::{check_owner, descend, next_leaf};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use xfs_format::da::{ascii_ci_fold, ascii_ci_hash, name_hash};
-use xfs_format::dir::{DataKind, FREE_SPACE, INDEX, Leaf, LeafEntry, LeafKind, is_valid_name};
+use xfs_format::dir::{DataKind, INDEX, Leaf, LeafEntry, LeafKind, is_valid_name};
 use xfs_format::error::FormatError;
 use xfs_format::types::{FileBlock, InodeNumber};
 
@@ -101,12 +101,7 @@ impl<'a> Search<'a> {
     fn index(&mut self) -> Result<()> {
         let fork = self.fork;
         let geometry = fork.geometry();
-        let index = Index {
-            root: leaf_space(geometry),
-            end: FREE_SPACE >> geometry.block_log,
-            blocks: geometry.dir_block_blocks(),
-            verifier: &INDEX,
-        };
+        let index = hash_index(geometry);
         let Some(mut at) = descend(fork, &index, Some(self.hash))? else {
             return Ok(());
         };

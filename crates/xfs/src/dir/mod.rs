@@ -3,17 +3,21 @@
 //! Invariants: every name that is given out is legal (1 to 255 bytes, neither `/` nor NUL); every block belongs to
 //! the directory's inode; positions to go on from ascend along a walk and stay valid while entries come and go.
 
+mod edit;
 mod lookup;
 mod walk;
 
+pub use edit::{Needs, NewEntry, add, add_needs, init, is_empty, remove, replace};
 pub use lookup::lookup;
 pub use walk::walk;
 
 use crate::buf::Buf;
-use crate::da::check_owner;
+use crate::da::{Index, check_owner};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
-use xfs_format::dir::{DATA_ALIGN_LOG, DataBlock, DirFileType, LEAF_SPACE, ShortDir, data_verifier};
+use xfs_format::dir::{
+    DATA_ALIGN_LOG, DataBlock, DirFileType, FREE_SPACE, INDEX, LEAF_SPACE, ShortDir, data_verifier,
+};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{FileBlock, InodeNumber};
@@ -68,11 +72,36 @@ impl From<DirFileType> for FileType {
     }
 }
 
+impl From<FileType> for DirFileType {
+    fn from(kind: FileType) -> Self {
+        match kind {
+            FileType::Unknown => Self::Unknown,
+            FileType::Regular => Self::Regular,
+            FileType::Directory => Self::Directory,
+            FileType::CharDevice => Self::CharDevice,
+            FileType::BlockDevice => Self::BlockDevice,
+            FileType::Fifo => Self::Fifo,
+            FileType::Socket => Self::Socket,
+            FileType::Symlink => Self::Symlink,
+        }
+    }
+}
+
 const NAME: &str = "directory";
 
 /// The block of the fork at which the index begins, and the data ends.
 fn leaf_space(geometry: &Geometry) -> u64 {
     LEAF_SPACE >> geometry.block_log
+}
+
+/// The index by hash.
+fn hash_index(geometry: &Geometry) -> Index {
+    Index {
+        root: leaf_space(geometry),
+        end: FREE_SPACE >> geometry.block_log,
+        blocks: geometry.dir_block_blocks(),
+        verifier: &INDEX,
+    }
 }
 
 /// The place of an entry as its position: what the kernel's directory offsets are made of, too.

@@ -1,6 +1,17 @@
-//! Where inodes are: the chunks of 64 that the inode trees list.
+//! Where inodes are: the chunks of 64 that the inode trees list; making and freeing them.
 //!
 //! No inode number is believed before its chunk was found, with the inode neither free nor in a sparse hole.
+
+mod chunk;
+mod create;
+mod locked;
+mod pick;
+mod shape;
+mod trees;
+mod unlinked;
+
+pub use pick::Inodes;
+pub use shape::InodeShape;
 
 use crate::btree::Cursor;
 use crate::buf::{Buf, BufCache, Piece};
@@ -118,7 +129,7 @@ impl InodeSource<'_> {
     }
 
     /// The cluster of an inode that lies in `chunk`, and the byte in it where the inode begins.
-    fn place(&self, ag: AgNumber, chunk: &InodeChunk, inode: AgInode) -> Result<(Piece, usize)> {
+    pub(crate) fn place(&self, ag: AgNumber, chunk: &InodeChunk, inode: AgInode) -> Result<(Piece, usize)> {
         let per_cluster = self.geometry.inodes_per_cluster();
         let in_cluster = inode.0 % per_cluster;
         let first = u64::from(inode.0 - in_cluster);

@@ -109,6 +109,7 @@ impl Joined {
                 dirty: &self.dirty,
                 verifier: self.verifier,
                 fresh: self.fresh,
+                unlogged: self.unlogged,
                 inodes: self.inodes,
             },
         };

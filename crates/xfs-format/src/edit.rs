@@ -1,0 +1,112 @@
+//! A block under change: its bytes as they will be, and which of them differ from what was read.
+//!
+//! Invariant: every byte that was changed lies in one of the ranges that [`Image::changed`] names. Writers of
+//! structures work on an image and know nothing of journals; who logs the block asks the image what to log.
+
+use crate::error::FormatError;
+use crate::types::{DiskAddr, InodeNumber, Uuid};
+use std::ops::Range;
+
+/// Ranges closer than this are named as one: the journal counts in units larger than that.
+const GAP: usize = 64;
+
+/// A block under change.
+#[derive(Clone, Debug)]
+pub struct Image {
+    structure: &'static str,
+    bytes: Vec<u8>,
+    changed: Vec<Range<usize>>,
+}
+
+/// What a new block says of itself. v4 blocks say nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Stamp {
+    /// Whether the volume is v5.
+    pub v5: bool,
+    /// The UUID that the volume's metadata carry.
+    pub meta_uuid: Uuid,
+    /// Where the block lies.
+    pub daddr: DiskAddr,
+    /// The inode that it belongs to.
+    pub owner: InodeNumber,
+}
+
+impl Image {
+    /// A block with these bytes, unchanged so far; `structure` names it in errors.
+    pub const fn new(structure: &'static str, bytes: Vec<u8>) -> Self {
+        Self { structure, bytes, changed: Vec::new() }
+    }
+
+    /// The bytes as they are now.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Where the bytes may differ from those at the start. Ranges may overlap.
+    pub fn changed(&self) -> &[Range<usize>] {
+        &self.changed
+    }
+
+    /// The structure's name in errors.
+    pub const fn structure(&self) -> &'static str {
+        self.structure
+    }
+
+    /// Writes `with` at `at`.
+    pub fn put(&mut self, at: usize, with: &[u8]) -> Result<(), FormatError> {
+        let outside = FormatError::value(self.structure, "place of a change", at as u64);
+        let end = at.checked_add(with.len()).ok_or(outside.clone())?;
+        let place = self.bytes.get_mut(at..end).ok_or(outside)?;
+        if place != with {
+            place.copy_from_slice(with);
+            self.mark(at..end);
+        }
+        Ok(())
+    }
+
+    /// Moves the bytes of `from` to `to`; the two may overlap.
+    pub fn shift(&mut self, from: Range<usize>, to: usize) -> Result<(), FormatError> {
+        let outside = FormatError::value(self.structure, "place of a change", to as u64);
+        let len = from.end.checked_sub(from.start).ok_or(outside.clone())?;
+        let end = to.checked_add(len).filter(|&end| end <= self.bytes.len()).ok_or(outside.clone())?;
+        if from.end > self.bytes.len() {
+            return Err(outside);
+        }
+        if len > 0 && from.start != to {
+            self.bytes.copy_within(from, to);
+            self.mark(to..end);
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self, range: Range<usize>) {
+        for known in &mut self.changed {
+            if range.start <= known.end + GAP && known.start <= range.end + GAP {
+                *known = known.start.min(range.start)..known.end.max(range.end);
+                return;
+            }
+        }
+        self.changed.push(range);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_named_and_stay_inside() {
+        let mut image = Image::new("x", vec![0; 1024]);
+        image.put(10, &[0; 4]).unwrap();
+        assert!(image.changed().is_empty(), "nothing changed");
+        image.put(10, &[1; 4]).unwrap();
+        image.put(20, &[1; 4]).unwrap();
+        image.shift(10..24, 1000).unwrap();
+        assert_eq!(image.changed(), [10..24, 1000..1014]);
+        assert_eq!(image.bytes()[1010], 1);
+        assert!(image.put(1022, &[1; 4]).is_err());
+        assert!(image.put(usize::MAX, &[1; 4]).is_err());
+        assert!(image.shift(1000..1030, 0).is_err());
+        assert!(image.shift(0..30, 1000).is_err());
+    }
+}

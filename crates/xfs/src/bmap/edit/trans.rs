@@ -1,0 +1,109 @@
+//! A fork of an inode that a transaction has joined.
+
+use super::{ForkContent, ForkStore};
+use crate::alloc::{Purpose, Request, Target};
+use crate::btree::edit::Block;
+use crate::error::{Error, Result};
+use crate::inode::{ForkKind, ForkState};
+use crate::trans::Trans;
+use std::ops::Range;
+use std::sync::Arc;
+use xfs_format::btree::{Bmbt, Tree};
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::inode::InodeFlags2;
+use xfs_format::log::InodeFields;
+use xfs_format::types::{DiskAddr, FsBlock, InodeNumber};
+
+/// One fork of one inode of a transaction.
+#[derive(Debug)]
+pub struct TransFork<'t, 'v> {
+    trans: &'t mut Trans<'v>,
+    ino: InodeNumber,
+    kind: ForkKind,
+}
+
+impl<'t, 'v> TransFork<'t, 'v> {
+    /// The fork of an inode that was joined.
+    pub fn new(trans: &'t mut Trans<'v>, ino: InodeNumber, kind: ForkKind) -> Self {
+        Self { trans, ino, kind }
+    }
+
+    /// The transaction.
+    pub fn trans(&mut self) -> &mut Trans<'v> {
+        self.trans
+    }
+
+    fn daddr(&self, block: FsBlock) -> Result<DiskAddr> {
+        self.trans.geometry().extent_daddr(block, 1).ok_or_else(|| {
+            Error::corrupt_inode(self.ino, FormatError::value(Bmbt::NAME, "child pointer", block.0))
+        })
+    }
+}
+
+impl ForkStore for TransFork<'_, '_> {
+    fn geometry(&self) -> &Geometry {
+        self.trans.geometry()
+    }
+    fn ino(&self) -> InodeNumber {
+        self.ino
+    }
+    fn kind(&self) -> ForkKind {
+        self.kind
+    }
+    fn large_counts(&self) -> bool {
+        self.trans.inode(self.ino).core().flags2.contains(InodeFlags2::NREXT64)
+    }
+    fn room(&self) -> usize {
+        let core = self.trans.inode(self.ino).core();
+        match self.kind {
+            ForkKind::Data => core.data.range.len(),
+            ForkKind::Attr => core.attr.as_ref().map_or(0, |attr| attr.range.len()),
+        }
+    }
+    fn content(&self) -> Result<ForkContent> {
+        let inode = self.trans.inode_snapshot(self.ino);
+        let extents = self.trans.volume().extents(&inode, self.kind)?;
+        let fork = inode.fork_state(self.kind).ok_or_else(|| {
+            Error::corrupt_inode(self.ino, FormatError::new("inode", "attribute fork that is not there"))
+        })?;
+        Ok(ForkContent { format: fork.format, bytes: fork.bytes.to_vec(), extents: (*extents).clone() })
+    }
+    fn set_content(&mut self, content: ForkContent, blocks: i64) -> Result<()> {
+        let fields = match self.kind {
+            ForkKind::Data => InodeFields::DFORK,
+            ForkKind::Attr => InodeFields::AFORK,
+        };
+        let inode = self.trans.inode_mut(self.ino, fields);
+        let ForkContent { format, bytes, extents } = content;
+        let count = extents.len() as u64;
+        inode.set_fork(self.kind, ForkState::with(format, count, bytes.into(), Some(Arc::new(extents))));
+        let old = inode.core().nblocks;
+        inode.core_mut().nblocks = old
+            .checked_add_signed(blocks)
+            .ok_or_else(|| Error::corrupt_inode(self.ino, FormatError::value("inode", "block count", old)))?;
+        Ok(())
+    }
+    fn read(&self, block: FsBlock) -> Result<Block<'_>> {
+        let ino = self.ino;
+        self.trans.read_block(self.daddr(block)?, Bmbt::verifier()).map_err(|error| error.of_inode(ino))
+    }
+    fn modify(&mut self, block: FsBlock, ranges: &[Range<usize>]) -> Result<&mut [u8]> {
+        let (daddr, ino) = (self.daddr(block)?, self.ino);
+        self.trans.modify_block(daddr, Bmbt::verifier(), ranges).map_err(|error| error.of_inode(ino))
+    }
+    fn create(&mut self, block: FsBlock) -> Result<&mut [u8]> {
+        let daddr = self.daddr(block)?;
+        self.trans.create_block(daddr, Bmbt::verifier())
+    }
+    fn allocate(&mut self, near: FsBlock) -> Result<FsBlock> {
+        let found = self.trans.allocate(Target::Near(near), Request::block(Purpose::Metadata))?;
+        Ok(found.start(self.trans.geometry()))
+    }
+    fn free(&mut self, block: FsBlock) -> Result<()> {
+        let daddr = self.daddr(block)?;
+        self.trans.forget_block(daddr, Bmbt::verifier())?;
+        self.trans.free_later(block, 1);
+        Ok(())
+    }
+}

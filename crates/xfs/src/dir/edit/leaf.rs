@@ -1,0 +1,116 @@
+//! Directories with one leaf, which also tells the free space of each data block.
+
+use super::find::{Hit, expect_data, read_pure_data};
+use super::tree::Block;
+use super::{New, Shape, convert, node, space};
+use crate::dir::NAME;
+use crate::error::Result;
+use crate::fork::ForkMut;
+use xfs_format::dir::{BEST_NONE, DataEdit, LeafEdit, LeafEntry};
+use xfs_format::error::FormatError;
+use xfs_format::types::InodeNumber;
+
+/// Bytes of an entry of the leaf, and of a place in its table.
+const ENTRY: usize = 8;
+const BEST: usize = 2;
+
+pub(super) fn add(fork: &mut dyn ForkMut, mut leaf: Block, new: &New<'_>) -> Result<()> {
+    let shape = Shape::of(fork)?;
+    let place = leaf.place;
+    let bad = |problem| place.bad(problem);
+    let mut edit = LeafEdit::new(&mut leaf.image, shape.v5);
+    let mut bests = table(&edit).map_err(bad)?;
+    let known = bests.iter().position(|&best| best != BEST_NONE && usize::from(best) >= new.need);
+    let hole = || bests.iter().position(|&best| best == BEST_NONE);
+    let db = known.or_else(hole).unwrap_or(bests.len());
+    let grows = if db == bests.len() { BEST } else { 0 };
+    let stale = edit.view().map_err(bad)?.stale;
+    if edit.gap().map_err(bad)? < grows + if stale == 0 { ENTRY } else { 0 } {
+        edit.compact().map_err(bad)?;
+        if edit.gap().map_err(bad)? < grows + ENTRY {
+            convert::leaf_to_node(fork, leaf)?;
+            return node::add(fork, new);
+        }
+    }
+    let mut data = match known {
+        Some(db) => read_pure_data(fork, &shape, db as u64)?,
+        None => space::new_data(fork, &shape, db as u64)?,
+    };
+    let (offset, longest) = enter(&mut data, &shape, new)?;
+    data.write(fork)?;
+    let mut edit = LeafEdit::new(&mut leaf.image, shape.v5);
+    if db == bests.len() {
+        bests.push(longest);
+        edit.set_bests(&bests).map_err(bad)?;
+    } else {
+        edit.set_best(db, longest).map_err(bad)?;
+    }
+    let entry = LeafEntry::new(new.hash, shape.address(db as u64, offset));
+    if !edit.insert(entry).map_err(bad)? {
+        return Err(bad(FormatError::new(NAME, "room in the leaf")));
+    }
+    leaf.write(fork)
+}
+
+/// Puts a name into a data block that has room for it: where, and the longest unused piece that is left.
+pub(super) fn enter(data: &mut Block, shape: &Shape, new: &New<'_>) -> Result<(usize, u16)> {
+    let place = data.place;
+    let mut edit = DataEdit::new(&mut data.image, shape.v5, shape.ftype);
+    let offset = edit.add(new.data).map_err(|problem| place.bad(problem))?;
+    let told = FormatError::value(NAME, "free space of a data block", new.need as u64);
+    let offset = offset.ok_or_else(|| place.bad(told))?;
+    Ok((offset, edit.longest().map_err(|problem| place.bad(problem))?))
+}
+
+pub(super) fn remove(fork: &mut dyn ForkMut, hit: Hit) -> Result<InodeNumber> {
+    let shape = Shape::of(fork)?;
+    let mut leaf = hit.leaf;
+    let place = leaf.place;
+    let bad = |problem| place.bad(problem);
+    let best = take_out(fork, &shape, hit.data, hit.db, hit.offset)?;
+    let mut edit = LeafEdit::new(&mut leaf.image, shape.v5);
+    edit.remove(hit.slot).map_err(bad)?;
+    let db = usize::try_from(hit.db).unwrap_or(usize::MAX);
+    edit.set_best(db, best).map_err(bad)?;
+    if best == BEST_NONE {
+        trim(&mut edit).map_err(bad)?;
+    }
+    convert::write_leaf_or_block(fork, leaf)?;
+    Ok(hit.inode)
+}
+
+/// Takes an entry out of a data block: what the free-space tables must say of the block now. A block with nothing
+/// left in it is given back.
+pub(super) fn take_out(
+    fork: &mut dyn ForkMut,
+    shape: &Shape,
+    mut data: Block,
+    db: u64,
+    offset: usize,
+) -> Result<u16> {
+    expect_data(&data, shape)?;
+    let place = data.place;
+    let mut edit = DataEdit::new(&mut data.image, shape.v5, shape.ftype);
+    edit.remove(offset).map_err(|problem| place.bad(problem))?;
+    let longest = edit.longest().map_err(|problem| place.bad(problem))?;
+    let empty = usize::from(longest) >= DataEdit::longest_when_empty(shape.block_size, shape.v5);
+    // The first block holds the dots. On a damaged volume it may not; it stays all the same.
+    if empty && db > 0 {
+        space::drop_data(fork, shape, db, data)?;
+        return Ok(BEST_NONE);
+    }
+    data.write(fork)?;
+    Ok(longest)
+}
+
+/// The table of free space.
+pub(super) fn table(edit: &LeafEdit<'_>) -> Result<Vec<u16>, FormatError> {
+    Ok(edit.view()?.bests.iter().map(|best| best.get()).collect())
+}
+
+/// Has the table end in a data block that is there.
+pub(super) fn trim(edit: &mut LeafEdit<'_>) -> Result<(), FormatError> {
+    let bests = table(edit)?;
+    let end = bests.iter().rposition(|&best| best != BEST_NONE).map_or(0, |last| last + 1);
+    if end < bests.len() { edit.set_bests(&bests[..end]) } else { Ok(()) }
+}

@@ -1,0 +1,76 @@
+//! Directories inside the inode: written whole, as they are a few hundred bytes.
+
+use super::{New, Shape, block, convert, missing};
+use crate::dir::{FileType, NAME, parse_short};
+use crate::error::{Error, Result};
+use crate::fork::{Fork, ForkMut};
+use xfs_format::dir::ShortImage;
+use xfs_format::error::FormatError;
+use xfs_format::types::InodeNumber;
+
+pub(super) fn add(fork: &mut dyn ForkMut, new: &New<'_>) -> Result<()> {
+    let shape = Shape::of(fork)?;
+    let old = load(fork)?;
+    let mut dir = old.clone();
+    let (inode, file_type) = (new.data.inode, new.data.file_type);
+    let fits =
+        dir.add(new.data.name, inode, file_type, shape.block_size).map_err(|problem| bad(fork, problem))?;
+    if fits && store(fork, &dir)? {
+        return Ok(());
+    }
+    convert::short_to_block(fork, &old)?;
+    block::add(fork, new)
+}
+
+pub(super) fn remove(fork: &mut dyn ForkMut, name: &[u8]) -> Result<InodeNumber> {
+    let mut dir = load(fork)?;
+    let row = dir.position(name).and_then(|at| dir.remove(at)).ok_or_else(|| missing(fork))?;
+    // Fewer entries, none wider: it fits.
+    store(fork, &dir)?.then_some(row.inode).ok_or(Error::NoSpace)
+}
+
+pub(super) fn replace(
+    fork: &mut dyn ForkMut,
+    name: &[u8],
+    ino: InodeNumber,
+    ftype: FileType,
+) -> Result<InodeNumber> {
+    let old = load(fork)?;
+    let mut dir = old.clone();
+    let before = if name == b".." {
+        std::mem::replace(&mut dir.parent, ino)
+    } else {
+        let at = dir.position(name).ok_or_else(|| missing(fork))?;
+        let (inode, file_type) = dir.row_mut(at).ok_or_else(|| missing(fork))?;
+        *file_type = ftype.into();
+        std::mem::replace(inode, ino)
+    };
+    if store(fork, &dir)? {
+        return Ok(before);
+    }
+    // All numbers become wide at once, and that may be too much for the inode.
+    convert::short_to_block(fork, &old)?;
+    block::replace(fork, name, ino, ftype)
+}
+
+fn load(fork: &dyn Fork) -> Result<ShortImage> {
+    let geometry = fork.geometry();
+    let local = fork.local().unwrap_or_default();
+    parse_short(fork, local)?;
+    let size = usize::try_from(fork.size()).unwrap_or(usize::MAX).min(local.len());
+    ShortImage::parse(local.get(..size).unwrap_or_default(), geometry.v5, geometry.ftype)
+        .map_err(|problem| bad(fork, problem))
+}
+
+/// Puts a directory into the inode. `false` if it is too large for that.
+pub(super) fn store(fork: &mut dyn ForkMut, dir: &ShortImage) -> Result<bool> {
+    match dir.encode().filter(|bytes| bytes.len() <= fork.local_capacity()) {
+        Some(bytes) => fork.set_local(&bytes).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+fn bad(fork: &dyn Fork, problem: FormatError) -> Error {
+    debug_assert!(!NAME.is_empty());
+    Error::corrupt_inode(fork.inode(), problem)
+}

@@ -1,0 +1,127 @@
+//! New inodes on disk: the blocks of a chunk, filled with free inodes.
+//!
+//! The log says only that the chunk was made; whoever replays it fills the blocks in the same way. The blocks are
+//! written before the log forgets this.
+
+use crate::buf::{MetaBuf, Piece};
+use crate::error::Result;
+use crate::ialloc::CLUSTER;
+use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
+use crate::trans::Trans;
+use std::sync::Arc;
+use xfs_format::ag::NULL_AG_INODE;
+use xfs_format::checksum;
+use xfs_format::geometry::Geometry;
+use xfs_format::inode::{CRC_OFFSET, Dinode, DinodeV3, MAGIC};
+use xfs_format::log::InodeCreate;
+use xfs_format::types::{AgBlock, AgInode, AgNumber, InodeNumber, Lsn};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// The log item of a chunk that was made. It waits in the AIL until all its clusters are written.
+#[derive(Debug)]
+struct ChunkMade {
+    clusters: Vec<Arc<MetaBuf>>,
+    state: ItemState,
+}
+
+impl LogItem for ChunkMade {
+    fn state(&self) -> &ItemState {
+        &self.state
+    }
+
+    fn pin(&self) {}
+
+    fn unpin(&self, _outcome: Outcome) {}
+
+    fn landed(&self, _lsn: Lsn) -> Landing {
+        Landing::Ail
+    }
+
+    fn push(self: Arc<Self>) -> Push {
+        match self.clusters.iter().find(|cluster| cluster.is_unwritten()) {
+            Some(cluster) => cluster.write_back(),
+            None => Push::Gone,
+        }
+    }
+}
+
+/// The clusters that cover `blocks` blocks at `block`.
+pub fn clusters(geometry: &Geometry, ag: AgNumber, block: AgBlock, blocks: u32) -> Vec<Piece> {
+    let len = u64::from(geometry.inodes_per_cluster()) * u64::from(geometry.inode_size);
+    let step = u32::try_from(len >> geometry.block_log).unwrap_or(1).max(1);
+    (block.0..block.0.saturating_add(blocks))
+        .step_by(step as usize)
+        .map(|first| Piece { daddr: geometry.daddr_of(ag, AgBlock(first)), len })
+        .collect()
+}
+
+/// Fills `blocks` blocks that were just allocated with free inodes of one generation.
+pub fn fill(trans: &mut Trans<'_>, ag: AgNumber, block: AgBlock, blocks: u32, generation: u32) -> Result<()> {
+    let geometry = trans.geometry();
+    let mut first = AgInode(block.0 << geometry.inodes_per_block_log);
+    let mut made = Vec::new();
+    for piece in clusters(geometry, ag, block, blocks) {
+        let index = trans.buf_new(&[piece], &CLUSTER)?;
+        let bytes = trans.bytes_mut(index, 0..0);
+        for inode in bytes.chunks_exact_mut(geometry.inode_size.into()) {
+            encode_free(inode, geometry.join_inode(ag, first), generation, geometry);
+            first.0 += 1;
+        }
+        trans.leave_unlogged(index);
+        made.push(trans.handle(index));
+    }
+    let count = blocks << geometry.inodes_per_block_log;
+    let item = InodeCreate::new((ag, block), blocks, count, geometry.inode_size, generation);
+    let mut vector = LogVector::begin(None, VecSize::default().region(InodeCreate::BYTES));
+    vector.region(item.as_bytes());
+    trans.log_item(Arc::new(ChunkMade { clusters: made, state: ItemState::default() }), vector);
+    Ok(())
+}
+
+/// A free inode that was never used.
+fn encode_free(inode: &mut [u8], ino: InodeNumber, generation: u32, geometry: &Geometry) {
+    let core = Dinode {
+        magic: MAGIC.into(),
+        version: 3,
+        gen_: generation.into(),
+        next_unlinked: NULL_AG_INODE.into(),
+        ..Dinode::new_zeroed()
+    };
+    let more = DinodeV3 { ino: ino.0.into(), uuid: geometry.meta_uuid.0, ..DinodeV3::new_zeroed() };
+    inode.fill(0);
+    if let Ok((place, rest)) = Dinode::mut_from_prefix(inode) {
+        *place = core;
+        if let Ok((place, _)) = DinodeV3::mut_from_prefix(rest) {
+            *place = more;
+        }
+    }
+    checksum::store(inode, CRC_OFFSET);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::geometry;
+    use xfs_format::inode::InodeCore;
+    use xfs_format::types::DiskAddr;
+
+    #[test]
+    fn a_new_inode_is_sound_and_free() {
+        let shape = geometry(true, 12, 0);
+        let mut inode = vec![9; 512];
+        encode_free(&mut inode, InodeNumber(77), 5, &shape);
+        assert_eq!(InodeCore::parse(&inode, InodeNumber(77), &shape), Ok(None));
+        assert!(InodeCore::parse(&inode, InodeNumber(78), &shape).is_err());
+    }
+
+    #[test]
+    fn clusters_cover_the_blocks() {
+        let mut shape = geometry(true, 10, 0);
+        shape.inode_align = 32;
+        let pieces = clusters(&shape, AgNumber(0), AgBlock(64), 32);
+        let expected = [(128, 16384), (160, 16384)].map(|(at, len)| Piece { daddr: DiskAddr(at), len });
+        assert_eq!(pieces, expected);
+        // A block that is larger than a cluster is one.
+        assert_eq!(clusters(&geometry(true, 16, 0), AgNumber(0), AgBlock(3), 1).len(), 1);
+    }
+}

@@ -1,0 +1,221 @@
+//! Choosing an inode: the group, and the chunk in it.
+//!
+//! Files go to their directory's group, near its inode, so that what is used together lies together. Directories go
+//! to one group after the other, so that what is used by different people lies apart. A group that has neither a free
+//! inode nor room for a chunk is passed over.
+
+use super::chunk;
+use super::locked::LockedInodes;
+use super::shape::InodeShape;
+use super::trees::{self, InodeTree};
+use super::unlinked::UnlinkedHints;
+use crate::alloc::LockedSpace;
+use crate::error::{Error, Result};
+use crate::trans::Trans;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
+use xfs_format::btree::{Finobt, Inobt};
+use xfs_format::geometry::Geometry;
+use xfs_format::records::InodeChunk;
+use xfs_format::types::{AgInode, AgNumber, InodeNumber};
+
+/// Chunks that are looked at to each side of the parent's where there is no tree of free inodes.
+const STEPS_ASIDE: u32 = 10;
+
+/// The inodes of a volume: what allocation remembers from one to the next.
+#[derive(Debug)]
+pub struct Inodes {
+    shape: InodeShape,
+    /// Where the next directory goes.
+    next_group: AtomicU32,
+    generations: Mutex<fastrand::Rng>,
+    pub(super) unlinked: UnlinkedHints,
+}
+
+impl Inodes {
+    /// The inodes of a volume of this shape. Generation numbers follow from `seed` if there is one.
+    pub fn new(geometry: &Geometry, seed: Option<u64>) -> Self {
+        Self {
+            shape: InodeShape::new(geometry),
+            next_group: AtomicU32::new(0),
+            generations: Mutex::new(seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed)),
+            unlinked: UnlinkedHints::default(),
+        }
+    }
+
+    /// How inodes come on this volume.
+    pub fn shape(&self) -> &InodeShape {
+        &self.shape
+    }
+
+    /// A generation number: nobody who knew the inode's earlier ones can guess it.
+    pub fn generation(&self) -> u32 {
+        self.generations.lock().u32(..)
+    }
+
+    fn first_group(&self, geometry: &Geometry, parent: InodeNumber, directory: bool) -> AgNumber {
+        if directory {
+            AgNumber(self.next_group.fetch_add(1, Ordering::Relaxed) % geometry.ag_count.max(1))
+        } else {
+            geometry.split_inode(parent).map_or(AgNumber(0), |(ag, _)| ag)
+        }
+    }
+}
+
+impl Trans<'_> {
+    /// Takes a free inode for a new file or directory of `parent`, and makes a chunk if there is none. Comes before
+    /// anything that locks group headers. [`Error::NoSpace`]: there is no free inode and no room for one.
+    pub fn allocate_inode(&mut self, parent: InodeNumber, directory: bool) -> Result<InodeNumber> {
+        let write = self.volume().write_side()?;
+        let geometry = self.geometry();
+        let inodes = &write.inodes;
+        let first = inodes.first_group(geometry, parent, directory);
+        let may_grow = inodes
+            .shape
+            .most
+            .is_none_or(|most| write.counters.inodes().saturating_add(inodes.shape.inodes.into()) <= most);
+        for ag in (first.0..geometry.ag_count).chain(0..first.0).map(AgNumber) {
+            if self.highest_group().is_some_and(|highest| ag < highest)
+                || !self.may_have_inode(inodes, ag, may_grow, directory)?
+            {
+                continue;
+            }
+            if let Some(inode) = self.inode_in(inodes, ag, parent, may_grow)? {
+                return Ok(geometry.join_inode(ag, inode));
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
+    /// Whether a group is worth locking, by what was committed last.
+    fn may_have_inode(
+        &mut self,
+        inodes: &Inodes,
+        ag: AgNumber,
+        may_grow: bool,
+        directory: bool,
+    ) -> Result<bool> {
+        let geometry = self.geometry();
+        let daddr = AgHeader::Agi.daddr(geometry, ag);
+        let buf = self.peek_at(daddr, geometry.sector_size.into(), &AGI)?;
+        let agi = Agi::view(&buf).map_err(|problem| Error::corrupt_block(daddr, None, problem))?;
+        if agi.freecount.get() > 0 {
+            return Ok(true);
+        }
+        if !may_grow {
+            return Ok(false);
+        }
+        let shape = &inodes.shape;
+        let space = &self.volume().write_side()?.space;
+        let least = shape.piece.unwrap_or(shape.blocks);
+        space.has_room(&mut LockedSpace::new(self), ag, least, directory.into())
+    }
+
+    fn inode_in(
+        &mut self,
+        inodes: &Inodes,
+        ag: AgNumber,
+        parent: InodeNumber,
+        may_grow: bool,
+    ) -> Result<Option<AgInode>> {
+        let mut locked = LockedInodes::lock(self, ag)?;
+        if locked.agi()?.freecount.get() == 0
+            && (!may_grow || !chunk::make(&mut locked, &inodes.shape, inodes.generation())?)
+        {
+            locked.unlock_clean();
+            return Ok(None);
+        }
+        let near = locked.geometry().split_inode(parent).filter(|(of, _)| *of == ag).map(|(_, inode)| inode);
+        let found = match locked.geometry().finobt {
+            true => nearest::<Finobt>(&mut locked, near, u32::MAX)?,
+            false => nearest::<Inobt>(&mut locked, near, STEPS_ASIDE)?,
+        };
+        let Some(found) = found else {
+            let problem = xfs_format::error::FormatError::new("AGI", "free inode count");
+            return Err(locked.damaged(problem));
+        };
+        chunk::take(&mut locked, found).map(Some)
+    }
+
+    /// Frees an inode, which nothing names any more. `true`: its chunk is gone, and with it the cluster that it lay in;
+    /// the inode's own last change was logged in vain.
+    pub fn free_inode(&mut self, ino: InodeNumber) -> Result<bool> {
+        let write = self.volume().write_side()?;
+        let geometry = self.geometry();
+        let (ag, inode) = geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
+        let mut locked = LockedInodes::lock(self, ag)?;
+        let runs =
+            chunk::free(&mut locked, &write.inodes.shape, inode).map_err(|error| error.of_inode(ino))?;
+        for run in &runs {
+            for piece in super::create::clusters(geometry, ag, run.start, run.len) {
+                let cluster = self.buf_at(piece.daddr, piece.len, &super::CLUSTER)?;
+                self.invalidate(cluster);
+            }
+            self.free_later(geometry.join_block(ag, run.start), run.len);
+        }
+        Ok(!runs.is_empty())
+    }
+}
+
+/// The chunk with a free inode that is nearest to the parent's; without a parent, the newest, or else any.
+fn nearest<T: InodeTree>(
+    inodes: &mut LockedInodes<'_, '_>,
+    near: Option<AgInode>,
+    steps: u32,
+) -> Result<Option<InodeChunk>> {
+    let newest = Some(inodes.agi()?.newino.get()).filter(|&newest| newest != NULL_AG_INODE).map(AgInode);
+    for target in [near, newest].into_iter().flatten() {
+        if let Some(found) = around::<T>(inodes, target, steps)? {
+            return Ok(Some(found));
+        }
+    }
+    let mut next = trees::at_or_after::<T>(inodes, AgInode(0))?;
+    while let Some(chunk) = next {
+        if chunk.free_places() > 0 {
+            return Ok(Some(chunk));
+        }
+        next = behind::<T>(inodes, chunk)?;
+    }
+    Ok(None)
+}
+
+/// The nearest chunk with a free inode within so many steps to both sides.
+fn around<T: InodeTree>(
+    inodes: &mut LockedInodes<'_, '_>,
+    target: AgInode,
+    steps: u32,
+) -> Result<Option<InodeChunk>> {
+    let mut left = trees::at_or_before::<T>(inodes, target)?;
+    let mut right = match target.0.checked_add(1) {
+        Some(next) => trees::at_or_after::<T>(inodes, AgInode(next))?,
+        None => None,
+    };
+    for _ in 0..steps {
+        let distance = |chunk: &InodeChunk| chunk.start.0.abs_diff(target.0);
+        let found = [left, right].into_iter().flatten().filter(|chunk| chunk.free_places() > 0);
+        if let Some(found) = found.min_by_key(distance) {
+            return Ok(Some(found));
+        }
+        left = match left.and_then(|chunk| chunk.start.0.checked_sub(1)) {
+            Some(before) => trees::at_or_before::<T>(inodes, AgInode(before))?,
+            None => None,
+        };
+        right = match right {
+            Some(chunk) => behind::<T>(inodes, chunk)?,
+            None => None,
+        };
+        if left.is_none() && right.is_none() {
+            break;
+        }
+    }
+    Ok(None)
+}
+
+/// The chunk behind another one.
+fn behind<T: InodeTree>(inodes: &mut LockedInodes<'_, '_>, chunk: InodeChunk) -> Result<Option<InodeChunk>> {
+    match chunk.start.0.checked_add(1) {
+        Some(next) => trees::at_or_after::<T>(inodes, AgInode(next)),
+        None => Ok(None),
+    }
+}

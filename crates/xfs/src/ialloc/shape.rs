@@ -1,0 +1,104 @@
+//! How inodes come: the sizes of chunks, pieces and clusters, and how many there may be.
+
+use xfs_format::geometry::Geometry;
+use xfs_format::records::INODES_PER_CHUNK;
+use xfs_format::types::{AgBlock, AgInode, AgNumber};
+
+/// How inodes come on a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InodeShape {
+    /// Inodes that are made at once: a chunk, or all of a block if that holds more.
+    pub inodes: u32,
+    /// The blocks that these take.
+    pub blocks: u32,
+    /// By how many blocks they are aligned.
+    pub align: u32,
+    /// Blocks of a piece of a chunk (and their alignment), where chunks may be sparse.
+    pub piece: Option<u32>,
+    /// The most inodes that the volume may have; `None` for no limit.
+    pub most: Option<u64>,
+    per_block_log: u8,
+}
+
+impl InodeShape {
+    /// How inodes come on a volume of this shape.
+    pub fn new(geometry: &Geometry) -> Self {
+        let per_block_log = geometry.inodes_per_block_log;
+        let inodes = INODES_PER_CHUNK.max(1 << per_block_log);
+        let blocks = inodes >> per_block_log;
+        let piece = geometry.sparse_inode_align;
+        let in_group = |blocks: u32| blocks.clamp(1, geometry.ag_blocks.max(1));
+        Self {
+            inodes,
+            blocks,
+            align: in_group(geometry.inode_align),
+            piece: (geometry.sparse_inodes && piece > 0 && piece < blocks && blocks.is_multiple_of(piece))
+                .then_some(piece),
+            most: most_inodes(geometry, blocks),
+            per_block_log,
+        }
+    }
+
+    /// The first inode of a block.
+    pub const fn first_inode(&self, block: AgBlock) -> AgInode {
+        AgInode(block.0 << self.per_block_log)
+    }
+
+    /// The block of an inode.
+    pub const fn block_of(&self, inode: AgInode) -> AgBlock {
+        AgBlock(inode.0 >> self.per_block_log)
+    }
+
+    /// Inodes in so many blocks.
+    pub const fn inodes_in(&self, blocks: u32) -> u32 {
+        blocks << self.per_block_log
+    }
+
+    /// The last block at which a chunk may begin: nothing of it may lie behind the group's end, not even a hole.
+    pub fn last_start(&self, geometry: &Geometry, ag: AgNumber) -> u32 {
+        let blocks = geometry.ag_blocks_of(ag);
+        (blocks - blocks % self.align).saturating_sub(self.blocks)
+    }
+}
+
+/// The limit of a volume: so many percent of its blocks, in whole chunks.
+fn most_inodes(geometry: &Geometry, chunk_blocks: u32) -> Option<u64> {
+    let percent = u64::from(geometry.max_inode_percent.min(100));
+    if percent == 0 {
+        return None;
+    }
+    let blocks = u128::from(geometry.data_blocks) * u128::from(percent) / 100;
+    let blocks = u64::try_from(blocks).unwrap_or(u64::MAX);
+    let chunk = u64::from(chunk_blocks);
+    Some((blocks - blocks % chunk) << geometry.inodes_per_block_log)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::geometry;
+
+    #[test]
+    fn chunks_pieces_and_limits() {
+        let mut shape = geometry(true, 12, 0);
+        shape.inode_align = 8;
+        shape.sparse_inode_align = 4;
+        let inodes = InodeShape::new(&shape);
+        assert_eq!((inodes.inodes, inodes.blocks, inodes.align, inodes.piece), (64, 8, 8, Some(4)));
+        assert_eq!(inodes.most, Some((1 << 18) * 8));
+        assert_eq!(inodes.first_inode(AgBlock(5)), AgInode(40));
+        shape.ag_blocks = 1003;
+        assert_eq!(inodes.last_start(&shape, AgNumber(0)), 1000 - 8);
+    }
+
+    #[test]
+    fn damaged_numbers_are_bounded() {
+        let mut shape = geometry(true, 16, 0);
+        (shape.inode_align, shape.sparse_inode_align, shape.max_inode_percent) = (0, 7, 255);
+        let inodes = InodeShape::new(&shape);
+        assert_eq!((inodes.inodes, inodes.blocks, inodes.align, inodes.piece), (128, 1, 1, None));
+        assert_eq!(inodes.most, Some(shape.data_blocks * 128));
+        shape.inode_align = u32::MAX;
+        assert_eq!(InodeShape::new(&shape).align, shape.ag_blocks);
+    }
+}

@@ -1,0 +1,196 @@
+//! The lists of inodes that have no name and are still in use.
+//!
+//! Each group has 64 lists, singly linked: the AGI holds the heads, each inode the next one. An inode's pointer lies in
+//! its cluster and is logged with it, not with the inode. So that an inode in the middle of a list can be taken out
+//! without walking it, memory keeps who points to whom. These are hints: each is checked against the disk's own
+//! words before it is used, and a wrong or missing one costs a walk along the list, no more.
+
+use super::locked::LockedInodes;
+use super::{CLUSTER, trees};
+use crate::error::{Error, Result};
+use crate::trans::{BufIndex, Trans};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::mem::offset_of;
+use xfs_format::ag::{NULL_AG_INODE, UNLINKED_BUCKETS};
+use xfs_format::btree::Inobt;
+use xfs_format::checksum;
+use xfs_format::error::FormatError;
+use xfs_format::inode::{CRC_OFFSET, Dinode};
+use xfs_format::types::{AgInode, AgNumber, InodeNumber};
+use zerocopy::IntoBytes;
+
+/// Where an inode has its pointer to the next one.
+const NEXT_AT: usize = offset_of!(Dinode, next_unlinked);
+const SHARDS: usize = 16;
+
+/// Who points to an inode of a list: its predecessor, by group and inode.
+#[derive(Debug, Default)]
+pub struct UnlinkedHints {
+    shards: [Mutex<HashMap<(AgNumber, AgInode), AgInode>>; SHARDS],
+}
+
+impl UnlinkedHints {
+    fn shard(&self, ag: AgNumber) -> &Mutex<HashMap<(AgNumber, AgInode), AgInode>> {
+        &self.shards[ag.0 as usize % SHARDS]
+    }
+
+    fn get(&self, ag: AgNumber, inode: AgInode) -> Option<AgInode> {
+        self.shard(ag).lock().get(&(ag, inode)).copied()
+    }
+
+    fn set(&self, ag: AgNumber, inode: AgInode, before: Option<AgInode>) {
+        let mut shard = self.shard(ag).lock();
+        match before {
+            Some(before) => shard.insert((ag, inode), before),
+            None => shard.remove(&(ag, inode)),
+        };
+    }
+}
+
+/// Where an inode lies, in a transaction.
+#[derive(Clone, Copy)]
+struct At {
+    cluster: BufIndex,
+    offset: usize,
+    inode: AgInode,
+}
+
+impl Trans<'_> {
+    /// Puts an inode on its group's list, as it has lost its last name and is still in use.
+    pub fn add_unlinked(&mut self, ino: InodeNumber) -> Result<()> {
+        let volume = self.volume();
+        let hints = &volume.write_side()?.inodes.unlinked;
+        let (ag, inode) = self.geometry().split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
+        let bucket = inode.0 as usize % UNLINKED_BUCKETS;
+        let head = self.head(ag, bucket)?;
+        if head == Some(inode) {
+            return Err(damaged("inode that is on the list already", inode));
+        }
+        let at = self.find_inode(ag, inode)?;
+        if let Some(next) = self.next_of(at)? {
+            return Err(damaged("pointer of an inode that is on no list", next));
+        }
+        if let Some(head) = head {
+            self.set_next(at, Some(head))?;
+            hints.set(ag, head, Some(inode));
+        }
+        hints.set(ag, inode, None);
+        self.set_head(ag, bucket, Some(inode))
+    }
+
+    /// Takes an inode off its group's list, before it is freed.
+    pub fn remove_unlinked(&mut self, ino: InodeNumber) -> Result<()> {
+        let volume = self.volume();
+        let hints = &volume.write_side()?.inodes.unlinked;
+        let (ag, inode) = self.geometry().split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
+        let bucket = inode.0 as usize % UNLINKED_BUCKETS;
+        let head = self.head(ag, bucket)?;
+        let at = self.find_inode(ag, inode)?;
+        let next = self.next_of(at)?;
+        let before = if head == Some(inode) { None } else { Some(self.before(ag, inode, head)?) };
+        match before {
+            None => self.set_head(ag, bucket, next)?,
+            Some(before) => self.set_next(before, next)?,
+        }
+        if next.is_some() {
+            self.set_next(at, None)?;
+        }
+        if let Some(next) = next {
+            hints.set(ag, next, before.map(|before| before.inode));
+        }
+        hints.set(ag, inode, None);
+        Ok(())
+    }
+
+    /// The inodes on a group's lists, as they were left: `each` gets them in no order.
+    pub fn for_each_unlinked(&mut self, ag: AgNumber, each: &mut dyn FnMut(InodeNumber)) -> Result<()> {
+        for bucket in 0..UNLINKED_BUCKETS {
+            let mut next = self.head(ag, bucket)?;
+            let mut left = LockedInodes::lock(self, ag)?.agi()?.count.get();
+            while let Some(inode) = next {
+                left = left.checked_sub(1).ok_or_else(|| damaged("length", inode))?;
+                each(self.geometry().join_inode(ag, inode));
+                let at = self.find_inode(ag, inode)?;
+                next = self.next_of(at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Who points to an inode that is not the first of its list.
+    fn before(&mut self, ag: AgNumber, inode: AgInode, head: Option<AgInode>) -> Result<At> {
+        let volume = self.volume();
+        let hints = &volume.write_side()?.inodes.unlinked;
+        if let Some(hint) = hints.get(ag, inode)
+            && let Ok(at) = self.find_inode(ag, hint)
+            && self.next_of(at)? == Some(inode)
+        {
+            return Ok(at);
+        }
+        let mut left = LockedInodes::lock(self, ag)?.agi()?.count.get();
+        let mut next = head;
+        while let Some(here) = next {
+            left = left.checked_sub(1).ok_or_else(|| damaged("length", here))?;
+            let at = self.find_inode(ag, here)?;
+            next = self.next_of(at)?;
+            if let Some(next) = next {
+                hints.set(ag, next, Some(here));
+            }
+            if next == Some(inode) {
+                return Ok(at);
+            }
+        }
+        Err(damaged("inode that is not on its list", inode))
+    }
+
+    fn head(&mut self, ag: AgNumber, bucket: usize) -> Result<Option<AgInode>> {
+        let locked = LockedInodes::lock(self, ag)?;
+        let head = locked.agi()?.unlinked.get(bucket).map_or(NULL_AG_INODE, |head| head.get());
+        Ok(Some(head).filter(|&head| head != NULL_AG_INODE).map(AgInode))
+    }
+
+    fn set_head(&mut self, ag: AgNumber, bucket: usize, head: Option<AgInode>) -> Result<()> {
+        let mut locked = LockedInodes::lock(self, ag)?;
+        if let Some(place) = locked.bucket_mut(bucket)?.unlinked.get_mut(bucket) {
+            place.set(head.map_or(NULL_AG_INODE, |head| head.0));
+        }
+        Ok(())
+    }
+
+    /// An inode of a list, which must be in use, with its cluster locked.
+    fn find_inode(&mut self, ag: AgNumber, inode: AgInode) -> Result<At> {
+        let volume = self.volume();
+        let ino = self.geometry().join_inode(ag, inode);
+        let chunk = trees::at_or_before::<Inobt>(&mut LockedInodes::lock(self, ag)?, inode)?;
+        let chunk = chunk.filter(|chunk| chunk.in_use(inode)).ok_or(Error::NoSuchInode(ino))?;
+        let (piece, offset) = volume.inode_source().place(ag, &chunk, inode)?;
+        let cluster = self.buf_at(piece.daddr, piece.len, &CLUSTER)?;
+        Ok(At { cluster, offset, inode })
+    }
+
+    fn next_of(&self, at: At) -> Result<Option<AgInode>> {
+        let bytes =
+            self.bytes(at.cluster).get(at.offset + NEXT_AT..).and_then(|rest| rest.first_chunk::<4>());
+        let next = bytes.map(|raw| u32::from_be_bytes(*raw)).ok_or_else(|| damaged("cluster", at.inode))?;
+        Ok(Some(next).filter(|&next| next != NULL_AG_INODE).map(AgInode))
+    }
+
+    fn set_next(&mut self, at: At, next: Option<AgInode>) -> Result<()> {
+        let inode_len = usize::from(self.geometry().inode_size);
+        self.mark_inodes(at.cluster);
+        let range = at.offset + NEXT_AT..at.offset + CRC_OFFSET + 4;
+        let bytes = self.bytes_mut(at.cluster, range);
+        let inode =
+            bytes.get_mut(at.offset..at.offset + inode_len).ok_or_else(|| damaged("cluster", at.inode))?;
+        let next = next.map_or(NULL_AG_INODE, |next| next.0);
+        inode[NEXT_AT..NEXT_AT + 4].copy_from_slice(next.to_be_bytes().as_bytes());
+        checksum::store(inode, CRC_OFFSET);
+        Ok(())
+    }
+}
+
+fn damaged(check: &'static str, inode: AgInode) -> Error {
+    let problem = FormatError::value("list of unlinked inodes", check, inode.0.into());
+    Error::Corrupt { daddr: None, inode: None, problem }
+}

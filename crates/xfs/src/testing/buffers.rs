@@ -1,0 +1,277 @@
+//! A fork in memory that can be changed, and that holds the changing code to its word.
+//!
+//! Buffers pass their verifiers each time that they are read, with the checksum put right as the write-back would.
+//! [`EditFork::settle`], to be called behind each operation, fails if bytes changed outside the ranges that were
+//! announced.
+
+use super::MemoryFork;
+use crate::buf::Buf;
+use crate::error::{Error, Result};
+use crate::fork::{Fork, ForkMut};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use xfs_format::checksum;
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::types::{DiskAddr, FileBlock, InodeNumber};
+use xfs_format::verify::{Verifier, VerifyContext};
+
+#[derive(Clone, Debug)]
+struct Held {
+    blocks: u32,
+    daddr: DiskAddr,
+    bytes: Arc<[u8]>,
+    /// The bytes before the operation, and the ranges that were announced since.
+    before: Option<Vec<u8>>,
+    announced: Vec<Range<usize>>,
+}
+
+/// A fork in memory that can be changed: its buffers.
+#[derive(Clone, Debug)]
+pub struct EditFork {
+    geometry: Geometry,
+    inode: InodeNumber,
+    size: u64,
+    local: Option<Vec<u8>>,
+    capacity: usize,
+    bufs: BTreeMap<u64, Held>,
+    next_daddr: u64,
+    zones: Vec<(FileBlock, DiskAddr)>,
+    touched: BTreeSet<u64>,
+    /// Whether buffers are verified and changes held to their ranges. Off, operations cost what they cost.
+    pub strict: bool,
+    /// Runs of blocks that were mapped since the last [`settle`](Self::settle).
+    pub maps: u32,
+}
+
+/// What one operation did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Settled {
+    /// Runs of blocks that were mapped.
+    pub maps: u32,
+    /// Buffers that were changed or made.
+    pub buffers: u32,
+    /// Bytes that the journal would be given.
+    pub logged: u64,
+}
+
+impl EditFork {
+    /// A fork that holds nothing, with room for `capacity` bytes in the inode.
+    pub fn new(geometry: Geometry, inode: InodeNumber, capacity: usize) -> Self {
+        Self {
+            geometry,
+            inode,
+            size: 0,
+            local: Some(Vec::new()),
+            capacity,
+            bufs: BTreeMap::new(),
+            next_daddr: 1 << 12,
+            zones: Vec::new(),
+            touched: BTreeSet::new(),
+            strict: true,
+            maps: 0,
+        }
+    }
+
+    /// A copy of a fork, whose buffers are of `blocks` blocks each. Buffers that are mapped in part are left out.
+    pub fn of(fork: &MemoryFork, blocks: u32, capacity: usize) -> Self {
+        let mut new = Self::new(fork.geometry.clone(), fork.inode, capacity);
+        new.size = fork.size;
+        new.local = fork.local.clone();
+        for &at in fork.blocks.keys().filter(|at| at.is_multiple_of(blocks.into())) {
+            if let Some((daddr, bytes)) = fork.gather(FileBlock(at), blocks) {
+                new.next_daddr = new.next_daddr.max(daddr.0 + (1 << 12));
+                new.hold(at, blocks, daddr, bytes);
+            }
+        }
+        new
+    }
+
+    /// Buffers: where they are, where they lie, what they hold (with their checksums).
+    pub fn buffers(&self) -> impl Iterator<Item = (FileBlock, DiskAddr, Vec<u8>)> + '_ {
+        self.bufs.iter().map(|(&at, held)| (FileBlock(at), held.daddr, with_checksum(&held.bytes)))
+    }
+
+    /// Says where blocks that will be mapped are to lie: from each of these blocks of the fork on, one after the other
+    /// from an address on. The blocks ascend, the first is 0.
+    pub fn lay_out(&mut self, zones: Vec<(FileBlock, DiskAddr)>) {
+        self.zones = zones;
+    }
+
+    /// Ends an operation: its changes must lie in the ranges that it announced.
+    ///
+    /// # Panics
+    /// If they don't.
+    pub fn settle(&mut self) -> Settled {
+        let mut settled = Settled { maps: std::mem::take(&mut self.maps), ..Settled::default() };
+        for at in std::mem::take(&mut self.touched) {
+            let Some(held) = self.bufs.get_mut(&at) else {
+                continue;
+            };
+            settled.buffers += 1;
+            let announced = std::mem::take(&mut held.announced);
+            settled.logged += announced.iter().map(|range| range.len() as u64).sum::<u64>();
+            let Some(before) = held.before.take() else {
+                continue;
+            };
+            for (nth, (old, new)) in before.iter().zip(&*held.bytes).enumerate() {
+                let known = old == new || announced.iter().any(|range| range.contains(&nth));
+                assert!(known, "byte {nth} of the buffer at {at} changed outside {announced:?}");
+            }
+        }
+        settled
+    }
+
+    fn hold(&mut self, at: u64, blocks: u32, daddr: DiskAddr, bytes: Vec<u8>) {
+        let held = Held { blocks, daddr, bytes: bytes.into(), before: None, announced: Vec::new() };
+        self.bufs.insert(at, held);
+    }
+
+    fn unmapped(&self, name: &'static str, at: FileBlock) -> Error {
+        Error::corrupt_inode(self.inode, FormatError::value(name, "unmapped block", at.0))
+    }
+}
+
+/// A block with the checksum that the write-back would give it.
+fn with_checksum(bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    match bytes.get(..12) {
+        Some([b'X', b'D', b'B' | b'D' | b'F', b'3', ..]) => checksum::store(&mut bytes, 4),
+        Some([_, _, _, _, _, _, _, _, 0x3d, 0xf1 | 0xff, ..] | [_, _, _, _, _, _, _, _, 0x3e, 0xbe, ..]) => {
+            checksum::store(&mut bytes, 12)
+        }
+        _ => false,
+    };
+    bytes
+}
+
+impl Fork for EditFork {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn inode(&self) -> InodeNumber {
+        self.inode
+    }
+
+    fn local(&self) -> Option<&[u8]> {
+        self.local.as_deref()
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Buf> {
+        let held = self.bufs.get(&at.0).filter(|held| held.blocks == blocks);
+        let held = held.ok_or_else(|| self.unmapped(verifier.name, at))?;
+        if self.strict {
+            let ctx =
+                VerifyContext { v5: self.geometry.v5, meta_uuid: self.geometry.meta_uuid, daddr: held.daddr };
+            let changed = self.touched.contains(&at.0) || held.before.is_some();
+            let bytes =
+                if changed || self.geometry.v5 { with_checksum(&held.bytes) } else { held.bytes.to_vec() };
+            (verifier.check)(&bytes, &ctx)
+                .map_err(|problem| Error::corrupt_block(held.daddr, Some(self.inode), problem))?;
+        }
+        Ok(Buf::new(held.daddr, held.bytes.clone()))
+    }
+
+    fn next_mapped(&self, from: FileBlock) -> Result<Option<FileBlock>> {
+        let around = self.bufs.range(..=from.0).next_back();
+        if around.is_some_and(|(&at, held)| from.0 < at + u64::from(held.blocks)) {
+            return Ok(Some(from));
+        }
+        Ok(self.bufs.range(from.0..).next().map(|(&at, _)| FileBlock(at)))
+    }
+}
+
+impl ForkMut for EditFork {
+    fn modify(
+        &mut self,
+        at: FileBlock,
+        blocks: u32,
+        verifier: &'static Verifier,
+        range: Range<usize>,
+    ) -> Result<&mut [u8]> {
+        // Once it is being changed it may be in between two states.
+        if self.touched.insert(at.0) {
+            self.read(at, blocks, verifier)?;
+        }
+        let missing = self.unmapped(verifier.name, at);
+        let held = self.bufs.get_mut(&at.0).ok_or(missing)?;
+        if self.strict && held.before.is_none() {
+            held.before = Some(held.bytes.to_vec());
+        }
+        held.announced.push(range);
+        Ok(Arc::make_mut(&mut held.bytes))
+    }
+
+    fn create(&mut self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<&mut [u8]> {
+        self.touched.insert(at.0);
+        let missing = self.unmapped(verifier.name, at);
+        let held = self.bufs.get_mut(&at.0).filter(|held| held.blocks == blocks).ok_or(missing)?;
+        let bytes = Arc::make_mut(&mut held.bytes);
+        bytes.fill(0);
+        held.announced.push(0..bytes.len());
+        Ok(bytes)
+    }
+
+    fn write_around(&mut self, at: FileBlock, _bytes: &[u8]) -> Result<()> {
+        Err(self.unmapped("value", at))
+    }
+
+    fn daddr(&self, at: FileBlock) -> Result<DiskAddr> {
+        self.bufs.get(&at.0).map(|held| held.daddr).ok_or_else(|| self.unmapped("block", at))
+    }
+
+    fn map(&mut self, at: FileBlock, blocks: u32) -> Result<()> {
+        assert!(self.local.is_none(), "a fork in the inode maps nothing");
+        let next = self.next_mapped(at)?;
+        assert!(next.is_none_or(|next| next.0 >= at.0 + u64::from(blocks)), "{at} is mapped already");
+        let len = self.geometry.block_size as usize * blocks as usize;
+        let zone = self.zones.iter().rev().find(|(from, _)| from.0 <= at.0);
+        let daddr = match zone {
+            Some((from, daddr)) => DiskAddr(daddr.0 + ((at.0 - from.0) << (self.geometry.block_log - 9))),
+            None => DiskAddr(self.next_daddr),
+        };
+        self.next_daddr += len as u64 / 512;
+        // What was there before is garbage.
+        self.hold(at.0, blocks, daddr, vec![0xa5; len]);
+        self.maps += 1;
+        Ok(())
+    }
+
+    fn unmap(&mut self, at: FileBlock, blocks: u32) -> Result<()> {
+        let held = self.bufs.remove(&at.0);
+        assert!(held.is_some_and(|held| held.blocks == blocks), "{at}: no buffer of {blocks} blocks");
+        Ok(())
+    }
+
+    fn local_capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn set_local(&mut self, bytes: &[u8]) -> Result<()> {
+        assert!(self.bufs.is_empty(), "blocks are still mapped");
+        assert!(bytes.len() <= self.capacity, "more than the inode has room for");
+        self.size = bytes.len() as u64;
+        self.local = Some(bytes.to_vec());
+        Ok(())
+    }
+
+    fn set_extents(&mut self) -> Result<()> {
+        assert!(self.bufs.is_empty(), "blocks are mapped");
+        self.local = None;
+        Ok(())
+    }
+
+    fn remove_fork(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn set_size(&mut self, bytes: u64) {
+        self.size = bytes;
+    }
+}
