@@ -5,6 +5,7 @@
 //! xfsprogs do.
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod command;
 pub mod compare;
 pub mod damage;

@@ -4,7 +4,7 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use witness::{compare, damage, engine, fill, history, kernel, matrix, v4, vm};
+use witness::{check, compare, damage, engine, fill, history, kernel, matrix, v4, vm};
 
 /// Outside witnesses for uxfs.
 #[derive(Parser)]
@@ -23,6 +23,7 @@ enum Command {
     Compare(compare::Args),
     Damage(damage::Args),
     History(history::Args),
+    Check(check::Args),
     Matrix(matrix::Args),
     V4(v4::Args),
     #[command(hide = true)]
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Command::ManifestKernel(args) => kernel::run(&args),
         Command::ManifestUxfs(args) => engine::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Damage(args) => damage::run(&args),
         Command::DamageWorker(args) => damage::work(&args),
         Command::History(args) => history::run(&args),

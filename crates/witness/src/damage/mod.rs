@@ -58,6 +58,9 @@ pub struct Args {
     /// Folder of the volumes that are damaged; made if it is not there, kept for the next run.
     #[arg(long)]
     volumes: Option<PathBuf>,
+    /// Have the checker look at each image, too: that which the walk stumbles over, it must find.
+    #[arg(long)]
+    check: bool,
     /// A volume to damage besides: an image file.
     #[arg(long)]
     extra: Vec<PathBuf>,
@@ -117,7 +120,7 @@ impl Campaign<'_> {
             let Some(&image) = todo.get(index) else { return Ok(()) };
             let worker = match child.take() {
                 Some(worker) => worker,
-                None => worker::Child::start(&self.volumes)?,
+                None => worker::Child::start(&self.volumes, self.args.check)?,
             };
             let (outcome, worker) =
                 worker.image(self.args.seed, image, Duration::from_secs(self.args.seconds));

@@ -7,7 +7,7 @@ use super::layout::targets;
 use super::mutate::{Menu, damage};
 use super::overlay::Overlay;
 use super::report::{End, Outcome};
-use super::walk::{Limits, walk};
+use super::walk::{Limits, Seen, walk};
 use super::{memory_peak, reset_memory_peak};
 use anyhow::{Context, Result};
 use blockdev::{BlockDevice, MemoryOptions};
@@ -24,6 +24,7 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+use xfs::check::{CheckOptions, check};
 
 /// What a child says when it has looked through its volumes.
 const READY: &str = "ready";
@@ -35,6 +36,9 @@ const SLEEP_FACTOR: u32 = 30;
 /// Does images that standard input names.
 #[derive(ClapArgs, Debug)]
 pub struct Args {
+    /// Have the checker look at each image, too.
+    #[arg(long)]
+    check: bool,
     /// The volumes that are damaged.
     volumes: Vec<PathBuf>,
 }
@@ -54,7 +58,7 @@ pub fn run(args: &Args) -> Result<bool> {
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let (seed, image) = line.split_once(' ').context("a line of two numbers")?;
-        let outcome = image_of(&volumes, seed.parse()?, image.parse()?);
+        let outcome = image_of(&volumes, args.check, seed.parse()?, image.parse()?);
         writeln!(out, "{}", serde_json::to_string(&outcome)?)?;
         out.flush()?;
     }
@@ -91,7 +95,7 @@ fn data_ranges(file: &File) -> Result<Vec<Range<usize>>> {
 }
 
 /// Makes image `image` of `seed` and walks it.
-fn image_of(volumes: &[Base], seed: u64, image: u64) -> Outcome {
+fn image_of(volumes: &[Base], with_check: bool, seed: u64, image: u64) -> Outcome {
     let mut rng =
         Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ image.wrapping_mul(0xd1b5_4a32_d192_ed03));
     let start = Instant::now();
@@ -102,7 +106,13 @@ fn image_of(volumes: &[Base], seed: u64, image: u64) -> Outcome {
     outcome.story = damage(&base.menu, &mut rng, &mut device);
     let device = Arc::new(device);
     let before = reset_memory_peak();
-    let walked = catch_unwind(AssertUnwindSafe(|| walk(device, &Limits::FULL)));
+    let walked = catch_unwind(AssertUnwindSafe(|| {
+        let mut seen = walk(Arc::clone(&device) as Arc<dyn BlockDevice>, &Limits::FULL);
+        if with_check {
+            check_too(device, &mut seen);
+        }
+        seen
+    }));
     outcome.peak_bytes = memory_peak().saturating_sub(before) as u64;
     outcome.millis = start.elapsed().as_millis() as u64;
     match walked {
@@ -117,6 +127,19 @@ fn image_of(volumes: &[Base], seed: u64, image: u64) -> Outcome {
     outcome
 }
 
+/// Has the checker look at an image. What a walk stumbles over is damage, so that the checker must find some.
+fn check_too(device: Arc<dyn BlockDevice>, seen: &mut Seen) {
+    let options = CheckOptions { norecovery: true, ..CheckOptions::default() };
+    let clean = check(device, &options).is_ok_and(|report| report.is_clean());
+    let stumbled = seen.errors.keys().any(|error| error != "DirtyLog");
+    if clean && stumbled {
+        let what = seen.errors.keys().cloned().collect::<Vec<_>>().join("; ");
+        seen.errors.insert(format!("CLEAN for the checker, and yet: {what}"), 1);
+    } else if !clean && !stumbled {
+        seen.errors.insert("nothing but findings of the checker".to_owned(), 1);
+    }
+}
+
 /// The parent's end.
 pub struct Child {
     process: std::process::Child,
@@ -126,9 +149,10 @@ pub struct Child {
 
 impl Child {
     /// Starts a child for these volumes.
-    pub fn start(volumes: &[PathBuf]) -> Result<Self> {
+    pub fn start(volumes: &[PathBuf], check: bool) -> Result<Self> {
         let mut process = Command::new(std::env::current_exe()?)
             .arg("damage-worker")
+            .args(check.then_some("--check"))
             .args(volumes)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
