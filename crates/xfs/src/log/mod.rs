@@ -2,17 +2,42 @@
 //!
 //! The way of a change: [`Journal::reserve`] log space → change private copies → format each item into a
 //! [`LogVector`] → [`Journal::commit`] (pins, publishes, inserts into the CIL) → [`Journal::release`].
+//!
+//! ```text
+//! commits ──> CIL, a shard a thread ──> writer: records ──> committer: flush, commit record ──> AIL ──> pusher
+//!             (cil)                     (writer, record)    (writer, pipe, core)                (ail)   (pusher)
+//! tickets <────────────────────────────── space (grant) <───────────────── the tail moves ──────────────┘
+//! ```
+//! Several checkpoints are under way at a time: one gathers commits, one is cut into records, those behind it wait
+//! for their flush, commit and landing, all in order. The journal knows no structure of the volume: what it is
+//! given it writes, and [`LogItem`] is all it knows of who gave it.
 
-#[allow(dead_code, reason = "the writer follows")]
+mod ail;
+mod cil;
+mod core;
+mod gate;
+mod grant;
 pub mod item;
-#[allow(dead_code, unused_imports, reason = "the writer follows")]
+mod layout;
+mod open;
+mod orders;
+mod pipe;
+mod pusher;
+mod record;
 mod sync;
+mod thread_slot;
 mod vector;
+mod writer;
 
 pub use item::{ItemState, Landing, LogItem, Outcome, Push, WriteDone, WriteJob};
 pub use vector::{LogVector, VecSize};
 
-use crate::error::Result;
+use self::core::Core;
+use self::grant::{Dead, Turn};
+use self::pusher::{Pusher, QUEUE_DEPTH};
+use self::sync::{JoinHandle, Mutex, lock, thread};
+use self::writer::{Committer, Writer};
+use crate::error::{Error, Result};
 use blockdev::BlockDevice;
 use std::fmt;
 use std::sync::Arc;
@@ -33,6 +58,18 @@ pub enum ShutdownReason {
     Asked,
     /// It was closed, or dropped without being closed.
     Closed,
+}
+
+impl ShutdownReason {
+    const ALL: [Self; 5] = [Self::LogWrite, Self::MetadataWrite, Self::Corruption, Self::Asked, Self::Closed];
+
+    fn code(self) -> u32 {
+        self as u32 + 1
+    }
+
+    fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.code() == code)
+    }
 }
 
 impl fmt::Display for ShutdownReason {
@@ -56,53 +93,152 @@ pub struct CommitSeq(pub u64);
 
 /// Log space that a transaction holds. It must be given back by [`Journal::release`].
 #[derive(Debug)]
+#[must_use = "a ticket that is not released keeps its log space"]
 pub struct Ticket {
-    _private: (),
+    /// Bytes of one step, overhead included.
+    step: u64,
+    /// Steps that are paid for, with the current one.
+    steps: u32,
+    /// What is left of the current step.
+    left: u64,
+    /// Through which slot of the gate it came.
+    slot: usize,
+}
+
+impl Ticket {
+    /// Bytes of log space that the current step may still use.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Steps that are reserved, the current one included. Rolling beyond them waits for space.
+    pub fn steps(&self) -> u32 {
+        self.steps
+    }
 }
 
 /// A journal that is held still: see [`Journal::freeze`].
 #[derive(Debug)]
 pub struct Frozen<'a> {
-    _journal: &'a Journal,
+    journal: &'a Journal,
 }
 
-/// The journal of one volume.
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        self.journal.core.gate.open();
+    }
+}
+
+/// The journal of one volume. Dropping it without [`close`](Self::close) is a crash: what is not in the log is
+/// lost, and the log is left to be recovered.
 #[derive(Debug)]
 pub struct Journal {
-    _device: Arc<dyn BlockDevice>,
+    core: Arc<Core>,
+    /// `None`: what the journal's own threads see it through.
+    threads: Option<Mutex<Vec<JoinHandle<()>>>>,
 }
 
 impl Journal {
     /// Opens the internal log of a volume for writing. It must be clean ([`crate::Error::DirtyLog`] if not); `ends`
     /// is what [`crate::recovery::clean::log_ends`] found.
     pub fn open(device: Arc<dyn BlockDevice>, superblock: &Superblock, ends: LogEnds) -> Result<Arc<Self>> {
-        let _ = (superblock, ends);
-        Ok(Arc::new(Self { _device: device }))
+        let (layout, head, previous) = open::prepare(&*device, superblock, &ends)?;
+        Self::start(device, layout, head, previous)
+    }
+
+    fn start(
+        device: Arc<dyn BlockDevice>,
+        layout: layout::Layout,
+        head: layout::Pos,
+        previous: u32,
+    ) -> Result<Arc<Self>> {
+        let queue = Arc::clone(&device).queue(QUEUE_DEPTH)?;
+        let core = Arc::new(Core::new(device, layout, head));
+        let writer = Writer::new(Arc::clone(&core), head, previous);
+        let committer = Committer::new(Arc::clone(&core));
+        let pusher = Pusher::new(Arc::clone(&core), queue);
+        let threads = vec![
+            thread::spawn(move || writer.run()),
+            thread::spawn(move || committer.run()),
+            thread::spawn(move || pusher.run()),
+        ];
+        Ok(Arc::new(Self { core, threads: Some(Mutex::new(threads)) }))
+    }
+
+    /// The journal as its own threads see it.
+    fn view(core: Arc<Core>) -> Self {
+        Self { core, threads: None }
     }
 
     /// Reserves log space for a transaction of `count` steps of at most `unit` bytes each ([`VecSize::log_bytes`]
-    /// of all its items). Waits, first come first served, until there is room.
+    /// of all its items; what records and checkpoints add is not for the caller to count). Waits, first come first
+    /// served, until there is room.
     pub fn reserve(&self, unit: u32, count: u32) -> Result<Ticket> {
-        let _ = (unit, count);
-        Ok(Ticket { _private: () })
+        let core = &*self.core;
+        core.check()?;
+        let steps = count.max(1);
+        let step = core.layout.step(unit);
+        let (needed, room) = (step.saturating_mul(steps.into()), core.grant.capacity());
+        if needed > room {
+            return Err(Error::LogTooSmall { needed, room });
+        }
+        self.throttle()?;
+        let slot = core.gate.enter().ok_or_else(|| core.stopped())?;
+        match core.grant.take(needed, Turn::Fresh, || core.pushing.kick()) {
+            Ok(()) => Ok(Ticket { step, steps, left: step, slot }),
+            Err(Dead) => {
+                core.gate.leave(slot);
+                Err(core.stopped())
+            }
+        }
     }
 
-    /// After the commit of one step: makes the ticket ready for the next.
+    /// Holds back who would begin a transaction while the open checkpoint has twice what it should.
+    fn throttle(&self) -> Result<()> {
+        let core = &*self.core;
+        let swollen = || core.cil.paid() >= 2 * core.cil.limit();
+        if !swollen() {
+            return Ok(());
+        }
+        core.orders.push(core.cil.seq());
+        if core.orders.wait_until(|| !swollen()) { Ok(()) } else { Err(core.stopped()) }
+    }
+
+    /// After the commit of one step: makes the ticket ready for the next. Waits for space only beyond the steps
+    /// that were reserved, and then before all those who begin.
     pub fn roll(&self, ticket: &mut Ticket) -> Result<()> {
-        let _ = ticket;
+        let core = &*self.core;
+        core.check()?;
+        core.grant.give(std::mem::take(&mut ticket.left));
+        ticket.steps = ticket.steps.saturating_sub(1);
+        if ticket.steps == 0 {
+            core.grant
+                .take(ticket.step, Turn::Rolling, || core.pushing.kick())
+                .map_err(|Dead| core.stopped())?;
+            ticket.steps = 1;
+        }
+        ticket.left = ticket.step;
         Ok(())
     }
 
     /// Adds to the current step's reservation without waiting. `false`: there is no room now; commit what there is
     /// and roll.
     pub fn extend(&self, ticket: &mut Ticket, bytes: u32) -> Result<bool> {
-        let _ = (ticket, bytes);
-        Ok(true)
+        self.core.check()?;
+        let more = self.core.layout.charge(bytes.into());
+        let taken = self.core.grant.try_take(more, Turn::Rolling);
+        if taken {
+            ticket.left += more;
+        }
+        Ok(taken)
     }
 
     /// Commits one step. Every item is pinned, then `publish` makes the transaction's changes visible, then the
     /// items are in the CIL: no checkpoint closes in between. `items` is left empty (its memory can be used again).
     /// `landed` runs once the checkpoint is in the log for good, or never will be.
+    ///
+    /// An item may come with a vector without regions: it is pinned and lands like the others, and the log says
+    /// nothing of it.
     ///
     /// An error means that nothing was done: no item is pinned, `publish` was not called, `items` is untouched.
     pub fn commit(
@@ -112,62 +248,150 @@ impl Journal {
         landed: Option<OnLanded>,
         publish: impl FnOnce(),
     ) -> Result<CommitSeq> {
-        let _ = (ticket, landed);
-        items.clear();
-        publish();
-        Ok(CommitSeq(0))
+        let core = &*self.core;
+        core.check()?;
+        let joined = core.cil.join(items, landed, publish).ok_or_else(|| core.stopped())?;
+        if joined.cost >= 0 {
+            let cost = joined.cost.unsigned_abs();
+            debug_assert!(cost <= ticket.left, "a step took {cost} bytes of {} that were left", ticket.left);
+            core.grant.take_regardless(cost.saturating_sub(ticket.left));
+            ticket.left = ticket.left.saturating_sub(cost);
+        } else {
+            ticket.left += joined.cost.unsigned_abs();
+        }
+        if joined.full || core.grant.is_short() {
+            core.orders.push(joined.seq);
+        }
+        Ok(CommitSeq(joined.seq))
     }
 
     /// Gives back what is left of a ticket: after the last commit, or instead of it.
     pub fn release(&self, ticket: Ticket) {
-        let _ = ticket;
+        let Ticket { step, steps, left, slot } = ticket;
+        self.core.grant.give(left + step * u64::from(steps.saturating_sub(1)));
+        self.core.gate.leave(slot);
     }
 
-    /// Waits until the checkpoint of `upto` (and all before it) is in the log for good.
+    /// Waits until the checkpoint of `upto` (and all before it) is in the log for good, and its items unpinned.
     pub fn force(&self, upto: CommitSeq) -> Result<()> {
-        let _ = upto;
-        Ok(())
+        let core = &*self.core;
+        if core.orders.is_done(upto.0) {
+            return Ok(());
+        }
+        core.check()?;
+        core.orders.push(upto.0);
+        if core.orders.wait_done(upto.0) { Ok(()) } else { Err(core.stopped()) }
     }
 
     /// Waits until all that was committed before this call is in the log for good.
     pub fn force_all(&self) -> Result<()> {
-        Ok(())
+        self.force(self.newest())
+    }
+
+    /// The youngest checkpoint that has something in it.
+    pub fn newest(&self) -> CommitSeq {
+        let seq = self.core.cil.seq();
+        CommitSeq(if self.core.cil.is_open() { seq } else { seq - 1 })
+    }
+
+    /// Has the open checkpoint written, if there is anything in it, without waiting for it.
+    pub fn push_cil(&self) {
+        self.core.orders.push(self.newest().0);
     }
 
     /// Waits until no ticket is open, and holds new ones back as long as the result lives. Who holds a ticket must
     /// not ask for this.
     pub fn freeze(&self) -> Result<Frozen<'_>> {
-        Ok(Frozen { _journal: self })
+        self.core.check()?;
+        let still = self.core.gate.close();
+        let frozen = Frozen { journal: self };
+        if still { Ok(frozen) } else { Err(self.core.stopped()) }
     }
 
     /// Has everything written back that is in the AIL up to `target`, without waiting for it.
     pub fn push_ail(&self, target: Lsn) {
-        let _ = target;
+        self.core.pushing.push_to(target);
     }
 
     /// Takes an item out of the AIL, unless a later checkpoint has moved it on from `lsn`. For
     /// [`WriteJob::done`].
     pub fn ail_remove(&self, item: &Arc<dyn LogItem>, lsn: Lsn) {
-        let _ = (item, lsn);
+        self.core.grant.give(self.core.ail.remove([(item, lsn)].into_iter()));
+    }
+
+    /// As [`ail_remove`](Self::ail_remove), for several items that one write wrote.
+    pub fn ail_remove_all<'a>(&self, items: impl Iterator<Item = (&'a Arc<dyn LogItem>, Lsn)>) {
+        self.core.grant.give(self.core.ail.remove(items));
     }
 
     /// Forces the log and waits until all of it is written back. Nobody may commit meanwhile.
     pub fn quiesce(&self) -> Result<()> {
-        Ok(())
+        let core = &*self.core;
+        loop {
+            self.force_all()?;
+            core.pushing.push_to(Lsn(u64::MAX));
+            if !core.ail.wait_until_empty() {
+                return Err(core.stopped());
+            }
+            if !core.cil.is_open() {
+                return Ok(());
+            }
+        }
     }
 
-    /// Quiesces, and marks the log as clean. Every later call fails.
+    /// Quiesces, and has the log say that nothing of it need be replayed. Happens by itself when the journal is
+    /// idle.
+    pub fn cover(&self) -> Result<()> {
+        self.quiesce()?;
+        if self.core.orders.cover_and_wait() { Ok(()) } else { Err(self.core.stopped()) }
+    }
+
+    /// Waits for open tickets, quiesces, and marks the log as clean. Every later call fails.
     pub fn close(&self) -> Result<()> {
-        Ok(())
+        let frozen = self.freeze()?;
+        self.quiesce()?;
+        let marked = self.core.orders.unmount();
+        self.stop(ShutdownReason::Closed);
+        drop(frozen);
+        if marked { Ok(()) } else { Err(self.core.stopped()) }
     }
 
     /// Stops everything: what is not in the log for good never will be, and every later call fails.
     pub fn shutdown(&self, why: ShutdownReason) {
-        let _ = why;
+        self.core.shutdown(why);
     }
 
     /// Why the journal was shut down, if it was.
     pub fn is_shut_down(&self) -> Option<ShutdownReason> {
-        None
+        self.core.down()
+    }
+
+    /// Bytes of log space in use, and how many can be.
+    pub fn space(&self) -> (u64, u64) {
+        (self.core.grant.used(), self.core.grant.capacity())
+    }
+
+    /// Stops the threads and lets go of all items.
+    fn stop(&self, why: ShutdownReason) {
+        self.core.shutdown(why);
+        let Some(threads) = &self.threads else { return };
+        let mine = thread::current().id();
+        let threads = std::mem::take(&mut *lock(threads));
+        for handle in threads {
+            // An item's callback may be what lets go of the journal last.
+            if handle.thread().id() != mine {
+                let ended = handle.join();
+                debug_assert!(ended.is_ok(), "a thread of the journal panicked");
+            }
+        }
+        self.core.ail.clear();
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        if self.threads.is_some() {
+            self.stop(ShutdownReason::Closed);
+        }
     }
 }

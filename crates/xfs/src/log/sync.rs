@@ -39,3 +39,16 @@ pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexG
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);
+
+/// Waits for a condition to be announced, or for some time to pass; says whether it passed. A model knows no time.
+pub(crate) fn wait_for<'a, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    time: std::time::Duration,
+) -> (MutexGuard<'a, T>, bool) {
+    if cfg!(shuttle) {
+        return (wait(condvar, guard), false);
+    }
+    let (guard, result) = condvar.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner);
+    (guard, result.timed_out())
+}

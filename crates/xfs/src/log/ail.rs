@@ -1,0 +1,283 @@
+//! The active item list: items that are in the log and not yet in their places, by the LSN of the checkpoint that
+//! holds their latest changes. The oldest of them is where the log's tail is.
+//!
+//! All items of one checkpoint have one LSN, so that the list is a map of buckets. Invariants: an item's LSN and
+//! place say where it is; no bucket is empty; the tail never goes back; and space behind the tail is handed out
+//! (as the return value of whatever moved the tail) exactly once.
+
+use super::item::LogItem;
+use super::layout::{Layout, Pos};
+use super::sync::{Condvar, Mutex, MutexGuard, lock, lock_in, wait};
+use fileio::lockstat::{Counted, LockClass};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use xfs_format::types::Lsn;
+
+static LIST: LockClass = LockClass::new("ail");
+
+#[derive(Debug, Default)]
+struct Bucket {
+    items: Vec<Option<Arc<dyn LogItem>>>,
+    living: usize,
+}
+
+#[derive(Debug)]
+struct List {
+    buckets: BTreeMap<Lsn, Bucket>,
+    /// Behind the youngest checkpoint that has landed: the tail when nothing is left.
+    landed: Pos,
+    tail: Pos,
+    dead: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Ail {
+    list: Mutex<List>,
+    emptied: Condvar,
+    layout: Layout,
+}
+
+/// A place in the list: an LSN, and a number among its items.
+pub(super) type Cursor = (Lsn, u32);
+
+impl Ail {
+    /// An empty list of a log that goes on at `head`.
+    pub(super) fn new(layout: Layout, head: Pos) -> Self {
+        let list = List { buckets: BTreeMap::new(), landed: head, tail: head, dead: false };
+        Self { list: Mutex::new(list), emptied: Condvar::new(), layout }
+    }
+
+    /// Takes in the items of the checkpoint that begins at `lsn` and ends at `end`; takes out `gone`. Gives the
+    /// bytes by which the tail has moved.
+    pub(super) fn land(
+        &self,
+        lsn: Lsn,
+        end: Pos,
+        items: impl ExactSizeIterator<Item = Arc<dyn LogItem>>,
+        gone: &[Arc<dyn LogItem>],
+    ) -> u64 {
+        // Dropped with no lock held.
+        let mut dropped = Vec::new();
+        let mut list = self.list();
+        let mut bucket = Bucket { items: Vec::with_capacity(items.len()), living: 0 };
+        for item in items {
+            list.take(&*item).into_iter().for_each(|old| dropped.push(old));
+            item.state().set_place(lsn, bucket.items.len() as u32);
+            bucket.items.push(Some(item));
+            bucket.living += 1;
+        }
+        if bucket.living != 0 {
+            list.buckets.insert(lsn, bucket);
+        }
+        for item in gone {
+            list.take(&**item).into_iter().for_each(|old| dropped.push(old));
+        }
+        list.landed = list.landed.max(end);
+        self.settle(&mut list)
+    }
+
+    /// Takes out those of `items` that are still at the LSN given. Gives the bytes by which the tail has moved.
+    pub(super) fn remove<'a>(&self, items: impl Iterator<Item = (&'a Arc<dyn LogItem>, Lsn)>) -> u64 {
+        let mut dropped = Vec::new();
+        let mut list = self.list();
+        for (item, lsn) in items {
+            if lsn.0 != 0 && item.state().lsn() == lsn {
+                dropped.extend(list.take(&**item));
+            }
+        }
+        self.settle(&mut list)
+    }
+
+    /// Moves the tail to where it belongs.
+    fn settle(&self, list: &mut List) -> u64 {
+        let tail = list.buckets.keys().next().map_or(list.landed, |&lsn| self.layout.pos(lsn));
+        if list.buckets.is_empty() {
+            self.emptied.notify_all();
+        }
+        let moved = tail.bytes_since(list.tail);
+        list.tail = list.tail.max(tail);
+        moved
+    }
+
+    /// The tail of the log.
+    pub(super) fn tail(&self) -> Pos {
+        self.list().tail
+    }
+
+    /// Whether nothing waits to be written back.
+    pub(super) fn is_empty(&self) -> bool {
+        self.list().buckets.is_empty()
+    }
+
+    /// Puts up to `most` items, from `from` on and not beyond `upto`, at the end of `into`. Gives where to go on.
+    pub(super) fn batch(
+        &self,
+        from: Cursor,
+        upto: Lsn,
+        most: usize,
+        into: &mut Vec<Arc<dyn LogItem>>,
+    ) -> Option<Cursor> {
+        let list = self.list();
+        let mut first = from.1 as usize;
+        for (&lsn, bucket) in list.buckets.range((Bound::Included(from.0), Bound::Included(upto.max(from.0))))
+        {
+            if lsn > upto {
+                return None;
+            }
+            if lsn != from.0 {
+                first = 0;
+            }
+            for (place, item) in bucket.items.iter().enumerate().skip(first) {
+                let Some(item) = item else { continue };
+                if into.len() >= most {
+                    return Some((lsn, place as u32));
+                }
+                into.push(Arc::clone(item));
+            }
+        }
+        None
+    }
+
+    /// Waits until nothing waits to be written back. `false`: it never will.
+    pub(super) fn wait_until_empty(&self) -> bool {
+        let mut list = lock(&self.list);
+        while !list.buckets.is_empty() {
+            if list.dead {
+                return false;
+            }
+            list = wait(&self.emptied, list);
+        }
+        !list.dead
+    }
+
+    /// Wakes who waits.
+    pub(super) fn kill(&self) {
+        lock(&self.list).dead = true;
+        self.emptied.notify_all();
+    }
+
+    /// Lets go of all items. The tail stays where it was.
+    pub(super) fn clear(&self) {
+        let buckets = std::mem::take(&mut self.list().buckets);
+        for item in buckets.into_values().flat_map(|bucket| bucket.items).flatten() {
+            item.state().set_place(Lsn(0), 0);
+        }
+    }
+
+    fn list(&self) -> Counted<MutexGuard<'_, List>> {
+        lock_in(&self.list, &LIST)
+    }
+}
+
+impl List {
+    /// Takes an item out of its bucket, if it is in one.
+    fn take(&mut self, item: &dyn LogItem) -> Option<Arc<dyn LogItem>> {
+        let (lsn, place) = item.state().place();
+        if lsn.0 == 0 {
+            return None;
+        }
+        item.state().set_place(Lsn(0), 0);
+        let bucket = self.buckets.get_mut(&lsn)?;
+        let taken = bucket.items.get_mut(place as usize)?.take();
+        bucket.living -= usize::from(taken.is_some());
+        if bucket.living == 0 {
+            self.buckets.remove(&lsn);
+        }
+        taken
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::super::item::{ItemState, Landing, Outcome, Push};
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Plain(ItemState);
+
+    impl LogItem for Plain {
+        fn state(&self) -> &ItemState {
+            &self.0
+        }
+        fn pin(&self) {}
+        fn unpin(&self, _outcome: Outcome) {}
+        fn landed(&self, _lsn: Lsn) -> Landing {
+            Landing::Ail
+        }
+        fn push(self: Arc<Self>) -> Push {
+            Push::Gone
+        }
+    }
+
+    const LAYOUT: fn() -> Layout = || Layout::for_tests(1000, 512, 32 << 10);
+
+    fn items(count: usize) -> Vec<Arc<dyn LogItem>> {
+        (0..count).map(|_| Arc::new(Plain::default()) as _).collect()
+    }
+
+    fn lsn(block: u64) -> Lsn {
+        LAYOUT().lsn(Pos(1000 + block))
+    }
+
+    #[test]
+    fn the_tail_follows_the_oldest_item() {
+        let ail = Ail::new(LAYOUT(), Pos(1000));
+        let items = items(6);
+        let land = |at: u64, end: u64, which: &[usize]| {
+            let list: Vec<_> = which.iter().map(|&nth| Arc::clone(&items[nth])).collect();
+            ail.land(lsn(at), Pos(1000 + end), list.into_iter(), &[])
+        };
+        assert_eq!(land(0, 10, &[0, 1, 2]), 0);
+        assert_eq!(land(10, 25, &[3, 4]), 0);
+        // Moved on: all of the first checkpoint's but one.
+        assert_eq!(land(25, 30, &[0, 2, 5]), 0);
+        assert_eq!(ail.tail(), Pos(1000));
+        // Too late: it has moved on.
+        assert_eq!(ail.remove([(&items[0], lsn(0))].into_iter()), 0);
+        assert_eq!(ail.remove([(&items[1], lsn(0))].into_iter()), 10 * 512);
+        assert!(!items[1].state().in_ail() && items[0].state().in_ail());
+        let all: Vec<_> = items.iter().map(|item| (item, item.state().lsn())).collect();
+        assert_eq!(ail.remove(all.into_iter()), 20 * 512);
+        assert!(ail.is_empty());
+        assert_eq!(ail.tail(), Pos(1030));
+        // An empty list follows what lands.
+        assert_eq!(land(30, 40, &[]), 10 * 512);
+    }
+
+    #[test]
+    fn an_intent_that_lands_with_its_done_item_does_not_stay() {
+        let ail = Ail::new(LAYOUT(), Pos(1000));
+        let items = items(2);
+        let freed = ail.land(lsn(0), Pos(1010), items.clone().into_iter(), &items[..1]);
+        assert_eq!(freed, 0);
+        assert!(!items[0].state().in_ail());
+        assert_eq!(ail.land(lsn(10), Pos(1020), Vec::new().into_iter(), &items[1..]), 20 * 512);
+    }
+
+    #[test]
+    fn batches_go_through_all_in_order() {
+        let ail = Ail::new(LAYOUT(), Pos(1000));
+        let all = items(100);
+        for (nth, part) in all.chunks(7).enumerate() {
+            ail.land(lsn(nth as u64), Pos(1001 + nth as u64), part.iter().cloned(), &[]);
+        }
+        ail.remove(all.iter().step_by(3).map(|item| (item, item.state().lsn())));
+        let upto = lsn(9);
+        let (mut cursor, mut seen) = (Some((Lsn(0), 0)), 0);
+        let mut last = Lsn(0);
+        while let Some(from) = cursor {
+            let mut batch = Vec::new();
+            cursor = ail.batch(from, upto, 5, &mut batch);
+            assert!(batch.len() <= 5);
+            for item in &batch {
+                assert!(item.state().lsn() >= last && item.state().lsn() <= upto);
+                last = item.state().lsn();
+            }
+            seen += batch.len();
+        }
+        assert_eq!(seen, 70 - 24);
+        ail.clear();
+        assert!(ail.is_empty() && all.iter().all(|item| !item.state().in_ail()));
+    }
+}

@@ -1,0 +1,151 @@
+//! What the journal's threads and its callers share, and the end of a checkpoint: landing or abort.
+//!
+//! Invariants: the first reason to shut down stays; a checkpoint's items go into the AIL before they are unpinned,
+//! and its space is given back after both; after a shutdown every wait ends.
+
+use super::ShutdownReason;
+use super::ail::Ail;
+use super::cil::{Cil, Closed};
+use super::gate::Gate;
+use super::grant::Grant;
+use super::item::{Landing, Outcome};
+use super::layout::{Layout, Pos};
+use super::orders::Orders;
+use super::pipe::{Pipe, Sealed};
+use super::pusher::Pushing;
+use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::error::{Error, Result};
+use blockdev::{BlockDevice, DeviceError, Durability};
+use std::sync::Arc;
+use xfs_format::log::BLOCK_SIZE;
+
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) device: Arc<dyn BlockDevice>,
+    pub(super) layout: Layout,
+    pub(super) grant: Grant,
+    pub(super) gate: Gate,
+    pub(super) cil: Cil,
+    pub(super) ail: Ail,
+    pub(super) orders: Orders,
+    pub(super) pipe: Pipe,
+    pub(super) pushing: Pushing,
+    /// Where the next record goes.
+    pub(super) head: AtomicU64,
+    /// Whether a crash now would have something replayed that was landed.
+    pub(super) uncovered: AtomicBool,
+    /// Why it was shut down; 0: it was not.
+    down: AtomicU32,
+}
+
+impl Core {
+    pub(super) fn new(device: Arc<dyn BlockDevice>, layout: Layout, head: Pos) -> Self {
+        Self {
+            device,
+            layout,
+            grant: Grant::new(layout.capacity()),
+            gate: Gate::new(),
+            cil: Cil::new(layout),
+            ail: Ail::new(layout, head),
+            orders: Orders::default(),
+            pipe: Pipe::new(&layout, head),
+            pushing: Pushing::default(),
+            head: AtomicU64::new(head.0),
+            uncovered: AtomicBool::new(false),
+            down: AtomicU32::new(0),
+        }
+    }
+
+    /// Stops everything, and wakes everybody who waits.
+    pub(super) fn shutdown(&self, why: ShutdownReason) {
+        let first = self.down.compare_exchange(0, why.code(), Ordering::SeqCst, Ordering::SeqCst);
+        if first.is_err() {
+            return;
+        }
+        self.pipe.kill();
+        self.orders.kill();
+        self.grant.kill();
+        self.gate.kill();
+        self.ail.kill();
+        self.pushing.kill();
+    }
+
+    pub(super) fn down(&self) -> Option<ShutdownReason> {
+        ShutdownReason::from_code(self.down.load(Ordering::SeqCst))
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        match self.down() {
+            None => Ok(()),
+            Some(why) => Err(Error::Shutdown(why)),
+        }
+    }
+
+    /// The error of a call that was interrupted by a shutdown.
+    pub(super) fn stopped(&self) -> Error {
+        Error::Shutdown(self.down().unwrap_or(ShutdownReason::Closed))
+    }
+
+    /// Writes a whole record, in two parts if it goes on at the start of the log.
+    pub(super) fn write_record(
+        &self,
+        at: Pos,
+        record: &[u8],
+        durability: Durability,
+    ) -> Result<(), DeviceError> {
+        let block = self.layout.block(at) as usize;
+        let room = (self.layout.blocks as usize - block) * BLOCK_SIZE;
+        let (here, there) = record.split_at(room.min(record.len()));
+        let offset = self.layout.start + (block * BLOCK_SIZE) as u64;
+        self.device.write(offset, here, durability)?;
+        if there.is_empty() { Ok(()) } else { self.device.write(self.layout.start, there, durability) }
+    }
+
+    /// The block of a record at `at` that lies at the start of the log.
+    pub(super) fn wrap(&self, at: Pos, bytes: u32) -> Option<usize> {
+        let room = (self.layout.blocks - self.layout.block(at)) as usize;
+        (room * BLOCK_SIZE < bytes as usize).then_some(room)
+    }
+
+    /// A checkpoint is in the log for good.
+    pub(super) fn land(&self, sealed: Sealed) {
+        let Sealed { closed, start, end, bytes, cover, .. } = sealed;
+        let (mut stay, mut gone) = (Vec::with_capacity(closed.items.len()), Vec::new());
+        for entry in &closed.items {
+            match entry.item.landed(start) {
+                Landing::Ail => stay.push(Arc::clone(&entry.item)),
+                Landing::Drop => gone.push(Arc::clone(&entry.item)),
+                Landing::Retire(other) => gone.extend([Arc::clone(&entry.item), other]),
+            }
+        }
+        let freed = self.ail.land(start, end, stay.into_iter(), &gone);
+        for entry in &closed.items {
+            entry.item.unpin(Outcome::Committed);
+        }
+        for landed in closed.landed {
+            landed(Outcome::Committed);
+        }
+        debug_assert!(closed.paid >= bytes, "a checkpoint of {bytes} bytes was paid {}", closed.paid);
+        match closed.paid.checked_sub(bytes) {
+            Some(surplus) => self.grant.give(surplus),
+            None => self.grant.take_regardless(bytes - closed.paid),
+        }
+        self.grant.give(freed);
+        self.uncovered.store(!cover, Ordering::SeqCst);
+        self.orders.done(closed.seq);
+        if cover {
+            self.orders.covered();
+        }
+        self.pushing.kick();
+    }
+
+    /// A checkpoint will never be in the log.
+    pub(super) fn abort(&self, closed: Closed) {
+        for entry in &closed.items {
+            entry.item.unpin(Outcome::Aborted);
+        }
+        for landed in closed.landed {
+            landed(Outcome::Aborted);
+        }
+    }
+}

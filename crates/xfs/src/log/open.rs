@@ -1,0 +1,116 @@
+//! Opening a log: where it goes on, and that nothing of a crash lies behind that place.
+//!
+//! A crash may have left blocks of the current cycle behind the head: records that were on their way, behind one
+//! that was not whole. Once the log has gone on over a part of them, the rest would look like its newest records;
+//! so they are overwritten before anything else is.
+
+use super::layout::{Layout, Pos};
+use crate::error::{Error, Result};
+use blockdev::{AlignedBuf, BlockDevice, Durability};
+use xfs_format::log::{BLOCK_SIZE, LogEnds, block_cycle};
+use xfs_format::superblock::Superblock;
+
+/// Blocks that are looked at together.
+const CHUNK: u32 = 256;
+
+/// Checks what was found of a log, and gives its shape, where it goes on, and the block of its last record.
+pub(super) fn prepare(
+    device: &dyn BlockDevice,
+    superblock: &Superblock,
+    ends: &LogEnds,
+) -> Result<(Layout, Pos, u32)> {
+    if !ends.clean {
+        return Err(Error::DirtyLog);
+    }
+    let layout = Layout::new(superblock, device.sector_size())?;
+    let (head, previous) = layout
+        .head(ends, device.sector_size())
+        .map_err(|problem| Error::corrupt_block(superblock.log_daddr(), None, problem))?;
+    clear_traces(device, &layout, head)?;
+    Ok((layout, head, previous))
+}
+
+/// Overwrites what lies behind the head, if a crash left anything there.
+fn clear_traces(device: &dyn BlockDevice, layout: &Layout, head: Pos) -> Result<()> {
+    let mut found = false;
+    for_chunks(layout, head, |offset, first, chunk| {
+        device.read(offset, chunk)?;
+        let blocks = (first.0..).zip(chunk.chunks_exact(BLOCK_SIZE));
+        found |=
+            blocks.into_iter().any(|(at, block)| block_cycle(block) > Some(older_cycle(layout, Pos(at))));
+        Ok(())
+    })?;
+    if !found {
+        return Ok(());
+    }
+    for_chunks(layout, head, |offset, first, chunk| {
+        chunk.fill(0);
+        for (at, block) in (first.0..).zip(chunk.chunks_exact_mut(BLOCK_SIZE)) {
+            if let Some(stamp) = block.first_chunk_mut() {
+                *stamp = older_cycle(layout, Pos(at)).to_be_bytes();
+            }
+        }
+        Ok(device.write(offset, chunk, Durability::Volatile)?)
+    })?;
+    Ok(device.flush()?)
+}
+
+/// The cycle that a block has which was not written since the log came round.
+fn older_cycle(layout: &Layout, at: Pos) -> u32 {
+    ((layout.lsn(at).0 >> 32) as u32).saturating_sub(1)
+}
+
+/// Goes through the blocks behind the head that a crash may have left a trace in: byte on the device, place, and
+/// room for the blocks.
+fn for_chunks(
+    layout: &Layout,
+    head: Pos,
+    mut each: impl FnMut(u64, Pos, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let mut chunk = AlignedBuf::zeroed(CHUNK as usize * BLOCK_SIZE);
+    let end = head.0 + u64::from(layout.doubtful_blocks());
+    let mut at = head;
+    while at.0 < end {
+        let block = layout.block(at);
+        let blocks = CHUNK.min(layout.blocks - block).min((end - at.0) as u32);
+        let offset = layout.start + u64::from(block) * BLOCK_SIZE as u64;
+        if let Some(part) = chunk.get_mut(..blocks as usize * BLOCK_SIZE) {
+            each(offset, at, part)?;
+        }
+        at = Pos(at.0 + u64::from(blocks));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockdev::MemoryDevice;
+
+    #[test]
+    fn traces_of_a_crash_are_overwritten_across_the_end() {
+        let layout = Layout::for_tests(3000, 512, 32 << 10);
+        let device = MemoryDevice::anonymous(3000 * 512).unwrap();
+        let stamp = |block: u64, cycle: u32| {
+            let mut bytes = [0; 512];
+            bytes[..4].copy_from_slice(&cycle.to_be_bytes());
+            bytes[9] = 1;
+            device.write(block * 512, &bytes, Durability::Volatile).unwrap();
+        };
+        let head = Pos(3000 * 6 + 2500);
+        for block in 0..3000 {
+            stamp(block, if block < 2500 { 6 } else { 5 });
+        }
+        let marked = |block: u64| {
+            let mut bytes = [0; 512];
+            device.read(block * 512, &mut bytes).unwrap();
+            (u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]), bytes[9])
+        };
+        clear_traces(&device, &layout, head).unwrap();
+        assert_eq!((marked(2600), marked(40)), ((5, 1), (6, 1)));
+        stamp(40, 7);
+        clear_traces(&device, &layout, head).unwrap();
+        assert_eq!((marked(2499), marked(2500), marked(2999)), ((6, 1), (5, 0), (5, 0)));
+        assert_eq!((marked(0), marked(40), marked(995), marked(996)), ((6, 0), (6, 0), (6, 0), (6, 1)));
+    }
+}

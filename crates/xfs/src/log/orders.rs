@@ -1,0 +1,171 @@
+//! What the writer is asked to do, and what has been done: where forces wait.
+//!
+//! Invariants: `done` only grows, and says N only when all checkpoints up to N are in the log for good and their
+//! items unpinned; whoever waits here is woken by every change and by a shutdown.
+
+use super::cil::Cil;
+use super::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
+
+/// What the writer does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Close the open checkpoint and write it.
+    Push,
+    /// Write a checkpoint with nothing in it.
+    Cover,
+    /// Write the mark of a clean unmount.
+    Unmount,
+    /// Write nothing any more.
+    Stop,
+}
+
+#[derive(Debug, Default)]
+struct Asked {
+    /// Checkpoints up to this one are to be written.
+    push: u64,
+    cover: bool,
+    unmount: bool,
+    /// How often it was covered, or found that it need not or cannot be.
+    covered: u64,
+    unmounted: bool,
+    dead: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    asked: Mutex<Asked>,
+    /// For the writer.
+    given: Condvar,
+    /// For everybody else.
+    changed: Condvar,
+    /// As `push`: spares the lock where everything was asked for already.
+    pushed: AtomicU64,
+    done: AtomicU64,
+}
+
+impl Orders {
+    /// Asks for checkpoint `seq` and those before it to be written.
+    pub(super) fn push(&self, seq: u64) {
+        if self.pushed.load(Ordering::SeqCst) >= seq {
+            return;
+        }
+        let mut asked = self.lock();
+        asked.push = asked.push.max(seq);
+        self.pushed.fetch_max(seq, Ordering::SeqCst);
+        self.given.notify_one();
+    }
+
+    /// Asks for the log to be covered, without waiting.
+    pub(super) fn cover(&self) {
+        self.lock().cover = true;
+        self.given.notify_one();
+    }
+
+    /// Asks for the log to be covered, and waits until that was seen to. `false`: it never will be.
+    pub(super) fn cover_and_wait(&self) -> bool {
+        let mut asked = self.lock();
+        let before = asked.covered;
+        asked.cover = true;
+        self.given.notify_one();
+        while asked.covered == before {
+            if asked.dead {
+                return false;
+            }
+            asked = wait(&self.changed, asked);
+        }
+        true
+    }
+
+    /// Asks for the mark of an unmount, and waits for it. `false`: it never will be.
+    pub(super) fn unmount(&self) -> bool {
+        let mut asked = self.lock();
+        asked.unmount = true;
+        self.given.notify_one();
+        while !asked.unmounted {
+            if asked.dead {
+                return false;
+            }
+            asked = wait(&self.changed, asked);
+        }
+        true
+    }
+
+    /// Waits for the next order.
+    pub(super) fn next(&self, cil: &Cil) -> Order {
+        let mut asked = self.lock();
+        loop {
+            if asked.dead {
+                return Order::Stop;
+            }
+            if asked.push >= cil.seq() && cil.is_open() {
+                return Order::Push;
+            }
+            if std::mem::take(&mut asked.cover) {
+                return Order::Cover;
+            }
+            if std::mem::take(&mut asked.unmount) {
+                return Order::Unmount;
+            }
+            asked = wait(&self.given, asked);
+        }
+    }
+
+    /// The log is covered, or it need not or cannot be now.
+    pub(super) fn covered(&self) {
+        self.lock().covered += 1;
+        self.changed.notify_all();
+    }
+
+    /// The mark of an unmount is in the log.
+    pub(super) fn unmounted(&self) {
+        self.lock().unmounted = true;
+        self.changed.notify_all();
+    }
+
+    /// The next checkpoint was opened.
+    pub(super) fn switched(&self) {
+        let _asked = self.lock();
+        self.changed.notify_all();
+    }
+
+    /// Checkpoint `seq` is over, and all before it are.
+    pub(super) fn done(&self, seq: u64) {
+        let _asked = self.lock();
+        self.done.fetch_max(seq, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Whether checkpoint `seq` is over.
+    pub(super) fn is_done(&self, seq: u64) -> bool {
+        self.done.load(Ordering::SeqCst) >= seq
+    }
+
+    /// Waits until checkpoint `seq` is over. `false`: it never will be.
+    pub(super) fn wait_done(&self, seq: u64) -> bool {
+        self.wait_until(|| self.is_done(seq))
+    }
+
+    /// Waits until `true`, which another thread makes so before it changes something here. `false`: it never will
+    /// be.
+    pub(super) fn wait_until(&self, mut condition: impl FnMut() -> bool) -> bool {
+        let mut asked = self.lock();
+        while !condition() {
+            if asked.dead {
+                return false;
+            }
+            asked = wait(&self.changed, asked);
+        }
+        true
+    }
+
+    /// Wakes everybody.
+    pub(super) fn kill(&self) {
+        self.lock().dead = true;
+        self.given.notify_all();
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Asked> {
+        lock(&self.asked)
+    }
+}

@@ -1,0 +1,289 @@
+//! The thread that writes items back, so that the tail of the log moves.
+//!
+//! It keeps a quarter of the log free, and does more when somebody waits for space or asks for it. An item that is
+//! pinned has the open checkpoint pushed; the landing of that wakes this thread again. Invariant: as long as
+//! somebody waits for log space that an item or a checkpoint holds, this thread is at work or something is under
+//! way that wakes it.
+
+use super::core::Core;
+use super::item::{LogItem, Push, WriteDone, WriteJob};
+use super::layout::Pos;
+use super::sync::{Condvar, Mutex, Ordering, lock, wait_for};
+use super::{Journal, ShutdownReason};
+use blockdev::{DeviceError, Durability, IoQueue};
+use std::sync::Arc;
+use std::time::Duration;
+use xfs_format::log::BLOCK_SIZE;
+use xfs_format::types::{DiskAddr, Lsn};
+
+/// Items that are asked at once.
+const BATCH: usize = 256;
+/// Writes in flight.
+pub(super) const QUEUE_DEPTH: u32 = 32;
+/// How long nothing happens before the log is emptied and covered.
+const IDLE: Duration = Duration::from_secs(30);
+/// How long to wait for an item that somebody is at.
+const RETRY: Duration = Duration::from_millis(2);
+
+#[derive(Debug, Default)]
+struct Wanted {
+    kicks: u64,
+    /// Everything up to here is to be written back.
+    target: Lsn,
+    dead: bool,
+}
+
+/// How the pushing thread is told that there may be something to do.
+#[derive(Debug, Default)]
+pub(super) struct Pushing {
+    wanted: Mutex<Wanted>,
+    changed: Condvar,
+}
+
+impl Pushing {
+    /// Something has changed: an item landed, somebody waits for space.
+    pub(super) fn kick(&self) {
+        lock(&self.wanted).kicks += 1;
+        self.changed.notify_all();
+    }
+
+    /// Asks for everything up to `target` to be written back.
+    pub(super) fn push_to(&self, target: Lsn) {
+        let mut wanted = lock(&self.wanted);
+        wanted.target = wanted.target.max(target);
+        wanted.kicks += 1;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn kill(&self) {
+        lock(&self.wanted).dead = true;
+        self.changed.notify_all();
+    }
+
+    /// What was asked for; whatever was is done if nothing is left.
+    fn target(&self, nothing_left: bool) -> Lsn {
+        let mut wanted = lock(&self.wanted);
+        if nothing_left {
+            wanted.target = Lsn(0);
+        }
+        wanted.target
+    }
+
+    /// Waits for a kick after the last that was seen; says why it came back.
+    fn wait(&self, seen: &mut u64, time: Duration) -> Woken {
+        let mut wanted = lock(&self.wanted);
+        loop {
+            if wanted.dead {
+                return Woken::Dead;
+            }
+            if wanted.kicks != *seen {
+                *seen = wanted.kicks;
+                return Woken::Kicked;
+            }
+            let (guard, timed_out) = wait_for(&self.changed, wanted, time);
+            wanted = guard;
+            if timed_out && wanted.kicks == *seen && !wanted.dead {
+                return Woken::Idle;
+            }
+        }
+    }
+}
+
+/// The error of a write that was given up because one before it failed.
+fn not_tried(daddr: DiskAddr, bytes: &[u8]) -> DeviceError {
+    let source = std::io::Error::other("the journal was shut down");
+    let offset = daddr.0.saturating_mul(BLOCK_SIZE as u64);
+    DeviceError::Io { op: "write", offset, len: bytes.len() as u64, source }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Woken {
+    Kicked,
+    Idle,
+    Dead,
+}
+
+/// What a round through the items came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    removed: bool,
+    pinned: bool,
+    busy: bool,
+}
+
+pub(super) struct Pusher {
+    core: Arc<Core>,
+    queue: Box<dyn IoQueue>,
+    /// What [`WriteDone`] is called with.
+    journal: Journal,
+}
+
+impl Pusher {
+    pub(super) fn new(core: Arc<Core>, queue: Box<dyn IoQueue>) -> Self {
+        let journal = Journal::view(Arc::clone(&core));
+        Self { core, queue, journal }
+    }
+
+    /// Writes items back until the journal is shut down.
+    pub(super) fn run(mut self) {
+        let mut seen = 0;
+        let mut patience = IDLE;
+        loop {
+            match self.core.pushing.wait(&mut seen, patience) {
+                Woken::Dead => return,
+                Woken::Idle if patience == IDLE => self.idle(),
+                Woken::Idle | Woken::Kicked => {}
+            }
+            patience = if self.work() { RETRY } else { IDLE };
+        }
+    }
+
+    /// Nothing has happened for a while: what waits goes on, in the end the log is covered.
+    fn idle(&self) {
+        if self.core.cil.is_open() {
+            self.core.orders.push(self.core.cil.seq());
+        } else if !self.core.ail.is_empty() {
+            self.core.pushing.push_to(Lsn(u64::MAX));
+        } else if self.core.uncovered.load(Ordering::SeqCst) {
+            self.core.orders.cover();
+        }
+    }
+
+    /// Writes back what is wanted. Says whether to come back soon.
+    fn work(&mut self) -> bool {
+        loop {
+            if self.core.down().is_some() {
+                return false;
+            }
+            let target = self.target();
+            let round = self.round(target);
+            if round.pinned || self.core.grant.wanted() != 0 {
+                // What is pinned, or holds the space, may be in the checkpoint that is open.
+                self.core.orders.push(self.core.cil.seq());
+            }
+            if round.removed {
+                continue;
+            }
+            if round.busy && cfg!(shuttle) {
+                super::sync::thread::yield_now();
+                continue;
+            }
+            return round.busy;
+        }
+    }
+
+    /// Up to where items are to be written back.
+    fn target(&self) -> Lsn {
+        let core = &self.core;
+        let asked = core.pushing.target(core.ail.is_empty());
+        let capacity = core.grant.capacity();
+        let want = (capacity / 4).max(core.grant.wanted());
+        let free = capacity.saturating_sub(core.grant.used());
+        let short = want.saturating_sub(free);
+        if short == 0 {
+            return asked;
+        }
+        let upto = Pos(core.ail.tail().0 + short.div_ceil(BLOCK_SIZE as u64));
+        asked.max(core.layout.lsn(upto))
+    }
+
+    /// Goes once through the items up to `target`.
+    fn round(&mut self, target: Lsn) -> Round {
+        let mut round = Round::default();
+        let mut cursor = Some((Lsn(0), 0));
+        let mut batch: Vec<Arc<dyn LogItem>> = Vec::new();
+        let mut jobs = Vec::new();
+        while let Some(from) = cursor {
+            cursor = self.core.ail.batch(from, target, BATCH, &mut batch);
+            for item in batch.drain(..) {
+                let lsn = item.state().lsn();
+                match Arc::clone(&item).push() {
+                    Push::Write(job) => jobs.push(job),
+                    Push::WriteAll(several) => jobs.extend(several),
+                    Push::Pinned => round.pinned = true,
+                    Push::Busy | Push::Flushing => round.busy = true,
+                    Push::Gone => {
+                        self.journal.ail_remove(&item, lsn);
+                        round.removed = true;
+                    }
+                }
+            }
+            round.removed |= !jobs.is_empty();
+            if !self.write(&mut jobs) {
+                return Round::default();
+            }
+        }
+        round
+    }
+
+    /// Carries the writes out, in the order of their places. `false`: one failed, and the journal is down.
+    fn write(&mut self, jobs: &mut Vec<WriteJob>) -> bool {
+        jobs.sort_unstable_by_key(|job| job.daddr);
+        let mut flying: Vec<Option<WriteDone>> = Vec::new();
+        flying.resize_with(QUEUE_DEPTH as usize, || None);
+        let mut well = true;
+        for job in jobs.drain(..) {
+            let WriteJob { daddr, bytes, done } = job;
+            if !well {
+                // Nobody relies on it any more; who waits for the item is told.
+                done(&self.journal, Err(not_tried(daddr, &bytes)));
+                continue;
+            }
+            let Some(tag) = self.free_tag(&mut flying, &mut well) else { continue };
+            let offset = daddr.0.saturating_mul(BLOCK_SIZE as u64);
+            match self.queue.push_write(offset, bytes, Durability::Volatile, tag as u64) {
+                Ok(()) => {
+                    if let Some(place) = flying.get_mut(tag) {
+                        *place = Some(done);
+                    }
+                }
+                Err(error) => {
+                    done(&self.journal, Err(error));
+                    well = self.failed();
+                }
+            }
+        }
+        while self.queue.in_flight() > 0 {
+            if !self.wait(&mut flying, &mut well) {
+                break;
+            }
+        }
+        well
+    }
+
+    /// A tag that no write has, once there is one.
+    fn free_tag(&mut self, flying: &mut [Option<WriteDone>], well: &mut bool) -> Option<usize> {
+        loop {
+            if let Some(free) = flying.iter().position(Option::is_none) {
+                return Some(free);
+            }
+            if !self.wait(flying, well) {
+                return None;
+            }
+        }
+    }
+
+    /// Waits for at least one write. `false`: the queue itself failed.
+    fn wait(&mut self, flying: &mut [Option<WriteDone>], well: &mut bool) -> bool {
+        let (journal, core) = (&self.journal, &self.core);
+        let waited = self.queue.wait(1, &mut |completion| {
+            let failed = completion.result.is_err();
+            if let Some(done) = flying.get_mut(completion.tag as usize).and_then(Option::take) {
+                done(journal, completion.result);
+            }
+            if failed {
+                core.shutdown(ShutdownReason::MetadataWrite);
+                *well = false;
+            }
+        });
+        if waited.is_err() {
+            *well = self.failed();
+        }
+        waited.is_ok()
+    }
+
+    fn failed(&self) -> bool {
+        self.core.shutdown(ShutdownReason::MetadataWrite);
+        false
+    }
+}

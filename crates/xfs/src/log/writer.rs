@@ -1,0 +1,281 @@
+//! The two threads that write the log. Each is the only one that does its part, so that records, checkpoints and
+//! commit records lie in the log in one order.
+//!
+//! [`Writer`] closes checkpoints, cuts them into records and writes all but the last of each; [`Committer`] writes
+//! the last, behind a flush and for good, and lands the checkpoint. See [`pipe`](super::pipe) for what holds
+//! between them.
+
+use super::ShutdownReason;
+use super::cil::{Closed, Entry};
+use super::core::Core;
+use super::grant::Turn;
+use super::layout::Pos;
+use super::orders::Order;
+use super::pipe::{Admission, Sealed};
+use super::record::{Record, Rest};
+use super::sync::Ordering;
+use super::vector::LogVector;
+use blockdev::{AlignedBuf, DeviceError, Durability};
+use std::sync::Arc;
+use xfs_format::error::FormatError;
+use xfs_format::log::{OpFlags, OpHeader, TransHeader, unmount_op};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// `oh_tid` of an unmount record, as kernels write it.
+const UNMOUNT_TID: u32 = 0xb0c0_d0d0;
+
+/// Why a record could not be written.
+enum Failure {
+    /// The device failed, or the record was not one.
+    Write,
+    /// The journal was shut down meanwhile.
+    Down,
+}
+
+impl From<DeviceError> for Failure {
+    fn from(_: DeviceError) -> Self {
+        Self::Write
+    }
+}
+
+impl From<FormatError> for Failure {
+    fn from(problem: FormatError) -> Self {
+        debug_assert!(false, "a record of our own: {problem}");
+        Self::Write
+    }
+}
+
+/// The thread that closes checkpoints and writes their records.
+#[derive(Debug)]
+pub(super) struct Writer {
+    core: Arc<Core>,
+    head: Pos,
+    /// Block of the record before.
+    previous: u32,
+    /// Emptied lists of items.
+    spares: Vec<Vec<Entry>>,
+    vectors: Vec<LogVector>,
+    /// A record buffer that is not in use.
+    buffer: Option<AlignedBuf>,
+}
+
+impl Writer {
+    pub(super) fn new(core: Arc<Core>, head: Pos, previous: u32) -> Self {
+        Self { core, head, previous, spares: Vec::new(), vectors: Vec::new(), buffer: None }
+    }
+
+    /// Writes what is asked for until the journal is shut down, and aborts what is left.
+    pub(super) fn run(mut self) {
+        loop {
+            match self.core.orders.next(&self.core.cil) {
+                Order::Push => self.push(),
+                Order::Cover => self.cover(),
+                Order::Unmount => self.unmount(),
+                Order::Stop => break,
+            }
+        }
+        if let Some(closed) = self.core.cil.kill() {
+            self.abort(closed);
+        }
+        self.core.pipe.finish();
+    }
+
+    fn push(&mut self) {
+        let Some(closed) = self.core.cil.close(&mut self.spares) else { return };
+        self.core.orders.switched();
+        self.checkpoint(closed, false);
+    }
+
+    /// Writes an empty checkpoint, so that nothing older is replayed.
+    fn cover(&mut self) {
+        let paid = self.core.layout.base();
+        let idle = !self.core.cil.is_open() && self.core.ail.is_empty();
+        let needed = self.core.uncovered.load(Ordering::SeqCst);
+        if idle && needed && self.core.grant.try_take(paid, Turn::Fresh) {
+            let seq = self.core.cil.seq() - 1;
+            self.checkpoint(Closed::empty(seq, paid), true);
+        } else {
+            self.core.orders.covered();
+        }
+    }
+
+    fn checkpoint(&mut self, mut closed: Closed, cover: bool) {
+        closed.gather(&mut self.spares, &mut self.vectors);
+        match self.records(&closed) {
+            Ok((start, record)) => {
+                let bytes = record.bytes(&self.core.layout);
+                let (at, previous) = self.place(bytes);
+                let sealed = Sealed {
+                    closed,
+                    start: self.core.layout.lsn(start),
+                    end: self.head,
+                    bytes: self.head.bytes_since(start),
+                    record,
+                    at,
+                    previous,
+                    cover,
+                };
+                if let Err(sealed) = self.core.pipe.hand_over(sealed) {
+                    self.core.abort(sealed.closed);
+                }
+            }
+            Err(failure) => {
+                self.failed(failure);
+                self.core.abort(closed);
+            }
+        }
+    }
+
+    fn failed(&self, failure: Failure) {
+        if let Failure::Write = failure {
+            self.core.shutdown(ShutdownReason::LogWrite);
+        }
+    }
+
+    /// Aborts a checkpoint of which nothing was written.
+    fn abort(&mut self, mut closed: Closed) {
+        closed.gather(&mut self.spares, &mut self.vectors);
+        self.vectors.clear();
+        self.core.abort(closed);
+    }
+
+    /// Writes all records of a checkpoint but the last. Gives where the first lies, and the last.
+    fn records(&mut self, closed: &Closed) -> Result<(Pos, Record), Failure> {
+        let start = self.head;
+        // Any number will do that no other checkpoint has that may be in the log.
+        let tid = (closed.seq as u32).wrapping_mul(0x9e37_79b1);
+        let mut record = self.fresh();
+        record.operation(OpHeader::transaction(tid, 0).with_flags(OpFlags::START), &[]);
+        let regions = self.vectors.iter().map(LogVector::regions).sum();
+        let header = TransHeader::checkpoint(tid, regions);
+        record.operation(OpHeader::transaction(tid, size_of::<TransHeader>() as u32), header.as_bytes());
+        let mut vectors = std::mem::take(&mut self.vectors);
+        for (vector, entry) in vectors.drain(..).zip(&closed.items) {
+            for region in vector.iter() {
+                let mut rest = record.region(tid, Rest::whole(region));
+                while let Some(now) = rest {
+                    record = self.write(record)?;
+                    rest = record.region(tid, now);
+                }
+            }
+            entry.item.state().keep_shadow(vector);
+        }
+        self.vectors = vectors;
+        let commit = OpHeader::transaction(tid, 0).with_flags(OpFlags::COMMIT);
+        if !record.operation(commit, &[]) {
+            record = self.write(record)?;
+            record.operation(commit, &[]);
+        }
+        Ok((start, record))
+    }
+
+    fn fresh(&mut self) -> Record {
+        let buffer = self.buffer.take();
+        let buffer = buffer.unwrap_or_else(|| AlignedBuf::zeroed(self.core.layout.record_max() as usize));
+        Record::new(&self.core.layout, buffer)
+    }
+
+    /// Gives a record its place, and says which block the one before it is at.
+    fn place(&mut self, bytes: u32) -> (Pos, u32) {
+        let at = self.head;
+        let previous = std::mem::replace(&mut self.previous, self.core.layout.block(at));
+        self.head = at.after(bytes);
+        self.core.head.store(self.head.0, Ordering::SeqCst);
+        (at, previous)
+    }
+
+    /// Writes a record that is not the last of its checkpoint, and gives the next.
+    fn write(&mut self, mut record: Record) -> Result<Record, Failure> {
+        let bytes = record.bytes(&self.core.layout);
+        let admission = self.core.pipe.admit(self.head.after(bytes)).ok_or(Failure::Down)?;
+        let (at, previous) = self.place(bytes);
+        match admission {
+            Admission::Volatile(tail) => {
+                write_record(&self.core, &mut record, at, tail, previous, Durability::Volatile)?;
+                self.core.pipe.completed();
+            }
+            Admission::Durable => write_durably(&self.core, &mut record, at, previous)?,
+        }
+        self.buffer = Some(record.into_buf());
+        Ok(self.fresh())
+    }
+
+    /// Writes the mark of a clean unmount. Everything is written back, and nothing is under way.
+    fn unmount(&mut self) {
+        let mut record = self.fresh();
+        let operation = unmount_op(UNMOUNT_TID);
+        if let Ok((header, body)) = OpHeader::ref_from_prefix(&operation) {
+            record.operation(*header, body);
+        }
+        let (at, previous) = self.place(record.bytes(&self.core.layout));
+        let written = (|| {
+            self.core.device.flush()?;
+            // Nothing before this record is needed any more.
+            write_record(&self.core, &mut record, at, at, previous, Durability::Fua)?;
+            self.core.device.flush()?;
+            Ok(())
+        })();
+        match written {
+            Ok(()) => self.core.orders.unmounted(),
+            Err(failure) => self.failed(failure),
+        }
+    }
+}
+
+fn write_record(
+    core: &Core,
+    record: &mut Record,
+    at: Pos,
+    tail: Pos,
+    previous: u32,
+    durability: Durability,
+) -> Result<(), Failure> {
+    let wrap = core.wrap(at, record.bytes(&core.layout));
+    let (lsn, tail) = (core.layout.lsn(at), core.layout.lsn(tail));
+    let bytes = record.seal(&core.layout, lsn, tail, previous, wrap)?;
+    core.write_record(at, bytes, durability)?;
+    Ok(())
+}
+
+/// Writes a record behind a flush and for good, with the tail of now.
+fn write_durably(core: &Core, record: &mut Record, at: Pos, previous: u32) -> Result<(), Failure> {
+    let flushed = core.pipe.completed_so_far();
+    // What was written back so far is stable once the flush is over, so the tail may be named that this allows.
+    let tail = core.ail.tail();
+    core.device.flush()?;
+    write_record(core, record, at, tail, previous, Durability::Fua)?;
+    core.pipe.durable(tail, flushed);
+    Ok(())
+}
+
+/// The thread that commits checkpoints.
+#[derive(Debug)]
+pub(super) struct Committer {
+    core: Arc<Core>,
+}
+
+impl Committer {
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+
+    /// Commits what is handed over until nothing comes any more.
+    pub(super) fn run(self) {
+        while let Some(mut sealed) = self.core.pipe.next() {
+            let written = if self.core.down().is_some() {
+                Err(Failure::Down)
+            } else {
+                write_durably(&self.core, &mut sealed.record, sealed.at, sealed.previous)
+            };
+            match written {
+                Ok(()) => self.core.land(sealed),
+                Err(failure) => {
+                    if let Failure::Write = failure {
+                        self.core.shutdown(ShutdownReason::LogWrite);
+                    }
+                    self.core.abort(sealed.closed);
+                }
+            }
+        }
+    }
+}
