@@ -61,6 +61,32 @@ pub enum AclTag {
     Other,
 }
 
+impl AclTag {
+    /// Tag and ID as disk and Linux write them.
+    const fn numbers(self) -> (u16, u32) {
+        match self {
+            Self::UserObj => (0x01, NO_ID),
+            Self::User(id) => (0x02, id),
+            Self::GroupObj => (0x04, NO_ID),
+            Self::Group(id) => (0x08, id),
+            Self::Mask => (0x10, NO_ID),
+            Self::Other => (0x20, NO_ID),
+        }
+    }
+
+    const fn from_numbers(tag: u32, id: u32) -> Option<Self> {
+        Some(match tag {
+            0x01 => Self::UserObj,
+            0x02 => Self::User(id),
+            0x04 => Self::GroupObj,
+            0x08 => Self::Group(id),
+            0x10 => Self::Mask,
+            0x20 => Self::Other,
+            _ => return None,
+        })
+    }
+}
+
 /// One entry of an ACL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AclEntry {
@@ -85,18 +111,32 @@ pub fn parse(bytes: &[u8], v5: bool) -> Result<Vec<AclEntry>, FormatError> {
     entries.iter().map(DiskEntry::read).collect()
 }
 
+/// An ACL as it is on disk; `None` if the volume has no room for so many entries.
+pub fn encode(entries: &[AclEntry], v5: bool) -> Option<Vec<u8>> {
+    let most = if v5 { ENTRIES_MAX_V5 } else { ENTRIES_MAX_V4 };
+    let count = u32::try_from(entries.len()).ok().filter(|count| *count <= most)?;
+    let mut bytes = count.to_be_bytes().to_vec();
+    for entry in entries {
+        let (tag, id) = entry.tag.numbers();
+        let entry = DiskEntry {
+            tag: big_endian::U32::new(tag.into()),
+            id: big_endian::U32::new(id),
+            permissions: big_endian::U16::new(entry.permissions),
+            pad: [0; 2],
+        };
+        bytes.extend_from_slice(entry.as_bytes());
+    }
+    Some(bytes)
+}
+
 impl DiskEntry {
     fn read(&self) -> Result<AclEntry, FormatError> {
         let id = self.id.get();
-        let tag = match self.tag.get() {
-            0x01 => AclTag::UserObj,
-            0x02 => AclTag::User(id),
-            0x04 => AclTag::GroupObj,
-            0x08 => AclTag::Group(id),
-            0x10 => AclTag::Mask,
-            0x20 => AclTag::Other,
-            tag => return Err(FormatError::value(NAME, "tag", tag.into())),
-        };
+        let tag = AclTag::from_numbers(self.tag.get(), id).ok_or(FormatError::value(
+            NAME,
+            "tag",
+            self.tag.get().into(),
+        ))?;
         Ok(AclEntry { tag, permissions: self.permissions.get() })
     }
 }
@@ -105,14 +145,7 @@ impl DiskEntry {
 pub fn to_linux(entries: &[AclEntry]) -> Vec<u8> {
     let mut bytes = LINUX_VERSION.to_le_bytes().to_vec();
     for entry in entries {
-        let (tag, id) = match entry.tag {
-            AclTag::UserObj => (0x01, NO_ID),
-            AclTag::User(id) => (0x02, id),
-            AclTag::GroupObj => (0x04, NO_ID),
-            AclTag::Group(id) => (0x08, id),
-            AclTag::Mask => (0x10, NO_ID),
-            AclTag::Other => (0x20, NO_ID),
-        };
+        let (tag, id) = entry.tag.numbers();
         let entry = LinuxEntry {
             tag: little_endian::U16::new(tag),
             permissions: little_endian::U16::new(entry.permissions),
@@ -121,6 +154,59 @@ pub fn to_linux(entries: &[AclEntry]) -> Vec<u8> {
         bytes.extend_from_slice(entry.as_bytes());
     }
     bytes
+}
+
+/// Why the bytes of a `system.posix_acl_*` attribute are no ACL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AclError {
+    /// Not of version 2.
+    #[error("an ACL of another version than 2")]
+    Version,
+    /// The bytes are no list of entries, or these are not what an ACL needs, in its order.
+    #[error("not a valid ACL")]
+    Invalid,
+}
+
+/// Reads and checks an ACL as users give it. No entries: the ACL is to be removed.
+pub fn from_linux(bytes: &[u8]) -> Result<Vec<AclEntry>, AclError> {
+    let (version, rest) = little_endian::U32::ref_from_prefix(bytes).map_err(|_| AclError::Invalid)?;
+    if version.get() != LINUX_VERSION {
+        return Err(AclError::Version);
+    }
+    let entries = <[LinuxEntry]>::ref_from_bytes(rest).map_err(|_| AclError::Invalid)?;
+    let read = |entry: &LinuxEntry| {
+        let tag = AclTag::from_numbers(entry.tag.get().into(), entry.id.get())?;
+        Some(AclEntry { tag, permissions: entry.permissions.get() })
+    };
+    let entries: Option<Vec<_>> = entries.iter().map(read).collect();
+    let entries = entries.ok_or(AclError::Invalid)?;
+    if entries.is_empty() || is_valid(&entries) { Ok(entries) } else { Err(AclError::Invalid) }
+}
+
+/// Whether an ACL is complete and in order: owner, users, group, groups, mask, others. The mask is needed with named
+/// users or groups, and one entry of each other unnamed kind always.
+pub fn is_valid(entries: &[AclEntry]) -> bool {
+    let rank = |entry: &AclEntry| match entry.tag {
+        AclTag::UserObj => 0,
+        AclTag::User(_) => 1,
+        AclTag::GroupObj => 2,
+        AclTag::Group(_) => 3,
+        AclTag::Mask => 4,
+        AclTag::Other => 5,
+    };
+    let count = |wanted: u8| entries.iter().filter(|entry| rank(entry) == wanted).count();
+    let named = count(1) + count(3) > 0;
+    entries.iter().all(|entry| entry.permissions <= 7 && !entry.tag.is_nobody())
+        && entries.is_sorted_by_key(rank)
+        && [0, 2, 5].into_iter().all(|kind| count(kind) == 1)
+        && (count(4) == 1 || count(4) == 0 && !named)
+}
+
+impl AclTag {
+    /// Names a user or group that cannot be.
+    const fn is_nobody(self) -> bool {
+        matches!(self, Self::User(NO_ID) | Self::Group(NO_ID))
+    }
 }
 
 #[cfg(test)]
@@ -147,6 +233,56 @@ mod tests {
         assert_eq!(linux[4..12], [1, 0, 7, 0, 255, 255, 255, 255]);
         assert_eq!(linux[12..20], [2, 0, 5, 0, 0xe8, 3, 0, 0]);
         assert_eq!(linux[20..], [0x20, 0, 4, 0, 255, 255, 255, 255]);
+    }
+
+    #[test]
+    fn both_forms_are_read_back() {
+        let entry = |tag, permissions| AclEntry { tag, permissions };
+        let acl = [
+            entry(AclTag::UserObj, 7),
+            entry(AclTag::User(1000), 5),
+            entry(AclTag::User(7), 0),
+            entry(AclTag::GroupObj, 4),
+            entry(AclTag::Group(3), 6),
+            entry(AclTag::Mask, 7),
+            entry(AclTag::Other, 1),
+        ];
+        assert_eq!(from_linux(&to_linux(&acl)), Ok(acl.to_vec()));
+        let disk = encode(&acl, true).unwrap();
+        assert_eq!(disk.len(), 4 + 7 * 12);
+        assert_eq!(disk[4..16], [0, 0, 0, 1, 255, 255, 255, 255, 0, 7, 0, 0]);
+        assert_eq!(parse(&disk, true).unwrap(), acl);
+        assert_eq!(from_linux(&[2, 0, 0, 0]), Ok(Vec::new()));
+        let many = vec![acl[0]; 26];
+        assert!(encode(&many, false).is_none() && encode(&many, true).is_some());
+    }
+
+    #[test]
+    fn what_is_no_acl_is_refused() {
+        let entry = |tag, permissions| AclEntry { tag, permissions };
+        let (user, group, other) =
+            (entry(AclTag::UserObj, 7), entry(AclTag::GroupObj, 5), entry(AclTag::Other, 0));
+        let (named, mask) = (entry(AclTag::User(5), 7), entry(AclTag::Mask, 7));
+        assert!(is_valid(&[user, group, other]) && is_valid(&[user, group, mask, other]));
+        assert!(is_valid(&[user, named, named, group, mask, other]));
+        for wrong in [
+            &[user, group][..],
+            &[group, other],
+            &[user, other],
+            &[user, named, group, other],
+            &[user, group, named, mask, other],
+            &[user, user, group, other],
+            &[user, group, other, mask],
+            &[user, group, mask, mask, other],
+            &[user, group, entry(AclTag::Other, 8)],
+            &[user, entry(AclTag::User(u32::MAX), 7), group, mask, other],
+        ] {
+            assert!(!is_valid(wrong), "{wrong:?}");
+            assert_eq!(from_linux(&to_linux(wrong)), Err(AclError::Invalid));
+        }
+        assert_eq!(from_linux(&[1, 0, 0, 0]), Err(AclError::Version));
+        assert_eq!(from_linux(&[2, 0, 0]), Err(AclError::Invalid));
+        assert_eq!(from_linux(&[2, 0, 0, 0, 1]), Err(AclError::Invalid));
     }
 
     #[test]

@@ -1,16 +1,91 @@
 //! Targets of symbolic links, inside the inode and outside.
 //!
-//! Invariant: a target that is given out has as many bytes as the inode says, 1 to 1,024, and no NUL.
+//! Invariant: a target that is given out has as many bytes as the inode says, 1 to 1,024, and no NUL. One that is
+//! written has one byte less at most: kernels take no more, and read no more outside an inode.
 
 use crate::da::check_owner;
+use crate::da::draft::identity;
 use crate::error::{Error, Result};
-use crate::fork::Fork;
+use crate::fork::{Fork, ForkMut};
 use xfs_format::attr::{RAW, remote_payload_len};
 use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::symlink::write_symlink_block;
 use xfs_format::symlink::{SYMLINK, SymlinkBlock, TARGET_MAX};
 use xfs_format::types::FileBlock;
 
 const NAME: &str = "symbolic link";
+
+/// Longest target that is written.
+pub const WRITABLE_MAX: usize = TARGET_MAX as usize - 1;
+
+/// Why a target was not written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TargetError {
+    /// It has no bytes, or too many.
+    #[error("a target of {0} bytes: a symbolic link has 1 to {WRITABLE_MAX}")]
+    Length(usize),
+    /// It has a NUL among its bytes.
+    #[error("a target with a NUL in it")]
+    Nul,
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] Error),
+}
+
+/// Blocks that writing a target of `len` bytes maps at most: none where the inode has room for it.
+pub const fn blocks_needed(geometry: &Geometry, len: usize) -> u32 {
+    // No room for a payload at all is no volume's block size.
+    let room = remote_payload_len(geometry.block_size, geometry.v5);
+    (len as u32).div_ceil(if room == 0 { 1 } else { room })
+}
+
+/// Writes the target of a symbolic link that has none yet: its data fork is empty.
+pub fn write(fork: &mut dyn ForkMut, target: &[u8]) -> Result<(), TargetError> {
+    if target.is_empty() || target.len() > WRITABLE_MAX {
+        return Err(TargetError::Length(target.len()));
+    }
+    if target.contains(&0) {
+        return Err(TargetError::Nul);
+    }
+    if !fork.geometry().v5 {
+        return Err(Error::ReadOnly("volumes of version 4 are not written").into());
+    }
+    if target.len() <= fork.local_capacity() {
+        return Ok(fork.set_local(target)?);
+    }
+    fork.set_extents()?;
+    let blocks = blocks_needed(fork.geometry(), target.len());
+    fork.map(FileBlock(0), blocks)?;
+    let size = fork.geometry().block_size as usize;
+    let (mut rest, mut at) = (target, 0);
+    while at < blocks && !rest.is_empty() {
+        let run = adjacent(fork, at, blocks)?;
+        let room = remote_payload_len((run as usize * size) as u32, true) as usize; // some KiB
+        let (piece, behind) = rest.split_at(room.min(rest.len()));
+        let id = identity(fork, FileBlock(at.into()))?;
+        let bytes = fork.create(FileBlock(at.into()), run, &SYMLINK)?;
+        if !write_symlink_block(bytes, &id, (target.len() - rest.len()) as u32, piece) {
+            return Err(Error::corrupt_inode(fork.inode(), FormatError::new(NAME, "byte count")).into());
+        }
+        (rest, at) = (behind, at + run);
+    }
+    fork.set_size(target.len() as u64);
+    Ok(())
+}
+
+/// How many blocks from `at` on, and before `end`, lie side by side on the device: an extent, and so one buffer.
+fn adjacent(fork: &dyn ForkMut, at: u32, end: u32) -> Result<u32> {
+    let first = fork.daddr(FileBlock(at.into()))?.0;
+    let step = u64::from(fork.geometry().block_size) >> 9;
+    let mut count = 1;
+    while at + count < end && fork.daddr(FileBlock((at + count).into()))?.0 == first + step * u64::from(count)
+    {
+        count += 1;
+    }
+    Ok(count)
+}
 
 /// The target of a symbolic link, from its data fork.
 pub fn target(fork: &dyn Fork) -> Result<Vec<u8>> {

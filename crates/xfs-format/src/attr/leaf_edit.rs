@@ -20,6 +20,8 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// Names and values begin at multiples of this.
 const ALIGN: usize = 4;
+/// Bytes behind a name whose value lies elsewhere that count as used: the head once ended on a multiple of 4.
+const REMOTE_PAD: usize = 2;
 const ENTRY: usize = size_of::<AttrLeafEntry>();
 const HEADER: usize = header_len(true);
 
@@ -57,6 +59,7 @@ impl<'a> LeafItem<'a> {
                 let head = RemoteName { value_block, value_len: len.into(), name_len };
                 place.extend_from_slice(head.as_bytes());
                 place.extend_from_slice(name);
+                place.extend_from_slice(&[0; REMOTE_PAD]);
             }
         }
         place.resize(place.len().next_multiple_of(ALIGN), 0);
@@ -221,7 +224,7 @@ fn extent(leaf: &AttrLeaf<'_>, entry: &AttrLeafEntry) -> Result<Range<usize>, Fo
     let attr = leaf.attr(entry)?;
     let head = match attr.value {
         AttrValue::Inline(value) => size_of::<LocalName>() + value.len(),
-        AttrValue::Remote { .. } => size_of::<RemoteName>(),
+        AttrValue::Remote { .. } => size_of::<RemoteName>() + REMOTE_PAD,
     };
     let at = usize::from(entry.name_index.get());
     let end = at + (head + attr.name.len()).next_multiple_of(ALIGN);

@@ -3,6 +3,7 @@
 //! Invariants: attributes that are not complete are not given out; values have at most 64 KiB, of which nothing is
 //! allocated before its length was checked; every block belongs to the fork's inode.
 
+pub mod acl;
 pub mod edit;
 pub mod linux;
 mod remote;

@@ -2,12 +2,12 @@
 //!
 //! - A change outside the range that was announced is lost.
 //! - A changed buffer is verified whenever it is read again, with its checksum (and nothing else) put right first.
-//! - What is mapped, unmapped or written around must be so; blocks never lie side by side on the device.
+//! - What is mapped, unmapped or written around must be so; blocks lie apart on the device unless asked for.
 
 use super::{MemoryFork, checksum_place};
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use xfs_format::checksum;
 use xfs_format::error::FormatError;
@@ -19,11 +19,15 @@ const NAME: &str = "fork in memory";
 /// What changes leave behind besides the blocks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Changes {
-    /// Blocks whose checksum is not right yet.
-    dirty: BTreeSet<u64>,
+    /// Buffers whose checksum is not right yet: where each begins, and its blocks.
+    dirty: BTreeMap<u64, u32>,
+    /// The places that blocks of the fork get; without it, places are made up.
+    pool: Option<BTreeMap<u64, DiskAddr>>,
     /// The change that was announced last.
     pending: Option<Pending>,
     next_daddr: u64,
+    /// Blocks are mapped side by side on the device.
+    adjacent: bool,
     capacity: Option<usize>,
     data: bool,
     mapped: u64,
@@ -43,6 +47,16 @@ impl MemoryFork {
     /// Says that this is a data fork, whose size follows its local content.
     pub fn set_data_fork(&mut self) {
         self.changes.data = true;
+    }
+
+    /// Says where blocks that are mapped lie; where it says nothing, there is no space.
+    pub fn set_pool(&mut self, pool: BTreeMap<FileBlock, DiskAddr>) {
+        self.changes.pool = Some(pool.into_iter().map(|(at, daddr)| (at.0, daddr)).collect());
+    }
+
+    /// Says that blocks are to be mapped side by side on the device.
+    pub fn set_adjacent(&mut self) {
+        self.changes.adjacent = true;
     }
 
     /// Sets how many bytes the fork may have in the inode.
@@ -69,18 +83,18 @@ impl MemoryFork {
     pub fn written_back(&self) -> Vec<(FileBlock, DiskAddr, Vec<u8>)> {
         let mut done = self.clone();
         done.settle();
-        let dirty = std::mem::take(&mut done.changes.dirty);
-        let blocks = done.blocks.into_iter();
-        blocks
-            .map(|(at, (daddr, mut bytes))| {
-                if dirty.contains(&at)
-                    && let Some(place) = checksum_place(&bytes)
-                {
-                    checksum::store(&mut bytes, place);
+        for (at, blocks) in std::mem::take(&mut done.changes.dirty) {
+            let Some((_, mut bytes)) = done.gather(FileBlock(at), blocks) else { continue };
+            if let Some(place) = checksum_place(&bytes) {
+                checksum::store(&mut bytes, place);
+            }
+            for (nth, part) in (at..).zip(bytes.chunks_exact(done.geometry.block_size as usize)) {
+                if let Some((_, block)) = done.blocks.get_mut(&nth) {
+                    block.copy_from_slice(part);
                 }
-                (FileBlock(at), daddr, bytes)
-            })
-            .collect()
+            }
+        }
+        done.blocks.into_iter().map(|(at, (daddr, bytes))| (FileBlock(at), daddr, bytes)).collect()
     }
 
     /// The bytes of a buffer as a reader within the transaction finds them.
@@ -115,8 +129,8 @@ impl MemoryFork {
             if start < end {
                 block[start - nth * size..end - nth * size].copy_from_slice(&pending.bytes[start..end]);
             }
-            self.changes.dirty.insert(at);
         }
+        self.changes.dirty.insert(pending.at, pending.blocks);
     }
 
     fn refuse(&self, check: &'static str, at: FileBlock) -> Error {
@@ -192,8 +206,11 @@ impl ForkMut for MemoryFork {
                 return Err(self.refuse("block that is mapped already", FileBlock(nth)));
             }
             let log = self.geometry.block_log - 9;
-            self.changes.next_daddr += 2;
-            let daddr = DiskAddr((1 << 16 | self.changes.next_daddr) << log);
+            self.changes.next_daddr += if self.changes.adjacent { 1 } else { 2 };
+            let daddr = match &self.changes.pool {
+                Some(pool) => *pool.get(&nth).ok_or(Error::NoSpace)?,
+                None => DiskAddr((1 << 16 | self.changes.next_daddr) << log),
+            };
             // What lay there before is nobody's business.
             let bytes = vec![0xdb; self.geometry.block_size as usize];
             self.put(nth, daddr, bytes);
