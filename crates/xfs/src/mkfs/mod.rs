@@ -1,7 +1,7 @@
 //! Making volumes.
 //!
 //! Three steps that know nothing of each other's inside: [`Options`] say what is wanted; [`plan`] turns them and a
-//! device's size into a [`Layout`] or refuses, before anything is written; [`format`] writes a layout. A layout
+//! device's size into a [`Layout`] or refuses, before anything is written; [`format()`] writes a layout. A layout
 //! says where everything lies, and depends on the options alone: the same options give the same bytes.
 //!
 //! What `mkfs.xfs` would choose (groups, log size, alignments, the place of the root directory) is chosen here
