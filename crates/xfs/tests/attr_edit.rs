@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
+use xfs::Error;
 use xfs::attr::edit::{EditError, Needs, Put, remove, set, set_needs};
 use xfs::attr::{self, Namespace};
 use xfs::fork::{Fork, ForkMut};
@@ -375,4 +376,94 @@ fn changes_stay_small() {
     }
     assert!(most[1] <= most[0].max(24 << 10), "{most:?}");
     assert!(ForkMut::local_capacity(&fork) > 0);
+}
+
+/// Changes some bytes; the header and the front of the table more often than others.
+fn harm(rng: &mut fastrand::Rng, bytes: &mut [u8]) {
+    let reach = if rng.bool() { bytes.len().min(120) } else { bytes.len() };
+    let at = rng.usize(0..reach);
+    match rng.u32(0..4) {
+        0 => bytes[at] ^= 1 << rng.u32(0..8),
+        1 => bytes[at] = rng.u8(..),
+        2 => {
+            let end = bytes.len().min(at + 2);
+            let value = *rng.choice(&[0u16, 1, 4, 0x7fff, 0xfffc, 0xffff]).unwrap();
+            bytes[at..end].copy_from_slice(&value.to_be_bytes()[..end - at]);
+        }
+        _ => {
+            let end = bytes.len().min(at + rng.usize(1..24));
+            rng.fill(&mut bytes[at..end]);
+        }
+    }
+}
+
+/// The fork as it would be read from a device: nothing is left that was changed and not written.
+fn reread(fork: &MemoryFork) -> MemoryFork {
+    let mut read = MemoryFork::new(fork.geometry().clone(), fork.inode(), 0);
+    read.set_local_capacity(fork.local_capacity());
+    if let Some(local) = fork.local() {
+        read.set_local(local.to_vec());
+    }
+    for (at, daddr, bytes) in fork.written_back() {
+        read.map(at, daddr, bytes);
+    }
+    read
+}
+
+#[test]
+fn damaged_forks_that_are_changed_give_errors_or_go_on() {
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let mut samples = Vec::new();
+    for (count, names) in [(3, 40), (12, 40), (400, 300), (2500, 2500)] {
+        let mut fork = new_fork(10, 512);
+        let mut model = Model::new();
+        for _ in 0..count {
+            step(&mut rng, &mut fork, &mut model, names, 90);
+        }
+        samples.push((reread(&fork), model, names));
+    }
+    let mut checks = BTreeMap::new();
+    for round in 0..4000 {
+        let (sound, model, names) = &samples[round % samples.len()];
+        let mut fork = sound.clone();
+        // What lies on the way to an attribute that will be changed, and whatever else.
+        let mut near = vec![FileBlock(0)];
+        near.extend(fork.mapped().nth(rng.usize(0..fork.mapped().count().max(1))));
+        near.extend(fork.mapped().nth(rng.usize(0..fork.mapped().count().max(1).min(30))));
+        for _ in 0..rng.usize(1..4) {
+            if let Some(local) = fork.local_mut() {
+                harm(&mut rng, local);
+                continue;
+            }
+            let at = *rng.choice(&near).unwrap();
+            if let Some(block) = fork.block_mut(at) {
+                harm(&mut rng, block);
+            }
+            if rng.u32(0..20) > 0 {
+                fork.seal(at, 1);
+            }
+        }
+        for _ in 0..4 {
+            let some = rng.usize(0..model.len().max(1));
+            let known = model.keys().nth(some).cloned().filter(|_| rng.bool());
+            let (space, name) = known.unwrap_or_else(|| (0, random_name(&mut rng, *names)));
+            let namespace = SPACES[usize::from(space)];
+            let result = if rng.bool() {
+                let value = random_value(&mut rng, 1024);
+                set(&mut fork, namespace, &name, &value, Put::Either)
+            } else {
+                remove(&mut fork, namespace, &name)
+            };
+            match result {
+                Ok(()) | Err(EditError::Missing) => {}
+                Err(EditError::Engine(Error::Corrupt { problem, .. })) => {
+                    *checks.entry((problem.structure, problem.check)).or_insert(0) += 1;
+                    break; // the transaction is dropped
+                }
+                Err(other) => panic!("damage must be reported as damage: {other}"),
+            }
+        }
+    }
+    println!("{checks:#?}");
+    assert!(checks.len() >= 15, "only {} checks were seen to fail", checks.len());
 }
