@@ -429,7 +429,7 @@ fn damaged_forks_that_are_changed_give_errors_or_go_on() {
         // What lies on the way to an attribute that will be changed, and whatever else.
         let mut near = vec![FileBlock(0)];
         near.extend(fork.mapped().nth(rng.usize(0..fork.mapped().count().max(1))));
-        near.extend(fork.mapped().nth(rng.usize(0..fork.mapped().count().max(1).min(30))));
+        near.extend(fork.mapped().nth(rng.usize(0..fork.mapped().count().clamp(1, 30))));
         for _ in 0..rng.usize(1..4) {
             if let Some(local) = fork.local_mut() {
                 harm(&mut rng, local);
