@@ -267,6 +267,88 @@ fn sparse_chunks_where_whole_ones_do_not_fit() {
     witnesses(&image);
 }
 
+/// Nothing is closed: the kernel replays what the log holds, the making of chunks included, and both see the same
+/// inodes afterwards.
+fn replayed(args: &[&str]) {
+    let image = Image::mkfs(300 << 20, args);
+    let volume = open(&image);
+    let mut churn = Churn::new(&volume, seed());
+    for step in 0..1500 {
+        let odds = if (step / 500_u32).is_multiple_of(2) { 8 } else { 2 };
+        let fill = churn.rng.u32(..10) < odds;
+        churn.step(fill);
+    }
+    churn.check();
+    // The kernel frees what is on a list when it mounts the volume.
+    while let Some(&ino) = churn.unlinked.first() {
+        let mut trans = Trans::start(&volume, churn.reservation(false)).unwrap();
+        trans.remove_unlinked(ino).unwrap();
+        trans.commit().unwrap();
+        churn.unlinked.remove(&ino);
+    }
+    volume.sync().unwrap();
+    let groups = volume.geometry().ag_count;
+    let expected: Vec<_> = (0..groups).map(|ag| chunks(&volume, AgNumber(ag))).collect();
+    let (held, before) = (std::mem::take(&mut churn.held), std::mem::take(&mut churn.before));
+    drop((churn, volume));
+    image.mount("").unmount();
+    let volume = open(&image);
+    let found: Vec<_> = (0..groups).map(|ag| chunks(&volume, AgNumber(ag))).collect();
+    assert_eq!(found, expected);
+    let mut churn = Churn::new(&volume, 1);
+    (churn.held, churn.before) = (held, before);
+    churn.run(0, 1);
+    volume.close().unwrap();
+    drop((churn, volume));
+    witnesses(&image);
+}
+
+#[test]
+fn the_kernel_replays_the_making_of_inodes() {
+    replayed(&["-m", "rmapbt=0", "-i", "sparse=1"]);
+}
+
+#[test]
+fn the_kernel_replays_the_making_of_inodes_in_small_blocks() {
+    replayed(&["-b", "size=1024", "-m", "rmapbt=0,finobt=0,inobtcount=0,reflink=0"]);
+}
+
+/// Threads that make and free inodes, each in directories of its own.
+#[test]
+fn threads_share_a_volume() {
+    let image = Image::mkfs(300 << 20, &["-m", "rmapbt=0", "-d", "agcount=4"]);
+    let volume = open(&image);
+    let mut all = Churn::new(&volume, seed());
+    let seed = all.rng.u64(..);
+    let parts: Vec<_> = std::thread::scope(|scope| {
+        let run = |nth: u64| {
+            let mut churn = Churn::new(&volume, seed.wrapping_add(nth));
+            move || {
+                for step in 0..1200 {
+                    let odds = if (step / 400_u32).is_multiple_of(2) { 8 } else { 2 };
+                    let fill = churn.rng.u32(..10) < odds;
+                    churn.step(fill);
+                }
+                (churn.held, churn.unlinked)
+            }
+        };
+        let runs: Vec<_> = (0..4).map(run).collect();
+        let threads: Vec<_> = runs.into_iter().map(|run| scope.spawn(run)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let count: usize = parts.iter().map(|(held, _)| held.len()).sum();
+    for (held, unlinked) in parts {
+        all.held.extend(held);
+        all.unlinked.extend(unlinked);
+    }
+    assert_eq!(all.held.len(), count, "an inode was given out twice");
+    all.check();
+    all.run(0, 1);
+    volume.close().unwrap();
+    drop((all, volume));
+    witnesses(&image);
+}
+
 #[test]
 fn directories_spread_and_files_stay() {
     let image = Image::mkfs(300 << 20, &["-m", "rmapbt=0", "-d", "agcount=4"]);

@@ -127,7 +127,8 @@ impl Churn {
     }
 
     fn run(&mut self, steps: u32, phase: u32) {
-        let before = free_blocks(&self.volume);
+        let held: u64 = self.held.iter().map(|(_, len)| u64::from(*len)).sum();
+        let before = free_blocks(&self.volume) + held;
         for step in 0..steps {
             self.step((step / phase).is_multiple_of(2));
             if step % 100 == 99 {
@@ -171,6 +172,77 @@ fn churn(bytes: u64, args: &[&str], steps: u32) {
     let rng = fastrand::Rng::with_seed(seed());
     let mut churn = Churn { volume: Arc::clone(&volume), rng, held: Vec::new() };
     churn.run(steps, 800);
+    volume.close().unwrap();
+    drop((churn, volume));
+    witnesses(&image);
+}
+
+/// Several threads on one volume, of which some find groups locked by others; and nearly full at times.
+fn threads(bytes: u64, args: &[&str], count: u64, steps: u32) {
+    let image = Image::mkfs(bytes, args);
+    let volume = open(&image);
+    let before = free_blocks(&volume);
+    let seed = seed();
+    let held: Vec<(FsBlock, u32)> = std::thread::scope(|scope| {
+        let run = |nth| {
+            let rng = fastrand::Rng::with_seed(seed.wrapping_add(nth));
+            let mut churn = Churn { volume: Arc::clone(&volume), rng, held: Vec::new() };
+            move || {
+                for step in 0..steps {
+                    churn.step((step / 500).is_multiple_of(2));
+                }
+                churn.held
+            }
+        };
+        let threads: Vec<_> = (0..count).map(|nth| scope.spawn(run(nth))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut all = Churn { volume: Arc::clone(&volume), rng: fastrand::Rng::with_seed(seed), held };
+    all.check(before);
+    all.run(0, 1);
+    assert_eq!(free_blocks(&volume), before);
+    volume.close().unwrap();
+    drop((all, volume));
+    witnesses(&image);
+}
+
+#[test]
+fn threads_in_four_groups() {
+    threads(300 << 20, &["-m", "rmapbt=0", "-d", "agcount=4"], 4, 1000);
+}
+
+#[test]
+fn threads_that_fill_the_volume() {
+    threads(64 << 20, &["--unsupported", "-b", "size=1024", "-m", "rmapbt=0", "-d", "agcount=2"], 4, 1000);
+}
+
+/// Nothing is closed: the kernel replays what the log holds, and both see the same free space afterwards.
+#[test]
+fn the_kernel_replays_allocations() {
+    let image = Image::mkfs(300 << 20, &["-b", "size=1024", "-m", "rmapbt=0"]);
+    let volume = open(&image);
+    let before = free_blocks(&volume);
+    let rng = fastrand::Rng::with_seed(seed());
+    let mut churn = Churn { volume: Arc::clone(&volume), rng, held: Vec::new() };
+    for step in 0..1500 {
+        churn.step((step / 500_u32).is_multiple_of(2));
+    }
+    churn.check(before);
+    volume.sync().unwrap();
+    let groups = volume.geometry().ag_count;
+    let expected: Vec<_> = (0..groups).map(|ag| free_runs(&volume, AgNumber(ag))).collect();
+    let held = std::mem::take(&mut churn.held);
+    drop((churn, volume));
+    image.mount("").unmount();
+    let volume = open(&image);
+    for (ag, expected) in (0..groups).zip(&expected) {
+        let found = free_runs(&volume, AgNumber(ag));
+        assert_eq!(found.0, expected.0, "group {ag}");
+        assert_eq!(found.1, expected.1, "ring of group {ag}");
+    }
+    let mut churn = Churn { volume: Arc::clone(&volume), rng: fastrand::Rng::new(), held };
+    churn.run(0, 1);
+    assert_eq!(free_blocks(&volume), before);
     volume.close().unwrap();
     drop((churn, volume));
     witnesses(&image);
