@@ -8,7 +8,8 @@
 //! - [`lockstat`]: what locks cost, counted when somebody asks.
 //!
 //! The way of an overwrite: range lock, extent lookup, device write, unlock. Nothing else: no heap allocation,
-//! no transaction, no inode lock.
+//! no transaction, no inode lock. A write for which there is no room yet asks [`FileMappingMut`] for it, writes, and
+//! says that it has.
 
 mod direct;
 mod error;
@@ -21,5 +22,5 @@ mod queue;
 pub use direct::DirectFile;
 pub use error::{FileError, Refusal};
 pub use locking::{Locking, UnknownLocking};
-pub use mapping::{Extent, ExtentState, FileMapping, MapSeq};
+pub use mapping::{Extent, ExtentState, FileMapping, FileMappingMut, MapSeq};
 pub use queue::{DirectQueue, FileCompletion};

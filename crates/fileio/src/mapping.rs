@@ -1,5 +1,7 @@
 //! The seam between the data path and a format: where a file's bytes lie on the device.
 
+use std::ops::Range;
+
 /// What stands behind a run of a file's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentState {
@@ -51,6 +53,26 @@ pub trait FileMapping: Send + Sync {
     }
     /// The map's version now.
     fn seq(&self) -> MapSeq;
+}
+
+/// How a format gives a file room that it did not have.
+///
+/// Whoever calls holds the bytes in question exclusively, and no other lock.
+pub trait FileMappingMut: FileMapping {
+    /// Gives every hole in `range` (whole blocks) space that was never written. What has space keeps it.
+    fn allocate(&self, range: Range<u64>) -> Result<(), Self::Error>;
+    /// Says that all of `range` (whole blocks) holds data now, and that the file ends at byte `size` at the earliest.
+    fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error>;
+}
+
+impl<M: FileMappingMut + ?Sized> FileMappingMut for std::sync::Arc<M> {
+    fn allocate(&self, range: Range<u64>) -> Result<(), Self::Error> {
+        (**self).allocate(range)
+    }
+
+    fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error> {
+        (**self).written(range, size)
+    }
 }
 
 impl<M: FileMapping + ?Sized> FileMapping for std::sync::Arc<M> {

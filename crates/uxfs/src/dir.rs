@@ -66,7 +66,9 @@ impl Dir {
 
     /// The next entries from `place` on, the dots too.
     fn read(&self, place: u64, into: &mut VecDeque<DirEntry>) -> Result<()> {
-        let Some(fork) = self.node.volume.engine().fork(&self.node.inode, ForkKind::Data) else {
+        let _shared = self.node.entry.share();
+        let inode = self.node.inode();
+        let Some(fork) = self.node.volume.engine().fork(&inode, ForkKind::Data) else {
             return Ok(());
         };
         xfs::dir::walk(&*fork, place, &mut |entry| {

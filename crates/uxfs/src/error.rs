@@ -5,6 +5,7 @@
 
 use crate::names;
 use std::fmt;
+use xfs::namespace::NameProblem;
 
 /// What the library's calls give.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -45,10 +46,26 @@ pub enum ErrorKind {
     ReadOnly,
     /// The bytes have no block of their own yet, so that they cannot be overwritten in place.
     NotAllocated,
+    /// There is no such attribute.
+    NoAttribute,
+    /// Something is there already, under this name or in this place.
+    AlreadyExists,
+    /// The directory has entries.
+    NotEmpty,
+    /// It has as many names as it can have.
+    TooManyLinks,
+    /// A directory would go below itself.
+    IntoItself,
+    /// It belongs to another project's tree.
+    OtherProject,
+    /// The volume has no room for it.
+    NoSpace,
+    /// The file, or its map, would become too large.
+    TooLarge,
+    /// The volume was shut down after an error.
+    ShutDown,
     /// An argument is out of range.
     InvalidInput,
-    /// Something is there already that would be lost.
-    AlreadyExists,
     /// The device, or the host behind it, failed.
     Io,
 }
@@ -109,6 +126,9 @@ impl From<xfs::Error> for Error {
             xfs::Error::WrongType { .. } => ErrorKind::WrongType,
             xfs::Error::ReadOnly(_) => ErrorKind::ReadOnly,
             xfs::Error::Mkfs(_) => ErrorKind::InvalidInput,
+            xfs::Error::NoSpace => ErrorKind::NoSpace,
+            xfs::Error::ShutDown => ErrorKind::ShutDown,
+            xfs::Error::Name(problem) => name_kind(*problem),
             _ => ErrorKind::Io,
         };
         Self::new(kind, error.to_string())
@@ -118,6 +138,24 @@ impl From<xfs::Error> for Error {
 impl From<blockdev::DeviceError> for Error {
     fn from(error: blockdev::DeviceError) -> Self {
         Self::new(device_kind(&error), error.to_string())
+    }
+}
+
+/// The kind of a problem with a name.
+fn name_kind(problem: NameProblem) -> ErrorKind {
+    match problem {
+        NameProblem::Exists | NameProblem::AttributeExists => ErrorKind::AlreadyExists,
+        NameProblem::NoAttribute => ErrorKind::NoAttribute,
+        NameProblem::AttributeTooLong => ErrorKind::TooLarge,
+        NameProblem::Missing | NameProblem::Removed => ErrorKind::NotFound,
+        NameProblem::NotEmpty => ErrorKind::NotEmpty,
+        NameProblem::NotDirectory => ErrorKind::NotADirectory,
+        NameProblem::IsDirectory => ErrorKind::IsADirectory,
+        NameProblem::TooLong => ErrorKind::NameTooLong,
+        NameProblem::TooManyLinks => ErrorKind::TooManyLinks,
+        NameProblem::IntoItself => ErrorKind::IntoItself,
+        NameProblem::OtherProject => ErrorKind::OtherProject,
+        _ => ErrorKind::InvalidPath,
     }
 }
 
@@ -140,7 +178,7 @@ impl From<Error> for std::io::Error {
     fn from(error: Error) -> Self {
         use std::io::ErrorKind as Host;
         let kind = match error.kind {
-            ErrorKind::NotFound => Host::NotFound,
+            ErrorKind::NotFound | ErrorKind::NoAttribute => Host::NotFound,
             ErrorKind::NotADirectory => Host::NotADirectory,
             ErrorKind::IsADirectory => Host::IsADirectory,
             ErrorKind::WrongType
@@ -152,10 +190,16 @@ impl From<Error> for std::io::Error {
                 Host::InvalidData
             }
             ErrorKind::Unsupported | ErrorKind::SectorSize => Host::Unsupported,
+            ErrorKind::NotEmpty => Host::DirectoryNotEmpty,
+            ErrorKind::TooManyLinks => Host::TooManyLinks,
+            ErrorKind::IntoItself => Host::InvalidInput,
+            ErrorKind::OtherProject => Host::CrossesDevices,
+            ErrorKind::NoSpace => Host::StorageFull,
+            ErrorKind::TooLarge => Host::FileTooLarge,
             ErrorKind::Locked => Host::ResourceBusy,
             ErrorKind::ReadOnly => Host::ReadOnlyFilesystem,
             ErrorKind::AlreadyExists => Host::AlreadyExists,
-            ErrorKind::TooManySymlinks | ErrorKind::Io => Host::Other,
+            ErrorKind::TooManySymlinks | ErrorKind::ShutDown | ErrorKind::Io => Host::Other,
         };
         Self::new(kind, error)
     }

@@ -6,7 +6,12 @@ use crate::node::Node;
 use crate::open_files::Data;
 use crate::queue::Queue;
 use fileio::{DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FileMapping};
+use rangelock::Mode;
+use std::ops::Range;
 use std::sync::Arc;
+use xfs::file::Wanted;
+use xfs_format::timestamp::Timestamp as EngineTime;
+use xfs_format::types::FileBlock;
 
 /// An open regular file. Any number of threads may use one `File` at once, or each its own: all that one
 /// [`Volume`](crate::Volume) gives of a file share its lock. Requests that don't overlap never wait for each other.
@@ -41,7 +46,7 @@ impl File {
     pub(crate) fn new(node: Node) -> Result<Self> {
         let volume = &node.volume;
         let data = volume.open_files().get_or_open(node.ino(), || {
-            let map = volume.engine().file_map(&node.inode)?;
+            let map = volume.engine().file_map(&node.inode())?;
             Ok(DirectFile::new(Arc::clone(volume.device()), map, volume.locking()))
         })?;
         Ok(Self { node, data })
@@ -76,14 +81,166 @@ impl File {
         Ok(())
     }
 
+    /// Writes `buf` at byte `offset`, wherever that is: over what is there, into a hole, behind the end of the file,
+    /// which then grows. Space is allocated as needed.
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+        self.check_writable()?;
+        self.data.write_at(offset, buf)?;
+        Ok(())
+    }
+
+    /// Cuts the file off at `size`, or lets it end there, with a hole behind its old end.
+    pub fn set_len(&self, size: u64) -> Result<()> {
+        self.check_writable()?;
+        let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
+        let block = u64::from(engine.geometry().block_size);
+        let _held = self.data.hold(size.min(self.size()) & !(block - 1)..u64::MAX, Mode::Exclusive);
+        let now = self.size();
+        let rest = size.min(now)..size.min(now).next_multiple_of(block);
+        self.data.zero_held(rest)?;
+        match size < now {
+            true => engine.truncate_blocks(entry, size, EngineTime::now())?,
+            false => engine.set_size(entry, size, EngineTime::now())?,
+        }
+        Ok(())
+    }
+
+    /// Sets space aside for `range`, which reads as zeroes where nothing was before. The file grows to its end, unless
+    /// `keep_size`.
+    pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
+        let range = self.checked(range)?;
+        let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
+        let _held = self.data.hold(range.start.min(self.size())..range.end, Mode::Exclusive);
+        engine.allocate_blocks(entry, self.blocks_around(&range), Wanted::Preallocated)?;
+        self.grow(range.end, keep_size)
+    }
+
+    /// Makes a hole of `range`: what it took is freed, and it reads as zeroes.
+    pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
+        let range = self.checked(range)?;
+        let _held = self.data.hold(self.bytes_around(&range), Mode::Exclusive);
+        self.clear(&range)
+    }
+
+    /// Makes `range` read as zeroes and keeps space set aside for it. The file grows to its end, unless `keep_size`.
+    pub fn zero_range(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
+        let range = self.checked(range)?;
+        let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
+        let around = self.bytes_around(&range);
+        let _held = self.data.hold(around.start.min(self.size())..around.end, Mode::Exclusive);
+        self.clear(&range)?;
+        engine.allocate_blocks(entry, self.blocks_around(&range), Wanted::Preallocated)?;
+        self.grow(range.end, keep_size)
+    }
+
+    /// Cuts `range`, whole blocks before the end of the file, out of it: what lies behind moves to the front.
+    pub fn collapse_range(&self, range: Range<u64>) -> Result<()> {
+        let range = self.whole_blocks(range)?;
+        let _held = self.data.hold(range.start..u64::MAX, Mode::Exclusive);
+        let size = self.size();
+        if range.end >= size {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "the range reaches to the end of the file: cut it off instead",
+            ));
+        }
+        let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
+        engine.collapse_blocks(
+            entry,
+            self.blocks_around(&range),
+            size - (range.end - range.start),
+            EngineTime::now(),
+        )?;
+        Ok(())
+    }
+
+    /// Puts a hole of whole blocks into the file: what lies at and behind its start moves back.
+    pub fn insert_range(&self, range: Range<u64>) -> Result<()> {
+        let range = self.whole_blocks(range)?;
+        let _held = self.data.hold(range.start..u64::MAX, Mode::Exclusive);
+        let size = self.size();
+        let grown = size.checked_add(range.end - range.start).filter(|&size| size <= i64::MAX as u64);
+        let (Some(grown), true) = (grown, range.start < size) else {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "the hole must begin before the end of the file, which must not grow beyond 2^63 bytes",
+            ));
+        };
+        let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
+        engine.insert_blocks(entry, self.blocks_around(&range), grown, EngineTime::now())?;
+        Ok(())
+    }
+
+    /// Zeroes the parts of blocks at both ends of a range that is held, and frees the blocks between.
+    fn clear(&self, range: &Range<u64>) -> Result<()> {
+        let block = u64::from(self.node.volume.engine().geometry().block_size);
+        let (first, last) = (range.start.next_multiple_of(block), range.end & !(block - 1));
+        if first >= last {
+            // No whole block, but perhaps the ends of two.
+            return Ok(self.data.zero_held(range.clone())?);
+        }
+        self.data.zero_held(range.start..first)?;
+        self.data.zero_held(last..range.end)?;
+        let blocks = self.blocks_around(&(first..last));
+        self.node.volume.engine().remove_blocks(&self.node.entry, blocks, EngineTime::now())?;
+        Ok(())
+    }
+
+    /// Lets the file end at `end` at the earliest.
+    fn grow(&self, end: u64, keep_size: bool) -> Result<()> {
+        if !keep_size && end > self.size() {
+            self.node.volume.engine().set_size(&self.node.entry, end, EngineTime::now())?;
+        }
+        Ok(())
+    }
+
+    /// A range that may be changed: not empty, and within what a file can have.
+    fn checked(&self, range: Range<u64>) -> Result<Range<u64>> {
+        self.check_writable()?;
+        let block = u64::from(self.node.volume.engine().geometry().block_size);
+        if range.start >= range.end || range.end > i64::MAX as u64 & !(block - 1) {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "an empty range, or one behind where files can reach",
+            ));
+        }
+        Ok(range)
+    }
+
+    fn whole_blocks(&self, range: Range<u64>) -> Result<Range<u64>> {
+        let range = self.checked(range)?;
+        let block = u64::from(self.node.volume.engine().geometry().block_size);
+        if (range.start | range.end) & (block - 1) != 0 {
+            let what = format!("the range must be whole blocks of {block} bytes");
+            return Err(Error::new(ErrorKind::InvalidInput, what));
+        }
+        Ok(range)
+    }
+
+    fn bytes_around(&self, range: &Range<u64>) -> Range<u64> {
+        let block = u64::from(self.node.volume.engine().geometry().block_size);
+        range.start & !(block - 1)..range.end.next_multiple_of(block)
+    }
+
+    fn blocks_around(&self, range: &Range<u64>) -> Range<FileBlock> {
+        let log = self.node.volume.engine().geometry().block_log;
+        let around = self.bytes_around(range);
+        FileBlock(around.start >> log)..FileBlock(around.end >> log)
+    }
+
     /// A queue that keeps up to `depth` reads and overwrites of this file in flight, for one thread.
     pub fn queue(&self, depth: u32) -> Result<Queue> {
         Ok(Queue { queue: DirectQueue::new(Arc::clone(&self.data), depth)?, file: self.clone() })
     }
 
-    /// Makes everything that was written before durable.
+    /// Makes everything durable that was written and changed of the file before.
     pub fn sync(&self) -> Result<()> {
-        Ok(self.data.sync()?)
+        self.data.sync()?;
+        let engine = self.node.volume.engine();
+        if engine.is_writable() {
+            engine.sync()?;
+        }
+        Ok(())
     }
 
     /// Where the next data are, at or behind `offset`; `None` if there are none before the end of the file.

@@ -23,6 +23,7 @@
 //! [`ErrorKind::Damaged`] that names the structure.
 #![forbid(unsafe_code)]
 
+mod change;
 mod check;
 mod dir;
 mod engine;
@@ -41,6 +42,7 @@ mod queue;
 mod volume;
 
 pub use blockdev::{AlignedBuf, BlockDevice, FileDevice, MemoryDevice};
+pub use change::{Changes, NewNode, Rename, SetXattr, Special};
 pub use check::{CheckReport, Finding, check, check_device};
 pub use dir::{Dir, DirEntry, Entries};
 pub use error::{Error, ErrorKind, Result};

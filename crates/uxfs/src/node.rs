@@ -8,29 +8,34 @@ use crate::metadata::{FileType, Metadata};
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs::attr::linux;
-use xfs::volume::{ForkKind, Inode};
+use xfs::volume::{ForkKind, Inode, InodeEntry};
 
 /// A file of any type, found by its path, by its inode number, or in its directory. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub(crate) volume: Volume,
-    pub(crate) inode: Arc<Inode>,
+    pub(crate) entry: Arc<InodeEntry>,
 }
 
 impl Node {
     /// Its inode number.
     pub fn ino(&self) -> u64 {
-        self.inode.ino().0
+        self.entry.ino().0
+    }
+
+    /// What the volume holds of it at the moment.
+    pub(crate) fn inode(&self) -> Arc<Inode> {
+        self.entry.current()
     }
 
     /// Its type.
     pub fn file_type(&self) -> FileType {
-        engine::file_type(&self.inode)
+        engine::file_type(&self.inode())
     }
 
     /// What the volume says of it.
     pub fn metadata(&self) -> Metadata {
-        engine::metadata(self.volume.engine(), &self.inode)
+        engine::metadata(self.volume.engine(), &self.inode())
     }
 
     /// It as a directory.
@@ -63,7 +68,8 @@ impl Node {
             let what = format!("inode {} is a {}, not a symbolic link", self.ino(), self.file_type());
             return Err(Error::new(ErrorKind::WrongType, what));
         }
-        match self.volume.engine().fork(&self.inode, ForkKind::Data) {
+        let _shared = self.entry.share();
+        match self.volume.engine().fork(&self.inode(), ForkKind::Data) {
             Some(fork) => Ok(xfs::symlink::target(&*fork)?),
             None => Ok(Vec::new()),
         }
@@ -74,7 +80,8 @@ impl Node {
     /// As for root on Linux, an access control list has two names: `system.posix_acl_access`, whose value is in
     /// the form of Linux, and `trusted.SGI_ACL_FILE`, whose value is as the volume keeps it.
     pub fn xattr_names(&self) -> Result<Vec<Vec<u8>>> {
-        match self.volume.engine().fork(&self.inode, ForkKind::Attr) {
+        let _shared = self.entry.share();
+        match self.volume.engine().fork(&self.inode(), ForkKind::Attr) {
             Some(fork) => Ok(linux::list(&*fork)?),
             None => Ok(Vec::new()),
         }
@@ -82,7 +89,8 @@ impl Node {
 
     /// The value of one extended attribute, by its Linux name; `None` if it has no such attribute.
     pub fn xattr(&self, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        match self.volume.engine().fork(&self.inode, ForkKind::Attr) {
+        let _shared = self.entry.share();
+        match self.volume.engine().fork(&self.inode(), ForkKind::Attr) {
             Some(fork) => Ok(linux::get(&*fork, name)?),
             None => Ok(None),
         }
@@ -90,7 +98,9 @@ impl Node {
 
     /// The entry `name` of it, a directory; `None` if there is no such entry.
     pub(crate) fn child(&self, name: &[u8]) -> Result<Option<Self>> {
-        let Some(fork) = self.volume.engine().fork(&self.inode, ForkKind::Data) else {
+        let _shared = self.entry.share();
+        let inode = self.inode();
+        let Some(fork) = self.volume.engine().fork(&inode, ForkKind::Data) else {
             return Ok(None);
         };
         let Some((ino, _)) = xfs::dir::lookup(&*fork, name)? else {

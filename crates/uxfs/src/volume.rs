@@ -100,8 +100,8 @@ impl Volume {
 
     /// The file of any type with this inode number.
     pub fn node(&self, ino: u64) -> Result<Node> {
-        let inode = self.engine().inode(InodeNumber(ino))?;
-        Ok(Node { volume: self.clone(), inode })
+        let entry = self.engine().entry(InodeNumber(ino))?;
+        Ok(Node { volume: self.clone(), entry })
     }
 
     /// What the volume says of the file that `path` names; a symbolic link at its end is followed.
@@ -141,6 +141,18 @@ impl Volume {
     /// Shape, features and free space.
     pub fn info(&self) -> Result<VolumeInfo> {
         engine::info(self.engine())
+    }
+
+    /// Makes everything durable that was changed before this call.
+    pub fn sync(&self) -> Result<()> {
+        self.device().flush()?;
+        Ok(self.engine().sync()?)
+    }
+
+    /// Writes everything back and leaves a clean log. Nothing can be changed any more after it. A writable volume that
+    /// is dropped without it is as after a crash: its log has to be replayed.
+    pub fn close(&self) -> Result<()> {
+        Ok(self.engine().close()?)
     }
 
     /// The device, or the part of it, that the volume is on.

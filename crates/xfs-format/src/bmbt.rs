@@ -172,6 +172,23 @@ impl<'a> BmbtRoot<'a> {
         bytes
     }
 
+    /// The same root, as a fork of `bytes` bytes holds it.
+    pub fn laid_out(&self, bytes: usize) -> Vec<u8> {
+        let mut fork = vec![0; bytes];
+        let most = Bmbt::max_children(bytes.saturating_sub(4));
+        debug_assert!(self.count <= most, "a root that does not fit");
+        fork[..2].copy_from_slice(&self.level.to_be_bytes());
+        fork[2..4].copy_from_slice(&(self.count as u16).to_be_bytes());
+        let keys = self.keys.as_bytes();
+        fork[4..4 + keys.len()].copy_from_slice(keys);
+        let mut at = 4 + most * size_of::<BmbtKey>();
+        for pointer in self.pointers() {
+            fork[at..at + 8].copy_from_slice(&pointer.0.to_be_bytes());
+            at += 8;
+        }
+        fork
+    }
+
     /// Pointers to its children.
     pub fn pointers(&self) -> impl Iterator<Item = FsBlock> + 'a {
         let pointers = self.pointers;

@@ -16,6 +16,16 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
+    /// The time of the system's clock.
+    pub fn now() -> Self {
+        let (secs, nanos) = match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
+            Ok(since) => (since.as_secs().cast_signed(), since.subsec_nanos()),
+            // Before the epoch: to the second.
+            Err(before) => (-before.duration().as_secs().cast_signed(), 0),
+        };
+        Self { secs, nanos }
+    }
+
     /// The point that eight bytes of an inode name.
     pub fn from_disk(bits: u64, bigtime: bool) -> Result<Self, FormatError> {
         if bigtime {

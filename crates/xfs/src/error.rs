@@ -90,6 +90,9 @@ pub enum Error {
     /// The volume or the operation is read-only.
     #[error("read-only: {0}")]
     ReadOnly(&'static str),
+    /// A name cannot be made, changed or removed. Nothing was changed.
+    #[error(transparent)]
+    Name(crate::namespace::NameProblem),
     /// The volume was shut down after an error: nothing more can be changed. What is in the log will be recovered.
     #[error("the volume was shut down after an error; close it and recover its log")]
     ShutDown,

@@ -15,6 +15,7 @@ pub mod check;
 mod da;
 pub mod dir;
 mod error;
+pub mod file;
 pub mod fork;
 pub mod group;
 pub mod ialloc;
@@ -22,6 +23,7 @@ mod info;
 pub mod inode;
 pub mod log;
 pub mod mkfs;
+pub mod namespace;
 pub mod recovery;
 pub mod symlink;
 #[doc(hidden)]

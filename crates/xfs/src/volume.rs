@@ -16,6 +16,7 @@ use crate::recovery::clean;
 use crate::trans::{self, counters::Counters};
 use blockdev::{AlignedBuf, BlockDevice, DeviceError};
 use fileio::lockstat::LockClass;
+use parking_lot::Mutex;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use xfs_format::geometry::Geometry;
@@ -71,6 +72,8 @@ pub(crate) struct WriteSide {
     pub(crate) space: Space,
     pub(crate) busy: Arc<BusyExtents>,
     pub(crate) inodes: Inodes,
+    /// Held by whoever moves a directory from one directory to another.
+    pub(crate) moves: Mutex<()>,
 }
 
 impl Volume {
@@ -217,7 +220,7 @@ impl Volume {
 
     /// The map of a regular file, for the data path.
     pub fn file_map(self: &Arc<Self>, inode: &Arc<Inode>) -> Result<FileMap> {
-        FileMap::new(Arc::clone(self), Arc::clone(inode))
+        FileMap::new(Arc::clone(self), self.entry(inode.ino())?)
     }
 
     /// The extents of a fork, read at the first call. A fork that the inode does not have has none.
@@ -275,7 +278,7 @@ impl WriteSide {
         // The log is clean: the counters are those of the last clean close.
         let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back);
         let journal = Journal::open(Arc::clone(device), superblock, ends)?;
-        Ok(Self { journal, counters, space, busy: Arc::default(), inodes })
+        Ok(Self { journal, counters, space, busy: Arc::default(), inodes, moves: Mutex::new(()) })
     }
 }
 

@@ -9,6 +9,7 @@
 //! - No request allocates memory, except once per thread.
 
 mod device;
+mod extend;
 mod run;
 
 use std::ops::Range;

@@ -57,6 +57,21 @@ impl<M: FileMapping> DirectFile<M> {
         self.run_from(offset, self.map.lookup_to_read(offset))
     }
 
+    /// Looks up the run at byte `offset`, which may be space that was never written: with its place, to write it.
+    pub(crate) fn run_anywhere(&self, offset: u64) -> Outcome<Run, M> {
+        let found = self.map.lookup(offset).map_err(|source| FileError::Map { offset, source })?;
+        let (extent, seq) = found;
+        let run = self.run_from(offset, Ok((extent, seq)))?;
+        match extent.state {
+            ExtentState::Unwritten(start) => {
+                let device = start.checked_add(offset - extent.offset);
+                let device = device.filter(|device| (device ^ offset) & self.sector_mask == 0);
+                device.map(|device| Run { device, ..run }).ok_or(FileError::BadExtent { offset, extent })
+            }
+            _ => Ok(run),
+        }
+    }
+
     #[inline]
     fn run_from(&self, offset: u64, found: Result<(Extent, MapSeq), M::Error>) -> Outcome<Run, M> {
         let (extent, seq) = found.map_err(|source| FileError::Map { offset, source })?;

@@ -46,6 +46,17 @@ pub fn get(fork: &dyn Fork, full_name: &[u8]) -> Result<Option<Vec<u8>>> {
     Ok(Some(acl::to_linux(&entries)))
 }
 
+/// Namespace and short name of a full one; `None` if it has no prefix that there is.
+pub fn split(full_name: &[u8]) -> Option<(Namespace, &[u8])> {
+    match full_name {
+        ACL_ACCESS => Some((Namespace::Root, acl::ACCESS_NAME)),
+        ACL_DEFAULT => Some((Namespace::Root, acl::DEFAULT_NAME)),
+        _ => PREFIXES.iter().find_map(|(namespace, prefix)| {
+            full_name.strip_prefix(*prefix).filter(|name| !name.is_empty()).map(|name| (*namespace, name))
+        }),
+    }
+}
+
 fn get_plain(fork: &dyn Fork, full_name: &[u8]) -> Result<Option<Vec<u8>>> {
     for (namespace, prefix) in PREFIXES {
         if let Some(name) = full_name.strip_prefix(prefix) {

@@ -1,22 +1,25 @@
 //! The map of one open file, as the data path looks it up.
 //!
-//! A lookup is a binary search in an immutable list: no lock, no allocation, no shared line written. For those who
-//! would write to a file that may share blocks, the runs that are shared are such a list too, made at first use.
+//! A lookup is a binary search in the committed version of the map, which is immutable: no lock, no allocation, no
+//! shared line written. For those who would write to a file that may share blocks, the runs that are shared are such a
+//! list too, made at first use, and good for the version that the file had when it was opened.
 
 use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, Inode};
+use crate::file::Wanted;
+use crate::inode::{ForkKind, Inode, InodeEntry};
 use crate::volume::Volume;
-use fileio::{Extent, ExtentState, FileMapping, MapSeq};
+use fileio::{Extent, ExtentState, FileMapping, FileMappingMut, MapSeq};
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{FileBlock, FsBlock};
 
 /// A regular file's map, ready for use.
 #[derive(Debug)]
 pub struct FileMap {
     volume: Arc<Volume>,
-    inode: Arc<Inode>,
-    extents: Arc<ExtentList>,
+    entry: Arc<InodeEntry>,
     /// Which of the file's blocks others share: known once somebody would write, unless they are too many runs.
     shared: OnceLock<Option<Box<[Blocks]>>>,
 }
@@ -32,23 +35,38 @@ struct Blocks {
 }
 
 impl FileMap {
-    /// Loads the map of `inode`, which must be a regular file.
-    pub(crate) fn new(volume: Arc<Volume>, inode: Arc<Inode>) -> Result<Self> {
-        if !inode.is_file() {
-            return Err(Error::WrongType { inode: inode.ino(), wanted: "regular file" });
+    /// Loads the map of an inode, which must be a regular file, and keeps the file open: it is not freed meanwhile,
+    /// names or not.
+    pub(crate) fn new(volume: Arc<Volume>, entry: Arc<InodeEntry>) -> Result<Self> {
+        if !entry.peek().is_file() {
+            return Err(Error::WrongType { inode: entry.ino(), wanted: "regular file" });
         }
-        let extents = volume.extents(&inode, ForkKind::Data)?;
-        Ok(Self { volume, inode, extents, shared: OnceLock::new() })
+        if !entry.open() {
+            return Err(Error::NoSuchInode(entry.ino()));
+        }
+        let map = Self { volume, entry, shared: OnceLock::new() };
+        map.extents()?;
+        Ok(map)
     }
 
-    /// The file's inode.
-    pub fn inode(&self) -> &Arc<Inode> {
-        &self.inode
+    /// The file's inode, as it is now.
+    pub fn inode(&self) -> Arc<Inode> {
+        self.entry.current()
+    }
+
+    /// The file's inode with its lock.
+    pub fn entry(&self) -> &Arc<InodeEntry> {
+        &self.entry
     }
 
     /// The byte behind the last one that is mapped; may lie before or behind the end of the file.
     pub fn map_end(&self) -> u64 {
-        self.bytes(self.extents.end())
+        self.extents().map_or(0, |extents| self.bytes(extents.end()))
+    }
+
+    /// The committed map.
+    fn extents(&self) -> Result<Arc<ExtentList>> {
+        self.volume.extents(&self.entry.peek(), ForkKind::Data)
     }
 
     /// A block's first byte; files have no bytes beyond 2^64, whatever their maps say.
@@ -76,14 +94,21 @@ impl FileMap {
     }
 
     /// The part of a mapped extent around `block` that is all shared or all not.
-    fn cut_at_sharing(&self, extent: xfs_format::bmbt::Extent, block: FileBlock) -> Result<Extent> {
+    fn cut_at_sharing(
+        &self,
+        inode: &Inode,
+        extent: xfs_format::bmbt::Extent,
+        block: FileBlock,
+    ) -> Result<Extent> {
         let whole = self.mapped(extent);
         let ExtentState::Written(device) = whole.state else { return Ok(whole) };
-        if !self.inode.is_reflinked() {
+        if !inode.is_reflinked() {
             return Ok(whole);
         }
         let (mut start, mut end) = (extent.startoff.0, extent.end().0);
-        let Some(runs) = self.shared_blocks()? else {
+        // What was gathered of the first version says nothing about a later one.
+        let runs = if inode.map_seq() == 0 { self.shared_blocks()? } else { None };
+        let Some(runs) = runs else {
             let (from, skip) = (FsBlock(extent.startblock.0 + (block.0 - start)), block.0 - start);
             let run = self.volume.shared_run(from, end - block.0)?;
             let blocks = Blocks { start: block.0, end: block.0 + run.blocks };
@@ -116,7 +141,7 @@ impl FileMap {
             return Ok(runs.as_deref());
         }
         let mut runs = Vec::new();
-        for extent in self.extents.iter().filter(|extent| !extent.unwritten) {
+        for extent in self.extents()?.iter().filter(|extent| !extent.unwritten) {
             let (mut at, count) = (0, u64::from(extent.blockcount));
             while at < count {
                 let run = self.volume.shared_run(FsBlock(extent.startblock.0 + at), count - at)?;
@@ -133,10 +158,30 @@ impl FileMap {
         Ok(self.shared.get_or_init(|| Some(runs.into())).as_deref())
     }
 
-    /// Finds what holds byte `offset`.
-    fn find(&self, offset: u64) -> (FileBlock, Mapped) {
+    /// Finds what holds byte `offset` in the committed map, and calls `then` with it.
+    fn find<R>(&self, offset: u64, then: impl FnOnce(&Inode, FileBlock, Mapped) -> Result<R>) -> Result<R> {
         let block = FileBlock(offset >> self.volume.geometry().block_log);
-        (block, self.extents.lookup(block))
+        let inode = self.entry.peek();
+        let mapped = match inode.fork_state(ForkKind::Data).and_then(|fork| fork.loaded()) {
+            Some(extents) => extents.lookup(block),
+            None => self.volume.extents(&inode, ForkKind::Data)?.lookup(block),
+        };
+        then(&inode, block, mapped)
+    }
+
+    fn blocks(&self, bytes: &Range<u64>) -> Range<FileBlock> {
+        let log = self.volume.geometry().block_log;
+        debug_assert_eq!((bytes.start | bytes.end) & ((1 << log) - 1), 0, "whole blocks");
+        FileBlock(bytes.start >> log)..FileBlock(bytes.end >> log)
+    }
+}
+
+impl Drop for FileMap {
+    /// The last to close a file without names frees it. What fails here is left to recovery, as after a crash.
+    fn drop(&mut self) {
+        if self.entry.close() && self.volume.is_writable() {
+            let _ = self.volume.release_if_unused(Arc::clone(&self.entry));
+        }
     }
 }
 
@@ -144,7 +189,7 @@ impl FileMapping for FileMap {
     type Error = Error;
 
     fn size(&self) -> u64 {
-        self.inode.size()
+        self.entry.peek().size()
     }
 
     fn block_size(&self) -> u32 {
@@ -152,23 +197,36 @@ impl FileMapping for FileMap {
     }
 
     fn lookup(&self, offset: u64) -> Result<(Extent, MapSeq)> {
-        let found = match self.find(offset) {
-            (_, Mapped::Hole(start, end)) => self.hole(start, end),
-            (block, Mapped::Extent(extent)) => self.cut_at_sharing(extent, block)?,
-        };
-        Ok((found, self.seq()))
+        self.find(offset, |inode, block, mapped| {
+            let found = match mapped {
+                Mapped::Hole(start, end) => self.hole(start, end),
+                Mapped::Extent(extent) => self.cut_at_sharing(inode, extent, block)?,
+            };
+            Ok((found, MapSeq(inode.map_seq())))
+        })
     }
 
     fn lookup_to_read(&self, offset: u64) -> Result<(Extent, MapSeq)> {
-        let found = match self.find(offset) {
-            (_, Mapped::Hole(start, end)) => self.hole(start, end),
-            (_, Mapped::Extent(extent)) => self.mapped(extent),
-        };
-        Ok((found, self.seq()))
+        self.find(offset, |inode, _, mapped| {
+            let found = match mapped {
+                Mapped::Hole(start, end) => self.hole(start, end),
+                Mapped::Extent(extent) => self.mapped(extent),
+            };
+            Ok((found, MapSeq(inode.map_seq())))
+        })
     }
 
     fn seq(&self) -> MapSeq {
-        // Nothing changes maps yet.
-        MapSeq(0)
+        MapSeq(self.entry.peek().map_seq())
+    }
+}
+
+impl FileMappingMut for FileMap {
+    fn allocate(&self, range: Range<u64>) -> Result<()> {
+        self.volume.allocate_blocks(&self.entry, self.blocks(&range), Wanted::ForData)
+    }
+
+    fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
+        self.volume.data_written(&self.entry, self.blocks(&range), size, Timestamp::now())
     }
 }

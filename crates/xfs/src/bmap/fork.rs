@@ -35,32 +35,39 @@ impl<'a> InodeFork<'a> {
     fn corrupt(&self, verifier: &'static Verifier, check: &'static str, at: FileBlock) -> Error {
         Error::corrupt_inode(self.inode.ino(), FormatError::value(verifier.name, check, at.0))
     }
+}
 
-    /// Where `blocks` blocks at `at` lie, piece by piece.
-    fn pieces(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Vec<Piece>> {
-        let geometry = self.volume.geometry();
-        let extents = self.extents()?;
-        let mut pieces = Vec::with_capacity(1);
-        let mut at = at;
-        let mut left = u64::from(blocks);
-        while left > 0 {
-            let Mapped::Extent(extent) = extents.lookup(at) else {
-                return Err(self.corrupt(verifier, "unmapped block", at));
-            };
-            if extent.unwritten {
-                return Err(self.corrupt(verifier, "unwritten block", at));
-            }
-            let skip = at.0 - extent.startoff.0;
-            let count = left.min(u64::from(extent.blockcount) - skip);
-            let daddr = geometry
-                .extent_daddr(FsBlock(extent.startblock.0 + skip), count)
-                .ok_or_else(|| self.corrupt(verifier, "volume block", at))?;
-            pieces.push(Piece { daddr, len: count << geometry.block_log });
-            at.0 += count;
-            left -= count;
+/// Where `blocks` blocks at `at` of a fork lie, piece by piece.
+pub(crate) fn pieces(
+    geometry: &Geometry,
+    ino: InodeNumber,
+    extents: &ExtentList,
+    at: FileBlock,
+    blocks: u32,
+    verifier: &'static Verifier,
+) -> Result<Vec<Piece>> {
+    let corrupt =
+        |check, at: FileBlock| Error::corrupt_inode(ino, FormatError::value(verifier.name, check, at.0));
+    let mut pieces: Vec<Piece> = Vec::with_capacity(1);
+    let mut at = at;
+    let mut left = u64::from(blocks);
+    while left > 0 {
+        let Mapped::Extent(extent) = extents.lookup(at) else {
+            return Err(corrupt("unmapped block", at));
+        };
+        if extent.unwritten {
+            return Err(corrupt("unwritten block", at));
         }
-        Ok(pieces)
+        let skip = at.0 - extent.startoff.0;
+        let count = left.min(u64::from(extent.blockcount) - skip);
+        let daddr = geometry
+            .extent_daddr(FsBlock(extent.startblock.0 + skip), count)
+            .ok_or_else(|| corrupt("volume block", at))?;
+        pieces.push(Piece { daddr, len: count << geometry.block_log });
+        at.0 += count;
+        left -= count;
     }
+    Ok(pieces)
 }
 
 impl Fork for InodeFork<'_> {
@@ -89,7 +96,7 @@ impl Fork for InodeFork<'_> {
         if blocks == 0 || u64::from(blocks) << geometry.block_log > MAX_BUF_BYTES {
             return Err(self.corrupt(verifier, "length", at));
         }
-        let pieces = self.pieces(at, blocks, verifier)?;
+        let pieces = pieces(geometry, self.inode.ino(), &*self.extents()?, at, blocks, verifier)?;
         self.volume.bufs().read_pieces(&pieces, verifier).map_err(|error| error.of_inode(self.inode.ino()))
     }
 

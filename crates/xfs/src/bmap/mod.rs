@@ -13,6 +13,7 @@ mod shared;
 
 pub use file::FileMap;
 pub use fork::InodeFork;
+pub(crate) use fork::pieces;
 pub use list::ExtentList;
 pub(crate) use shared::{SharedRun, shared_run};
 

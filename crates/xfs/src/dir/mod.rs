@@ -3,7 +3,7 @@
 //! Invariants: every name that is given out is legal (1 to 255 bytes, neither `/` nor NUL); every block belongs to
 //! the directory's inode; positions to go on from ascend along a walk and stay valid while entries come and go.
 
-mod edit;
+pub mod edit;
 mod lookup;
 mod walk;
 

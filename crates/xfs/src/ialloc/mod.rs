@@ -76,11 +76,10 @@ impl InodeSource<'_> {
         self.read(ag, &chunk, inode).map_err(|error| error.of_inode(ino))
     }
 
-    /// Where an inode is written: its cluster, and the place in it.
+    /// Where an inode that has a place on disk is written: its cluster, and the place in it.
     pub(crate) fn site(&self, ino: InodeNumber) -> Result<Site> {
         let (ag, inode) = self.geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
-        let chunk = self.chunk_of(ag, inode)?.ok_or(Error::NoSuchInode(ino))?;
-        let (piece, offset) = self.place(ag, &chunk, inode)?;
+        let (piece, offset) = self.place(ag, inode, inode)?;
         let cluster = self.bufs.read_handle(&[piece], &CLUSTER)?;
         Ok(Site { cluster, offset })
     }
@@ -123,13 +122,13 @@ impl InodeSource<'_> {
 
     /// Reads the cluster of an inode that lies in `chunk`.
     fn read(&self, ag: AgNumber, chunk: &InodeChunk, inode: AgInode) -> Result<InodeBytes> {
-        let (piece, offset) = self.place(ag, chunk, inode)?;
+        let (piece, offset) = self.place(ag, chunk.start, inode)?;
         let cluster = self.bufs.read(piece.daddr, piece.len, &CLUSTER)?;
         Ok(InodeBytes { cluster, offset, len: self.geometry.inode_size.into() })
     }
 
-    /// The cluster of an inode that lies in `chunk`, and the byte in it where the inode begins.
-    pub(crate) fn place(&self, ag: AgNumber, chunk: &InodeChunk, inode: AgInode) -> Result<(Piece, usize)> {
+    /// The cluster of an inode, and the byte in it where the inode begins. Errors name the `chunk`.
+    pub(crate) fn place(&self, ag: AgNumber, chunk: AgInode, inode: AgInode) -> Result<(Piece, usize)> {
         let per_cluster = self.geometry.inodes_per_cluster();
         let in_cluster = inode.0 % per_cluster;
         let first = u64::from(inode.0 - in_cluster);
@@ -141,7 +140,7 @@ impl InodeSource<'_> {
         let sector = u64::from(self.geometry.sector_size);
         let start = DiskAddr(self.geometry.daddr_of(ag, AgBlock(0)).0 + (offset >> 9));
         if offset + len > group_bytes || offset % sector.min(MAX_DEVICE_SECTOR) != 0 {
-            let problem = FormatError::value("inode chunk record", "first inode", chunk.start.0.into());
+            let problem = FormatError::value("inode chunk record", "first inode", chunk.0.into());
             return Err(Error::corrupt_block(start, None, problem));
         }
         Ok((Piece { daddr: start, len }, in_cluster as usize * usize::from(self.geometry.inode_size)))

@@ -164,7 +164,7 @@ impl Trans<'_> {
         let ino = self.geometry().join_inode(ag, inode);
         let chunk = trees::at_or_before::<Inobt>(&mut LockedInodes::lock(self, ag)?, inode)?;
         let chunk = chunk.filter(|chunk| chunk.in_use(inode)).ok_or(Error::NoSuchInode(ino))?;
-        let (piece, offset) = volume.inode_source().place(ag, &chunk, inode)?;
+        let (piece, offset) = volume.inode_source().place(ag, chunk.start, inode)?;
         let cluster = self.buf_at(piece.daddr, piece.len, &CLUSTER)?;
         Ok(At { cluster, offset, inode })
     }

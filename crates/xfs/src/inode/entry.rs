@@ -15,6 +15,7 @@ use arc_swap::ArcSwap;
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 use parking_lot::{Mutex, RawRwLock, RwLock};
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
@@ -43,6 +44,8 @@ pub struct InodeEntry {
     geometry: Arc<Geometry>,
     state: Mutex<State>,
     item: ItemState,
+    /// How many have it open.
+    opens: AtomicU32,
     this: Weak<InodeEntry>,
 }
 
@@ -74,6 +77,7 @@ impl InodeEntry {
                 attached: false,
             }),
             item: ItemState::default(),
+            opens: AtomicU32::new(0),
             this: this.clone(),
         })
     }
@@ -106,6 +110,26 @@ impl InodeEntry {
     /// Keeps changes off.
     pub fn share(&self) -> InodeShared {
         RwLock::read_arc(&self.lock)
+    }
+
+    /// Keeps the file from being freed when it loses its last name. `false`: it is free already.
+    pub(crate) fn open(&self) -> bool {
+        let _shared = self.share();
+        let exists = !self.peek().is_free();
+        if exists {
+            self.opens.fetch_add(1, Ordering::Relaxed);
+        }
+        exists
+    }
+
+    /// Takes an [`open`](Self::open) back; whether it was the last one.
+    pub(crate) fn close(&self) -> bool {
+        self.opens.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Whether somebody has it open. Nobody opens it while the caller has the lock.
+    pub(crate) fn is_open(&self) -> bool {
+        self.opens.load(Ordering::Acquire) > 0
     }
 
     /// Where it is written, once somebody has said so.

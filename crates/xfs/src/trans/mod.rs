@@ -14,8 +14,10 @@
 mod buffers;
 pub(crate) mod close;
 pub mod counters;
+pub mod fork;
 mod frees;
 mod inodes;
+mod map;
 pub mod reservation;
 mod space;
 

@@ -1,0 +1,273 @@
+//! Changing what is in a volume: names, what is said of files, attributes.
+//!
+//! Each call is one step: it happens whole or not at all, and is durable after the next [`Volume::sync`](crate::Volume::sync).
+
+use crate::dir::Dir;
+use crate::error::{Error, ErrorKind, Result};
+use crate::metadata::Timestamp;
+use crate::node::Node;
+use xfs::attr::acl::AclKind;
+use xfs::attr::linux;
+use xfs::namespace::{self, RenameFlags};
+use xfs_format::acl;
+use xfs_format::timestamp::Timestamp as EngineTime;
+
+/// What a new file is to be, besides its type.
+#[derive(Clone, Copy, Debug)]
+pub struct NewNode {
+    /// Permissions, with set-user-id, set-group-id and sticky bit.
+    pub permissions: u16,
+    /// Bits that are taken off them, unless the directory hands down an access control list.
+    pub umask: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group, unless the directory hands down its own.
+    pub gid: u32,
+    /// Its times; unsaid, now.
+    pub time: Option<Timestamp>,
+    /// Whether group, access control list, project and flags come from the directory, as on a mounted volume.
+    pub inherit: bool,
+}
+
+impl Default for NewNode {
+    /// Of root, for everyone to read, made now, with what the directory hands down.
+    fn default() -> Self {
+        Self { permissions: 0o644, umask: 0, uid: 0, gid: 0, time: None, inherit: true }
+    }
+}
+
+/// The type of a special file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Special {
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device: major and minor number.
+    CharDevice(u32, u32),
+    /// A block device: major and minor number.
+    BlockDevice(u32, u32),
+}
+
+/// How a rename treats the new name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rename {
+    /// What has it is replaced.
+    #[default]
+    Replace,
+    /// It must be free.
+    NoReplace,
+    /// The two change places.
+    Exchange,
+}
+
+/// What to change of what is said of a file. `None` leaves it as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Changes {
+    /// Permissions.
+    pub permissions: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// When it was last read.
+    pub atime: Option<Timestamp>,
+    /// When its content last changed.
+    pub mtime: Option<Timestamp>,
+    /// When it was made.
+    pub crtime: Option<Timestamp>,
+    /// When it last changed at all; unsaid, now.
+    pub ctime: Option<Timestamp>,
+    /// Project.
+    pub project: Option<u32>,
+    /// Whether what is made in this directory belongs to its project.
+    pub project_inherit: Option<bool>,
+}
+
+/// Whether an attribute may or must exist.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SetXattr {
+    /// It may.
+    #[default]
+    Either,
+    /// It must not.
+    Create,
+    /// It must.
+    Replace,
+}
+
+const REGULAR: u16 = 0o100_000;
+const DIRECTORY: u16 = 0o040_000;
+
+impl NewNode {
+    fn engine(&self, kind: u16, device: (u32, u32)) -> namespace::NewInode {
+        namespace::NewInode {
+            mode: kind | self.permissions & 0o7777,
+            umask: self.umask,
+            uid: self.uid,
+            gid: self.gid,
+            device,
+            time: self.time.map_or_else(EngineTime::now, engine_time),
+            inherit: self.inherit,
+        }
+    }
+}
+
+pub(crate) fn engine_time(time: Timestamp) -> EngineTime {
+    EngineTime { secs: time.seconds, nanos: time.nanoseconds }
+}
+
+impl Dir {
+    /// Makes an empty regular file.
+    pub fn create_file(&self, name: &[u8], new: &NewNode) -> Result<Node> {
+        self.create(name, new.engine(REGULAR, (0, 0)))
+    }
+
+    /// Makes a directory.
+    pub fn create_dir(&self, name: &[u8], new: &NewNode) -> Result<Node> {
+        self.create(name, new.engine(DIRECTORY, (0, 0)))
+    }
+
+    /// Makes a named pipe, a socket or a device.
+    pub fn create_special(&self, name: &[u8], what: Special, new: &NewNode) -> Result<Node> {
+        let (kind, device) = match what {
+            Special::Fifo => (0o010_000, (0, 0)),
+            Special::Socket => (0o140_000, (0, 0)),
+            Special::CharDevice(major, minor) => (0o020_000, (major, minor)),
+            Special::BlockDevice(major, minor) => (0o060_000, (major, minor)),
+        };
+        if device.0 >= 1 << 14 || device.1 >= 1 << 18 {
+            let what = format!("device {}:{}: majors have 14 bits, minors 18", device.0, device.1);
+            return Err(Error::new(ErrorKind::InvalidInput, what));
+        }
+        self.create(name, new.engine(kind, device))
+    }
+
+    /// Makes a symbolic link.
+    pub fn create_symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Node> {
+        let node = self.node();
+        let made = node.volume.engine().symlink(&node.entry, name, target, &new.engine(0, (0, 0)));
+        Ok(Node { volume: node.volume.clone(), entry: made.map_err(|error| named(error, name))? })
+    }
+
+    /// Makes a regular file without a name. It vanishes when the last [`File`](crate::File) of it is dropped, unless it
+    /// gets a name meanwhile.
+    pub fn create_unnamed(&self, new: &NewNode) -> Result<crate::File> {
+        let node = self.node();
+        let made = node.volume.engine().create_unnamed(&node.entry, &new.engine(REGULAR, (0, 0)))?;
+        Node { volume: node.volume.clone(), entry: made }.open()
+    }
+
+    /// Gives a file another name here.
+    pub fn link(&self, name: &[u8], to: &Node) -> Result<()> {
+        let node = self.node();
+        let done = node.volume.engine().link(&node.entry, name, &to.entry, EngineTime::now());
+        done.map_err(|error| named(error, name))
+    }
+
+    /// Removes the name of anything but a directory.
+    pub fn remove_file(&self, name: &[u8]) -> Result<()> {
+        self.remove(name, namespace::Removal::File)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, name: &[u8]) -> Result<()> {
+        self.remove(name, namespace::Removal::Directory)
+    }
+
+    /// Moves a name of this directory to another, or to another name.
+    pub fn rename(&self, name: &[u8], to: &Dir, new_name: &[u8], how: Rename) -> Result<()> {
+        let node = self.node();
+        let how = match how {
+            Rename::Replace => RenameFlags::Replace,
+            Rename::NoReplace => RenameFlags::NoReplace,
+            Rename::Exchange => RenameFlags::Exchange,
+        };
+        let (from, to) = ((&node.entry, name), (&to.node().entry, new_name));
+        node.volume.engine().rename(from, to, how, EngineTime::now()).map_err(|error| named(error, name))
+    }
+
+    fn create(&self, name: &[u8], new: namespace::NewInode) -> Result<Node> {
+        let node = self.node();
+        let made = node.volume.engine().create(&node.entry, name, &new);
+        Ok(Node { volume: node.volume.clone(), entry: made.map_err(|error| named(error, name))? })
+    }
+
+    fn remove(&self, name: &[u8], what: namespace::Removal) -> Result<()> {
+        let node = self.node();
+        let done = node.volume.engine().remove(&node.entry, name, what, EngineTime::now());
+        done.map_err(|error| named(error, name))
+    }
+}
+
+impl Node {
+    /// Changes what is said of it.
+    pub fn change(&self, changes: &Changes) -> Result<()> {
+        let change = namespace::Change {
+            permissions: changes.permissions,
+            uid: changes.uid,
+            gid: changes.gid,
+            atime: changes.atime.map(engine_time),
+            mtime: changes.mtime.map(engine_time),
+            crtime: changes.crtime.map(engine_time),
+            ctime: changes.ctime.map(engine_time),
+            project: changes.project,
+            project_inherit: changes.project_inherit,
+        };
+        Ok(self.volume.engine().change(&self.entry, &change, EngineTime::now())?)
+    }
+
+    /// Sets an extended attribute, by its Linux name.
+    pub fn set_xattr(&self, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
+        let how = match how {
+            SetXattr::Either => xfs::attr::edit::Put::Either,
+            SetXattr::Create => xfs::attr::edit::Put::Create,
+            SetXattr::Replace => xfs::attr::edit::Put::Replace,
+        };
+        self.change_xattr(name, namespace::XattrChange::Set(value, how))
+    }
+
+    /// Removes an extended attribute, by its Linux name.
+    pub fn remove_xattr(&self, name: &[u8]) -> Result<()> {
+        self.change_xattr(name, namespace::XattrChange::Remove)
+    }
+
+    /// Sets an access control list in the form of Linux, or removes it.
+    fn change_acl(&self, kind: AclKind, value: Option<&[u8]>) -> Result<()> {
+        let list = value.map(acl::from_linux).transpose().map_err(|error| {
+            Error::new(ErrorKind::InvalidInput, format!("not an access control list: {error}"))
+        })?;
+        let engine = self.volume.engine();
+        Ok(engine.set_acl(&self.entry, kind, list.as_deref(), EngineTime::now())?)
+    }
+
+    fn change_xattr(&self, name: &[u8], change: namespace::XattrChange<'_>) -> Result<()> {
+        let kind = match name {
+            linux::ACL_ACCESS => Some(AclKind::Access),
+            linux::ACL_DEFAULT => Some(AclKind::Default),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            return match change {
+                namespace::XattrChange::Set(value, _) => self.change_acl(kind, Some(value)),
+                namespace::XattrChange::Remove => self.change_acl(kind, None),
+            };
+        }
+        let Some((space, short)) = linux::split(name) else {
+            let what = format!("{}: no such kind of attribute", crate::printable(name));
+            return Err(Error::new(ErrorKind::InvalidInput, what));
+        };
+        let engine = self.volume.engine();
+        engine
+            .change_xattr(&self.entry, space, short, change, EngineTime::now())
+            .map_err(|error| named(error, name))
+    }
+}
+
+/// Says which name it was about.
+fn named(error: xfs::Error, name: &[u8]) -> Error {
+    match error {
+        xfs::Error::Name(_) => Error::from(error).on_path(name),
+        other => other.into(),
+    }
+}

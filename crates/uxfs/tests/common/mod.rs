@@ -1,0 +1,36 @@
+//! Volumes to write to, and the kernel's view of them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A volume of 512 MiB as mkfs.xfs makes it, with features that uxfs writes.
+pub fn made(dir: &Path, more: &[&str]) -> PathBuf {
+    let image = dir.join("volume.img");
+    let file = std::fs::File::create(&image).expect("an image");
+    file.set_len(512 << 20).expect("a sparse image");
+    run(Command::new("mkfs.xfs").args(["-q", "-f", "-m", "rmapbt=0"]).args(more).arg(&image));
+    image
+}
+
+/// What `look` sees in the kernel's mount of a volume.
+pub fn mounted<R>(image: &Path, look: impl FnOnce(&Path) -> R) -> R {
+    let at = tempfile::tempdir().expect("a mount point");
+    run(Command::new("mount").args(["-o", "loop"]).arg(image).arg(at.path()));
+    let mount = Mounted(at.path().to_owned());
+    let seen = look(at.path());
+    drop(mount);
+    seen
+}
+
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        run(Command::new("umount").arg(&self.0));
+    }
+}
+
+fn run(command: &mut Command) {
+    let out = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
+}

@@ -1,0 +1,150 @@
+//! Volumes that uxfs writes, as xfs_repair and the kernel see them.
+
+mod common;
+
+use std::process::Command;
+use uxfs::{Changes, NewNode, OpenOptions, Rename, SetXattr, Special, Volume};
+
+fn open(image: &std::path::Path) -> Volume {
+    Volume::open(image, &OpenOptions::new().writable(true)).expect("a clean volume")
+}
+
+fn repair_finds_nothing(image: &std::path::Path) {
+    let run = Command::new("xfs_repair").arg("-n").arg(image).output().expect("xfs_repair is installed");
+    let text = format!("{}{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{text}");
+}
+
+#[test]
+fn names_of_every_kind_come_and_go() {
+    let dir = tempfile::tempdir().expect("a place");
+    let image = common::made(dir.path(), &[]);
+    let volume = open(&image);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let new = NewNode::default();
+    let sub =
+        root.create_dir(b"sub", &NewNode { permissions: 0o755, ..new }).expect("made").as_dir().expect("dir");
+    let file = sub.create_file(b"file", &new).expect("made");
+    sub.create_symlink(b"link", b"file", &new).expect("made");
+    sub.create_symlink(b"long link", &[b'x'; 900], &new).expect("made");
+    sub.create_special(b"fifo", Special::Fifo, &new).expect("made");
+    sub.create_special(b"null", Special::CharDevice(1, 3), &new).expect("made");
+    root.link(b"another", &file).expect("linked");
+    file.change(&Changes { permissions: Some(0o4755), uid: Some(7), ..Changes::default() }).expect("changed");
+    file.set_xattr(b"user.color", b"red", SetXattr::Create).expect("set");
+    sub.rename(b"fifo", &root, b"pipe", Rename::NoReplace).expect("moved");
+    assert!(root.remove_dir(b"sub").is_err(), "not empty");
+    root.remove_file(b"pipe").expect("removed");
+    volume.close().expect("closed");
+    drop(volume);
+    repair_finds_nothing(&image);
+    let seen = common::mounted(&image, |at| {
+        let out =
+            Command::new("find").arg(at).arg("-printf").arg("%P %y %m %U %n\\n").output().expect("find");
+        String::from_utf8(out.stdout).expect("text")
+    });
+    for line in ["sub/file f 4755 7 2", "another f 4755 7 2", "sub d 755 0 2", "sub/null c 644 0 1"] {
+        assert!(seen.lines().any(|found| found == line), "{line} is not in\n{seen}");
+    }
+}
+
+#[test]
+fn many_files_in_many_directories() {
+    let dir = tempfile::tempdir().expect("a place");
+    let image = common::made(dir.path(), &[]);
+    let volume = open(&image);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let new = NewNode::default();
+    for d in 0..5 {
+        let sub = root.create_dir(format!("d{d}").as_bytes(), &new).expect("made").as_dir().expect("dir");
+        for f in 0..1500 {
+            sub.create_file(format!("file number {f}").as_bytes(), &new).expect("made");
+        }
+        for f in (0..1500).filter(|f| f % 3 != d % 3) {
+            sub.remove_file(format!("file number {f}").as_bytes()).expect("removed");
+        }
+    }
+    volume.close().expect("closed");
+    drop(volume);
+    repair_finds_nothing(&image);
+    let count = common::mounted(&image, |at| {
+        let out = Command::new("find").arg(at).args(["-type", "f"]).output().expect("find");
+        out.stdout.iter().filter(|&&byte| byte == b'\n').count()
+    });
+    assert_eq!(count, 5 * 500);
+}
+
+#[test]
+fn content_is_what_was_written() {
+    let dir = tempfile::tempdir().expect("a place");
+    let image = common::made(dir.path(), &[]);
+    let volume = open(&image);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let file = root.create_file(b"data", &NewNode::default()).expect("made").open().expect("opened");
+    let mut model = vec![0_u8; 0];
+    let mut seed = 1_u64;
+    for step in 0..400_u64 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let at = (seed >> 33) % 2_000_000;
+        let len = 1 + ((seed >> 20) % 40_000) as usize;
+        match step % 8 {
+            6 => {
+                file.punch_hole(at..at + len as u64).expect("punched");
+                let end = model.len().min(at as usize + len);
+                if (at as usize) < end {
+                    model[at as usize..end].fill(0);
+                }
+            }
+            7 => {
+                file.set_len(at).expect("cut");
+                model.resize(at as usize, 0);
+            }
+            _ => {
+                let data = vec![step as u8 + 1; len];
+                file.write_at(&data, at).expect("written");
+                if model.len() < at as usize + len {
+                    model.resize(at as usize + len, 0);
+                }
+                model[at as usize..at as usize + len].copy_from_slice(&data);
+            }
+        }
+        assert_eq!(file.size(), model.len() as u64);
+    }
+    let mut read = vec![0; model.len()];
+    assert_eq!(file.read_at(&mut read, 0).expect("read"), model.len());
+    assert!(read == model, "uxfs reads something else");
+    drop(file);
+    volume.close().expect("closed");
+    drop((root, volume));
+    repair_finds_nothing(&image);
+    let seen = common::mounted(&image, |at| std::fs::read(at.join("data")).expect("read"));
+    assert!(seen == model, "the kernel reads something else");
+}
+
+#[test]
+fn the_kernel_replays_what_was_synced() {
+    let dir = tempfile::tempdir().expect("a place");
+    let image = common::made(dir.path(), &[]);
+    let volume = open(&image);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    for f in 0..2000 {
+        let node = root.create_file(format!("f{f}").as_bytes(), &NewNode::default()).expect("made");
+        if f % 5 == 0 {
+            node.open().expect("open").write_at(&[7; 5000], 100).expect("written");
+        }
+    }
+    for f in (0..2000).step_by(2) {
+        root.remove_file(format!("f{f}").as_bytes()).expect("removed");
+    }
+    volume.sync().expect("synced");
+    drop((root, volume));
+    let count = common::mounted(&image, |at| {
+        for f in (1..2000).step_by(2).filter(|f| f % 5 == 0) {
+            let content = std::fs::read(at.join(format!("f{f}"))).expect("read");
+            assert!(content[..100].iter().all(|&b| b == 0) && content[100..].iter().all(|&b| b == 7), "f{f}");
+        }
+        std::fs::read_dir(at).expect("list").count()
+    });
+    assert_eq!(count, 1000);
+    repair_finds_nothing(&image);
+}

@@ -1,0 +1,145 @@
+//! Blocks for holes, and what becomes of them once they hold data.
+
+use super::{Blocks, join_file};
+use crate::alloc::{Purpose, Request, Target};
+use crate::bmap::Mapped;
+use crate::error::{Error, Result};
+use crate::inode::{ForkKind, InodeEntry};
+use crate::trans::Trans;
+use crate::trans::reservation::Need;
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent};
+use xfs_format::inode::InodeFlags;
+use xfs_format::log::InodeFields;
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::FileBlock;
+
+/// The longest extent that a record can hold.
+const EXTENT_BLOCKS_MAX: u64 = (1 << BLOCKCOUNT_BITS) - 1;
+/// Extents that one transaction converts.
+const CONVERTED_AT_ONCE: usize = 2;
+
+/// What an allocation is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Data follow at once.
+    ForData,
+    /// Space is set aside, which the inode remembers.
+    Preallocated,
+}
+
+impl Volume {
+    /// Gives every hole of a file in `blocks` unwritten blocks. [`Error::NoSpace`] leaves what was allocated so far.
+    pub fn allocate_blocks(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        wanted: Wanted,
+    ) -> Result<()> {
+        let mut at = blocks.start;
+        while let Some(hole) = self.next_hole(entry, at..blocks.end)? {
+            at = self.fill_hole(entry, hole, wanted)?;
+        }
+        Ok(())
+    }
+
+    /// The first run without blocks, as far as it lies in `blocks`.
+    fn next_hole(self: &Arc<Self>, entry: &InodeEntry, blocks: Blocks) -> Result<Option<Blocks>> {
+        let inode = entry.current();
+        let extents = self.extents(&inode, ForkKind::Data)?;
+        let mut at = blocks.start;
+        while at < blocks.end {
+            match extents.lookup(at) {
+                Mapped::Extent(extent) => at = extent.end(),
+                Mapped::Hole(_, end) => {
+                    return Ok(Some(at..end.map_or(blocks.end, |end| end.min(blocks.end))));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Allocates one extent at the start of a hole, if it is still there; gives where to go on.
+    fn fill_hole(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        hole: Blocks,
+        wanted: Wanted,
+    ) -> Result<FileBlock> {
+        let len = (hole.end.0 - hole.start.0).min(EXTENT_BLOCKS_MAX);
+        let mut trans = self.start_with_room(len)?;
+        join_file(&mut trans, entry)?;
+        let ino = entry.ino();
+        let extents = trans.extents(ino, ForkKind::Data)?;
+        // Somebody else may have been faster.
+        let Mapped::Hole(_, end) = extents.lookup(hole.start) else { return Ok(hole.start) };
+        let len = end.map_or(len, |end| len.min(end.0 - hole.start.0));
+        let target = match extents.before(hole.start) {
+            // Right behind what lies before it, as if it had been written in one go.
+            Some(before) if !extents.is_empty() => {
+                Target::Near(xfs_format::types::FsBlock(before.startblock.0 + u64::from(before.blockcount)))
+            }
+            _ => trans.allocation_target(ino),
+        };
+        let most = u32::try_from(len).unwrap_or(u32::MAX);
+        let got = trans.allocate(target, Request::new(1, most, Purpose::Data))?;
+        let extent = Extent {
+            startoff: hole.start,
+            startblock: got.start(self.geometry()),
+            blockcount: got.run.len,
+            unwritten: true,
+        };
+        trans.map(ino, ForkKind::Data, extent)?;
+        if wanted == Wanted::Preallocated {
+            trans.inode_mut(ino, InodeFields::CORE).core_mut().flags |= InodeFlags::PREALLOC;
+        }
+        trans.commit()?;
+        Ok(extent.end())
+    }
+
+    /// Reserves for an extent of so many blocks, or of as many as there are.
+    fn start_with_room(self: &Arc<Self>, len: u64) -> Result<Trans<'_>> {
+        let need = Need::new(self.geometry()).inodes(1).extents(1).map_changes(1).steps(2);
+        let mut len = len;
+        loop {
+            match Trans::start(self, need.blocks(len).reservation()) {
+                // A file that does not fit as a whole is filled up as far as it goes.
+                Err(Error::NoSpace) if len > 1 => len /= 2,
+                other => return other,
+            }
+        }
+    }
+
+    /// Says that all unwritten blocks in `blocks` hold data now, and that the file ends at `size` at the earliest.
+    pub fn data_written(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        size: Option<u64>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let mut todo = Some(blocks);
+        loop {
+            let need =
+                Need::new(self.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64).steps(2);
+            let mut trans = Trans::start(self, need.reservation())?;
+            join_file(&mut trans, entry)?;
+            let ino = entry.ino();
+            todo = match todo {
+                Some(blocks) => trans.mark_written(ino, blocks, CONVERTED_AT_ONCE)?,
+                None => None,
+            };
+            let done = todo.is_none();
+            if done {
+                let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+                core.size = size.map_or(core.size, |size| core.size.max(size));
+                (core.mtime, core.ctime) = (now, now);
+            }
+            trans.commit()?;
+            if done {
+                return Ok(());
+            }
+        }
+    }
+}

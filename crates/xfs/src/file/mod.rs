@@ -1,0 +1,40 @@
+//! The blocks of a regular file: allocation, conversion, removal, moving.
+//!
+//! Everything here is in whole blocks and changes metadata alone; who writes bytes (`fileio`) keeps others off them
+//! by its range lock. A call on many extents is many transactions, each of which leaves a sound file: what a crash in
+//! between leaves is the work half done, never half an extent.
+//!
+//! Invariants:
+//! - new blocks are unwritten until somebody says that they hold data: no reader sees what lay there before;
+//! - blocks behind the end of the file are unwritten or not there, but for the rest of the last block.
+
+mod allocate;
+mod remove;
+mod resize;
+mod shift;
+
+pub use allocate::Wanted;
+pub(crate) use remove::free_all;
+
+use crate::error::{Error, Result};
+use crate::inode::InodeEntry;
+use crate::trans::Trans;
+use std::ops::Range;
+use std::sync::Arc;
+use xfs_format::types::FileBlock;
+
+/// A run of a file's blocks.
+pub type Blocks = Range<FileBlock>;
+
+/// Locks and joins a regular file that exists.
+fn join_file(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>) -> Result<()> {
+    trans.join_inode(Arc::clone(entry), entry.lock())?;
+    let inode = trans.inode(entry.ino());
+    if inode.is_free() {
+        return Err(Error::NoSuchInode(entry.ino()));
+    }
+    if !inode.is_file() {
+        return Err(Error::WrongType { inode: entry.ino(), wanted: "regular file" });
+    }
+    Ok(())
+}

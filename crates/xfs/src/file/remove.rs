@@ -1,0 +1,118 @@
+//! Blocks that a file gives back.
+
+use super::{Blocks, join_file};
+use crate::buf::Piece;
+use crate::error::Result;
+use crate::inode::{ForkKind, InodeEntry};
+use crate::trans::Trans;
+use crate::trans::reservation::Need;
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::attr::RAW;
+use xfs_format::bmbt::Extent;
+use xfs_format::inode::ForkFormat;
+use xfs_format::log::InodeFields;
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
+
+/// Extents that one transaction takes out of a map.
+const REMOVED_AT_ONCE: usize = 2;
+/// No file has blocks from here on.
+const BLOCKS_END: FileBlock = FileBlock(1 << xfs_format::bmbt::STARTOFF_BITS);
+
+impl Volume {
+    /// Frees the blocks of a file in `blocks`: a hole is left.
+    pub fn remove_blocks(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        now: Timestamp,
+    ) -> Result<()> {
+        loop {
+            let mut trans = Trans::start(self, need_to_remove(self).reservation())?;
+            join_file(&mut trans, entry)?;
+            let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, blocks.clone())?;
+            let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
+            (core.mtime, core.ctime) = (now, now);
+            trans.commit()?;
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sets the end of a file, and frees what lies behind it. The bytes of the last block behind the end are the
+    /// caller's to zero, before.
+    pub fn truncate_blocks(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        size: u64,
+        now: Timestamp,
+    ) -> Result<()> {
+        self.set_size(entry, size, now)?;
+        let first = FileBlock(size.div_ceil(self.geometry().block_size.into()));
+        loop {
+            let mut trans = Trans::start(self, need_to_remove(self).reservation())?;
+            join_file(&mut trans, entry)?;
+            if trans.extents(entry.ino(), ForkKind::Data)?.end() <= first {
+                return Ok(());
+            }
+            remove_some(&mut trans, entry.ino(), ForkKind::Data, first..BLOCKS_END)?;
+            trans.commit()?;
+        }
+    }
+}
+
+/// Frees all blocks of a fork of an inode that nobody uses any more, whatever its type.
+pub(crate) fn free_all(volume: &Arc<Volume>, entry: &Arc<InodeEntry>, kind: ForkKind) -> Result<()> {
+    loop {
+        let inode = entry.current();
+        let Some(fork) = inode.fork_state(kind) else { return Ok(()) };
+        if fork.nextents == 0 && fork.format != ForkFormat::Btree {
+            return Ok(());
+        }
+        let mut trans = Trans::start(volume, need_to_remove(volume).reservation())?;
+        trans.join_inode(Arc::clone(entry), entry.lock())?;
+        let ino = entry.ino();
+        if trans.inode(ino).is_free() || trans.inode(ino).nlink() > 0 {
+            return Ok(());
+        }
+        remove_some(&mut trans, ino, kind, FileBlock(0)..BLOCKS_END)?;
+        trans.commit()?;
+    }
+}
+
+fn need_to_remove(volume: &Volume) -> Need<'_> {
+    Need::new(volume.geometry()).inodes(1).map_changes(2 * REMOVED_AT_ONCE as u64).bytes(64 << 10).steps(2)
+}
+
+/// Takes some extents out of the end of `blocks`; tells whether more are left there.
+fn remove_some(trans: &mut Trans<'_>, ino: InodeNumber, kind: ForkKind, blocks: Blocks) -> Result<bool> {
+    // From the back: what is left is as if the file had been shorter.
+    let unmapped = trans.unmap(ino, kind, blocks, REMOVED_AT_ONCE)?;
+    for extent in &unmapped.freed {
+        if kind == ForkKind::Attr || !trans.inode(ino).is_file() {
+            forget(trans, kind, extent)?;
+        }
+        trans.free_later(extent.startblock, extent.blockcount);
+    }
+    Ok(unmapped.rest.is_some())
+}
+
+/// What was logged of metadata blocks must not be replayed over what lies there next. Attribute blocks are buffers
+/// each; the target of a symbolic link is one for each extent.
+fn forget(trans: &mut Trans<'_>, kind: ForkKind, extent: &Extent) -> Result<()> {
+    let geometry = trans.geometry();
+    let (each, count) = match kind {
+        ForkKind::Attr => (1, u64::from(extent.blockcount)),
+        ForkKind::Data => (u64::from(extent.blockcount), 1),
+    };
+    for nth in 0..count {
+        let Some(daddr) = geometry.extent_daddr(FsBlock(extent.startblock.0 + nth * each), each) else {
+            continue;
+        };
+        let buf = trans.buf_new(&[Piece { daddr, len: each << geometry.block_log }], &RAW)?;
+        trans.invalidate(buf);
+    }
+    Ok(())
+}

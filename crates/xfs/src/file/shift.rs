@@ -1,0 +1,65 @@
+//! Blocks that move within a file: ranges cut out of it or put into it.
+
+use super::{Blocks, join_file};
+use crate::error::Result;
+use crate::inode::InodeEntry;
+use crate::trans::Trans;
+use crate::trans::reservation::Need;
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::bmbt::STARTOFF_BITS;
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::FileBlock;
+
+/// Extents that one transaction moves.
+const MOVED_AT_ONCE: usize = 2;
+const BLOCKS_END: FileBlock = FileBlock(1 << STARTOFF_BITS);
+
+impl Volume {
+    /// Cuts `blocks` out of a file: what lies behind moves to the front, and the file ends at `size`.
+    pub fn collapse_blocks(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        size: u64,
+        now: Timestamp,
+    ) -> Result<()> {
+        self.remove_blocks(entry, blocks.clone(), now)?;
+        let by = (blocks.end.0 - blocks.start.0).cast_signed();
+        self.shift_blocks(entry, blocks.end..BLOCKS_END, -by)?;
+        self.set_size(entry, size, now)
+    }
+
+    /// Puts a hole into a file: what lies at and behind `blocks.start` moves back, and the file ends at `size`.
+    pub fn insert_blocks(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        size: u64,
+        now: Timestamp,
+    ) -> Result<()> {
+        self.set_size(entry, size, now)?;
+        let mut trans = self.start_shift()?;
+        join_file(&mut trans, entry)?;
+        trans.split_map(entry.ino(), blocks.start)?;
+        trans.commit()?;
+        let by = (blocks.end.0 - blocks.start.0).cast_signed();
+        self.shift_blocks(entry, blocks.start..BLOCKS_END, by)
+    }
+
+    fn shift_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks, by: i64) -> Result<()> {
+        let mut todo = Some(blocks);
+        while let Some(blocks) = todo {
+            let mut trans = self.start_shift()?;
+            join_file(&mut trans, entry)?;
+            todo = trans.shift_map(entry.ino(), blocks, by, MOVED_AT_ONCE)?;
+            trans.commit()?;
+        }
+        Ok(())
+    }
+
+    fn start_shift(self: &Arc<Self>) -> Result<Trans<'_>> {
+        let need = Need::new(self.geometry()).inodes(1).map_changes(3 * MOVED_AT_ONCE as u64).steps(2);
+        Trans::start(self, need.reservation())
+    }
+}

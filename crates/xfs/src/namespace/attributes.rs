@@ -1,0 +1,161 @@
+//! Changes of what is said of a file: permissions, owners, times, project; extended attributes.
+
+use super::{NameProblem, touch};
+use crate::attr::acl::{self, AclKind};
+use crate::attr::{self, Namespace};
+use crate::error::Result;
+use crate::inode::{ForkKind, InodeEntry};
+use crate::trans::Trans;
+use crate::trans::fork::TransFork;
+use crate::trans::reservation::Need;
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::acl::AclEntry;
+use xfs_format::log::InodeFields;
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::InodeNumber;
+
+/// What to change. `None` leaves it as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change {
+    /// Permissions, with set-user-id, set-group-id and sticky bit.
+    pub permissions: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Time of the last reading.
+    pub atime: Option<Timestamp>,
+    /// Time of the last change of the content.
+    pub mtime: Option<Timestamp>,
+    /// Time of making, which system calls cannot set.
+    pub crtime: Option<Timestamp>,
+    /// Time of the last change at all, which system calls cannot set; unsaid, it is now.
+    pub ctime: Option<Timestamp>,
+    /// Project.
+    pub project: Option<u32>,
+    /// Whether what is made in this directory belongs to its project.
+    pub project_inherit: Option<bool>,
+}
+
+/// What to do with an extended attribute.
+#[derive(Clone, Copy, Debug)]
+pub enum XattrChange<'a> {
+    /// Set it to this value.
+    Set(&'a [u8], attr::edit::Put),
+    /// Remove it.
+    Remove,
+}
+
+impl Volume {
+    /// Changes what is said of a file.
+    pub fn change(self: &Arc<Self>, entry: &Arc<InodeEntry>, change: &Change, now: Timestamp) -> Result<()> {
+        let mut need = Need::new(self.geometry()).inodes(1);
+        if change.permissions.is_some() && entry.peek().has_attrs() {
+            need = need.attr_change(1).steps(2);
+        }
+        let mut trans = Trans::start(self, need.reservation())?;
+        trans.join_inode(Arc::clone(entry), entry.lock())?;
+        let ino = entry.ino();
+        if trans.inode(ino).is_free() {
+            return Err(NameProblem::Missing.into());
+        }
+        let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+        if let Some(permissions) = change.permissions {
+            core.mode = core.mode & 0o170_000 | permissions & 0o7777;
+        }
+        core.uid = change.uid.unwrap_or(core.uid);
+        core.gid = change.gid.unwrap_or(core.gid);
+        core.atime = change.atime.unwrap_or(core.atime);
+        core.mtime = change.mtime.unwrap_or(core.mtime);
+        core.crtime = change.crtime.or(core.crtime);
+        core.projid = change.project.unwrap_or(core.projid);
+        if let Some(inherit) = change.project_inherit {
+            core.flags.set(xfs_format::inode::InodeFlags::PROJINHERIT, inherit);
+        }
+        core.ctime = change.ctime.unwrap_or(now);
+        if let Some(permissions) = change.permissions {
+            follow_mode(&mut trans, ino, permissions)?;
+        }
+        trans.commit()?;
+        Ok(())
+    }
+
+    /// Sets an access control list, or removes it. An access list that says no more than permissions do becomes those.
+    pub fn set_acl(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        kind: AclKind,
+        list: Option<&[AclEntry]>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let need = Need::new(self.geometry()).inodes(1).attr_change(1).steps(2);
+        let mut trans = Trans::start(self, need.reservation())?;
+        trans.join_inode(Arc::clone(entry), entry.lock())?;
+        let ino = entry.ino();
+        if kind == AclKind::Default && !trans.inode(ino).is_dir() {
+            return Err(NameProblem::NotDirectory.into());
+        }
+        let mut list = list;
+        if let (AclKind::Access, Some(entries)) = (kind, list) {
+            let (mode, equivalent) = acl::equivalent_mode(entries, trans.inode(ino).core().mode);
+            trans.inode_mut(ino, InodeFields::CORE).core_mut().mode = mode;
+            if equivalent {
+                list = None;
+            }
+        }
+        if list.is_some() || trans.inode(ino).has_attrs() {
+            acl::write(&mut TransFork::attr(&mut trans, ino)?, kind, list)?;
+        }
+        touch(&mut trans, ino, false, now);
+        trans.commit()?;
+        Ok(())
+    }
+
+    /// Sets or removes an extended attribute.
+    pub fn change_xattr(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        namespace: Namespace,
+        name: &[u8],
+        change: XattrChange<'_>,
+        now: Timestamp,
+    ) -> Result<()> {
+        let value_blocks = match change {
+            XattrChange::Set(value, _) => {
+                // Headers and the rest of the last block included.
+                (value.len() as u64).div_ceil(u64::from(self.geometry().block_size) - 64) + 1
+            }
+            XattrChange::Remove => 0,
+        };
+        let need = Need::new(self.geometry()).inodes(1).attr_change(value_blocks).steps(2);
+        let mut trans = Trans::start(self, need.reservation())?;
+        trans.join_inode(Arc::clone(entry), entry.lock())?;
+        let ino = entry.ino();
+        if trans.inode(ino).is_free() {
+            return Err(NameProblem::Missing.into());
+        }
+        match change {
+            XattrChange::Set(value, how) => {
+                attr::edit::set(&mut TransFork::attr(&mut trans, ino)?, namespace, name, value, how)?;
+            }
+            XattrChange::Remove => {
+                attr::edit::remove(&mut TransFork::attr(&mut trans, ino)?, namespace, name)?;
+            }
+        }
+        touch(&mut trans, ino, false, now);
+        trans.commit()?;
+        Ok(())
+    }
+}
+
+/// An access control list says what the permissions say.
+fn follow_mode(trans: &mut Trans<'_>, ino: InodeNumber, permissions: u16) -> Result<()> {
+    if !trans.inode(ino).has_attrs() {
+        return Ok(());
+    }
+    let mut fork = TransFork::new(trans, ino, ForkKind::Attr);
+    let Some(mut list) = acl::read(&fork, AclKind::Access)? else { return Ok(()) };
+    acl::follow_mode(&mut list, permissions)?;
+    Ok(acl::write(&mut fork, AclKind::Access, Some(&list))?)
+}

@@ -1,0 +1,301 @@
+//! New inodes, with a name or without.
+
+use super::{NameProblem, add_links, check_directory, check_name, file_type, lookup, touch};
+use crate::attr::acl::{self, AclKind};
+use crate::dir::edit::{self as dir_edit, NewEntry};
+use crate::error::{Error, Result};
+use crate::inode::{ForkKind, ForkState, Inode, InodeEntry};
+use crate::symlink;
+use crate::trans::Trans;
+use crate::trans::fork::TransFork;
+use crate::trans::reservation::{Need, Reservation};
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::inode::{CORE_LEN_V3, ForkFormat, ForkInfo, InodeCore, InodeFlags, InodeFlags2, InodeType};
+use xfs_format::log::InodeFields;
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::InodeNumber;
+
+const SET_GID: u16 = 0o2000;
+const GROUP_EXECUTE: u16 = 0o010;
+/// How often a new inode is looked for again when somebody still looks at what was there before.
+const TRIES: u32 = 64;
+
+/// What a new inode is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct NewInode {
+    /// Type and permissions, as `st_mode` has them. Where the directory has a default ACL, that has its say.
+    pub mode: u16,
+    /// Bits that are taken off the permissions unless the directory has a default ACL.
+    pub umask: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group, unless the directory hands down its own (set-group-id).
+    pub gid: u32,
+    /// Major and minor number of a device.
+    pub device: (u32, u32),
+    /// All four times.
+    pub time: Timestamp,
+    /// Whether group and set-group-id, ACL, project and flags come from the directory; otherwise all is as said here.
+    pub inherit: bool,
+}
+
+impl Volume {
+    /// Makes a file, a directory, a device, a fifo or a socket named `name`.
+    pub fn create(
+        self: &Arc<Self>,
+        dir: &Arc<InodeEntry>,
+        name: &[u8],
+        new: &NewInode,
+    ) -> Result<Arc<InodeEntry>> {
+        self.make(dir, Some(name), new, None)
+    }
+
+    /// Makes a symbolic link. Of `new`, the permissions are not asked for.
+    pub fn symlink(
+        self: &Arc<Self>,
+        dir: &Arc<InodeEntry>,
+        name: &[u8],
+        target: &[u8],
+        new: &NewInode,
+    ) -> Result<Arc<InodeEntry>> {
+        if target.is_empty() || target.contains(&0) {
+            return Err(NameProblem::Invalid.into());
+        }
+        if target.len() > symlink::WRITABLE_MAX {
+            return Err(NameProblem::TooLong.into());
+        }
+        let new = NewInode { mode: 0o120_777, umask: 0, ..*new };
+        self.make(dir, Some(name), &new, Some(target))
+    }
+
+    /// Makes a regular file without a name, which vanishes when it is let go of, unless it gets one meanwhile.
+    pub fn create_unnamed(
+        self: &Arc<Self>,
+        dir: &Arc<InodeEntry>,
+        new: &NewInode,
+    ) -> Result<Arc<InodeEntry>> {
+        self.make(dir, None, new, None)
+    }
+
+    fn make(
+        self: &Arc<Self>,
+        dir: &Arc<InodeEntry>,
+        name: Option<&[u8]>,
+        new: &NewInode,
+        target: Option<&[u8]>,
+    ) -> Result<Arc<InodeEntry>> {
+        name.map_or(Ok(()), check_name)?;
+        let kind = InodeType::from_mode(new.mode).ok_or(NameProblem::Invalid)?;
+        for _ in 0..TRIES {
+            let mut trans = Trans::start(self, self.reservation_to_make(dir, new, target))?;
+            trans.join_inode(Arc::clone(dir), dir.lock())?;
+            check_directory(trans.inode(dir.ino()))?;
+            if let Some(name) = name
+                && lookup(&mut trans, dir.ino(), name)?.is_some()
+            {
+                return Err(NameProblem::Exists.into());
+            }
+            let Some(entry) = new_inode(&mut trans, dir.ino(), kind, new)? else { continue };
+            let device = if matches!(kind, InodeType::CharDevice | InodeType::BlockDevice) {
+                new.device
+            } else {
+                (0, 0)
+            };
+            fill(&mut trans, dir.ino(), entry.ino(), kind, device, target)?;
+            inherit_acl(&mut trans, dir.ino(), entry.ino(), new)?;
+            match name {
+                Some(name) => enter(&mut trans, dir.ino(), name, entry.ino(), kind, new.time)?,
+                None => trans.add_unlinked(entry.ino())?,
+            }
+            trans.commit()?;
+            return Ok(entry);
+        }
+        Err(Error::NoSpace)
+    }
+
+    fn reservation_to_make(&self, dir: &InodeEntry, new: &NewInode, target: Option<&[u8]>) -> Reservation {
+        let geometry = self.geometry();
+        let mut need = Need::new(geometry).inodes(2).inode_chunk().dir_change().unlinked();
+        if let Some(target) = target {
+            let blocks = u64::from(symlink::blocks_needed(geometry, target.len()));
+            need = need.buffers(blocks).blocks(blocks).map_changes(blocks).extents(1);
+        }
+        if new.inherit && dir.peek().has_attrs() {
+            need = need.attr_change(1).attr_change(1);
+        }
+        need.steps(2).reservation()
+    }
+}
+
+/// Finds a free inode and makes it one in use, locked and joined. `None`: somebody has the free one locked, who may
+/// wait for a lock that we hold.
+fn new_inode(
+    trans: &mut Trans<'_>,
+    dir: InodeNumber,
+    kind: InodeType,
+    new: &NewInode,
+) -> Result<Option<Arc<InodeEntry>>> {
+    let ino = trans.allocate_inode(dir, kind == InodeType::Directory)?;
+    let volume = trans.volume();
+    let generation = volume.write_side()?.inodes.generation();
+    let core = core_of(trans.inode(dir), kind, new, generation, volume);
+    let entry = match volume.cached_entry(ino) {
+        Some(entry) => entry,
+        None => volume.enter_inode(Arc::new(Inode::fresh(ino, core.clone(), true))),
+    };
+    let Some(locked) = entry.try_lock() else { return Ok(None) };
+    trans.join_inode(Arc::clone(&entry), locked)?;
+    // Whatever the number stood for before is gone.
+    *trans.inode_mut(ino, InodeFields::DFORK) = Inode::fresh(ino, core, false);
+    Ok(Some(entry))
+}
+
+/// The core of a new inode, as far as it is known before it has content.
+fn core_of(dir: &Inode, kind: InodeType, new: &NewInode, generation: u32, volume: &Volume) -> InodeCore {
+    let geometry = volume.geometry();
+    let parent = dir.core();
+    let hands_down_group = new.inherit && parent.mode & SET_GID != 0;
+    let mut mode = new.mode;
+    let mut gid = new.gid;
+    if hands_down_group {
+        gid = parent.gid;
+        if kind == InodeType::Directory {
+            mode |= SET_GID;
+        } else if mode & SET_GID != 0 && mode & GROUP_EXECUTE != 0 && new.gid != gid {
+            // Nobody becomes a member of the directory's group by a program made here.
+            mode &= !SET_GID;
+        }
+    }
+    let mut flags2 = InodeFlags2::empty();
+    flags2.set(InodeFlags2::BIGTIME, geometry.bigtime);
+    flags2.set(InodeFlags2::NREXT64, geometry.nrext64);
+    let (flags, projid, extsize) = inherited(dir, kind, new.inherit);
+    let format = match kind {
+        InodeType::Directory | InodeType::Symlink => ForkFormat::Local,
+        kind if kind.is_special() => ForkFormat::Dev,
+        _ => ForkFormat::Extents,
+    };
+    InodeCore {
+        version: 3,
+        mode,
+        kind,
+        uid: new.uid,
+        gid,
+        nlink: 0,
+        projid,
+        atime: new.time,
+        mtime: new.time,
+        ctime: new.time,
+        crtime: Some(new.time),
+        size: 0,
+        nblocks: 0,
+        extsize,
+        cowextsize: 0,
+        flags,
+        flags2,
+        generation,
+        changecount: 0,
+        data: ForkInfo { format, nextents: 0, range: CORE_LEN_V3..usize::from(geometry.inode_size) },
+        attr: None,
+    }
+}
+
+/// Flags, project and extent size hint that a directory hands down.
+fn inherited(dir: &Inode, kind: InodeType, inherit: bool) -> (InodeFlags, u32, u32) {
+    let (parent, core) = (dir.core().flags, dir.core());
+    if !inherit {
+        return (InodeFlags::empty(), 0, 0);
+    }
+    let projid = if parent.contains(InodeFlags::PROJINHERIT) { core.projid } else { 0 };
+    let mut flags = InodeFlags::empty();
+    let mut extsize = 0;
+    let passed_on = [InodeFlags::NOATIME, InodeFlags::NODUMP, InodeFlags::SYNC, InodeFlags::NODEFRAG];
+    match kind {
+        InodeType::Directory => {
+            let own = [
+                InodeFlags::PROJINHERIT,
+                InodeFlags::EXTSZINHERIT,
+                InodeFlags::NOSYMLINKS,
+                InodeFlags::FILESTREAM,
+            ];
+            passed_on.into_iter().chain(own).for_each(|flag| flags.set(flag, parent.contains(flag)));
+            if parent.contains(InodeFlags::EXTSZINHERIT) {
+                extsize = core.extsize;
+            }
+        }
+        InodeType::Regular => {
+            passed_on.into_iter().for_each(|flag| flags.set(flag, parent.contains(flag)));
+            if parent.contains(InodeFlags::EXTSZINHERIT) {
+                flags |= InodeFlags::EXTSIZE;
+                extsize = core.extsize;
+            }
+        }
+        _ => {}
+    }
+    (flags, projid, extsize)
+}
+
+/// Gives a new inode the content that it is made with.
+fn fill(
+    trans: &mut Trans<'_>,
+    dir: InodeNumber,
+    ino: InodeNumber,
+    kind: InodeType,
+    device: (u32, u32),
+    target: Option<&[u8]>,
+) -> Result<()> {
+    match (kind, target) {
+        (InodeType::Directory, _) => {
+            dir_edit::init(&mut TransFork::new(trans, ino, ForkKind::Data), dir)?;
+            // Its own `.`.
+            add_links(trans, ino, 1)
+        }
+        (kind, _) if kind.is_special() => {
+            // 14 bits of major over 18 bits of minor; 0 where there is no device.
+            let (major, minor) = device;
+            let raw = (major << 18 | (minor & 0x3_ffff)).to_be_bytes();
+            let fork = ForkState::with(ForkFormat::Dev, 0, Box::new(raw), None);
+            trans.inode_mut(ino, InodeFields::DFORK).set_fork(ForkKind::Data, fork);
+            Ok(())
+        }
+        (_, Some(target)) => Ok(symlink::write(&mut TransFork::new(trans, ino, ForkKind::Data), target)?),
+        _ => Ok(()),
+    }
+}
+
+/// Enters a name for a new inode.
+fn enter(
+    trans: &mut Trans<'_>,
+    dir: InodeNumber,
+    name: &[u8],
+    ino: InodeNumber,
+    kind: InodeType,
+    now: Timestamp,
+) -> Result<()> {
+    let entry = NewEntry { name, ino, ftype: file_type(kind) };
+    dir_edit::add(&mut TransFork::new(trans, dir, ForkKind::Data), entry)?;
+    add_links(trans, ino, 1)?;
+    if kind == InodeType::Directory {
+        // The new directory's `..`.
+        add_links(trans, dir, 1)?;
+    }
+    touch(trans, dir, true, now);
+    Ok(())
+}
+
+/// Applies the directory's default ACL, or the mask where it has none.
+fn inherit_acl(trans: &mut Trans<'_>, dir: InodeNumber, ino: InodeNumber, new: &NewInode) -> Result<()> {
+    let default = match new.inherit && trans.inode(dir).has_attrs() {
+        true => acl::read(&TransFork::new(trans, dir, ForkKind::Attr), AclKind::Default)?,
+        false => None,
+    };
+    let inherited = acl::inherit(default.as_deref(), trans.inode(ino).core().mode, new.umask)?;
+    trans.inode_mut(ino, InodeFields::CORE).core_mut().mode = inherited.mode;
+    for (kind, list) in [(AclKind::Access, inherited.access), (AclKind::Default, inherited.default)] {
+        if let Some(list) = list {
+            acl::write(&mut TransFork::attr(trans, ino)?, kind, Some(&list))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! What happens to an inode that has no name any more, once nobody uses it.
+
+use crate::error::Result;
+use crate::file;
+use crate::inode::{ForkKind, Inode, InodeEntry};
+use crate::trans::Trans;
+use crate::trans::reservation::Need;
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::inode::{ForkFormat, InodeFlags};
+use xfs_format::log::InodeFields;
+use xfs_format::types::InodeNumber;
+
+impl Volume {
+    /// Frees an inode that has no names, unless somebody has it open: then the last one to close it does this.
+    pub fn release_if_unused(self: &Arc<Self>, entry: Arc<InodeEntry>) -> Result<()> {
+        let inode = entry.peek();
+        let gone = inode.is_free() || inode.nlink() > 0;
+        drop(inode);
+        if gone || entry.is_open() {
+            return Ok(());
+        }
+        self.inactivate(&entry)
+    }
+
+    /// Frees what an inode without names holds, and the inode.
+    fn inactivate(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
+        file::free_all(self, entry, ForkKind::Data)?;
+        file::free_all(self, entry, ForkKind::Attr)?;
+        let need = Need::new(self.geometry()).inodes(1).unlinked().inode_chunk().steps(2);
+        let mut trans = Trans::start(self, need.reservation())?;
+        trans.join_inode(Arc::clone(entry), entry.lock())?;
+        let ino = entry.ino();
+        let inode = trans.inode(ino);
+        // Somebody else was faster, or gave it a name.
+        if inode.is_free() || inode.nlink() > 0 || entry.is_open() {
+            return Ok(());
+        }
+        trans.remove_unlinked(ino)?;
+        free(&mut trans, ino)?;
+        trans.commit()?;
+        Ok(())
+    }
+}
+
+/// Whether the joined inode, whose last name goes, can be freed in the same transaction.
+pub(super) fn can_be_freed_at_once(trans: &Trans<'_>, ino: InodeNumber) -> bool {
+    let inode = trans.inode(ino);
+    let core = inode.core();
+    let inline = |format: ForkFormat, extents: u64| format != ForkFormat::Btree && extents == 0;
+    inline(core.data.format, core.data.nextents)
+        && core.attr.as_ref().is_none_or(|attr| inline(attr.format, attr.nextents))
+        && !trans.entry(ino).is_open()
+}
+
+/// Frees a joined inode that holds no blocks.
+pub(super) fn free(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
+    debug_assert_eq!(trans.inode(ino).blocks(), 0, "blocks of inode {ino} would be lost");
+    trans.free_inode(ino)?;
+    clear(trans, ino);
+    Ok(())
+}
+
+/// Leaves of an inode what the next file at this place begins with.
+fn clear(trans: &mut Trans<'_>, ino: InodeNumber) {
+    let inode_size = usize::from(trans.geometry().inode_size);
+    let inode = trans.inode_mut(ino, InodeFields::DFORK);
+    let mut core = inode.core().clone();
+    core.generation = core.generation.wrapping_add(1);
+    core.nlink = 0;
+    core.size = 0;
+    core.flags = InodeFlags::empty();
+    core.data.format = ForkFormat::Extents;
+    core.data.range.end = inode_size;
+    *inode = Inode::fresh(ino, core, true);
+}

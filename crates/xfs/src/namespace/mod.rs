@@ -1,0 +1,177 @@
+//! Names: making, linking, moving and removing files.
+//!
+//! Each call is one operation of POSIX, whole or not at all. None checks permissions: whoever has the image may do
+//! anything to it, and owners are as given. Every call takes the time that it is to write: nothing here knows a clock.
+//!
+//! The way of a call: reserve → lock the inodes in ascending order of their numbers → look → change → commit → unlock.
+//! What is looked up before the locks are held is looked up again behind them, and the call starts over if it changed.
+//!
+//! Invariants:
+//! - a directory that has been removed takes no new names: its link count is 0, and that is asked under its lock;
+//! - no directory is moved below itself: moves of directories between directories exclude each other;
+//! - an inode without names is on its group's list of unlinked ones until it is freed, unless it is freed in the very
+//!   transaction that takes its last name.
+
+mod attributes;
+mod create;
+mod inactive;
+mod link;
+mod locking;
+mod remove;
+mod rename;
+
+pub use attributes::{Change, XattrChange};
+pub use create::NewInode;
+pub use remove::Removal;
+pub use rename::RenameFlags;
+
+use crate::attr::edit::EditError;
+use crate::dir::FileType;
+use crate::error::{Error, Result};
+use crate::inode::{ForkKind, Inode};
+use crate::symlink::TargetError;
+use crate::trans::Trans;
+use crate::trans::fork::TransFork;
+use xfs_format::dir::is_valid_name;
+use xfs_format::inode::InodeType;
+use xfs_format::log::InodeFields;
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::InodeNumber;
+
+/// The most names that an inode can have.
+const LINKS_MAX: u32 = i32::MAX as u32;
+/// The longest name, in bytes.
+const NAME_BYTES_MAX: usize = 255;
+
+/// Why a name cannot be made, changed or removed. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameProblem {
+    /// The name is in use.
+    #[error("it exists already")]
+    Exists,
+    /// There is no such name.
+    #[error("no such file or directory")]
+    Missing,
+    /// A directory that is to be removed or replaced has entries.
+    #[error("the directory is not empty")]
+    NotEmpty,
+    /// A directory is wanted here.
+    #[error("it is not a directory")]
+    NotDirectory,
+    /// No directory is wanted here.
+    #[error("it is a directory")]
+    IsDirectory,
+    /// The name has more than 255 bytes.
+    #[error("the name is longer than 255 bytes")]
+    TooLong,
+    /// The name is empty, `.` or `..`, or has a byte that no name has.
+    #[error("it is no possible name")]
+    Invalid,
+    /// The inode cannot have more names.
+    #[error("it has too many links")]
+    TooManyLinks,
+    /// A directory would be moved below itself.
+    #[error("a directory cannot be moved into itself")]
+    IntoItself,
+    /// The directory was removed while somebody had it open.
+    #[error("the directory was removed")]
+    Removed,
+    /// An attribute exists that should not.
+    #[error("the attribute exists already")]
+    AttributeExists,
+    /// There is no such attribute.
+    #[error("no such attribute")]
+    NoAttribute,
+    /// An attribute cannot have this name, or a value as long as this.
+    #[error("the name or the value of the attribute is too long, or not possible")]
+    AttributeTooLong,
+    /// The two lie in different project trees.
+    #[error("it belongs to another project's tree")]
+    OtherProject,
+}
+
+/// Fails for what cannot be a name in a directory.
+fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(NameProblem::TooLong.into());
+    }
+    if name == b"." || name == b".." || !is_valid_name(name) {
+        return Err(NameProblem::Invalid.into());
+    }
+    Ok(())
+}
+
+/// Fails unless `inode` is a directory that can take names.
+fn check_directory(inode: &Inode) -> Result<()> {
+    if !inode.is_dir() {
+        return Err(NameProblem::NotDirectory.into());
+    }
+    if inode.nlink() == 0 {
+        return Err(NameProblem::Removed.into());
+    }
+    Ok(())
+}
+
+/// The inode that a name stands for, as the transaction sees the directory.
+fn lookup(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<Option<InodeNumber>> {
+    let fork = TransFork::new(trans, dir, ForkKind::Data);
+    Ok(crate::dir::lookup(&fork, name)?.map(|(ino, _)| ino))
+}
+
+/// What a directory entry says of an inode's type.
+fn file_type(kind: InodeType) -> FileType {
+    match kind {
+        InodeType::Fifo => FileType::Fifo,
+        InodeType::CharDevice => FileType::CharDevice,
+        InodeType::Directory => FileType::Directory,
+        InodeType::BlockDevice => FileType::BlockDevice,
+        InodeType::Regular => FileType::Regular,
+        InodeType::Symlink => FileType::Symlink,
+        InodeType::Socket => FileType::Socket,
+    }
+}
+
+/// Changes a link count.
+fn add_links(trans: &mut Trans<'_>, ino: InodeNumber, by: i32) -> Result<()> {
+    let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+    let links = core.nlink.checked_add_signed(by).filter(|&links| links <= LINKS_MAX);
+    core.nlink = links.ok_or(Error::Name(NameProblem::TooManyLinks))?;
+    Ok(())
+}
+
+/// Content and attributes of an inode changed now.
+fn touch(trans: &mut Trans<'_>, ino: InodeNumber, content: bool, now: Timestamp) {
+    let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+    core.ctime = now;
+    if content {
+        core.mtime = now;
+    }
+}
+
+impl From<TargetError> for Error {
+    fn from(error: TargetError) -> Self {
+        match error {
+            TargetError::Engine(error) => error,
+            TargetError::Length(_) => NameProblem::TooLong.into(),
+            _ => NameProblem::Invalid.into(),
+        }
+    }
+}
+
+impl From<EditError> for Error {
+    fn from(error: EditError) -> Self {
+        match error {
+            EditError::Exists => NameProblem::AttributeExists.into(),
+            EditError::Missing => NameProblem::NoAttribute.into(),
+            EditError::Engine(error) => error,
+            _ => NameProblem::AttributeTooLong.into(),
+        }
+    }
+}
+
+impl From<NameProblem> for Error {
+    fn from(problem: NameProblem) -> Self {
+        Self::Name(problem)
+    }
+}

@@ -1,0 +1,113 @@
+//! Names that go, and inodes that go with their last one.
+
+use super::locking::join_all;
+use super::{NameProblem, add_links, check_directory, check_name, lookup, touch};
+use crate::dir::edit as dir_edit;
+use crate::error::Result;
+use crate::inode::{ForkKind, InodeEntry};
+use crate::trans::Trans;
+use crate::trans::fork::TransFork;
+use crate::trans::reservation::Need;
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::InodeNumber;
+
+/// What may be removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// Anything but a directory.
+    File,
+    /// A directory that is empty.
+    Directory,
+}
+
+impl Volume {
+    /// Removes a name. What it stood for is freed with its last name, as soon as nobody has it open.
+    pub fn remove(
+        self: &Arc<Self>,
+        dir: &Arc<InodeEntry>,
+        name: &[u8],
+        what: Removal,
+        now: Timestamp,
+    ) -> Result<()> {
+        check_name(name)?;
+        loop {
+            let child = self.child_of(dir, name)?;
+            let mut trans = Trans::start(self, self.need_to_remove().reservation())?;
+            join_all(&mut trans, &[dir, &child])?;
+            check_directory(trans.inode(dir.ino()))?;
+            match lookup(&mut trans, dir.ino(), name)? {
+                None => return Err(NameProblem::Missing.into()),
+                Some(ino) if ino != child.ino() => continue,
+                Some(_) => {}
+            }
+            check_removable(&mut trans, child.ino(), what)?;
+            dir_edit::remove(&mut TransFork::new(&mut trans, dir.ino(), ForkKind::Data), name)?;
+            touch(&mut trans, dir.ino(), true, now);
+            drop_name(&mut trans, dir.ino(), child.ino(), now)?;
+            trans.commit()?;
+            return self.release_if_unused(child);
+        }
+    }
+
+    pub(super) fn need_to_remove(&self) -> Need<'_> {
+        Need::new(self.geometry()).inodes(3).dir_change().unlinked().inode_chunk().steps(2)
+    }
+
+    /// What a name stands for at the moment.
+    pub(super) fn child_of(self: &Arc<Self>, dir: &Arc<InodeEntry>, name: &[u8]) -> Result<Arc<InodeEntry>> {
+        loop {
+            let ino = {
+                let _shared = dir.share();
+                let inode = dir.current();
+                check_directory(&inode)?;
+                let fork = self.fork(&inode, ForkKind::Data).ok_or(NameProblem::Missing)?;
+                crate::dir::lookup(&*fork, name)?.ok_or(NameProblem::Missing)?.0
+            };
+            match self.entry(ino) {
+                // It was removed since.
+                Err(crate::Error::NoSuchInode(_)) if self.is_writable() => continue,
+                other => return other,
+            }
+        }
+    }
+}
+
+/// Fails unless the joined inode may be removed as `what`.
+pub(super) fn check_removable(trans: &mut Trans<'_>, ino: InodeNumber, what: Removal) -> Result<()> {
+    match (trans.inode(ino).is_dir(), what) {
+        (true, Removal::File) => Err(NameProblem::IsDirectory.into()),
+        (false, Removal::Directory) => Err(NameProblem::NotDirectory.into()),
+        (false, Removal::File) => Ok(()),
+        (true, Removal::Directory) => {
+            let empty = dir_edit::is_empty(&TransFork::new(trans, ino, ForkKind::Data))?;
+            if empty { Ok(()) } else { Err(NameProblem::NotEmpty.into()) }
+        }
+    }
+}
+
+/// Takes a name off a joined inode, which was in the joined directory `dir`. The entry is gone already.
+pub(super) fn drop_name(
+    trans: &mut Trans<'_>,
+    dir: InodeNumber,
+    ino: InodeNumber,
+    now: Timestamp,
+) -> Result<()> {
+    touch(trans, ino, false, now);
+    if trans.inode(ino).is_dir() {
+        // Its own `.`, and its `..` in the parent.
+        add_links(trans, ino, -2)?;
+        add_links(trans, dir, -1)?;
+    } else {
+        add_links(trans, ino, -1)?;
+    }
+    if trans.inode(ino).nlink() > 0 {
+        return Ok(());
+    }
+    // Nothing to take apart first, and nobody who still uses it: one transaction does it all.
+    if super::inactive::can_be_freed_at_once(trans, ino) {
+        return super::inactive::free(trans, ino);
+    }
+    trans.add_unlinked(ino)
+}

@@ -1,0 +1,227 @@
+//! Names that move.
+
+use super::locking::join_all;
+use super::remove::{check_removable, drop_name};
+use super::{NameProblem, Removal, add_links, check_directory, check_name, file_type, lookup, touch};
+use crate::dir::edit::{self as dir_edit, NewEntry};
+use crate::error::Result;
+use crate::inode::{ForkKind, InodeEntry};
+use crate::trans::Trans;
+use crate::trans::fork::TransFork;
+use crate::volume::Volume;
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+use xfs_format::inode::InodeFlags;
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::InodeNumber;
+
+/// How a rename treats the new name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RenameFlags {
+    /// What has the new name is replaced.
+    #[default]
+    Replace,
+    /// The new name must be free.
+    NoReplace,
+    /// The two change places.
+    Exchange,
+}
+
+/// One end of a rename.
+struct End<'a> {
+    dir: &'a Arc<InodeEntry>,
+    name: &'a [u8],
+}
+
+impl Volume {
+    /// Moves a name, in one step.
+    pub fn rename(
+        self: &Arc<Self>,
+        (from_dir, from): (&Arc<InodeEntry>, &[u8]),
+        (to_dir, to): (&Arc<InodeEntry>, &[u8]),
+        how: RenameFlags,
+        now: Timestamp,
+    ) -> Result<()> {
+        check_name(from)?;
+        check_name(to)?;
+        let (source, target) = (End { dir: from_dir, name: from }, End { dir: to_dir, name: to });
+        loop {
+            if let Some(replaced) = self.try_rename(&source, &target, how, now)? {
+                return match replaced {
+                    Some(entry) => self.release_if_unused(entry),
+                    None => Ok(()),
+                };
+            }
+        }
+    }
+
+    /// One attempt: `None` if what the names stand for changed before they were locked; else what lost its name.
+    fn try_rename(
+        self: &Arc<Self>,
+        source: &End<'_>,
+        target: &End<'_>,
+        how: RenameFlags,
+        now: Timestamp,
+    ) -> Result<Option<Option<Arc<InodeEntry>>>> {
+        let moved = self.child_of(source.dir, source.name)?;
+        let there = match self.child_of(target.dir, target.name) {
+            Ok(entry) => Some(entry),
+            Err(crate::Error::Name(NameProblem::Missing)) => None,
+            Err(error) => return Err(error),
+        };
+        let across = source.dir.ino() != target.dir.ino();
+        let _moves = self.exclude_moves(across, &moved, there.as_ref(), how)?;
+        self.check_no_loop(source, target, &moved, there.as_ref(), how)?;
+
+        let mut trans =
+            Trans::start(self, self.need_to_remove().inodes(2).dir_change().steps(2).reservation())?;
+        let mut all = vec![source.dir, target.dir, &moved];
+        all.extend(&there);
+        join_all(&mut trans, &all)?;
+        let dirs = (source.dir.ino(), target.dir.ino());
+        check_directory(trans.inode(dirs.0))?;
+        check_directory(trans.inode(dirs.1))?;
+        let is = |entry: Option<&Arc<InodeEntry>>| entry.map(|entry| entry.ino());
+        match lookup(&mut trans, dirs.0, source.name)? {
+            None => return Err(NameProblem::Missing.into()),
+            found if found != Some(moved.ino()) => return Ok(None),
+            _ => {}
+        }
+        if lookup(&mut trans, dirs.1, target.name)? != is(there.as_ref()) {
+            return Ok(None);
+        }
+        let ino = moved.ino();
+        check_project(&trans, dirs.1, ino)?;
+        let outcome = match (&there, how) {
+            (Some(_), RenameFlags::NoReplace) => return Err(NameProblem::Exists.into()),
+            (None, RenameFlags::Exchange) => return Err(NameProblem::Missing.into()),
+            (Some(other), RenameFlags::Exchange) => {
+                check_project(&trans, dirs.0, other.ino())?;
+                exchange(&mut trans, (dirs.0, source.name, ino), (dirs.1, target.name, other.ino()), now)?;
+                None
+            }
+            // Two names of one inode: nothing happens, as POSIX wants it.
+            (Some(other), _) if other.ino() == ino => return Ok(Some(None)),
+            (Some(other), _) => {
+                let what = if trans.inode(ino).is_dir() { Removal::Directory } else { Removal::File };
+                check_removable(&mut trans, other.ino(), what)?;
+                replace_entry(&mut trans, dirs.1, target.name, ino)?;
+                drop_name(&mut trans, dirs.1, other.ino(), now)?;
+                Some(Arc::clone(other))
+            }
+            (None, _) => {
+                let entry = NewEntry { name: target.name, ino, ftype: file_type(trans.inode(ino).kind()) };
+                dir_edit::add(&mut TransFork::new(&mut trans, dirs.1, ForkKind::Data), entry)?;
+                None
+            }
+        };
+        if how != RenameFlags::Exchange {
+            dir_edit::remove(&mut TransFork::new(&mut trans, dirs.0, ForkKind::Data), source.name)?;
+            if across && trans.inode(ino).is_dir() {
+                change_parent(&mut trans, ino, dirs.0, dirs.1)?;
+            }
+            touch(&mut trans, ino, false, now);
+        }
+        touch(&mut trans, dirs.0, true, now);
+        touch(&mut trans, dirs.1, true, now);
+        trans.commit()?;
+        Ok(Some(outcome))
+    }
+
+    /// Directories that go from one directory to another go one at a time: nobody makes a loop behind our back.
+    fn exclude_moves(
+        &self,
+        across: bool,
+        moved: &InodeEntry,
+        there: Option<&Arc<InodeEntry>>,
+        how: RenameFlags,
+    ) -> Result<Option<MutexGuard<'_, ()>>> {
+        let exchanged_dir = how == RenameFlags::Exchange && there.is_some_and(|there| there.peek().is_dir());
+        let needed = across && (moved.peek().is_dir() || exchanged_dir);
+        Ok(if needed { Some(self.write_side()?.moves.lock()) } else { None })
+    }
+
+    /// A directory must not become its own ancestor.
+    fn check_no_loop(
+        self: &Arc<Self>,
+        source: &End<'_>,
+        target: &End<'_>,
+        moved: &InodeEntry,
+        there: Option<&Arc<InodeEntry>>,
+        how: RenameFlags,
+    ) -> Result<()> {
+        if source.dir.ino() == target.dir.ino() {
+            return Ok(());
+        }
+        if moved.peek().is_dir() && self.is_below(target.dir, moved.ino())? {
+            return Err(NameProblem::IntoItself.into());
+        }
+        if let Some(there) = there
+            && there.peek().is_dir()
+            && self.is_below(source.dir, there.ino())?
+        {
+            // Exchanged, it would go below itself; replaced, it would have to be empty, and is not.
+            let problem =
+                if how == RenameFlags::Exchange { NameProblem::IntoItself } else { NameProblem::NotEmpty };
+            return Err(problem.into());
+        }
+        Ok(())
+    }
+
+    /// Whether `dir` is `ancestor` or lies below it.
+    fn is_below(self: &Arc<Self>, dir: &Arc<InodeEntry>, ancestor: InodeNumber) -> Result<bool> {
+        let root = self.geometry().root;
+        let mut at = Arc::clone(dir);
+        // A damaged volume may have a loop of parents: no path is longer than there are inodes.
+        for _ in 0..=self.write_side()?.counters.inodes() {
+            if at.ino() == ancestor {
+                return Ok(true);
+            }
+            if at.ino() == root {
+                return Ok(false);
+            }
+            at = self.child_of(&at, b"..")?;
+        }
+        Err(NameProblem::IntoItself.into())
+    }
+}
+
+/// A directory with a project of its own takes nothing in that belongs to another.
+fn check_project(trans: &Trans<'_>, dir: InodeNumber, ino: InodeNumber) -> Result<()> {
+    let parent = trans.inode(dir).core();
+    if parent.flags.contains(InodeFlags::PROJINHERIT) && parent.projid != trans.inode(ino).core().projid {
+        return Err(NameProblem::OtherProject.into());
+    }
+    Ok(())
+}
+
+fn replace_entry(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8], ino: InodeNumber) -> Result<()> {
+    let ftype = file_type(trans.inode(ino).kind());
+    dir_edit::replace(&mut TransFork::new(trans, dir, ForkKind::Data), name, ino, ftype)?;
+    Ok(())
+}
+
+/// A directory has another parent.
+fn change_parent(trans: &mut Trans<'_>, ino: InodeNumber, from: InodeNumber, to: InodeNumber) -> Result<()> {
+    let ftype = crate::dir::FileType::Directory;
+    dir_edit::replace(&mut TransFork::new(trans, ino, ForkKind::Data), b"..", to, ftype)?;
+    add_links(trans, from, -1)?;
+    add_links(trans, to, 1)
+}
+
+fn exchange(
+    trans: &mut Trans<'_>,
+    (a_dir, a_name, a): (InodeNumber, &[u8], InodeNumber),
+    (b_dir, b_name, b): (InodeNumber, &[u8], InodeNumber),
+    now: Timestamp,
+) -> Result<()> {
+    replace_entry(trans, a_dir, a_name, b)?;
+    replace_entry(trans, b_dir, b_name, a)?;
+    for (ino, from, to) in [(a, a_dir, b_dir), (b, b_dir, a_dir)] {
+        if a_dir != b_dir && trans.inode(ino).is_dir() {
+            change_parent(trans, ino, from, to)?;
+        }
+        touch(trans, ino, false, now);
+    }
+    Ok(())
+}

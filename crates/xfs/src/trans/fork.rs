@@ -1,0 +1,295 @@
+//! A fork of an inode that a transaction has joined, as directory, attribute and symlink code changes it.
+//!
+//! Where the two forks of an inode meet is settled here: the boundary moves as far as the content of both allows.
+
+use super::Trans;
+use crate::alloc::{Purpose, Request, Target};
+use crate::bmap::{self, ExtentList};
+use crate::buf::{Buf, Piece};
+use crate::error::{Error, Result};
+use crate::fork::{Fork, ForkMut};
+use crate::inode::{ForkKind, ForkState};
+use blockdev::Durability;
+use std::ops::Range;
+use std::sync::Arc;
+use xfs_format::bmbt::{BmbtRoot, Extent};
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::inode::{CORE_LEN_V3, ForkFormat};
+use xfs_format::log::InodeFields;
+use xfs_format::types::{DiskAddr, FileBlock, FsBlock, InodeNumber};
+use xfs_format::verify::Verifier;
+
+/// A data fork keeps room for a tree's root with three children, an attribute fork for one with two.
+const DATA_BYTES_MIN: usize = 56;
+const ATTR_BYTES_MIN: usize = 40;
+/// What a data fork has beside an attribute fork, as long as that fits behind it.
+const DATA_BYTES_USUAL: usize = 200;
+
+/// One fork of one joined inode.
+#[derive(Debug)]
+pub struct TransFork<'t, 'v> {
+    trans: &'t mut Trans<'v>,
+    ino: InodeNumber,
+    kind: ForkKind,
+}
+
+impl<'t, 'v> TransFork<'t, 'v> {
+    /// The fork of a joined inode.
+    pub fn new(trans: &'t mut Trans<'v>, ino: InodeNumber, kind: ForkKind) -> Self {
+        Self { trans, ino, kind }
+    }
+
+    /// The attribute fork of a joined inode, made if there was none.
+    pub fn attr(trans: &'t mut Trans<'v>, ino: InodeNumber) -> Result<Self> {
+        let mut fork = Self::new(trans, ino, ForkKind::Attr);
+        if !fork.trans.inode(ino).has_attrs() {
+            let start = fork.boundary_for(ATTR_BYTES_MIN).ok_or(Error::NoSpace)?;
+            fork.move_boundary(start)?;
+        }
+        Ok(fork)
+    }
+
+    fn fields(&self) -> InodeFields {
+        match self.kind {
+            ForkKind::Data => InodeFields::DFORK,
+            ForkKind::Attr => InodeFields::AFORK,
+        }
+    }
+
+    fn state(&self) -> Option<&ForkState> {
+        self.trans.inode(self.ino).fork_state(self.kind)
+    }
+
+    fn extents(&self) -> Result<Arc<ExtentList>> {
+        self.trans.extents(self.ino, self.kind)
+    }
+
+    fn pieces(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Vec<Piece>> {
+        bmap::pieces(self.trans.geometry(), self.ino, &*self.extents()?, at, blocks, verifier)
+    }
+
+    fn literal_bytes(&self) -> usize {
+        usize::from(self.trans.geometry().inode_size) - CORE_LEN_V3
+    }
+
+    /// Bytes that the data fork cannot do without.
+    fn data_need(&self) -> usize {
+        let Some(data) = self.trans.inode(self.ino).fork_state(ForkKind::Data) else { return 0 };
+        let used = match data.format {
+            ForkFormat::Dev => return 8,
+            ForkFormat::Local => return data.bytes.len().next_multiple_of(8),
+            ForkFormat::Extents => data.bytes.len(),
+            ForkFormat::Btree => {
+                BmbtRoot::view(&data.bytes).map_or(data.bytes.len(), |root| 4 + 16 * root.keys().len())
+            }
+        };
+        used.next_multiple_of(8).max(DATA_BYTES_MIN)
+    }
+
+    /// Where the attribute fork has to begin (byte behind the core) to hold so many bytes; `None` if it cannot.
+    fn boundary_for(&self, bytes: usize) -> Option<usize> {
+        let literal = self.literal_bytes();
+        let bytes = bytes.next_multiple_of(8).max(ATTR_BYTES_MIN);
+        let last = literal.checked_sub(bytes)?;
+        let need = self.data_need().max(8);
+        let attr = self.trans.inode(self.ino).core().attr.as_ref();
+        let wish = attr.map_or(DATA_BYTES_USUAL, |attr| attr.range.start - CORE_LEN_V3);
+        (need <= last).then(|| wish.clamp(need, last))
+    }
+
+    /// Moves the boundary, and lays a tree's root in the data fork out for the new room.
+    fn move_boundary(&mut self, start: usize) -> Result<()> {
+        let inode_size = usize::from(self.trans.geometry().inode_size);
+        let inode = self.trans.inode_mut(self.ino, InodeFields::DFORK | InodeFields::AFORK);
+        let relaid = match inode.fork_state(ForkKind::Data) {
+            Some(data) if data.format == ForkFormat::Btree => {
+                let ino = self.ino;
+                let root =
+                    BmbtRoot::view(&data.bytes).map_err(|problem| Error::corrupt_inode(ino, problem))?;
+                let bytes = root.laid_out(start).into_boxed_slice();
+                Some(ForkState::with(data.format, data.nextents, bytes, data.loaded().cloned()))
+            }
+            _ => None,
+        };
+        inode.set_boundary(Some(CORE_LEN_V3 + start), inode_size);
+        if let Some(fork) = relaid {
+            inode.set_fork(ForkKind::Data, fork);
+        }
+        Ok(())
+    }
+
+    fn corrupt(&self, check: &'static str, at: FileBlock) -> Error {
+        Error::corrupt_inode(self.ino, FormatError::value("fork", check, at.0))
+    }
+}
+
+impl Fork for TransFork<'_, '_> {
+    fn geometry(&self) -> &Geometry {
+        self.trans.geometry()
+    }
+
+    fn inode(&self) -> InodeNumber {
+        self.ino
+    }
+
+    fn local(&self) -> Option<&[u8]> {
+        let fork = self.state()?;
+        (fork.format == ForkFormat::Local).then_some(&*fork.bytes)
+    }
+
+    fn size(&self) -> u64 {
+        match self.kind {
+            ForkKind::Data => self.trans.inode(self.ino).size(),
+            ForkKind::Attr => 0,
+        }
+    }
+
+    fn read(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Buf> {
+        let pieces = self.pieces(at, blocks, verifier)?;
+        self.trans.peek(&pieces, verifier).map_err(|error| error.of_inode(self.ino))
+    }
+
+    fn next_mapped(&self, from: FileBlock) -> Result<Option<FileBlock>> {
+        Ok(self.extents()?.next_mapped(from))
+    }
+}
+
+impl ForkMut for TransFork<'_, '_> {
+    fn modify(
+        &mut self,
+        at: FileBlock,
+        blocks: u32,
+        verifier: &'static Verifier,
+        range: Range<usize>,
+    ) -> Result<&mut [u8]> {
+        let pieces = self.pieces(at, blocks, verifier)?;
+        let ino = self.ino;
+        let buf = self.trans.buf_read(&pieces, verifier).map_err(|error| error.of_inode(ino))?;
+        Ok(self.trans.bytes_mut(buf, range))
+    }
+
+    fn create(&mut self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<&mut [u8]> {
+        let pieces = self.pieces(at, blocks, verifier)?;
+        let buf = self.trans.buf_new(&pieces, verifier)?;
+        let len = self.trans.bytes(buf).len();
+        Ok(self.trans.bytes_mut(buf, 0..len))
+    }
+
+    fn write_around(&mut self, at: FileBlock, bytes: &[u8]) -> Result<()> {
+        let geometry = self.trans.geometry();
+        let blocks = u32::try_from(bytes.len() >> geometry.block_log).unwrap_or(u32::MAX);
+        let mut rest = bytes;
+        for piece in self.pieces(at, blocks, &xfs_format::attr::RAW)? {
+            let (now, later) =
+                rest.split_at(usize::try_from(piece.len).unwrap_or(usize::MAX).min(rest.len()));
+            // Durable with the flush that goes before the commit record.
+            self.trans.volume().device().write(piece.daddr.0 << 9, now, Durability::Volatile)?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    fn daddr(&self, at: FileBlock) -> Result<DiskAddr> {
+        let pieces = self.pieces(at, 1, &xfs_format::attr::RAW)?;
+        pieces.first().map(|piece| piece.daddr).ok_or_else(|| self.corrupt("unmapped block", at))
+    }
+
+    fn map(&mut self, at: FileBlock, blocks: u32) -> Result<()> {
+        let (mut at, mut left) = (at, blocks);
+        while left > 0 {
+            let near = self.trans.allocation_target(self.ino);
+            let request = Request::new(1, left, Purpose::Metadata);
+            let got = self.trans.allocate(near, request)?;
+            let extent = Extent {
+                startoff: at,
+                startblock: got.start(self.trans.geometry()),
+                blockcount: got.run.len,
+                unwritten: false,
+            };
+            self.trans.map(self.ino, self.kind, extent)?;
+            at = FileBlock(at.0 + u64::from(got.run.len));
+            left -= got.run.len;
+        }
+        Ok(())
+    }
+
+    fn unmap(&mut self, at: FileBlock, blocks: u32) -> Result<()> {
+        let pieces = self.pieces(at, blocks, &xfs_format::attr::RAW)?;
+        // Whatever was logged of these blocks must not be replayed over what lies there next.
+        let buf = self.trans.buf_new(&pieces, &xfs_format::attr::RAW)?;
+        self.trans.invalidate(buf);
+        let end = FileBlock(at.0 + u64::from(blocks));
+        for extent in self.trans.unmap(self.ino, self.kind, at..end, usize::MAX)?.freed {
+            self.trans.free_later(extent.startblock, extent.blockcount);
+        }
+        Ok(())
+    }
+
+    fn local_capacity(&self) -> usize {
+        match self.kind {
+            ForkKind::Data => self.trans.inode(self.ino).core().data.range.len(),
+            ForkKind::Attr => self.literal_bytes().saturating_sub(self.data_need().max(8)),
+        }
+    }
+
+    fn set_local(&mut self, bytes: &[u8]) -> Result<()> {
+        if self.kind == ForkKind::Attr {
+            let start = self.boundary_for(bytes.len()).ok_or(Error::NoSpace)?;
+            let now =
+                self.trans.inode(self.ino).core().attr.as_ref().map(|attr| attr.range.start - CORE_LEN_V3);
+            if now != Some(start) {
+                self.move_boundary(start)?;
+            }
+        }
+        let inode = self.trans.inode_mut(self.ino, self.fields());
+        inode.set_fork(self.kind, ForkState::with(ForkFormat::Local, 0, bytes.into(), None));
+        if self.kind == ForkKind::Data {
+            inode.core_mut().size = bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn set_extents(&mut self) -> Result<()> {
+        let empty = ForkState::with(ForkFormat::Extents, 0, Box::default(), Some(Arc::default()));
+        self.trans.inode_mut(self.ino, self.fields()).set_fork(self.kind, empty);
+        Ok(())
+    }
+
+    fn remove_fork(&mut self) -> Result<()> {
+        if self.kind == ForkKind::Data || !self.trans.inode(self.ino).has_attrs() {
+            return Ok(());
+        }
+        let literal = self.literal_bytes();
+        self.move_boundary(literal)?;
+        let inode_size = usize::from(self.trans.geometry().inode_size);
+        self.trans
+            .inode_mut(self.ino, InodeFields::DFORK | InodeFields::AFORK)
+            .set_boundary(None, inode_size);
+        Ok(())
+    }
+
+    fn set_size(&mut self, bytes: u64) {
+        if self.kind == ForkKind::Data {
+            self.trans.inode_mut(self.ino, InodeFields::CORE).core_mut().size = bytes;
+        }
+    }
+}
+
+impl Trans<'_> {
+    /// The map of a fork of a joined inode, as this transaction has changed it.
+    pub fn extents(&self, ino: InodeNumber, kind: ForkKind) -> Result<Arc<ExtentList>> {
+        self.volume().extents(self.inode(ino), kind)
+    }
+
+    /// Where new blocks of an inode should lie: near the inode.
+    pub(crate) fn allocation_target(&self, ino: InodeNumber) -> Target {
+        match self.geometry().split_inode(ino) {
+            Some((ag, inode)) => {
+                let block = xfs_format::types::AgBlock(inode.0 >> self.geometry().inodes_per_block_log);
+                Target::Near(self.geometry().join_block(ag, block))
+            }
+            None => Target::Near(FsBlock(0)),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Changes of the maps of a transaction's inodes.
+
+use super::Trans;
+use crate::bmap::edit::{MapEditor, TransFork, Unmapped};
+use crate::error::Result;
+use crate::inode::ForkKind;
+use std::ops::Range;
+use xfs_format::bmbt::Extent;
+use xfs_format::types::{FileBlock, InodeNumber};
+
+impl Trans<'_> {
+    /// Maps an extent of a joined inode's fork where nothing is mapped.
+    pub(crate) fn map(&mut self, ino: InodeNumber, kind: ForkKind, extent: Extent) -> Result<()> {
+        self.change_map(ino, kind, |editor| editor.map(extent))
+    }
+
+    /// Takes `range` out of a map, from its end on, up to `most` extents. The blocks are the caller's to free.
+    pub(crate) fn unmap(
+        &mut self,
+        ino: InodeNumber,
+        kind: ForkKind,
+        range: Range<FileBlock>,
+        most: usize,
+    ) -> Result<Unmapped> {
+        self.change_map(ino, kind, |editor| editor.unmap(range, most))
+    }
+
+    /// Says that blocks hold data, up to `most` extents of them. Gives what is still to be done.
+    pub(crate) fn mark_written(
+        &mut self,
+        ino: InodeNumber,
+        range: Range<FileBlock>,
+        most: usize,
+    ) -> Result<Option<Range<FileBlock>>> {
+        self.change_map(ino, ForkKind::Data, |editor| editor.convert(range, false, most))
+    }
+
+    /// Cuts the extent that holds the blocks on both sides of `at`.
+    pub(crate) fn split_map(&mut self, ino: InodeNumber, at: FileBlock) -> Result<()> {
+        self.change_map(ino, ForkKind::Data, |editor| editor.split_at(at))
+    }
+
+    /// Moves the extents that begin in `range` within the file, up to `most`. Gives what is still to be done.
+    pub(crate) fn shift_map(
+        &mut self,
+        ino: InodeNumber,
+        range: Range<FileBlock>,
+        by: i64,
+        most: usize,
+    ) -> Result<Option<Range<FileBlock>>> {
+        self.change_map(ino, ForkKind::Data, |editor| editor.shift(range, by, most))
+    }
+
+    fn change_map<R>(
+        &mut self,
+        ino: InodeNumber,
+        kind: ForkKind,
+        change: impl FnOnce(&mut MapEditor<TransFork<'_, '_>>) -> Result<R>,
+    ) -> Result<R> {
+        let mut editor = MapEditor::new(TransFork::new(self, ino, kind))?;
+        let done = change(&mut editor)?;
+        editor.finish()?;
+        Ok(done)
+    }
+}
