@@ -8,6 +8,7 @@ use super::MemoryFork;
 use crate::buf::Buf;
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,8 +42,8 @@ pub struct EditFork {
     touched: BTreeSet<u64>,
     /// Whether buffers are verified and changes held to their ranges. Off, operations cost what they cost.
     pub strict: bool,
-    /// Runs of blocks that were mapped since the last [`settle`](Self::settle).
-    pub maps: u32,
+    maps: u32,
+    calls: Cell<u32>,
 }
 
 /// What one operation did.
@@ -54,6 +55,8 @@ pub struct Settled {
     pub buffers: u32,
     /// Bytes that the journal would be given.
     pub logged: u64,
+    /// Buffers and mapped blocks that were asked for: what the operation cost.
+    pub calls: u32,
 }
 
 impl EditFork {
@@ -71,6 +74,7 @@ impl EditFork {
             touched: BTreeSet::new(),
             strict: true,
             maps: 0,
+            calls: Cell::new(0),
         }
     }
 
@@ -99,12 +103,21 @@ impl EditFork {
         self.zones = zones;
     }
 
+    /// The bytes of a buffer, or of the inode if there is none, to damage them.
+    pub fn bytes_mut(&mut self, at: FileBlock) -> Option<&mut [u8]> {
+        match self.bufs.get_mut(&at.0) {
+            Some(held) => Some(Arc::make_mut(&mut held.bytes)),
+            None => self.local.as_deref_mut(),
+        }
+    }
+
     /// Ends an operation: its changes must lie in the ranges that it announced.
     ///
     /// # Panics
     /// If they don't.
     pub fn settle(&mut self) -> Settled {
-        let mut settled = Settled { maps: std::mem::take(&mut self.maps), ..Settled::default() };
+        let (maps, calls) = (std::mem::take(&mut self.maps), self.calls.take());
+        let mut settled = Settled { maps, calls, ..Settled::default() };
         for at in std::mem::take(&mut self.touched) {
             let Some(held) = self.bufs.get_mut(&at) else {
                 continue;
@@ -164,6 +177,7 @@ impl Fork for EditFork {
     }
 
     fn read(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Buf> {
+        self.calls.set(self.calls.get() + 1);
         let held = self.bufs.get(&at.0).filter(|held| held.blocks == blocks);
         let held = held.ok_or_else(|| self.unmapped(verifier.name, at))?;
         if self.strict {
@@ -179,6 +193,7 @@ impl Fork for EditFork {
     }
 
     fn next_mapped(&self, from: FileBlock) -> Result<Option<FileBlock>> {
+        self.calls.set(self.calls.get() + 1);
         let around = self.bufs.range(..=from.0).next_back();
         if around.is_some_and(|(&at, held)| from.0 < at + u64::from(held.blocks)) {
             return Ok(Some(from));

@@ -54,6 +54,10 @@ pub(super) fn write_block_or_short(fork: &mut dyn ForkMut, block: Block) -> Resu
     match fits_inode(fork, &block)? {
         Some(dir) => {
             block.unmap(fork)?;
+            if let Some(stray) = fork.next_mapped(FileBlock(0))? {
+                let problem = FormatError::value(NAME, "block that nothing tells of", stray.0);
+                return Err(Error::corrupt_inode(fork.inode(), problem));
+            }
             short::store(fork, &dir)?.then_some(()).ok_or(Error::NoSpace)
         }
         None => block.write(fork),
