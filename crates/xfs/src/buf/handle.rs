@@ -27,6 +27,8 @@ pub(crate) type Owned = ArcMutexGuard<RawMutex, ()>;
 pub(crate) trait Overlay: Send + Sync + Debug {
     /// Puts itself into the cluster's bytes, unless changes of it are not in the log yet.
     fn lay(&self, bytes: &mut [u8]) -> bool;
+    /// The buffer was freed: it is not asked to be laid any more, unless it is attached again.
+    fn detached(&self);
     /// What was laid last is on disk. Gives the item that the AIL may forget, if nothing newer has come.
     fn written(self: Arc<Self>) -> Option<(Arc<dyn LogItem>, Lsn)>;
 }
@@ -161,7 +163,8 @@ impl MetaBuf {
                 state.unwritten = false;
                 state.dirty.clear();
                 drop(state);
-                self.overlays.lock().clear();
+                let overlays = std::mem::take(&mut *self.overlays.lock());
+                overlays.iter().for_each(|overlay| overlay.detached());
             }
         }
     }
@@ -177,7 +180,8 @@ impl MetaBuf {
         let Some(_owned) = self.try_own() else { return Push::Busy };
         let mut state = self.state.write();
         if state.stale {
-            return Push::Gone;
+            // Until the log says that its blocks were freed, a crash needs what the log says of it from before.
+            return if state.pins > 0 { Push::Pinned } else { Push::Gone };
         }
         if state.writing {
             return Push::Flushing;
@@ -306,7 +310,9 @@ impl LogItem for MetaBuf {
     }
 
     fn landed(&self, _lsn: Lsn) -> Landing {
-        if self.is_stale() { Landing::Drop } else { Landing::Ail }
+        let state = self.state.read();
+        // The freeing may be in a later checkpoint than the one that is landing: that one has a pin of its own.
+        if state.stale && state.pins <= 1 { Landing::Drop } else { Landing::Ail }
     }
 
     fn push(self: Arc<Self>) -> Push {
@@ -317,5 +323,36 @@ impl LogItem for MetaBuf {
 impl Debug for MetaBuf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("MetaBuf").field("daddr", &self.daddr()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xfs_format::ag::AGF;
+
+    fn change<'a>(dirty: &'a ChunkMap) -> Change<'a> {
+        let bytes = Arc::from(vec![0; 512]);
+        Change::Bytes { bytes, dirty, verifier: &AGF, fresh: false, unlogged: false, inodes: false }
+    }
+
+    /// What a freed buffer's older changes say is needed until the freeing is in the log: the AIL must keep them.
+    #[test]
+    fn a_freed_buffer_stays_until_the_log_says_so() {
+        let piece = Piece { daddr: DiskAddr(8), len: 512 };
+        let buf = Arc::new(MetaBuf::new(&[piece], Arc::from(vec![0; 512]), &AGF));
+        let mut dirty = ChunkMap::default();
+        dirty.mark(0..128);
+        // One checkpoint changes it, the next one frees it before the first has landed.
+        buf.pin();
+        buf.publish(change(&dirty));
+        buf.pin();
+        buf.publish(Change::Stale);
+        assert!(matches!(buf.landed(Lsn(1 << 32)), Landing::Ail));
+        buf.unpin(Outcome::Committed);
+        assert!(matches!(Arc::clone(&buf).push(), Push::Pinned));
+        assert!(matches!(buf.landed(Lsn(1 << 32 | 8)), Landing::Drop));
+        buf.unpin(Outcome::Committed);
+        assert!(matches!(Arc::clone(&buf).push(), Push::Gone));
     }
 }

@@ -38,6 +38,10 @@ impl LogItem for ChunkMade {
     }
 
     fn push(self: Arc<Self>) -> Push {
+        // A cluster that was freed is as good as written once the log says so, not before.
+        if self.clusters.iter().any(|cluster| cluster.is_stale_and_pinned()) {
+            return Push::Pinned;
+        }
         match self.clusters.iter().find(|cluster| cluster.is_unwritten()) {
             Some(cluster) => cluster.write_back(),
             None => Push::Gone,

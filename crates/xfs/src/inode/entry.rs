@@ -247,6 +247,10 @@ impl Overlay for InodeEntry {
         true
     }
 
+    fn detached(&self) {
+        self.state.lock().attached = false;
+    }
+
     fn written(self: Arc<Self>) -> Option<(Arc<dyn LogItem>, Lsn)> {
         let mut state = self.state.lock();
         let (version, lsn) = state.laid.take()?;
