@@ -25,6 +25,7 @@ enum Command {
     History(history::Args),
     Check(check::Args),
     Matrix(matrix::Args),
+    Replay(history::replay::Args),
     V4(v4::Args),
     #[command(hide = true)]
     DamageWorker(damage::WorkerArgs),
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::DamageWorker(args) => damage::work(&args),
         Command::History(args) => history::run(&args),
         Command::Matrix(args) => matrix::run(&args),
+        Command::Replay(args) => history::replay::run(&args),
         Command::V4(args) => v4::run(&args),
         Command::VmGuest(args) => vm::guest(&args),
     };

@@ -1,17 +1,24 @@
 //! A slice of the history campaign. Needs root, `mkfs.xfs`, `xfs_repair` and a kernel with XFS.
 
 use clap::Parser;
-use witness::history::{Args, run};
+use witness::history::{self, replay};
 
 #[derive(Parser)]
-struct Cli {
+struct Cli<A: clap::Args> {
     #[command(flatten)]
-    args: Args,
+    args: A,
+}
+
+fn parsed<A: clap::Args>(arguments: &str) -> A {
+    Cli::parse_from(std::iter::once("witness").chain(arguments.split_whitespace())).args
 }
 
 fn histories(arguments: &str) -> bool {
-    let words = std::iter::once("history").chain(arguments.split_whitespace());
-    run(&Cli::parse_from(words).args).unwrap()
+    history::run(&parsed(arguments)).unwrap()
+}
+
+fn replays(arguments: &str) -> bool {
+    replay::run(&parsed(arguments)).unwrap()
 }
 
 /// The model is proven on what it models: the kernel must agree with it at every step.
@@ -23,4 +30,12 @@ fn the_kernel_agrees_with_the_model() {
 #[test]
 fn the_kernel_agrees_with_the_model_where_space_runs_out() {
     assert!(histories("--target kernel --seed 2 --ops 2000 --geometry tight-b1024 --threads 2"));
+}
+
+/// So is what is asked of a journal: the kernel's own must give it.
+#[test]
+fn the_kernel_recovers_its_own_volumes() {
+    assert!(replays(
+        "--target kernel --seed 1 --runs 2 --ops 600 --geometry default,small-log-b1024 --threads 2"
+    ));
 }

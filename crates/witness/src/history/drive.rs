@@ -17,6 +17,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Where calls that found no space are counted once more.
+pub const NO_SPACE: &str = "(no space)";
+
 /// Objects that all threads together have at most, more or less.
 const OBJECTS: usize = 4_000;
 
@@ -114,7 +117,8 @@ pub fn actors<T: Target>(target: &T, seed: u64, threads: usize, geometry: &Geome
     Ok(actors)
 }
 
-/// Lets every actor do its operations, each in a thread of its own. All files are closed at the end, unless `leave`.
+/// Lets every actor do its operations, each in a thread of its own. All files are closed at the end, unless `leave`;
+/// then they are given back open.
 pub fn run<T: Target, O: Observer<T>>(
     target: &T,
     actors: &mut [Actor],
@@ -122,7 +126,7 @@ pub fn run<T: Target, O: Observer<T>>(
     source: Source<'_>,
     rules: Rules,
     leave: bool,
-) -> Result<(), Failure> {
+) -> Result<Vec<Slots<T>>, Failure> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let handles: Vec<_> = actors
@@ -137,16 +141,14 @@ pub fn run<T: Target, O: Observer<T>>(
                     if result.is_err() {
                         stop.store(true, Ordering::Relaxed);
                     }
-                    result
+                    result.map(|()| run.slots)
                 })
             })
             .collect();
-        let mut first = Ok(());
-        for handle in handles {
-            let result = handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            first = first.and(result);
-        }
-        first
+        let join = |handle: std::thread::ScopedJoinHandle<'_, _>| {
+            handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        handles.into_iter().map(join).collect::<Vec<_>>().into_iter().collect()
     })
 }
 
@@ -205,8 +207,7 @@ impl<T: Target, O: Observer<T>> Run<'_, T, O> {
         match checked {
             Checked::Right => {}
             Checked::NoSpace => {
-                *self.actor.counts.entry("(no space)").or_default() =
-                    self.actor.counts.get("(no space)").map_or((0, 1), |&(_, count)| (0, count + 1));
+                self.actor.counts.entry(NO_SPACE).or_default().1 += 1;
                 self.actor.generator.no_space();
             }
             Checked::Undone(file) => self.empty(file)?,

@@ -23,15 +23,32 @@ const SHOWN: usize = 20;
 
 /// Judges the volume in `image`, which nobody has open. `since`: when the history began.
 pub fn judge(image: &Path, mnt: &Path, models: &[&Model], since: SystemTime) -> Result<()> {
+    is_sound(image)?;
+    let compared = |theirs: &[Record]| {
+        none("the kernel's view differs from the model", &differences(models, theirs, since)?)
+    };
+    views_agree(image, mnt, compared).map(drop)
+}
+
+/// Neither `xfs_repair` nor our own checker finds anything.
+pub fn is_sound(image: &Path) -> Result<()> {
     repair_finds_nothing(image)?;
+    checker_finds_nothing(image)
+}
+
+/// What the kernel says of a volume, which `first` is asked about, and then uxfs must say too.
+pub fn views_agree(
+    image: &Path,
+    mnt: &Path,
+    first: impl FnOnce(&[Record]) -> Result<()>,
+) -> Result<Vec<Record>> {
     let theirs = by_kernel(image, mnt)?;
-    none("the kernel's view differs from the model", &differences(models, &theirs, since)?)?;
+    first(&theirs)?;
     let ours = engine::manifests(image, 1).context("uxfs")?.remove(0);
     let outcome = compare(&theirs, &ours)?;
     none("uxfs's view differs from the kernel's", &outcome.differences)?;
     ensure!(outcome.one_sided.is_empty(), "uxfs does not say everything: {:?}", outcome.one_sided);
-    none("uxfs's view differs from the model", &differences(models, &ours, since)?)?;
-    checker_finds_nothing(image)
+    Ok(theirs)
 }
 
 /// The judge of our own house: `uxfs check`.
@@ -43,7 +60,7 @@ fn checker_finds_nothing(image: &Path) -> Result<()> {
 }
 
 /// What the kernel says of an image, mounted read-only.
-pub fn by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
+fn by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
     let mounted = Mounted::new(image, mnt, true).context("the kernel's mount")?;
     let manifest = kernel::manifest(mounted.dir())?;
     mounted.unmount()?;
@@ -146,7 +163,7 @@ impl Window {
     }
 }
 
-fn file_type(node: &Node) -> FileType {
+pub(super) fn file_type(node: &Node) -> FileType {
     match &node.kind {
         Kind::File(_) | Kind::Special(NodeKind::Regular) => FileType::Regular,
         Kind::Dir(_) => FileType::Directory,
@@ -173,7 +190,7 @@ fn object(node: &Node, inode: &Inode, window: Window, differ: &mut dyn FnMut(Str
 }
 
 /// Type, mode, owner, attributes, target, device.
-pub(super) fn base(node: &Node, inode: &Inode, differ: &mut dyn FnMut(String)) {
+fn base(node: &Node, inode: &Inode, differ: &mut dyn FnMut(String)) {
     if inode.file_type != file_type(node) {
         differ(format!("type {:?} instead of {:?}", inode.file_type, file_type(node)));
     }
@@ -243,7 +260,7 @@ fn shared(models: &[&Model], id: Id, inode: &Inode, differ: &mut dyn FnMut(Strin
     }
 }
 
-fn attributes(node: &Node) -> BTreeMap<String, Bytes> {
+pub(super) fn attributes(node: &Node) -> BTreeMap<String, Bytes> {
     let plain = node.xattrs.iter().map(|(name, value)| (escape(&name.0), Bytes::of(&value.bytes())));
     let lists = [("access", &node.acl), ("default", &node.default_acl)];
     let lists = lists.into_iter().filter_map(|(kind, list)| {
@@ -254,7 +271,7 @@ fn attributes(node: &Node) -> BTreeMap<String, Bytes> {
 }
 
 /// What a manifest has, without the second names of access control lists.
-fn listed(inode: &Inode) -> BTreeMap<String, Bytes> {
+pub(super) fn listed(inode: &Inode) -> BTreeMap<String, Bytes> {
     let all = inode.xattrs.iter().filter(|(name, _)| !name.starts_with("trusted.SGI_ACL_"));
     all.map(|(name, value)| (name.clone(), value.clone())).collect()
 }

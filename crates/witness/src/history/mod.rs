@@ -8,17 +8,17 @@
 mod acl;
 mod content;
 mod drive;
+mod durable;
 mod generator;
 mod geometry;
 mod judge;
-#[allow(dead_code, reason = "replays need it")]
 mod model;
-#[allow(dead_code, reason = "replays need it")]
 mod op;
 mod redo;
-#[allow(dead_code, reason = "replays need it")]
+pub mod replay;
 mod target;
 
+use crate::record::Record;
 use crate::sandbox::{Mounted, mkfs, scratch};
 use anyhow::{Context, Result};
 use clap::{Args as ClapArgs, ValueEnum};
@@ -102,10 +102,10 @@ pub fn run(args: &Args) -> Result<bool> {
             let seconds = start.elapsed().as_secs_f64();
             let line = match &verdict {
                 Ok(counts) => {
-                    let sum = counts.values().map(|(ok, err)| ok + err).sum::<u64>();
+                    let full = counts.get(drive::NO_SPACE).map_or(0, |(_, count)| *count);
+                    let sum = counts.values().map(|(ok, err)| ok + err).sum::<u64>() - full;
                     total += sum;
-                    let failed: u64 = counts.values().map(|(_, failed)| failed).sum();
-                    let full = counts.get("(no space)").map_or(0, |(_, count)| *count);
+                    let failed = counts.values().map(|(_, failed)| failed).sum::<u64>() - full;
                     format!(
                         "{label}: right: {sum} operations, {failed} of them errors as they must be, {full} \
                          without space, {seconds:.0} s"
@@ -227,7 +227,7 @@ impl History {
                 let result = self.leg(&target, source);
                 drop(target);
                 mounted.unmount()?;
-                Ok(result?)
+                result
             }
             Who::Uxfs => {
                 let target = EngineTarget::open(&self.image())?;
@@ -237,19 +237,26 @@ impl History {
         }
     }
 
-    fn leg<T: Target>(&mut self, target: &T, source: Source<'_>) -> Result<(), Failure> {
-        if self.actors.is_empty() {
-            let made = drive::actors(target, self.seed, self.threads, &self.geometry);
-            self.actors = made.map_err(|error| Failure {
-                thread: 0,
-                index: 0,
-                op: op::Op::Sync,
-                what: format!("making the threads' folders: {error:#}"),
-            })?;
-        }
+    fn leg<T: Target>(&mut self, target: &T, source: Source<'_>) -> Result<()> {
+        self.set_out(target)?;
         let rules = Rules { tight: self.geometry.tight, strict: T::STRICT };
         let mut observers = vec![Blind; self.threads];
-        drive::run(target, &mut self.actors, &mut observers, source, rules, false)
+        drive::run(target, &mut self.actors, &mut observers, source, rules, false)?;
+        Ok(())
+    }
+
+    /// Makes the threads' folders, on a fresh volume.
+    fn set_out<T: Target>(&mut self, target: &T) -> Result<()> {
+        if self.actors.is_empty() {
+            let made = drive::actors(target, self.seed, self.threads, &self.geometry);
+            self.actors = made.context("making the threads' folders")?;
+        }
+        Ok(())
+    }
+
+    /// What kernel and uxfs both say of the volume.
+    fn views_agree(&self) -> Result<Vec<Record>> {
+        judge::views_agree(&self.image(), &self.mnt(), |_| Ok(()))
     }
 
     fn judge(&self) -> Result<()> {

@@ -142,13 +142,6 @@ impl Model {
         &self.others
     }
 
-    /// All ids that are there, in order.
-    pub fn ids(&self) -> Vec<Id> {
-        let mut ids: Vec<Id> = self.nodes.keys().copied().collect();
-        ids.sort_unstable();
-        ids
-    }
-
     /// Bytes that were written or reserved and are still there.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -162,13 +155,6 @@ impl Model {
     /// What is open, by slot.
     pub fn slots(&self) -> &[Option<Id>] {
         &self.slots
-    }
-
-    /// Forgets what is open, as a crash does; files without a name go.
-    pub fn close_all(&mut self) {
-        for slot in 0..self.slots.len() {
-            self.close(slot);
-        }
     }
 
     /// A path of a node, by one of its names; `None` if it has none.

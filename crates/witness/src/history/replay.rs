@@ -1,0 +1,158 @@
+//! Histories that end without a clean close: the kernel recovers the volume, and what was made durable must be there.
+//!
+//! Invariants:
+//! - nothing is closed before the end, so that files without names are open in it;
+//! - a run succeeds only if the kernel mounted the volume, `xfs_repair -n` and `uxfs check` found nothing, uxfs sees
+//!   what the kernel sees, and every thread's part of the tree is one that its history passed through.
+
+use super::durable::Durable;
+use super::model::Rules;
+use super::target::{EngineTarget, MountedTarget, Target};
+use super::{Failure, History, Source, Who, done_before, drive, geometry, judge, list, note};
+use crate::command;
+use crate::sandbox::Mounted;
+use anyhow::{Context, Result, bail};
+use clap::Args as ClapArgs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// Ends histories without closing the volume, and has the kernel recover it.
+#[derive(ClapArgs, Debug)]
+pub struct Args {
+    /// Seed of the first run.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many runs of each geometry, with one seed after the other.
+    #[arg(long, default_value_t = 20)]
+    runs: u64,
+    /// Most operations of a run, all threads together; how many there are follows from the seed.
+    #[arg(long, default_value_t = 4_000)]
+    ops: u64,
+    /// Threads that share the volume.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Only geometries of these names.
+    #[arg(long, value_delimiter = ',')]
+    geometry: Vec<String>,
+    /// What the histories are done to.
+    #[arg(long, value_enum, default_value_t = Who::Uxfs)]
+    target: Who,
+    /// Results, one line a run. Runs that are in it already are not done again.
+    #[arg(long)]
+    resume: Option<PathBuf>,
+    /// Keep image and operations of runs that fail, in this folder.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+/// Runs the command. `Ok(true)`: every volume was recovered as it must be.
+pub fn run(args: &Args) -> Result<bool> {
+    let done = done_before(args.resume.as_deref())?;
+    let (mut failed, mut right) = (Vec::new(), 0);
+    for geometry in geometry::chosen(&args.geometry)? {
+        for seed in args.seed..args.seed + args.runs {
+            let who = if args.target == Who::Kernel { "kernel" } else { "uxfs" };
+            let label = format!(
+                "replay {who} --geometry {} --seed {seed} --threads {} --ops {}",
+                geometry.volume.name, args.threads, args.ops
+            );
+            if done.contains(&label) {
+                continue;
+            }
+            let start = Instant::now();
+            let mut history = History::new(geometry, seed, args.threads)?;
+            match one(&mut history, args) {
+                Ok(what) => {
+                    println!("{label}: right: {what}, {:.0} s", start.elapsed().as_secs_f64());
+                    note(args.resume.as_deref(), &label)?;
+                    right += 1;
+                }
+                Err(error) => {
+                    println!("{label}: FAILED: {error:#}");
+                    if let Some(keep) = &args.keep {
+                        history.keep(keep)?;
+                    }
+                    failed.push(label);
+                }
+            }
+        }
+    }
+    println!("replay: {right} runs right, {} failed{}", failed.len(), list(&failed));
+    Ok(failed.is_empty())
+}
+
+/// Does one run; says what was there in the end.
+fn one(history: &mut History, args: &Args) -> Result<String> {
+    let mut rng = fastrand::Rng::with_seed(history.seed ^ history.geometry.salt());
+    let per_thread = (args.ops / args.threads as u64).max(2);
+    let ops = rng.u64(1..per_thread);
+    let durable = match args.target {
+        Who::Kernel => by_kernel(history, ops, rng.bool())?,
+        Who::Uxfs => by_uxfs(history, ops)?,
+    };
+    recover(&history.image(), &history.mnt())?;
+    let records = history.views_agree()?;
+    let mut places = Vec::new();
+    for (thread, (durable, actor)) in durable.iter().zip(&history.actors).enumerate() {
+        match durable.judge(actor, thread, &records) {
+            Ok((place, of)) => places.push(format!("{place} of {of}")),
+            Err(what) => bail!("thread {thread}: {what}"),
+        }
+    }
+    Ok(format!(
+        "{} operations; recovered behind the last sync: {}",
+        ops * args.threads as u64,
+        places.join(", ")
+    ))
+}
+
+fn by_kernel(history: &mut History, ops: u64, flush: bool) -> Result<Vec<Durable>> {
+    let mounted = Mounted::new(&history.image(), &history.mnt(), false)?;
+    let target = MountedTarget::new(mounted.dir())?;
+    let durable = until(history, &target, ops, || shut_down(mounted.dir(), flush));
+    drop(target);
+    mounted.unmount()?;
+    durable
+}
+
+fn by_uxfs(history: &mut History, ops: u64) -> Result<Vec<Durable>> {
+    let target = EngineTarget::open(&history.image())?;
+    let durable = until(history, &target, ops, || Ok(()));
+    target.abandon();
+    durable
+}
+
+/// Does operations, and crashes while files are open.
+fn until<T: Target>(
+    history: &mut History,
+    target: &T,
+    ops: u64,
+    crash: impl FnOnce() -> Result<()>,
+) -> Result<Vec<Durable>> {
+    history.set_out(target)?;
+    target.sync()?;
+    let durable = history.actors.iter().enumerate();
+    let durable = durable.map(|(thread, actor)| Durable::new(target, actor, thread));
+    let mut durable = durable.collect::<Result<Vec<_>>>()?;
+    let rules = Rules { tight: history.geometry.tight, strict: T::STRICT };
+    let source = Source::Generated(ops);
+    let open = drive::run(target, &mut history.actors, &mut durable, source, rules, true)
+        .map_err(|failure: Failure| anyhow::Error::new(failure))?;
+    crash()?;
+    drop(open);
+    Ok(durable)
+}
+
+/// Has the kernel give up a mounted volume at once, as a crash does: with its log written, or without.
+fn shut_down(mnt: &Path, flush: bool) -> Result<()> {
+    let what = if flush { "shutdown -f" } else { "shutdown" };
+    command::run(Command::new("xfs_io").args(["-x", "-c", what]).arg(mnt))
+}
+
+/// Has the kernel replay the log.
+fn recover(image: &Path, mnt: &Path) -> Result<()> {
+    let mounted = Mounted::new(image, mnt, false).context("recovery by the kernel")?;
+    mounted.unmount()?;
+    judge::is_sound(image)
+}
