@@ -153,6 +153,10 @@ impl Fork for TransFork<'_, '_> {
     fn next_mapped(&self, from: FileBlock) -> Result<Option<FileBlock>> {
         Ok(self.extents()?.next_mapped(from))
     }
+
+    fn next_unmapped(&self, from: FileBlock) -> Result<FileBlock> {
+        Ok(self.extents()?.next_unmapped(from))
+    }
 }
 
 impl ForkMut for TransFork<'_, '_> {
