@@ -270,3 +270,36 @@ fn what_is_mapped_is_not_mapped_again() {
     assert!(editor.shift(FileBlock(0)..FileBlock(100), -11, 9).is_err());
     assert_eq!(editor.extents().len(), 1);
 }
+
+/// `cargo test --release -p uxfs-xfs --lib a_million_extents -- --ignored --nocapture` shows times: each change is a
+/// map editor of its own, as it is in a transaction.
+#[test]
+#[ignore = "shows times"]
+fn a_million_extents() {
+    for count in [10_000_u64, 100_000, 1_000_000] {
+        let mut fork = MemoryMap::new(12, 336);
+        fork.blocks.unwatched = true;
+        let started = std::time::Instant::now();
+        for nth in 0..count {
+            let mut editor = MapEditor::new(fork).unwrap();
+            editor.map(extent(2 * nth, 200_000 + nth % 4 * 262_144 % 1000, 1, false)).unwrap();
+            fork = editor.finish().unwrap();
+        }
+        let built = started.elapsed();
+        assert_eq!(fork.content.extents.len() as u64, count);
+        let blocks = fork.blocks.blocks();
+        let mut rest = Some(FileBlock(0)..FileBlock(u64::MAX));
+        while let Some(range) = rest {
+            let mut editor = MapEditor::new(fork).unwrap();
+            rest = editor.unmap(range, 2).unwrap().rest;
+            fork = editor.finish().unwrap();
+        }
+        let each = |time: std::time::Duration| time.as_nanos() as u64 / count;
+        let gone = started.elapsed() - built;
+        println!(
+            "{count} extents in {blocks} blocks: built {built:?}, {} ns each; gone {gone:?}, {} ns each",
+            each(built),
+            each(gone)
+        );
+    }
+}

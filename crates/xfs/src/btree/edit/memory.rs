@@ -27,6 +27,8 @@ pub struct MemoryStore<T: Tree> {
     root: Root,
     /// Blocks that may still be allocated.
     pub left: u64,
+    /// Whether changes are not watched any more: for histories that are only timed.
+    pub unwatched: bool,
     tree: PhantomData<T>,
 }
 
@@ -66,6 +68,7 @@ impl<T: Tree> MemoryStore<T> {
             next: 8,
             root: Root::Inline(Vec::new()),
             left: u64::MAX,
+            unwatched: false,
             tree: PhantomData,
         }
     }
@@ -134,7 +137,9 @@ impl<T: Tree> TreeStore for MemoryStore<T> {
     }
     fn modify(&mut self, pointer: u64, ranges: &[Range<usize>]) -> Result<&mut [u8]> {
         let missing = self.missing(pointer);
-        self.named.extend(ranges.iter().map(|range| (pointer, range.clone())));
+        if !self.unwatched {
+            self.named.extend(ranges.iter().map(|range| (pointer, range.clone())));
+        }
         self.blocks.get_mut(&pointer).map(|(now, _)| &mut now[..]).ok_or(missing)
     }
     fn create(&mut self, pointer: u64) -> Result<&mut [u8]> {
