@@ -248,6 +248,54 @@ fn the_kernel_replays_allocations() {
     witnesses(&image);
 }
 
+/// What is kept back is enough for the kernel to mount a volume on which no block is left, and to delete from it.
+fn filled(args: &[&str]) {
+    let image = Image::mkfs(300 << 20, args);
+    let mount = image.mount("");
+    for nth in 0..100 {
+        std::fs::write(mount.join(&format!("file{nth}")), vec![7; 10_000]).unwrap();
+    }
+    mount.unmount();
+    let volume = open(&image);
+    let before = free_blocks(&volume);
+    let mut all = Churn { volume: Arc::clone(&volume), rng: fastrand::Rng::with_seed(1), held: Vec::new() };
+    for most in [4000, 100, 1] {
+        loop {
+            let Ok(mut trans) = Trans::start(&volume, all.reservation(most)) else { break };
+            let request = Request::new(1, most as u32, Purpose::Data);
+            let Ok(got) = trans.allocate(Target::In(AgNumber(0)), request) else { break };
+            trans.commit().unwrap();
+            all.held.push((got.start(volume.geometry()), got.run.len));
+        }
+    }
+    let left = free_blocks(&volume);
+    assert!(left < before / 20, "{left} blocks are left of {before}");
+    volume.close().unwrap();
+    let held = std::mem::take(&mut all.held);
+    drop((all, volume));
+    let mount = image.mount("");
+    for nth in 0..100 {
+        std::fs::remove_file(mount.join(&format!("file{nth}"))).unwrap();
+    }
+    mount.unmount();
+    let volume = open(&image);
+    let mut all = Churn { volume: Arc::clone(&volume), rng: fastrand::Rng::with_seed(1), held };
+    all.run(0, 1);
+    volume.close().unwrap();
+    drop((all, volume));
+    witnesses(&image);
+}
+
+#[test]
+fn a_full_volume_with_reserves() {
+    filled(&["-m", "rmapbt=0,reflink=1,finobt=1"]);
+}
+
+#[test]
+fn a_full_volume_without_reserves() {
+    filled(&["-b", "size=1024", "-m", "rmapbt=0,reflink=0,finobt=0,inobtcount=0"]);
+}
+
 const PLAIN: [&str; 2] = ["-m", "rmapbt=0,reflink=1,finobt=1"];
 
 #[test]
