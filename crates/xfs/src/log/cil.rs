@@ -109,9 +109,14 @@ impl Cil {
         self.seq.0.load(Ordering::SeqCst)
     }
 
+    /// The youngest checkpoint that has something in it, open or closed; 0: there was none yet.
+    pub(super) fn opened(&self) -> u64 {
+        self.opened.0.load(Ordering::SeqCst)
+    }
+
     /// Whether something is in the checkpoint that is open.
     pub(super) fn is_open(&self) -> bool {
-        self.opened.0.load(Ordering::SeqCst) >= self.seq()
+        self.opened() >= self.seq()
     }
 
     /// About how many bytes the open checkpoint has.

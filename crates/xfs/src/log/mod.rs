@@ -19,6 +19,8 @@ mod gate;
 mod grant;
 pub mod item;
 mod layout;
+#[cfg(all(test, shuttle))]
+mod models;
 mod open;
 mod orders;
 mod pipe;
@@ -200,7 +202,7 @@ impl Journal {
         if !swollen() {
             return Ok(());
         }
-        core.orders.push(core.cil.seq());
+        core.orders.push(core.cil.opened());
         if core.orders.wait_until(|| !swollen()) { Ok(()) } else { Err(core.stopped()) }
     }
 
@@ -279,6 +281,7 @@ impl Journal {
             return Ok(());
         }
         core.check()?;
+        let upto = upto.min(self.newest());
         core.orders.push(upto.0);
         if core.orders.wait_done(upto.0) { Ok(()) } else { Err(core.stopped()) }
     }
@@ -290,8 +293,7 @@ impl Journal {
 
     /// The youngest checkpoint that has something in it.
     pub fn newest(&self) -> CommitSeq {
-        let seq = self.core.cil.seq();
-        CommitSeq(if self.core.cil.is_open() { seq } else { seq - 1 })
+        CommitSeq(self.core.cil.opened())
     }
 
     /// Has the open checkpoint written, if there is anything in it, without waiting for it.

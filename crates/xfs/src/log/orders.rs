@@ -44,7 +44,8 @@ pub(super) struct Orders {
 }
 
 impl Orders {
-    /// Asks for checkpoint `seq` and those before it to be written.
+    /// Asks for checkpoint `seq` and those before it to be written. There is something in it: asked before there
+    /// was, nobody would come back to it.
     pub(super) fn push(&self, seq: u64) {
         if self.pushed.load(Ordering::SeqCst) >= seq {
             return;

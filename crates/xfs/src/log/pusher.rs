@@ -141,7 +141,7 @@ impl Pusher {
     /// Nothing has happened for a while: what waits goes on, in the end the log is covered.
     fn idle(&self) {
         if self.core.cil.is_open() {
-            self.core.orders.push(self.core.cil.seq());
+            self.core.orders.push(self.core.cil.opened());
         } else if !self.core.ail.is_empty() {
             self.core.pushing.push_to(Lsn(u64::MAX));
         } else if self.core.uncovered.load(Ordering::SeqCst) {
@@ -159,7 +159,7 @@ impl Pusher {
             let round = self.round(target);
             if round.pinned || self.core.grant.wanted() != 0 {
                 // What is pinned, or holds the space, may be in the checkpoint that is open.
-                self.core.orders.push(self.core.cil.seq());
+                self.core.orders.push(self.core.cil.opened());
             }
             if round.removed {
                 continue;

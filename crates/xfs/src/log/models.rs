@@ -1,0 +1,286 @@
+//! Models of the journal, run under every schedule that a random scheduler comes up with:
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p uxfs-xfs --lib models`. Schedules that fail are printed and can be
+//! replayed (`shuttle::replay`).
+
+use super::gate::Gate;
+use super::grant::{Grant, Turn};
+use super::item::{ItemState, Landing, LogItem, Outcome, Push, WriteJob};
+use super::layout::{Layout, Pos};
+use super::sync::{AtomicU64, Mutex, Ordering, lock, thread};
+use super::vector::{LogVector, VecSize};
+use super::{Journal, ShutdownReason};
+use blockdev::{AlignedBuf, BlockDevice, MemoryDevice};
+use std::sync::{Arc, Weak};
+use xfs_format::types::{DiskAddr, Lsn};
+
+fn check(iterations: usize, model: impl Fn() + Send + Sync + 'static) {
+    let model = Arc::new(model);
+    let again = Arc::clone(&model);
+    shuttle::check_random(move || model(), iterations);
+    shuttle::check_pct(move || again(), iterations, 3);
+}
+
+#[test]
+fn models_reservation_serves_everybody_and_never_too_much() {
+    check(3000, || {
+        let grant = Arc::new(Grant::new(10));
+        let inside = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = [(4, Turn::Fresh), (7, Turn::Fresh), (5, Turn::Rolling), (10, Turn::Fresh)]
+            .into_iter()
+            .map(|(bytes, turn)| {
+                let (grant, inside) = (Arc::clone(&grant), Arc::clone(&inside));
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        grant.take(bytes, turn, || ()).unwrap();
+                        let sum = inside.fetch_add(bytes, Ordering::SeqCst) + bytes;
+                        assert!(sum <= 10, "{sum} bytes of 10 are taken");
+                        inside.fetch_sub(bytes, Ordering::SeqCst);
+                        grant.give(bytes);
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!((grant.used(), grant.wanted()), (0, 0));
+    });
+}
+
+#[test]
+fn models_a_shutdown_wakes_who_waits_for_space() {
+    check(2000, || {
+        let grant = Arc::new(Grant::new(10));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let grant = Arc::clone(&grant);
+                thread::spawn(move || {
+                    // What is taken is not given back.
+                    let _ = grant.take(6, Turn::Fresh, || ());
+                })
+            })
+            .collect();
+        grant.kill();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn models_a_closed_gate_is_empty() {
+    check(2000, || {
+        let gate = Arc::new(Gate::new());
+        let inside = Arc::new(AtomicU64::new(0));
+        let walkers: Vec<_> = (0..3)
+            .map(|_| {
+                let (gate, inside) = (Arc::clone(&gate), Arc::clone(&inside));
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        let slot = gate.enter().unwrap();
+                        inside.fetch_add(1, Ordering::SeqCst);
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        gate.leave(slot);
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..2 {
+            assert!(gate.close());
+            assert_eq!(inside.load(Ordering::SeqCst), 0);
+            assert_eq!(inside.load(Ordering::SeqCst), 0);
+            gate.open();
+        }
+        walkers.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// A number that is changed by transactions and written back to a block of its own.
+#[derive(Debug)]
+struct Number {
+    state: ItemState,
+    me: Weak<Number>,
+    daddr: u64,
+    inner: Mutex<Inner>,
+    owner: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    value: u64,
+    pins: u32,
+    /// Values that are in the log for good.
+    landed: u64,
+    /// Values of the checkpoints that are not, oldest first.
+    waiting: Vec<u64>,
+}
+
+impl Number {
+    fn new(daddr: u64) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            state: ItemState::new(),
+            me: me.clone(),
+            daddr,
+            inner: Mutex::new(Inner::default()),
+            owner: Mutex::new(()),
+        })
+    }
+}
+
+impl LogItem for Number {
+    fn state(&self) -> &ItemState {
+        &self.state
+    }
+
+    fn pin(&self) {
+        let mut inner = lock(&self.inner);
+        inner.pins += 1;
+        let value = inner.value;
+        inner.waiting.push(value);
+    }
+
+    fn unpin(&self, outcome: Outcome) {
+        let mut inner = lock(&self.inner);
+        inner.pins -= 1;
+        let value = inner.waiting.remove(0);
+        if outcome == Outcome::Committed {
+            inner.landed = value;
+        }
+    }
+
+    fn landed(&self, _lsn: Lsn) -> Landing {
+        Landing::Ail
+    }
+
+    fn push(self: Arc<Self>) -> Push {
+        let lsn = self.state.lsn();
+        let inner = lock(&self.inner);
+        if inner.pins > 0 {
+            return Push::Pinned;
+        }
+        // Write-ahead: nothing reaches its place before it is in the log.
+        assert_eq!(inner.value, inner.landed, "a value is written back that is not in the log");
+        let me = self.me.upgrade().unwrap();
+        let mut bytes = AlignedBuf::zeroed(512);
+        bytes[..8].copy_from_slice(&inner.value.to_le_bytes());
+        let done = move |journal: &Journal, result: Result<(), blockdev::DeviceError>| {
+            result.unwrap();
+            let item: Arc<dyn LogItem> = me;
+            journal.ail_remove(&item, lsn);
+        };
+        Push::Write(WriteJob { daddr: DiskAddr(self.daddr), bytes, done: Box::new(done) })
+    }
+}
+
+const LOG_BLOCKS: u32 = 600;
+
+/// A journal with a log of a few dozen transactions, and room for items behind it.
+fn journal() -> (Arc<dyn BlockDevice>, Arc<Journal>) {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 20).unwrap());
+    let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
+    let journal = Journal::start(Arc::clone(&device), layout, Pos(LOG_BLOCKS.into()), u32::MAX).unwrap();
+    (device, journal)
+}
+
+/// Adds one to all of `numbers` in one transaction; gives whether that was committed.
+fn add_one(journal: &Journal, numbers: &[Arc<Number>], bytes: usize, force: bool) -> bool {
+    let size = VecSize::default().region(bytes);
+    let Ok(mut ticket) = journal.reserve(size.log_bytes() * numbers.len() as u32, 1) else { return false };
+    let held: Vec<_> = numbers.iter().map(|number| lock(&number.owner)).collect();
+    let mut items: Vec<(Arc<dyn LogItem>, LogVector)> = Vec::new();
+    for number in numbers {
+        let mut vector = LogVector::begin(number.state.take_shadow(), size);
+        vector.region(&vec![1; bytes]);
+        items.push((number.clone(), vector));
+    }
+    let publish = || {
+        for number in numbers {
+            let mut inner = lock(&number.inner);
+            inner.value += 1;
+            let value = inner.value;
+            assert!(inner.pins > 0, "published before it was pinned");
+            *inner.waiting.last_mut().unwrap() = value;
+        }
+    };
+    let committed = journal.commit(&mut ticket, &mut items, None, publish);
+    let values: Vec<u64> = numbers.iter().map(|number| lock(&number.inner).value).collect();
+    drop(held);
+    journal.release(ticket);
+    let Ok(seq) = committed else { return false };
+    if force && journal.force(seq).is_ok() {
+        for (number, value) in numbers.iter().zip(values) {
+            assert!(lock(&number.inner).landed >= value, "forced, and not landed");
+        }
+    }
+    true
+}
+
+/// What lies in the numbers' places.
+fn stored(device: &dyn BlockDevice, number: &Number) -> u64 {
+    let mut sector = [0; 512];
+    device.read(number.daddr * 512, &mut sector).unwrap();
+    u64::from_le_bytes(sector[..8].try_into().unwrap())
+}
+
+#[test]
+fn models_commits_join_checkpoints_in_their_order_and_all_land() {
+    check(300, || {
+        let (device, journal) = journal();
+        let numbers: Vec<_> = (0..3).map(|nth| Number::new(1000 + nth)).collect();
+        let threads: Vec<_> = [(0, 2, true), (1, 3, false), (0, 3, false)]
+            .into_iter()
+            .map(|(from, to, force)| {
+                let (journal, numbers) = (Arc::clone(&journal), numbers[from..to].to_vec());
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        assert!(add_one(&journal, &numbers, 40, force));
+                    }
+                })
+            })
+            .collect();
+        journal.push_cil();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        journal.quiesce().unwrap();
+        let values: Vec<_> = numbers.iter().map(|number| stored(&*device, number)).collect();
+        assert_eq!(values, [4, 6, 4]);
+        journal.close().unwrap();
+        assert_eq!(journal.space().0, 0, "all log space came back");
+    });
+}
+
+#[test]
+fn models_a_full_log_empties_itself() {
+    check(40, || {
+        let (_, journal) = journal();
+        let threads: Vec<_> = (0..2)
+            .map(|nth| {
+                let journal = Arc::clone(&journal);
+                thread::spawn(move || {
+                    for step in 0..8 {
+                        // New numbers: nothing is absorbed by relogging.
+                        let number = Number::new(1000 + nth * 10 + step);
+                        assert!(add_one(&journal, &[number], 60_000, false));
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        journal.close().unwrap();
+    });
+}
+
+#[test]
+fn models_a_shutdown_ends_every_wait() {
+    check(300, || {
+        let (_, journal) = journal();
+        let numbers: Vec<_> = (0..2).map(|nth| Number::new(1000 + nth)).collect();
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (journal, numbers) = (Arc::clone(&journal), numbers.clone());
+                thread::spawn(move || (0..4).all(|_| add_one(&journal, &numbers, 40, true)))
+            })
+            .collect();
+        journal.shutdown(ShutdownReason::Asked);
+        threads.into_iter().for_each(|thread| drop(thread.join().unwrap()));
+        drop(journal);
+        for number in numbers {
+            assert_eq!(lock(&number.inner).pins, 0, "what was pinned is unpinned");
+        }
+    });
+}
