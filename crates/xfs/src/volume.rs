@@ -153,13 +153,22 @@ impl Volume {
     pub fn entry(self: &Arc<Self>, ino: InodeNumber) -> Result<Arc<InodeEntry>> {
         let entry = match self.inodes.get(&ino) {
             Some(entry) => entry,
-            None => {
-                let found = self.inode_source().find(ino)?;
-                let inode = Arc::new(Inode::parse(ino, &found, &self.geometry)?);
-                self.enter_inode(inode)
-            }
+            None => self.read_inode(ino)?,
         };
         if entry.peek().is_free() { Err(Error::NoSuchInode(ino)) } else { Ok(entry) }
+    }
+
+    /// Reads an inode that is not in memory, or finds that another thread was faster.
+    fn read_inode(self: &Arc<Self>, ino: InodeNumber) -> Result<Arc<InodeEntry>> {
+        loop {
+            let writes = self.bufs.writes();
+            let found = self.inode_source().find(ino)?;
+            let inode = Arc::new(Inode::parse(ino, &found, &self.geometry)?);
+            // It may have been changed, written and forgotten since its cluster was looked at.
+            if self.bufs.writes() == writes || self.inodes.get(&ino).is_some() {
+                return Ok(self.enter_inode(inode));
+            }
+        }
     }
 
     /// The entry of an inode that is in memory, in use or not.

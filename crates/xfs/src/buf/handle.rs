@@ -15,6 +15,7 @@ use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Mutex, RawMutex, RwLock};
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::identity;
 use xfs_format::types::{DiskAddr, Lsn};
 use xfs_format::verify::Verifier;
@@ -40,6 +41,8 @@ pub(crate) struct MetaBuf {
     state: RwLock<State>,
     overlays: Mutex<Vec<Arc<dyn Overlay>>>,
     item: ItemState,
+    /// Counts buffers of the volume that were written back.
+    writes: Arc<AtomicU64>,
 }
 
 struct State {
@@ -59,7 +62,12 @@ struct State {
 }
 
 impl MetaBuf {
-    pub(crate) fn new(pieces: &[Piece], bytes: Arc<[u8]>, verifier: &'static Verifier) -> Self {
+    pub(crate) fn new(
+        pieces: &[Piece],
+        bytes: Arc<[u8]>,
+        verifier: &'static Verifier,
+        writes: &Arc<AtomicU64>,
+    ) -> Self {
         let state = State {
             bytes,
             verifier,
@@ -77,6 +85,7 @@ impl MetaBuf {
             state: RwLock::new(state),
             overlays: Mutex::default(),
             item: ItemState::default(),
+            writes: Arc::clone(writes),
         }
     }
 
@@ -254,6 +263,7 @@ impl MetaBuf {
     /// The write is over; gives what the AIL may forget.
     fn settle(self: &Arc<Self>, written: Written, ok: bool) -> Vec<(Arc<dyn LogItem>, Lsn)> {
         let Written { version, lsn, laid } = written;
+        self.writes.fetch_add(1, Ordering::AcqRel);
         let mut state = self.state.write();
         state.writing = false;
         if !ok {

@@ -19,6 +19,7 @@ use blockdev::{AlignedBuf, BlockDevice};
 use fileio::lockstat::LockClass;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{DiskAddr, Uuid};
@@ -79,6 +80,8 @@ pub struct BufCache {
     v5: bool,
     meta_uuid: Uuid,
     cache: Cache<(u64, u64), Arc<MetaBuf>>,
+    /// Counts buffers that were written back.
+    writes: Arc<AtomicU64>,
 }
 
 impl BufCache {
@@ -89,6 +92,7 @@ impl BufCache {
             v5: geometry.v5,
             meta_uuid: geometry.meta_uuid,
             cache: Cache::new(limit, SHARDS, &SHARD_LOCK),
+            writes: Arc::default(),
         }
     }
 
@@ -116,9 +120,23 @@ impl BufCache {
             }
             return Ok(cached);
         }
-        let bytes = self.load(pieces, len)?;
-        self.verify(&bytes, first.daddr, verifier)?;
-        Ok(self.enter(key, pieces, Arc::from(&*bytes), verifier))
+        loop {
+            let writes = self.writes();
+            let bytes = self.load(pieces, len)?;
+            // Another thread may have read the same place, changed it, written it back and forgotten it while we
+            // read: then what we have is old. Nobody can have, if nothing was written.
+            if self.writes() != writes && self.cached(&key, pieces).is_none_or(|cached| cached.is_stale()) {
+                continue;
+            }
+            self.verify(&bytes, first.daddr, verifier)?;
+            return Ok(self.enter(key, pieces, Arc::from(&*bytes), verifier));
+        }
+    }
+
+    /// Counts buffers that were written back: what was read of the device, and is not in memory, is the newest as long
+    /// as this stays the same.
+    pub(crate) fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Acquire)
     }
 
     /// The buffer of blocks that were just allocated: what they held does not matter, and nothing is read.
@@ -146,7 +164,7 @@ impl BufCache {
         bytes: Arc<[u8]>,
         verifier: &'static Verifier,
     ) -> Arc<MetaBuf> {
-        let made = Arc::new(MetaBuf::new(pieces, bytes, verifier));
+        let made = Arc::new(MetaBuf::new(pieces, bytes, verifier, &self.writes));
         let weight = key.1 + OVERHEAD_BYTES;
         // What is stale, or made of other pieces, is of blocks that were freed since.
         let replaceable = |old: &Arc<MetaBuf>| old.pieces() != pieces || old.is_stale();
