@@ -6,7 +6,7 @@
 //! Who may do what:
 //! - only one transaction at a time changes an item (the item's own lock sees to that), so that two commits never
 //!   bring vectors of one item at once;
-//! - a checkpoint that is being closed and the next one may both hold a vector of an item: [`Slots`] has room for
+//! - a checkpoint that is being closed and the next one may both hold a vector of an item: `Slots` has room for
 //!   these two, and a third checkpoint is not begun before the first has been collected;
 //! - place and LSN in the AIL change under the AIL's lock only.
 
