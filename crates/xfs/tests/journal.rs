@@ -9,7 +9,7 @@
 
 mod common;
 
-use blockdev::{AlignedBuf, BlockDevice, DeviceError, MemoryDevice};
+use blockdev::{AlignedBuf, BlockDevice, DeviceError, Fault, FaultDevice, MemoryDevice, Op};
 use common::{Image, run, try_run};
 use fastrand::Rng;
 use std::collections::HashMap;
@@ -196,7 +196,10 @@ fn open(device: &Arc<dyn BlockDevice>) -> Arc<Journal> {
 
 impl World {
     fn new(image: &Image, buffers: usize, round: u64) -> Self {
-        let device = device(image);
+        Self::on(device(image), buffers, round)
+    }
+
+    fn on(device: Arc<dyn BlockDevice>, buffers: usize, round: u64) -> Self {
         let journal = open(&device);
         // The last blocks of the last group are free.
         let superblock = superblock(&*device);
@@ -429,6 +432,60 @@ fn crash_rounds(image: &Image, rounds: u64, threads: u64, most: u64) {
 fn the_kernel_replays_a_log_of_the_smallest_size() {
     let image = small(&["-m", "rmapbt=0", "-l", "size=1368b"]);
     crash_rounds(&image, 12, 2, 3000);
+}
+
+#[test]
+fn the_kernel_replays_logs_of_other_shapes() {
+    for args in [
+        &["-m", "rmapbt=0", "-s", "size=4096", "-l", "size=1400b"][..],
+        &["-m", "rmapbt=0", "-l", "size=1920b,su=64k"],
+        &["-m", "rmapbt=0", "-d", "agcount=2", "-l", "size=4608b,su=256k"],
+        &["-m", "rmapbt=0", "-b", "size=1024", "-l", "size=8m"],
+        &["-m", "rmapbt=0", "-d", "agcount=2", "-l", "size=20m"],
+    ] {
+        eprintln!("{args:?}");
+        crash_rounds(&small(args), 2, 2, 2000);
+    }
+}
+
+#[test]
+fn a_small_log_is_written_round_many_times() {
+    let image = small(&["-m", "rmapbt=0", "-l", "size=1368b"]);
+    let world = World::new(&image, 400, 1);
+    let cycle = || clean::log_ends(&*world.device, &superblock(&*world.device)).unwrap().lsn.0 >> 32;
+    let mut rng = Rng::with_seed(seed());
+    // So many rounds of the log that nothing of the first is left; UXFS_WRAPS asks for more.
+    let wraps = std::env::var("UXFS_WRAPS").ok().and_then(|wraps| wraps.parse().ok()).unwrap_or(5);
+    while cycle() < wraps {
+        world.work(rng.u64(..), 2, 500, &AtomicBool::new(false));
+        world.journal.force_all().unwrap();
+    }
+    world.journal.close().unwrap();
+    world.check(true);
+    replay(&image);
+    world.check(true);
+}
+
+#[test]
+fn a_failed_write_of_the_log_or_of_metadata_ends_everything() {
+    for (op, nth) in [(Op::Write, 0), (Op::Write, 7), (Op::Write, 300), (Op::Flush, 0), (Op::Flush, 9)] {
+        let image = small(&["-m", "rmapbt=0", "-l", "size=1368b"]);
+        let faulty = Arc::new(FaultDevice::new(device(&image), vec![Fault::fail(op, nth)]));
+        let world = World::on(faulty.clone(), 100, 1);
+        world.work(seed(), 3, u64::MAX, &AtomicBool::new(false));
+        let why = world.journal.is_shut_down().expect("the journal is down");
+        assert!(matches!(why, ShutdownReason::LogWrite | ShutdownReason::MetadataWrite), "{why}");
+        let shut = |error: xfs::Error| matches!(error, xfs::Error::Shutdown(reason) if reason == why);
+        assert!(world.journal.reserve(100, 1).is_err_and(shut));
+        assert!(world.journal.close().is_err_and(shut));
+        let World { device: old, journal, buffers, history, places, next, forced, round } = world;
+        drop((journal, old, faulty));
+        assert!(buffers.iter().all(|buffer| buffer.inner().pins == 0));
+        replay(&image);
+        let device = device(&image);
+        let journal = open(&device);
+        World { device, journal, buffers, history, places, next, forced, round }.check(false);
+    }
 }
 
 #[test]
