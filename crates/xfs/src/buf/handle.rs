@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn a_freed_buffer_stays_until_the_log_says_so() {
         let piece = Piece { daddr: DiskAddr(8), len: 512 };
-        let buf = Arc::new(MetaBuf::new(&[piece], Arc::from(vec![0; 512]), &AGF));
+        let buf = Arc::new(MetaBuf::new(&[piece], Arc::from(vec![0; 512]), &AGF, &Arc::default()));
         let mut dirty = ChunkMap::default();
         dirty.mark(0..128);
         // One checkpoint changes it, the next one frees it before the first has landed.
