@@ -1,131 +1,329 @@
 //! uxfs itself, in process, by its public library.
+//!
+//! Some rules of system calls are not the library's, as they are about who calls, or are the host's: which
+//! objects may have `user.` attributes, how long attributes may be, and that a new owner ends set-user-ID. They are
+//! added here, so that both targets do the same.
 
 use super::{Called, Target};
 use crate::history::acl::Acl;
-use crate::history::op::{AclKind, AllocateHow, Moment, NodeKind, RenameHow, Stat, XattrHow};
-use anyhow::{Result, bail};
+use crate::history::op::{AclKind, AllocateHow, Ino, Moment, NodeKind, RenameHow, Stat, XattrHow};
+use anyhow::Result;
 use rustix::io::Errno;
 use std::path::Path;
+use uxfs::{
+    Changes, Dir, ErrorKind, File, FileType, NewNode, Node, OpenOptions, Rename, SetXattr, Special,
+    Timestamp, Volume,
+};
 
 /// A volume that uxfs has open for writing.
 #[derive(Debug)]
-pub struct EngineTarget(());
+pub struct EngineTarget {
+    volume: Volume,
+}
 
-/// Every call, until the library can write.
-const NOT_YET: Errno = Errno::NOSYS;
+const XATTR_NAME_BYTES_MAX: usize = 255;
+const XATTR_VALUE_BYTES_MAX: usize = 64 << 10;
 
 impl EngineTarget {
     /// Opens the volume in an image.
-    pub fn open(_image: &Path) -> Result<Self> {
-        bail!("uxfs cannot change names yet; --target kernel can")
+    pub fn open(image: &Path) -> Result<Self> {
+        Ok(Self { volume: Volume::open(image, &OpenOptions::new().writable(true))? })
     }
 
     /// Closes it, which leaves a clean log.
     pub fn close(self) -> Result<()> {
-        Ok(())
+        Ok(self.volume.close()?)
+    }
+
+    /// Lets go of it as a crash would: nothing more is written.
+    pub fn abandon(self) {
+        drop(self.volume);
+    }
+
+    fn node(&self, path: &[u8]) -> Called<Node> {
+        self.volume.lookup_nofollow(path).map_err(errno)
+    }
+
+    fn dir(&self, path: &[u8]) -> Called<Dir> {
+        self.node(path)?.as_dir().map_err(errno)
+    }
+
+    /// The directory that a path leads to, and the name in it.
+    fn parent<'a>(&self, path: &'a [u8]) -> Called<(Dir, &'a [u8])> {
+        let (dir, name) = match path.iter().rposition(|&byte| byte == b'/') {
+            Some(at) => (&path[..at], &path[at + 1..]),
+            None => (&b""[..], path),
+        };
+        let dir = if dir.is_empty() { self.volume.root().map_err(errno)? } else { self.node(dir)? };
+        Ok((dir.as_dir().map_err(errno)?, name))
+    }
+
+    /// The object that may be given an attribute of this name.
+    fn attribute_holder(&self, path: &[u8], name: &[u8]) -> Called<Node> {
+        if name.len() > XATTR_NAME_BYTES_MAX {
+            return Err(Errno::RANGE);
+        }
+        let node = self.node(path)?;
+        let plain = node.file_type().is_file() || node.file_type().is_dir();
+        if name.starts_with(b"user.") && !plain { Err(Errno::PERM) } else { Ok(node) }
     }
 }
 
-impl EngineTarget {
-    /// Lets go of it as a crash would: nothing more is written.
-    pub fn abandon(self) {}
+/// What Linux calls it. What is never expected is printed, as an error number says little.
+fn errno(error: uxfs::Error) -> Errno {
+    match error.kind() {
+        ErrorKind::NotFound => Errno::NOENT,
+        ErrorKind::NotADirectory => Errno::NOTDIR,
+        ErrorKind::IsADirectory => Errno::ISDIR,
+        ErrorKind::TooManySymlinks | ErrorKind::WrongType => Errno::LOOP,
+        ErrorKind::NameTooLong => Errno::NAMETOOLONG,
+        ErrorKind::NoAttribute => Errno::NODATA,
+        ErrorKind::AlreadyExists => Errno::EXIST,
+        ErrorKind::NotEmpty => Errno::NOTEMPTY,
+        ErrorKind::TooManyLinks => Errno::MLINK,
+        ErrorKind::IntoItself | ErrorKind::InvalidInput => Errno::INVAL,
+        ErrorKind::OtherProject => Errno::XDEV,
+        ErrorKind::NoSpace => Errno::NOSPC,
+        ErrorKind::TooLarge => Errno::FBIG,
+        kind => {
+            eprintln!("history: uxfs: {kind:?}: {error}");
+            Errno::IO
+        }
+    }
+}
+
+fn new(mode: u16) -> NewNode {
+    NewNode { permissions: mode, ..NewNode::default() }
+}
+
+fn letter(file_type: FileType) -> char {
+    file_type.letter()
+}
+
+fn stat_of(node: &Node) -> Stat {
+    let found = node.metadata();
+    Stat {
+        letter: letter(found.file_type),
+        mode: found.permissions(),
+        uid: found.uid,
+        gid: found.gid,
+        nlink: found.nlink,
+        size: if found.is_dir() { 0 } else { found.size },
+        ino: Ino(found.ino),
+    }
 }
 
 impl Target for EngineTarget {
-    type File = ();
+    type File = File;
     const STRICT: bool = true;
 
-    fn create(&self, _path: &[u8], _mode: u16) -> Called<()> {
-        Err(NOT_YET)
+    fn create(&self, path: &[u8], mode: u16) -> Called<File> {
+        let (dir, name) = self.parent(path)?;
+        dir.create_file(name, &new(mode)).and_then(|node| node.open()).map_err(errno)
     }
-    fn open(&self, _path: &[u8]) -> Called<()> {
-        Err(NOT_YET)
+
+    fn open(&self, path: &[u8]) -> Called<File> {
+        self.node(path)?.open().map_err(errno)
     }
-    fn tmpfile(&self, _dir: &[u8], _mode: u16) -> Called<()> {
-        Err(NOT_YET)
+
+    fn tmpfile(&self, dir: &[u8], mode: u16) -> Called<File> {
+        self.dir(dir)?.create_unnamed(&new(mode)).map_err(errno)
     }
-    fn link_file(&self, _file: &(), _path: &[u8]) -> Called<()> {
-        Err(NOT_YET)
+
+    fn link_file(&self, file: &File, path: &[u8]) -> Called<()> {
+        let (dir, name) = self.parent(path)?;
+        dir.link(name, file.node()).map_err(errno)
     }
-    fn mkdir(&self, _path: &[u8], _mode: u16) -> Called<()> {
-        Err(NOT_YET)
+
+    fn mkdir(&self, path: &[u8], mode: u16) -> Called<()> {
+        let (dir, name) = self.parent(path)?;
+        dir.create_dir(name, &new(mode)).map(drop).map_err(errno)
     }
-    fn mknod(&self, _path: &[u8], _kind: NodeKind, _mode: u16) -> Called<()> {
-        Err(NOT_YET)
+
+    fn mknod(&self, path: &[u8], kind: NodeKind, mode: u16) -> Called<()> {
+        let (dir, name) = self.parent(path)?;
+        let what = match kind {
+            NodeKind::Regular => return dir.create_file(name, &new(mode)).map(drop).map_err(errno),
+            NodeKind::Fifo => Special::Fifo,
+            NodeKind::Socket => Special::Socket,
+            NodeKind::CharDevice(major, minor) => Special::CharDevice(major, minor),
+            NodeKind::BlockDevice(major, minor) => Special::BlockDevice(major, minor),
+        };
+        dir.create_special(name, what, &new(mode)).map(drop).map_err(errno)
     }
-    fn symlink(&self, _path: &[u8], _target: &[u8]) -> Called<()> {
-        Err(NOT_YET)
+
+    fn symlink(&self, path: &[u8], target: &[u8]) -> Called<()> {
+        let (dir, name) = self.parent(path)?;
+        dir.create_symlink(name, target, &new(0o777)).map(drop).map_err(errno)
     }
-    fn link(&self, _from: &[u8], _to: &[u8]) -> Called<()> {
-        Err(NOT_YET)
+
+    fn link(&self, from: &[u8], to: &[u8]) -> Called<()> {
+        let node = self.node(from)?;
+        let (dir, name) = self.parent(to)?;
+        match dir.link(name, &node) {
+            // Linux looks whether the name is free before it looks at what is to have it.
+            Err(error) if error.kind() == ErrorKind::IsADirectory => match dir.lookup(name) {
+                Ok(Some(_)) => Err(Errno::EXIST),
+                _ => Err(Errno::PERM),
+            },
+            other => other.map_err(errno),
+        }
     }
-    fn unlink(&self, _path: &[u8]) -> Called<()> {
-        Err(NOT_YET)
+
+    fn unlink(&self, path: &[u8]) -> Called<()> {
+        let (dir, name) = self.parent(path)?;
+        dir.remove_file(name).map_err(errno)
     }
-    fn rmdir(&self, _path: &[u8]) -> Called<()> {
-        Err(NOT_YET)
+
+    fn rmdir(&self, path: &[u8]) -> Called<()> {
+        let (dir, name) = self.parent(path)?;
+        dir.remove_dir(name).map_err(errno)
     }
-    fn rename(&self, _from: &[u8], _to: &[u8], _how: RenameHow) -> Called<()> {
-        Err(NOT_YET)
+
+    fn rename(&self, from: &[u8], to: &[u8], how: RenameHow) -> Called<()> {
+        let (from, old) = self.parent(from)?;
+        let (to, new) = self.parent(to)?;
+        let how = match how {
+            RenameHow::Plain => Rename::Replace,
+            RenameHow::NoReplace => Rename::NoReplace,
+            RenameHow::Exchange => Rename::Exchange,
+        };
+        from.rename(old, &to, new, how).map_err(errno)
     }
-    fn write(&self, _file: &(), _bytes: &[u8], _offset: u64) -> Called<usize> {
-        Err(NOT_YET)
+
+    fn write(&self, file: &File, bytes: &[u8], offset: u64) -> Called<usize> {
+        file.write_at(bytes, offset).map_err(errno)?;
+        Ok(bytes.len())
     }
-    fn read(&self, _file: &(), _buffer: &mut [u8], _offset: u64) -> Called<usize> {
-        Err(NOT_YET)
+
+    fn read(&self, file: &File, buffer: &mut [u8], offset: u64) -> Called<usize> {
+        file.read_at(buffer, offset).map_err(errno)
     }
-    fn allocate(&self, _file: &(), _how: AllocateHow, _offset: u64, _len: u64) -> Called<()> {
-        Err(NOT_YET)
+
+    fn allocate(&self, file: &File, how: AllocateHow, offset: u64, len: u64) -> Called<()> {
+        let range = offset..offset + len;
+        match how {
+            AllocateHow::Allocate => file.allocate(range, false),
+            AllocateHow::KeepSize => file.allocate(range, true),
+            AllocateHow::PunchHole => file.punch_hole(range),
+            AllocateHow::ZeroRange => file.zero_range(range, false),
+            AllocateHow::ZeroRangeKeepSize => file.zero_range(range, true),
+            AllocateHow::CollapseRange => file.collapse_range(range),
+            AllocateHow::InsertRange => file.insert_range(range),
+        }
+        .map_err(errno)
     }
-    fn truncate(&self, _file: &(), _size: u64) -> Called<()> {
-        Err(NOT_YET)
+
+    fn truncate(&self, file: &File, size: u64) -> Called<()> {
+        file.set_len(size).map_err(errno)
     }
-    fn seek(&self, _file: &(), _offset: u64, _data: bool) -> Called<Option<u64>> {
-        Err(NOT_YET)
+
+    fn seek(&self, file: &File, offset: u64, data: bool) -> Called<Option<u64>> {
+        if data { file.seek_data(offset) } else { file.seek_hole(offset) }.map_err(errno)
     }
-    fn set_xattr(&self, _path: &[u8], _name: &[u8], _value: &[u8], _how: XattrHow) -> Called<()> {
-        Err(NOT_YET)
+
+    fn set_xattr(&self, path: &[u8], name: &[u8], value: &[u8], how: XattrHow) -> Called<()> {
+        if name.len() <= XATTR_NAME_BYTES_MAX && value.len() > XATTR_VALUE_BYTES_MAX {
+            return Err(Errno::TOOBIG);
+        }
+        let how = match how {
+            XattrHow::Set => SetXattr::Either,
+            XattrHow::Create => SetXattr::Create,
+            XattrHow::Replace => SetXattr::Replace,
+        };
+        self.attribute_holder(path, name)?.set_xattr(name, value, how).map_err(errno)
     }
-    fn remove_xattr(&self, _path: &[u8], _name: &[u8]) -> Called<()> {
-        Err(NOT_YET)
+
+    fn remove_xattr(&self, path: &[u8], name: &[u8]) -> Called<()> {
+        self.attribute_holder(path, name)?.remove_xattr(name).map_err(errno)
     }
-    fn get_xattr(&self, _path: &[u8], _name: &[u8]) -> Called<Vec<u8>> {
-        Err(NOT_YET)
+
+    fn get_xattr(&self, path: &[u8], name: &[u8]) -> Called<Vec<u8>> {
+        match self.attribute_holder(path, name) {
+            Ok(node) => node.xattr(name).map_err(errno)?.ok_or(Errno::NODATA),
+            Err(Errno::PERM) => Err(Errno::NODATA),
+            Err(error) => Err(error),
+        }
     }
-    fn list_xattrs(&self, _path: &[u8]) -> Called<Vec<Vec<u8>>> {
-        Err(NOT_YET)
+
+    fn list_xattrs(&self, path: &[u8]) -> Called<Vec<Vec<u8>>> {
+        self.node(path)?.xattr_names().map_err(errno)
     }
-    fn set_acl(&self, _path: &[u8], _kind: AclKind, _acl: Option<&Acl>) -> Called<()> {
-        Err(NOT_YET)
+
+    fn set_acl(&self, path: &[u8], kind: AclKind, acl: Option<&Acl>) -> Called<()> {
+        let node = self.node(path)?;
+        let name: &[u8] = match kind {
+            AclKind::Access => b"system.posix_acl_access",
+            AclKind::Default => b"system.posix_acl_default",
+        };
+        if kind == AclKind::Default && !node.file_type().is_dir() {
+            return if acl.is_some() { Err(Errno::ACCESS) } else { Ok(()) };
+        }
+        match acl {
+            Some(acl) => node.set_xattr(name, &acl.to_linux(), SetXattr::Either),
+            None => node.remove_xattr(name),
+        }
+        .map_err(errno)
     }
-    fn chmod(&self, _path: &[u8], _mode: u16) -> Called<()> {
-        Err(NOT_YET)
+
+    fn chmod(&self, path: &[u8], mode: u16) -> Called<()> {
+        let changes = Changes { permissions: Some(mode), ..Changes::default() };
+        self.node(path)?.change(&changes).map_err(errno)
     }
-    fn chown(&self, _path: &[u8], _uid: u32, _gid: u32) -> Called<()> {
-        Err(NOT_YET)
+
+    fn chown(&self, path: &[u8], uid: u32, gid: u32) -> Called<()> {
+        let node = self.node(path)?;
+        let found = node.metadata();
+        let mode = found.permissions();
+        let mut left = mode;
+        if !found.is_dir() {
+            left &= !0o4000;
+            if mode & 0o0010 != 0 {
+                left &= !0o2000;
+            }
+        }
+        let permissions = (left != mode).then_some(left);
+        let changes = Changes { uid: Some(uid), gid: Some(gid), permissions, ..Changes::default() };
+        node.change(&changes).map_err(errno)
     }
-    fn set_times(&self, _path: &[u8], _atime: Moment, _mtime: Moment) -> Called<()> {
-        Err(NOT_YET)
+
+    fn set_times(&self, path: &[u8], atime: Moment, mtime: Moment) -> Called<()> {
+        let time = |moment: Moment| Some(Timestamp { seconds: moment.0, nanoseconds: moment.1 });
+        let changes = Changes { atime: time(atime), mtime: time(mtime), ..Changes::default() };
+        self.node(path)?.change(&changes).map_err(errno)
     }
-    fn read_dir(&self, _path: &[u8]) -> Called<Vec<(Vec<u8>, char)>> {
-        Err(NOT_YET)
+
+    fn read_dir(&self, path: &[u8]) -> Called<Vec<(Vec<u8>, char)>> {
+        let entries = self.dir(path)?.entries();
+        entries.map(|entry| entry.map(|entry| (entry.name, letter(entry.file_type))).map_err(errno)).collect()
     }
-    fn read_link(&self, _path: &[u8]) -> Called<Vec<u8>> {
-        Err(NOT_YET)
+
+    fn read_link(&self, path: &[u8]) -> Called<Vec<u8>> {
+        let node = self.node(path)?;
+        if !node.file_type().is_symlink() {
+            return Err(Errno::INVAL);
+        }
+        node.read_link().map_err(errno)
     }
-    fn stat(&self, _path: &[u8]) -> Called<Stat> {
-        Err(NOT_YET)
+
+    fn stat(&self, path: &[u8]) -> Called<Stat> {
+        Ok(stat_of(&self.node(path)?))
     }
-    fn stat_file(&self, _file: &()) -> Called<Stat> {
-        Err(NOT_YET)
+
+    fn stat_file(&self, file: &File) -> Called<Stat> {
+        Ok(stat_of(file.node()))
     }
-    fn fsync(&self, _file: &()) -> Called<()> {
-        Err(NOT_YET)
+
+    fn fsync(&self, file: &File) -> Called<()> {
+        file.sync().map_err(errno)
     }
-    fn fsync_dir(&self, _path: &[u8]) -> Called<()> {
-        Err(NOT_YET)
+
+    fn fsync_dir(&self, path: &[u8]) -> Called<()> {
+        self.dir(path)?;
+        self.volume.sync().map_err(errno)
     }
+
     fn sync(&self) -> Called<()> {
-        Err(NOT_YET)
+        self.volume.sync().map_err(errno)
     }
 }
