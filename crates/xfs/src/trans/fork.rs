@@ -23,6 +23,8 @@ use xfs_format::verify::Verifier;
 /// A data fork keeps room for a tree's root with three children, an attribute fork for one with two.
 const DATA_BYTES_MIN: usize = 56;
 const ATTR_BYTES_MIN: usize = 40;
+/// What a device number takes, in units that the boundary is counted in.
+const DEVICE_BYTES: usize = 8;
 /// What a data fork has beside an attribute fork, as long as that fits behind it.
 const DATA_BYTES_USUAL: usize = 200;
 
@@ -92,6 +94,15 @@ impl<'t, 'v> TransFork<'t, 'v> {
         let literal = self.literal_bytes();
         let bytes = bytes.next_multiple_of(8).max(ATTR_BYTES_MIN);
         let last = literal.checked_sub(bytes)?;
+        if self
+            .trans
+            .inode(self.ino)
+            .fork_state(ForkKind::Data)
+            .is_some_and(|data| data.format == ForkFormat::Dev)
+        {
+            // What is not content never grows: attributes get all the rest, and repair insists on it.
+            return Some(DEVICE_BYTES);
+        }
         let need = self.data_need().max(8);
         let attr = self.trans.inode(self.ino).core().attr.as_ref();
         let wish = attr.map_or(DATA_BYTES_USUAL, |attr| attr.range.start - CORE_LEN_V3);

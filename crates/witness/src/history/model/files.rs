@@ -71,8 +71,9 @@ impl Model {
             return Err(Errno::INVAL);
         }
         let mtime = match how {
-            AllocateHow::Allocate | AllocateHow::KeepSize => Time::Unknown,
-            _ => Time::Running,
+            AllocateHow::CollapseRange | AllocateHow::InsertRange => Time::Running,
+            // Where nothing changes, the kernel notes a change nevertheless, and uxfs does not.
+            _ => Time::Unknown,
         };
         self.edit(id, mtime, |content| match how {
             AllocateHow::Allocate => {

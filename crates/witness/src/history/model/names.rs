@@ -242,6 +242,42 @@ impl Model {
         Ok(Outcome::Done)
     }
 
+    /// Everything that is wrong with a rename.
+    pub(super) fn rename_mistakes(&self, from: &Name, to: &Name, how: RenameHow) -> Vec<Errno> {
+        let old = self.parent(from);
+        let new = self.parent(to);
+        let id = old.as_ref().map_err(|error| *error).and_then(|(dir, name)| self.step(*dir, &name.0));
+        let other = new.as_ref().map_err(|error| *error).and_then(|(dir, name)| self.step(*dir, &name.0));
+        let mut mistakes = vec![id.err(), other.err().filter(|error| *error != Errno::NOENT || new.is_err())];
+        match (how, &other) {
+            (RenameHow::NoReplace, Ok(_)) => mistakes.push(Some(Errno::EXIST)),
+            (RenameHow::Exchange, Err(_)) => mistakes.push(Some(Errno::NOENT)),
+            (RenameHow::Plain, Ok(other)) if id.is_ok() => {
+                mistakes.push(id.and_then(|id| self.may_replace(id, *other)).err());
+            }
+            _ => {}
+        }
+        if let (Ok(id), Ok((dir, _))) = (id, &new)
+            && self.holds(id, *dir)
+        {
+            mistakes.push(Some(Errno::INVAL));
+        }
+        if let (Ok(other), Ok((dir, _))) = (other, &old)
+            && self.holds(other, *dir)
+        {
+            mistakes.extend([Some(Errno::NOTEMPTY), (how == RenameHow::Exchange).then_some(Errno::INVAL)]);
+        }
+        mistakes.into_iter().flatten().collect()
+    }
+
+    /// Everything that is wrong with a link.
+    pub(super) fn link_mistakes(&self, from: &Name, to: &Name) -> Vec<Errno> {
+        let id = self.lookup(from);
+        let is_dir = id.is_ok_and(|id| matches!(self.node(id).kind, Kind::Dir(_)));
+        let mistakes = [id.err(), self.place(to).err(), is_dir.then_some(Errno::PERM)];
+        mistakes.into_iter().flatten().collect()
+    }
+
     fn may_replace(&self, id: Id, other: Id) -> Result<(), Errno> {
         match (&self.node(id).kind, &self.node(other).kind) {
             (Kind::Dir(_), Kind::Dir(entries)) if entries.is_empty() => Ok(()),

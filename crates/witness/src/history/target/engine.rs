@@ -6,14 +6,30 @@
 
 use super::{Called, Target};
 use crate::history::acl::Acl;
+use crate::history::model::NAME_BYTES_MAX;
 use crate::history::op::{AclKind, AllocateHow, Ino, Moment, NodeKind, RenameHow, Stat, XattrHow};
 use anyhow::Result;
 use rustix::io::Errno;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use uxfs::{
     Changes, Dir, ErrorKind, File, FileType, NewNode, Node, OpenOptions, Rename, SetXattr, Special,
     Timestamp, Volume,
 };
+
+/// An open file.
+#[derive(Debug)]
+pub struct Handle {
+    file: File,
+    /// Made without a name, and had none since: Linux gives no name to a file that lost its last one.
+    nameless: AtomicBool,
+}
+
+impl Handle {
+    fn new(file: File, nameless: bool) -> Self {
+        Self { file, nameless: AtomicBool::new(nameless) }
+    }
+}
 
 /// A volume that uxfs has open for writing.
 #[derive(Debug)]
@@ -114,25 +130,34 @@ fn stat_of(node: &Node) -> Stat {
 }
 
 impl Target for EngineTarget {
-    type File = File;
+    type File = Handle;
     const STRICT: bool = true;
 
-    fn create(&self, path: &[u8], mode: u16) -> Called<File> {
+    fn create(&self, path: &[u8], mode: u16) -> Called<Handle> {
         let (dir, name) = self.parent(path)?;
-        dir.create_file(name, &new(mode)).and_then(|node| node.open()).map_err(errno)
+        let file = dir.create_file(name, &new(mode)).and_then(|node| node.open()).map_err(errno)?;
+        Ok(Handle::new(file, false))
     }
 
-    fn open(&self, path: &[u8]) -> Called<File> {
-        self.node(path)?.open().map_err(errno)
+    fn open(&self, path: &[u8]) -> Called<Handle> {
+        Ok(Handle::new(self.node(path)?.open().map_err(errno)?, false))
     }
 
-    fn tmpfile(&self, dir: &[u8], mode: u16) -> Called<File> {
-        self.dir(dir)?.create_unnamed(&new(mode)).map_err(errno)
+    fn tmpfile(&self, dir: &[u8], mode: u16) -> Called<Handle> {
+        Ok(Handle::new(self.dir(dir)?.create_unnamed(&new(mode)).map_err(errno)?, true))
     }
 
-    fn link_file(&self, file: &File, path: &[u8]) -> Called<()> {
+    fn link_file(&self, file: &Handle, path: &[u8]) -> Called<()> {
         let (dir, name) = self.parent(path)?;
-        dir.link(name, file.node()).map_err(errno)
+        let node = file.file.node();
+        let possible = name.len() <= NAME_BYTES_MAX;
+        if possible && node.metadata().nlink == 0 && !file.nameless.load(Ordering::Relaxed) {
+            let taken = dir.lookup(name).map_err(errno)?.is_some();
+            return Err(if taken { Errno::EXIST } else { Errno::NOENT });
+        }
+        dir.link(name, node).map_err(errno)?;
+        file.nameless.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     fn mkdir(&self, path: &[u8], mode: u16) -> Called<()> {
@@ -191,17 +216,17 @@ impl Target for EngineTarget {
         from.rename(old, &to, new, how).map_err(errno)
     }
 
-    fn write(&self, file: &File, bytes: &[u8], offset: u64) -> Called<usize> {
-        file.write_at(bytes, offset).map_err(errno)?;
+    fn write(&self, file: &Handle, bytes: &[u8], offset: u64) -> Called<usize> {
+        file.file.write_at(bytes, offset).map_err(errno)?;
         Ok(bytes.len())
     }
 
-    fn read(&self, file: &File, buffer: &mut [u8], offset: u64) -> Called<usize> {
-        file.read_at(buffer, offset).map_err(errno)
+    fn read(&self, file: &Handle, buffer: &mut [u8], offset: u64) -> Called<usize> {
+        file.file.read_at(buffer, offset).map_err(errno)
     }
 
-    fn allocate(&self, file: &File, how: AllocateHow, offset: u64, len: u64) -> Called<()> {
-        let range = offset..offset + len;
+    fn allocate(&self, file: &Handle, how: AllocateHow, offset: u64, len: u64) -> Called<()> {
+        let (file, range) = (&file.file, offset..offset + len);
         match how {
             AllocateHow::Allocate => file.allocate(range, false),
             AllocateHow::KeepSize => file.allocate(range, true),
@@ -214,12 +239,12 @@ impl Target for EngineTarget {
         .map_err(errno)
     }
 
-    fn truncate(&self, file: &File, size: u64) -> Called<()> {
-        file.set_len(size).map_err(errno)
+    fn truncate(&self, file: &Handle, size: u64) -> Called<()> {
+        file.file.set_len(size).map_err(errno)
     }
 
-    fn seek(&self, file: &File, offset: u64, data: bool) -> Called<Option<u64>> {
-        if data { file.seek_data(offset) } else { file.seek_hole(offset) }.map_err(errno)
+    fn seek(&self, file: &Handle, offset: u64, data: bool) -> Called<Option<u64>> {
+        if data { file.file.seek_data(offset) } else { file.file.seek_hole(offset) }.map_err(errno)
     }
 
     fn set_xattr(&self, path: &[u8], name: &[u8], value: &[u8], how: XattrHow) -> Called<()> {
@@ -310,12 +335,12 @@ impl Target for EngineTarget {
         Ok(stat_of(&self.node(path)?))
     }
 
-    fn stat_file(&self, file: &File) -> Called<Stat> {
-        Ok(stat_of(file.node()))
+    fn stat_file(&self, file: &Handle) -> Called<Stat> {
+        Ok(stat_of(file.file.node()))
     }
 
-    fn fsync(&self, file: &File) -> Called<()> {
-        file.sync().map_err(errno)
+    fn fsync(&self, file: &Handle) -> Called<()> {
+        file.file.sync().map_err(errno)
     }
 
     fn fsync_dir(&self, path: &[u8]) -> Called<()> {
