@@ -39,3 +39,14 @@ fn the_kernel_recovers_its_own_volumes() {
         "--target kernel --seed 1 --runs 2 --ops 600 --geometry default,small-log-b1024 --threads 2"
     ));
 }
+
+#[test]
+fn uxfs_agrees_with_the_model() {
+    assert!(histories("--target uxfs --seed 26 --ops 1500 --geometry b1024,small-log"));
+    assert!(histories("--target uxfs --seed 31 --ops 1500 --threads 4 --geometry default"));
+}
+
+#[test]
+fn the_kernel_recovers_what_uxfs_left() {
+    assert!(replays("--target uxfs --seed 4 --runs 3 --ops 1200 --geometry default"));
+}

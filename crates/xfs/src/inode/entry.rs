@@ -168,6 +168,14 @@ impl InodeEntry {
         let size =
             VecSize { regions: count as u32, bytes: (InodeFormat::BYTES + core.len() + region_bytes) as u32 };
         let [data, attr] = &regions;
+        // Recovery takes the region behind the core for the data fork if the fields say so: a fork without bytes must
+        // not be among them, or the attribute fork's region is not found.
+        let mut fields = fields;
+        for (fork, region) in [(InodeFields::DFORK, data), (InodeFields::AFORK, attr)] {
+            if region.is_none() {
+                fields.remove(fork);
+            }
+        }
         let len = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, |bytes| bytes.len() as u16);
         let header = InodeFormat {
             regions: count as u16,
