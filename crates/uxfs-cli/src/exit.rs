@@ -22,7 +22,8 @@ Exit codes:
   6  the device or the host failed a request
   7  the volume's log is dirty (--norecovery reads the volume as it is)
   8  another process has the volume open for writing
-  9  something is there already that would be lost";
+  9  something is there already that would be lost
+ 10  the volume, or what in it should grow, has no room for it";
 
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,8 @@ pub enum Exit {
     Locked = 8,
     /// Something is there already that would be lost.
     AlreadyExists = 9,
+    /// The volume, or what in it should grow, has no room.
+    NoSpace = 10,
 }
 
 impl From<Exit> for ExitCode {
@@ -114,13 +117,15 @@ impl From<uxfs::ErrorKind> for Exit {
             | K::WrongType
             | K::TooManySymlinks
             | K::NameTooLong
-            | K::InvalidPath => Self::NotFound,
-            K::NotXfs | K::Unsupported | K::SectorSize | K::NotAllocated => Self::Unsupported,
+            | K::InvalidPath
+            | K::NoAttribute => Self::NotFound,
+            K::NotXfs | K::Unsupported | K::SectorSize | K::NotAllocated | K::ReadOnly => Self::Unsupported,
             K::Truncated | K::Damaged => Self::Damaged,
             K::DirtyLog => Self::DirtyLog,
             K::Locked => Self::Locked,
-            K::AlreadyExists => Self::AlreadyExists,
-            K::InvalidInput => Self::Usage,
+            K::AlreadyExists | K::NotEmpty => Self::AlreadyExists,
+            K::NoSpace | K::TooLarge | K::TooManyLinks => Self::NoSpace,
+            K::InvalidInput | K::IntoItself => Self::Usage,
             _ => Self::Io,
         }
     }
@@ -154,9 +159,10 @@ mod tests {
             (Exit::DirtyLog, 7),
             (Exit::Locked, 8),
             (Exit::AlreadyExists, 9),
+            (Exit::NoSpace, 10),
         ] {
             assert_eq!(exit as u8, code);
-            assert!(HELP.contains(&format!("\n  {code}  ")), "{code} is not in the help");
+            assert!(HELP.contains(&format!("\n{code:>3}  ")), "{code} is not in the help");
         }
     }
 

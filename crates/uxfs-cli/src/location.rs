@@ -1,6 +1,7 @@
 //! `IMAGE:/path`: which image, and which path in it.
 
 use crate::exit::{Exit, Failure, Result, host_name};
+use crate::host::Identity;
 use crate::options::Global;
 use std::convert::Infallible;
 use std::ffi::OsStr;
@@ -74,23 +75,45 @@ pub fn parser() -> impl clap::builder::TypedValueParser<Value = Location> {
 /// Volumes that are open, so that several paths in one image share one.
 pub struct Images<'a> {
     global: &'a Global,
-    open: Vec<(PathBuf, Volume)>,
+    writable: bool,
+    open: Vec<(PathBuf, Option<Identity>, Volume)>,
 }
 
 impl<'a> Images<'a> {
     /// None yet.
     pub fn new(global: &'a Global) -> Self {
-        Self { global, open: Vec::new() }
+        Self { global, writable: false, open: Vec::new() }
+    }
+
+    /// None yet; those that come are opened for writing, and have to be closed.
+    pub fn writable(global: &'a Global) -> Self {
+        Self { global, writable: true, open: Vec::new() }
     }
 
     /// The volume in the location's image.
     pub fn volume(&mut self, location: &Location) -> Result<Volume> {
-        if let Some((_, volume)) = self.open.iter().find(|(image, _)| *image == location.image) {
+        let identity = Identity::of_path(&location.image);
+        let is_it = |(image, known, _): &&(PathBuf, Option<Identity>, Volume)| {
+            *image == location.image || (identity.is_some() && *known == identity)
+        };
+        if let Some((.., volume)) = self.open.iter().find(is_it) {
             return Ok(volume.clone());
         }
-        let volume = open(location, &self.global.open_options())?;
-        self.open.push((location.image.clone(), volume.clone()));
+        let volume = open(location, &self.global.open_options().writable(self.writable))?;
+        self.open.push((location.image.clone(), identity, volume.clone()));
         Ok(volume)
+    }
+
+    /// Writes back what was changed and leaves clean logs. The first failure counts.
+    pub fn close(self) -> Result<()> {
+        if !self.writable {
+            return Ok(());
+        }
+        let close = |(image, _, volume): &(PathBuf, Option<Identity>, Volume)| {
+            volume.close().map_err(|error| Failure::of_image(image, &error))
+        };
+        let closed: Vec<Result<()>> = self.open.iter().map(close).collect();
+        closed.into_iter().collect()
     }
 }
 

@@ -7,10 +7,13 @@
 
 mod archive;
 mod commands;
+mod edit;
 mod exit;
+mod fill;
 mod glob;
 mod host;
 mod location;
+mod mode;
 mod options;
 mod output;
 mod problems;
@@ -23,7 +26,7 @@ use options::Global;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Read XFS volumes without mounting them, and run many threads through one file.
+/// Read and write XFS volumes without mounting them, and run many threads through one file.
 #[derive(Parser)]
 #[command(name = "uxfs", version, after_help = exit::HELP)]
 struct Cli {

@@ -16,6 +16,7 @@ pub struct OpenOptions {
     pub(crate) offset: u64,
     pub(crate) length: Option<u64>,
     pub(crate) cache_size: u64,
+    pub(crate) generation_seed: Option<u64>,
     pub(crate) direct: bool,
     pub(crate) locking: Locking,
 }
@@ -28,6 +29,7 @@ impl Default for OpenOptions {
             offset: 0,
             length: None,
             cache_size: Self::DEFAULT_CACHE_SIZE,
+            generation_seed: None,
             direct: true,
             locking: Locking::default(),
         }
@@ -70,6 +72,13 @@ impl OpenOptions {
     /// Bytes that the caches of metadata may hold together.
     pub fn cache_size(mut self, bytes: u64) -> Self {
         self.cache_size = bytes;
+        self
+    }
+
+    /// From what the generation numbers of new files follow, so that the same changes give the same volume. Unsaid,
+    /// nobody can guess them.
+    pub fn generation_seed(mut self, seed: Option<u64>) -> Self {
+        self.generation_seed = seed;
         self
     }
 

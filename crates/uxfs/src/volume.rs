@@ -75,7 +75,7 @@ impl Volume {
             norecovery: options.norecovery,
             writable: options.writable,
             cache_size: options.cache_size,
-            ..Default::default()
+            generation_seed: options.generation_seed,
         };
         let engine = xfs::volume::Volume::open(Arc::clone(&device), &engine_options)
             .map_err(|error| explain(error, &*device))?;

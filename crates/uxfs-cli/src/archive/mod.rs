@@ -1,10 +1,11 @@
-//! Writing a POSIX (PAX) archive.
+//! Writing a POSIX (PAX) archive; [`read`] reads them.
 //!
 //! What the old header cannot say goes into an extended header before it: long names, large numbers, nanoseconds,
 //! attributes, and the map of a sparse file (GNU's format 1.0, which GNU tar, bsdtar and Python unpack). Invariant:
 //! after an entry with content is begun, exactly as many bytes follow as its header promised, whatever happens.
 
 pub mod pax;
+pub mod read;
 
 use crate::exit::{Exit, Failure, Result};
 use pax::Records;

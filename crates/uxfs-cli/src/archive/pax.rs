@@ -1,5 +1,7 @@
 //! Records of an extended header: `LENGTH KEY=VALUE` and a newline, where the length counts itself.
 
+use uxfs::Timestamp;
+
 /// Bytes that the records of one entry may have.
 pub const MAX_BYTES: usize = 16 << 20;
 
@@ -53,6 +55,122 @@ fn xattr_key(name: &[u8]) -> Vec<u8> {
         }
     }
     key
+}
+
+/// A key and its value.
+pub type Record = (Vec<u8>, Vec<u8>);
+
+/// The records of an extended header; `None` if it is broken. A value may have any bytes, newlines too.
+pub fn parse(mut bytes: &[u8]) -> Option<Vec<Record>> {
+    let mut records = Vec::new();
+    while !bytes.is_empty() && bytes.first() != Some(&0) {
+        let space = bytes.iter().take(20).position(|&byte| byte == b' ')?;
+        let len: usize = std::str::from_utf8(bytes.get(..space)?).ok()?.parse().ok()?;
+        let record = bytes.get(space + 1..len)?.strip_suffix(b"\n")?;
+        let equals = record.iter().position(|&byte| byte == b'=')?;
+        records.push((record.get(..equals)?.to_vec(), record.get(equals + 1..)?.to_vec()));
+        bytes = bytes.get(len..)?;
+    }
+    Some(records)
+}
+
+/// A moment from its decimal number.
+pub fn moment(value: &[u8]) -> Option<Timestamp> {
+    let text = std::str::from_utf8(value).ok()?;
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let negative = whole.starts_with('-');
+    let seconds: i64 = if whole == "-" { 0 } else { whole.parse().ok()? };
+    if !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let digits: String = fraction.chars().chain("000000000".chars()).take(9).collect();
+    let nanoseconds: u32 = digits.parse().ok()?;
+    // Before 1970 a decimal counts away from zero; a moment counts its nanoseconds forward.
+    Some(match (negative, nanoseconds) {
+        (true, 1..) => {
+            Timestamp { seconds: seconds.checked_sub(1)?, nanoseconds: 1_000_000_000 - nanoseconds }
+        }
+        _ => Timestamp { seconds, nanoseconds },
+    })
+}
+
+/// Attributes among records, and how many of them could not be understood. A list that is there as text alone is
+/// brought into the form of Linux.
+pub fn xattrs(records: &[Record]) -> (Vec<Record>, u64) {
+    let mut xattrs: Vec<Record> = Vec::new();
+    let mut lost = 0;
+    let mut put = |name: Vec<u8>, value: Vec<u8>| {
+        xattrs.retain(|(there, _)| *there != name);
+        xattrs.push((name, value));
+    };
+    for (key, value) in records {
+        let name: &[u8] = match &**key {
+            b"SCHILY.acl.access" => b"system.posix_acl_access",
+            b"SCHILY.acl.default" => b"system.posix_acl_default",
+            _ => continue,
+        };
+        match acl_of_text(value) {
+            Some(list) => put(name.to_vec(), list),
+            None => lost += 1,
+        }
+    }
+    for (key, value) in records {
+        if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+            put(xattr_name(name), value.clone());
+        }
+    }
+    (xattrs, lost)
+}
+
+/// The name of an attribute from its key: the way back from [`xattr_key`].
+fn xattr_name(key: &[u8]) -> Vec<u8> {
+    let mut name = Vec::with_capacity(key.len());
+    let mut rest = key;
+    while let Some((&byte, behind)) = rest.split_first() {
+        let (byte, behind) = match (byte, behind) {
+            (b'%', [b'2', b'5', behind @ ..]) => (b'%', behind),
+            (b'%', [b'3', b'D', behind @ ..]) => (b'=', behind),
+            other => other,
+        };
+        name.push(byte);
+        rest = behind;
+    }
+    name
+}
+
+/// An access control list in the form of Linux, from its text; `None` if it names owners that have no number there.
+pub fn acl_of_text(text: &[u8]) -> Option<Vec<u8>> {
+    let text = std::str::from_utf8(text).ok()?;
+    let mut entries = Vec::new();
+    for entry in text.split([',', '\n']).map(|entry| entry.split('#').next().unwrap_or_default().trim()) {
+        if entry.is_empty() {
+            continue;
+        }
+        let mut parts = entry.split(':');
+        let (tag, who, bits) = (parts.next()?, parts.next()?, parts.next().unwrap_or_default());
+        // `other::r--`, but also `other:r--`.
+        let (who, bits) = if bits.is_empty() { ("", who) } else { (who, bits) };
+        let mut id = || who.parse().ok().or_else(|| parts.next()?.parse::<u32>().ok());
+        let (tag, id) = match (tag, who) {
+            ("user" | "u", "") => (0x01_u16, u32::MAX),
+            ("user" | "u", _) => (0x02, id()?),
+            ("group" | "g", "") => (0x04, u32::MAX),
+            ("group" | "g", _) => (0x08, id()?),
+            ("mask" | "m", _) => (0x10, u32::MAX),
+            ("other" | "o", _) => (0x20, u32::MAX),
+            _ => return None,
+        };
+        let bit = |letter, bit| if bits.contains(letter) { bit } else { 0 };
+        entries.push((tag, id, bit('r', 4_u16) | bit('w', 2) | bit('x', 1)));
+    }
+    entries.sort_unstable();
+    let mut list = vec![2, 0, 0, 0];
+    for (tag, id, permissions) in entries {
+        list.extend(tag.to_le_bytes());
+        list.extend(permissions.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    }
+    Some(list)
 }
 
 /// An access control list as text, from the form that Linux gives; `None` if it is not one.
@@ -109,6 +227,48 @@ mod tests {
         assert!(records.add_xattr(b"user.a=b%", b"v"));
         assert_eq!(records.as_bytes(), b"32 SCHILY.xattr.user.a%3Db%25=v\n".as_slice());
         assert!(!records.add_xattr(b"user.big", &vec![0; MAX_BYTES]));
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut records = Records::default();
+        records.add(b"path", b"a\nb=c");
+        assert!(records.add_xattr(b"user.a=b%", b"\0\n\n"));
+        let parsed = parse(records.as_bytes()).unwrap();
+        assert_eq!(parsed[0], (b"path".to_vec(), b"a\nb=c".to_vec()));
+        assert_eq!(xattrs(&parsed), (vec![(b"user.a=b%".to_vec(), b"\0\n\n".to_vec())], 0));
+        for broken in [&b"9 a=b\n"[..], b"x a=b\n", b"6 a=b ", b"99999999999999999999 a=b\n", b"1 "] {
+            assert_eq!(parse(broken), None);
+        }
+    }
+
+    #[test]
+    fn moments_are_decimals() {
+        let time = |seconds, nanoseconds| Some(Timestamp { seconds, nanoseconds });
+        for (text, wanted) in [
+            ("5", time(5, 0)),
+            ("5.000000001", time(5, 1)),
+            ("5.1234567899", time(5, 123_456_789)),
+            ("-0.75", time(-1, 250_000_000)),
+            ("-.75", time(-1, 250_000_000)),
+            ("-1.000000001", time(-2, 999_999_999)),
+            ("-7", time(-7, 0)),
+            ("x", None),
+            ("1.-5", None),
+        ] {
+            assert_eq!(moment(text.as_bytes()), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn lists_are_read_from_text() {
+        let text = b"user::rwx,other::r--,user:1000:r-x";
+        assert_eq!(
+            acl_of_text(text).as_deref().and_then(acl_text).unwrap(),
+            "user::rwx,user:1000:r-x,other::r--"
+        );
+        assert_eq!(acl_of_text(b"user::rwx\nuser:ada:rwx:7\n").map(|list| list.len()), Some(20));
+        assert_eq!(acl_of_text(b"user:ada:rwx"), None);
     }
 
     #[test]

@@ -4,11 +4,19 @@
 //! name, and never ignored.
 
 use super::info;
+use super::untar::say_lost;
 use crate::exit::{Exit, Failure, Result, host_name};
+use crate::fill::archive::FromArchive;
+use crate::fill::host::{FromHost, Target};
+use crate::fill::{Filler, Rules};
+use crate::host::attributes::Keep;
 use crate::location::{Images, Location};
+use crate::mode::Owner;
 use crate::options::{Global, parse_size};
 use crate::output::Output;
-use std::path::PathBuf;
+use crate::problems::Problems;
+use crate::progress;
+use std::path::{Path, PathBuf};
 use uuid::Uuid;
 use uxfs::{MkfsFeatures, MkfsOptions, Timestamp};
 
@@ -58,12 +66,21 @@ pub struct Args {
     /// options give the same bytes (the environment's SOURCE_DATE_EPOCH is used where this is not given)
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     time: Option<Timestamp>,
+    /// Fill the volume with what is in a directory, or in a tar archive; with --time, only times of content are kept
+    #[arg(long, value_name = "DIR|TAR")]
+    from: Option<PathBuf>,
+    /// Whose all that is filled in is, in numbers (as in the source if it is not said)
+    #[arg(long, value_name = "UID[:GID]", requires = "from")]
+    owner: Option<Owner>,
 }
 
 /// Makes the volume and shows it as `info` does.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let options = options(args, global)?;
+    let time = args.time.map_or_else(time_of_environment, |time| Ok(Some(time)))?;
+    let source = args.from.as_deref().map(Source::open).transpose()?;
     uxfs::mkfs(&args.image, &options).map_err(|error| explain(args, &error))?;
+    let exit = source.map_or(Ok(Exit::Ok), |source| fill(args, global, source, time))?;
     if !args.quiet {
         let location = Location { image: args.image.clone(), path: b"/".to_vec() };
         let volume = Images::new(global).volume(&location)?;
@@ -71,7 +88,64 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         info::print(&volume.info().map_err(|error| location.failure(&error))?, &mut out)?;
         out.finish()?;
     }
-    Ok(Exit::Ok)
+    Ok(exit)
+}
+
+/// What a volume is filled with.
+enum Source {
+    Dir(PathBuf),
+    Archive(std::fs::File),
+}
+
+impl Source {
+    /// Looks before the volume is made: a wrong name is no reason to lose what is there.
+    fn open(path: &Path) -> Result<Self> {
+        let missing = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                Failure::new(Exit::NotFound, format!("{}: no such file or directory", host_name(path)))
+            }
+            _ => Failure::of_host(path, error),
+        };
+        if path.metadata().map_err(missing)?.is_dir() {
+            return Ok(Self::Dir(path.to_owned()));
+        }
+        std::fs::File::open(path).map(Self::Archive).map_err(missing)
+    }
+}
+
+/// Fills the new volume.
+fn fill(args: &Args, global: &Global, source: Source, time: Option<Timestamp>) -> Result<Exit> {
+    let failure = |error: uxfs::Error| Failure::of_image(&args.image, &error);
+    let bar = progress::bytes();
+    let rules = Rules {
+        keep: Keep { mode: true, ownership: true, timestamps: true, xattrs: true },
+        keep_links: true,
+        owner: args.owner.unwrap_or_default(),
+        time,
+        inherit: false,
+        umask: 0,
+        verbose: global.verbose,
+    };
+    let mut filler = Filler::new(rules, &bar);
+    let mut problems = Problems::beside(&bar);
+    // Where the time is given, nothing is left to chance.
+    let seed = time.map(|time| time.seconds.cast_unsigned());
+    let how = global.open_options().writable(true).generation_seed(seed);
+    let volume = uxfs::Volume::open(&args.image, &how).map_err(failure)?;
+    let done = volume.root().and_then(|root| root.as_dir()).map_err(failure).and_then(|root| match source {
+        Source::Dir(path) => {
+            FromHost::new(&mut filler, &mut problems, &args.image).copy(&path, Target::Into(root), true)
+        }
+        Source::Archive(file) => {
+            let input = std::io::BufReader::with_capacity(1 << 20, file);
+            FromArchive::new(&mut filler, &mut problems, root).unpack(input)
+        }
+    });
+    let closed = volume.close().map_err(failure);
+    bar.finish_and_clear();
+    done.and(closed)?;
+    say_lost(&filler);
+    Ok(problems.exit())
 }
 
 /// Says which option helps.

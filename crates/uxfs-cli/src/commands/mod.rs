@@ -3,16 +3,25 @@
 pub mod bench;
 pub mod cat;
 pub mod check;
+pub mod chmod;
 pub mod cp;
 pub mod demo;
 pub mod du;
 pub mod find;
 pub mod info;
+pub mod ln;
 pub mod ls;
+pub mod mkdir;
 pub mod mkfs;
+pub mod mv;
+pub mod rm;
+pub mod rmdir;
 pub mod stat;
 pub mod tar;
 pub mod tree;
+pub mod truncate;
+pub mod untar;
+pub mod xattr;
 
 use crate::exit::{Exit, Result};
 use crate::options::Global;
@@ -35,10 +44,30 @@ pub enum Command {
     Find(Box<find::Args>),
     /// Sum up the space that files take
     Du(du::Args),
-    /// Copy files and trees out of an image
+    /// Copy files and trees out of an image, or into one
     Cp(cp::Args),
+    /// Make directories
+    Mkdir(mkdir::Args),
+    /// Remove files and trees
+    Rm(rm::Args),
+    /// Remove empty directories
+    Rmdir(rmdir::Args),
+    /// Move and rename within an image
+    Mv(mv::Args),
+    /// Give a file another name, or make a symbolic link
+    Ln(ln::Args),
+    /// Change permissions
+    Chmod(chmod::Args),
+    /// Change owners
+    Chown(chmod::OwnerArgs),
+    /// Cut files off, or let them end further behind
+    Truncate(truncate::Args),
+    /// Show and change extended attributes
+    Xattr(xattr::Args),
     /// Write a tree of an image as an archive
     Tar(tar::Args),
+    /// Unpack an archive into an image
+    Untar(untar::Args),
     /// Walk all metadata of a volume and say what is wrong; nothing is written
     Check(check::Args),
     /// Make a volume in a file or on a block device
@@ -60,7 +89,17 @@ pub fn run(command: &Command, global: &Global) -> Result<Exit> {
         Command::Find(args) => find::run(args, global),
         Command::Du(args) => du::run(args, global),
         Command::Cp(args) => cp::run(args, global),
+        Command::Mkdir(args) => mkdir::run(args, global),
+        Command::Rm(args) => rm::run(args, global),
+        Command::Rmdir(args) => rmdir::run(args, global),
+        Command::Mv(args) => mv::run(args, global),
+        Command::Ln(args) => ln::run(args, global),
+        Command::Chmod(args) => chmod::run(args, global),
+        Command::Chown(args) => chmod::run_owner(args, global),
+        Command::Truncate(args) => truncate::run(args, global),
+        Command::Xattr(args) => xattr::run(args, global),
         Command::Tar(args) => tar::run(args, global),
+        Command::Untar(args) => untar::run(args, global),
         Command::Check(args) => check::run(args, global),
         Command::Mkfs(args) => mkfs::run(args, global),
         Command::Demo(args) => demo::run(args, global),

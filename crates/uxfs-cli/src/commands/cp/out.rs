@@ -1,12 +1,13 @@
-//! `uxfs cp`: copies files and trees out of an image.
+//! Copies files and trees out of an image.
 //!
 //! What the host permits is kept: holes, permissions, owners, times, hard links among what is copied, symbolic
 //! links, device nodes, attributes. What an image says never leads outside the destination: see [`crate::host`].
 
+use super::{Args, Attribute};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::host::attributes::{self, Keep, Lost, Written};
 use crate::host::{HostTree, Identity};
-use crate::location::{Images, Location, parser};
+use crate::location::{Images, Location};
 use crate::options::Global;
 use crate::problems::{Problems, complain, for_each};
 use crate::progress;
@@ -24,66 +25,28 @@ use uxfs::{AlignedBuf, File, FileType, Node, Volume};
 /// Bytes that are copied at once.
 const CHUNK: usize = 1 << 20;
 
-/// Arguments of `cp`.
-#[derive(clap::Args, Debug)]
-pub struct Args {
-    /// What to copy
-    #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
-    sources: Vec<Location>,
-    /// Where to: a directory to copy into, or the name of the copy
-    #[arg(value_name = "DST")]
-    destination: PathBuf,
-    /// Copy directories with all that is in them; symbolic links as links
-    #[arg(short, long, visible_short_alias = 'R')]
-    recursive: bool,
-    /// Don't keep these (all of them if none is named)
-    #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0..=1, require_equals = true,
-          default_missing_value = "all")]
-    no_preserve: Vec<Attribute>,
-}
-
-/// Something that is kept, unless it is not wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Attribute {
-    Mode,
-    Ownership,
-    Timestamps,
-    Xattr,
-    Links,
-    All,
-}
-
 /// Copies each source.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
-    refuse_image_destination(&args.destination)?;
-    refuse_special_destination(&args.destination)?;
-    let into = args.destination.is_dir();
-    if !into && args.sources.len() > 1 {
+    let destination = PathBuf::from(&args.destination);
+    refuse_special_destination(&destination)?;
+    let sources: Vec<Location> = args.sources.iter().map(|source| Location::parse(source)).collect();
+    let into = destination.is_dir();
+    if !into && sources.len() > 1 {
         let what =
-            format!("{}: not a directory; several things are copied into one", host_name(&args.destination));
+            format!("{}: not a directory; several things are copied into one", host_name(&destination));
         return Err(Failure::new(Exit::Usage, what));
     }
     let bar = progress::bytes();
-    let mut copy = Copy::new(args, global, &bar);
+    let mut copy = Copy::new(args, destination, &sources, global, &bar);
     let mut images = Images::new(global);
     let mut problems = Problems::beside(&bar);
-    let exit = for_each(&args.sources, &mut problems, |source, problems| {
+    let exit = for_each(&sources, &mut problems, |source, problems| {
         let volume = images.volume(source)?;
         copy.source(&volume, source, into, problems)
     })?;
     bar.finish_and_clear();
     copy.say_lost();
     Ok(exit)
-}
-
-/// Copying into an image is for later; a directory of that name is hardly meant.
-fn refuse_image_destination(destination: &Path) -> Result<()> {
-    let location = Location::parse(destination.as_os_str());
-    if destination.exists() || location.image == destination || !location.image.is_file() {
-        return Ok(());
-    }
-    let what = "the destination is inside an image; this version copies out of images only";
-    Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(destination))))
 }
 
 /// A device or a pipe would be replaced by a file, which is hardly meant.
@@ -106,6 +69,7 @@ struct Linked {
 /// Copying under way.
 struct Copy<'a> {
     args: &'a Args,
+    destination: PathBuf,
     verbose: bool,
     keep: Keep,
     keep_links: bool,
@@ -120,27 +84,27 @@ struct Copy<'a> {
 }
 
 impl<'a> Copy<'a> {
-    fn new(args: &'a Args, global: &Global, bar: &'a ProgressBar) -> Self {
-        let dropped = &args.no_preserve;
-        let keeps = |what| !dropped.contains(&what) && !dropped.contains(&Attribute::All);
+    fn new(
+        args: &'a Args,
+        destination: PathBuf,
+        sources: &[Location],
+        global: &Global,
+        bar: &'a ProgressBar,
+    ) -> Self {
         let umask = rustix::process::umask(Mode::empty());
         rustix::process::umask(umask);
         Self {
             args,
+            destination,
             verbose: global.verbose,
-            keep: Keep {
-                mode: keeps(Attribute::Mode),
-                ownership: keeps(Attribute::Ownership),
-                timestamps: keeps(Attribute::Timestamps),
-                xattrs: keeps(Attribute::Xattr),
-            },
-            keep_links: keeps(Attribute::Links),
+            keep: args.keep(),
+            keep_links: args.keeps(Attribute::Links),
             umask,
             bar,
             buf: AlignedBuf::zeroed(CHUNK),
             lost: Lost::default(),
             linked: HashMap::new(),
-            images: args.sources.iter().filter_map(|source| Identity::of_path(&source.image)).collect(),
+            images: sources.iter().filter_map(|source| Identity::of_path(&source.image)).collect(),
         }
     }
 
@@ -212,7 +176,7 @@ impl<'a> Copy<'a> {
 
     /// The directory that the copy is made in, and its name there; no name: the directory itself becomes it.
     fn place(&self, source: &Location, is_dir: bool, into: bool) -> Result<(PathBuf, Option<Vec<u8>>)> {
-        let destination = &self.args.destination;
+        let destination = &self.destination;
         if into {
             return Ok((destination.clone(), source.file_name().map(<[u8]>::to_vec)));
         }

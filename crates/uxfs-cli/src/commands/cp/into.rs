@@ -1,0 +1,163 @@
+//! Copies files and trees of the host, or of images, into an image.
+//!
+//! All is kept that a volume can hold: holes, permissions, owners, times to the nanosecond, hard links among what is
+//! copied, symbolic links, devices, attributes, access control lists. Owners and devices are those of the source,
+//! whoever runs this.
+
+use super::{Args, Attribute, is_image};
+use crate::commands::untar::say_lost;
+use crate::edit;
+use crate::exit::{Exit, Failure, Result, host_name};
+use crate::fill::host::{FromHost, Target, file_name};
+use crate::fill::image::FromImage;
+use crate::fill::{Filler, Rules};
+use crate::host::Identity;
+use crate::location::{Images, Location};
+use crate::mode::umask;
+use crate::options::Global;
+use crate::problems::Problems;
+use crate::progress;
+use std::path::{Path, PathBuf};
+use uxfs::{Node, Volume};
+
+/// What is copied.
+enum Source {
+    Host(PathBuf),
+    Image(Location),
+}
+
+impl Source {
+    /// A path of the host, unless it leads nowhere and its part before `:/` is an image.
+    fn parse(text: &std::ffi::OsStr) -> Self {
+        let (path, location) = (Path::new(text), Location::parse(text));
+        if path.symlink_metadata().is_err() && location.image != path && is_image(&location.image) {
+            return Self::Image(location);
+        }
+        Self::Host(path.to_owned())
+    }
+
+    fn file_name(&self) -> Option<Vec<u8>> {
+        match self {
+            Self::Host(path) => file_name(path),
+            Self::Image(location) => location.file_name().map(<[u8]>::to_vec),
+        }
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Self::Host(path) => host_name(path),
+            Self::Image(location) => {
+                format!("{}: {}", host_name(&location.image), uxfs::printable(&location.path))
+            }
+        }
+    }
+}
+
+/// Copies each source to `destination`.
+pub fn run(args: &Args, destination: &Location, global: &Global) -> Result<Exit> {
+    let bar = progress::bytes();
+    let rules = Rules {
+        keep: args.keep(),
+        keep_links: args.keeps(Attribute::Links),
+        owner: args.owner.unwrap_or_default(),
+        time: None,
+        inherit: true,
+        umask: umask(),
+        verbose: global.verbose,
+    };
+    let mut filler = Filler::new(rules, &bar);
+    let mut problems = Problems::beside(&bar);
+    let done = edit::change(global, destination, |volume| {
+        Copy {
+            args,
+            destination,
+            volume,
+            filler: &mut filler,
+            problems: &mut problems,
+            images: Images::new(global),
+        }
+        .all()
+    });
+    bar.finish_and_clear();
+    done?;
+    say_lost(&filler);
+    Ok(problems.exit())
+}
+
+/// Copying under way.
+struct Copy<'a, 'b> {
+    args: &'a Args,
+    destination: &'a Location,
+    volume: &'a Volume,
+    filler: &'a mut Filler<'b>,
+    problems: &'a mut Problems,
+    /// Images that are read.
+    images: Images<'a>,
+}
+
+impl Copy<'_, '_> {
+    fn all(mut self) -> Result<()> {
+        let there = edit::existing(self.volume, self.destination, true)?;
+        let into = there.as_ref().is_some_and(|node| node.file_type().is_dir());
+        let refused = |what| Err(edit::refused(self.destination, Exit::Usage, what));
+        if !into && self.args.sources.len() > 1 {
+            return refused("not a directory; several things are copied into one");
+        }
+        if there.is_some() && !into && edit::ends_in_slash(&self.destination.path) {
+            return refused("not a directory");
+        }
+        let sources: Vec<Source> = self.args.sources.iter().map(|source| Source::parse(source)).collect();
+        for source in &sources {
+            match self.source(source, there.as_ref()) {
+                Ok(()) => {}
+                Err(failure) if sources.len() == 1 || failure.exit() == Exit::NoSpace => return Err(failure),
+                Err(failure) => self.problems.say(&failure.to_string()),
+            }
+        }
+        Ok(())
+    }
+
+    fn source(&mut self, source: &Source, there: Option<&Node>) -> Result<()> {
+        let recursive = self.args.recursive;
+        match source {
+            Source::Host(path) => {
+                let is_dir = path.metadata().is_ok_and(|found| found.is_dir())
+                    && !(recursive && path.symlink_metadata().is_ok_and(|found| found.is_symlink()));
+                let target = self.target(source, is_dir, there)?;
+                let follow = !recursive || path.as_os_str().as_encoded_bytes().ends_with(b"/");
+                FromHost::new(self.filler, self.problems, &self.destination.image).copy(path, target, follow)
+            }
+            Source::Image(location) => {
+                let written = Identity::of_path(&self.destination.image);
+                let same = Identity::of_path(&location.image) == written;
+                let volume = if same { self.volume.clone() } else { self.images.volume(location)? };
+                let path = &location.path;
+                let node = if recursive { volume.lookup_nofollow(path) } else { volume.lookup(path) };
+                let node = node.map_err(|error| location.failure(&error))?;
+                let target = self.target(source, node.file_type().is_dir(), there)?;
+                FromImage::new(self.filler, self.problems, &volume, location, same).copy(node, target)
+            }
+        }
+    }
+
+    /// Where a source's copy goes.
+    fn target(&self, source: &Source, is_dir: bool, there: Option<&Node>) -> Result<Target> {
+        let place = source.describe();
+        if is_dir && !self.args.recursive {
+            return Err(Failure::new(Exit::NotFound, format!("{place}: is a directory; give -r to copy it")));
+        }
+        let refused = |what| edit::refused(self.destination, Exit::Usage, what);
+        match there.map(|node| (node, node.as_dir())) {
+            Some((_, Ok(dir))) => Ok(match source.file_name() {
+                Some(name) => Target::Named(dir, name),
+                None => Target::Into(dir),
+            }),
+            Some(_) if is_dir => Err(refused("not a directory; a directory cannot be copied over it")),
+            None if !is_dir && edit::ends_in_slash(&self.destination.path) => Err(refused("not a directory")),
+            _ => {
+                let (dir, name) = edit::parent(self.volume, self.destination)?;
+                Ok(Target::Named(dir, name.to_vec()))
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `uxfs ln`: gives files more names, and makes symbolic links.
+
+use crate::edit;
+use crate::exit::{Exit, Failure, Result, host_name};
+use crate::host::Identity;
+use crate::location::{Location, parser};
+use crate::mode::Owner;
+use crate::options::Global;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use uxfs::{Dir, NewNode, Volume};
+
+/// Arguments of `ln`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The file that gets another name (IMAGE:/PATH); with -s, the text of the link
+    #[arg(value_name = "TARGET")]
+    target: OsString,
+    /// The new name, or a directory for it
+    #[arg(value_name = "IMAGE:/NAME", value_parser = parser())]
+    link: Location,
+    /// Make a symbolic link
+    #[arg(short, long)]
+    symbolic: bool,
+    /// Remove what has the new name, unless it is a directory
+    #[arg(short, long)]
+    force: bool,
+    /// Whose a symbolic link is, in numbers
+    #[arg(long, value_name = "UID[:GID]", default_value = "0:0")]
+    owner: Owner,
+}
+
+/// Makes the link.
+pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    let target = Location::parse(&args.target);
+    if !args.symbolic
+        && target.image != args.link.image
+        && Identity::of_path(&target.image)
+            .is_none_or(|image| Some(image) != Identity::of_path(&args.link.image))
+    {
+        let what = "not in the image of the new name; the file is written IMAGE:/PATH";
+        return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(&target.image))));
+    }
+    edit::change(global, &args.link, |volume| {
+        let base = if args.symbolic { args.target.as_bytes() } else { &target.path };
+        let (dir, name) = place(volume, &args.link, base)?;
+        let failure = |error: uxfs::Error| edit::failure(&args.link, &error);
+        let node = if args.symbolic {
+            None
+        } else {
+            let node = volume.lookup_nofollow(&target.path).map_err(|error| target.failure(&error))?;
+            if node.file_type().is_dir() {
+                return Err(edit::refused(&target, Exit::Usage, "a directory has one name only"));
+            }
+            Some(node)
+        };
+        if args.force
+            && let Some(there) = dir.lookup(&name).map_err(failure)?
+        {
+            if node.as_ref().is_some_and(|node| node.ino() == there.ino()) {
+                return Err(edit::refused(&target, Exit::Usage, "this is the same file"));
+            }
+            if there.file_type().is_dir() {
+                let what = "a directory has that name, and is left as it is";
+                return Err(edit::refused(&args.link, Exit::AlreadyExists, what));
+            }
+            dir.remove_file(&name).map_err(failure)?;
+        }
+        match node {
+            Some(node) => dir.link(&name, &node).map_err(failure)?,
+            None => {
+                let new = NewNode {
+                    uid: args.owner.uid.unwrap_or_default(),
+                    gid: args.owner.gid.unwrap_or_default(),
+                    ..NewNode::default()
+                };
+                dir.create_symlink(&name, args.target.as_bytes(), &new).map_err(failure)?;
+            }
+        }
+        Ok(Exit::Ok)
+    })
+}
+
+/// The directory and the name of the new link. In a directory it is called as its target is.
+fn place(volume: &Volume, link: &Location, target: &[u8]) -> Result<(Dir, Vec<u8>)> {
+    let there = edit::existing(volume, link, true)?;
+    if let Some(node) = there.filter(|node| node.file_type().is_dir()) {
+        let dir = node.as_dir().map_err(|error| edit::failure(link, &error))?;
+        let name = edit::split(target).map(|(_, name)| name.to_vec());
+        let name =
+            name.ok_or_else(|| edit::refused(link, Exit::AlreadyExists, "is a directory; name the link"))?;
+        return Ok((dir, name));
+    }
+    edit::parent(volume, link).map(|(dir, name)| (dir, name.to_vec()))
+}

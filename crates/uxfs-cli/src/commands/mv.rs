@@ -1,0 +1,97 @@
+//! `uxfs mv`: moves and renames within an image.
+
+use crate::edit;
+use crate::exit::{Exit, Failure, Result, host_name};
+use crate::host::Identity;
+use crate::location::{Location, parser};
+use crate::options::Global;
+use crate::problems::{Problems, for_each};
+use uxfs::{Dir, ErrorKind, Rename, Volume};
+
+/// Arguments of `mv`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// What to move
+    #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
+    sources: Vec<Location>,
+    /// Where to, in the same image: a directory to move into, or the new name
+    #[arg(value_name = "IMAGE:/DST", value_parser = parser())]
+    destination: Location,
+    /// Leave alone what has the new name
+    #[arg(short, long)]
+    no_clobber: bool,
+    /// The two change places
+    #[arg(long, conflicts_with = "no_clobber")]
+    exchange: bool,
+    /// The destination is the new name, also where a directory has it
+    #[arg(short = 'T', long)]
+    no_target_directory: bool,
+}
+
+/// Moves each.
+pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    let image = Identity::of_path(&args.destination.image);
+    for source in &args.sources {
+        if source.image != args.destination.image
+            && (image.is_none() || image != Identity::of_path(&source.image))
+        {
+            let what = "another image; copy it (uxfs cp -r) and remove it";
+            return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(&source.image))));
+        }
+    }
+    edit::change(global, &args.destination, |volume| {
+        let there = edit::existing(volume, &args.destination, true)?;
+        let into =
+            there.filter(|node| node.file_type().is_dir() && !args.no_target_directory && !args.exchange);
+        if into.is_none() && args.sources.len() > 1 {
+            let what = "not a directory; several things are moved into one";
+            return Err(edit::refused(&args.destination, Exit::Usage, what));
+        }
+        let into = into.map(|node| node.as_dir()).transpose();
+        let into = into.map_err(|error| edit::failure(&args.destination, &error))?;
+        for_each(&args.sources, &mut Problems::default(), |source, _| {
+            one(args, volume, source, into.as_ref())
+        })
+    })
+}
+
+fn one(args: &Args, volume: &Volume, source: &Location, into: Option<&Dir>) -> Result<()> {
+    let (from, name) = edit::parent(volume, source)?;
+    let node = edit::named(&from, name, source)?;
+    let is_dir = node.file_type().is_dir();
+    let (to, new_name) = match into {
+        Some(dir) => (dir.clone(), name),
+        None => edit::parent(volume, &args.destination)?,
+    };
+    let only_dir = [source, &args.destination].iter().any(|at| edit::ends_in_slash(&at.path));
+    if !is_dir && into.is_none() && only_dir {
+        return Err(edit::refused(source, Exit::Usage, "not a directory"));
+    }
+    let there = to.lookup(new_name).map_err(|error| edit::failure(&args.destination, &error))?;
+    if let Some(there) = &there {
+        if there.ino() == node.ino() && from.node().ino() == to.node().ino() && name == new_name {
+            return Err(edit::refused(source, Exit::Usage, "this is the same file"));
+        }
+        if args.no_clobber {
+            return Ok(());
+        }
+    }
+    if let Some(there) = &there
+        && there.ino() == node.ino()
+        && !args.exchange
+    {
+        // Two names of one file: a rename leaves both, which is not what was asked for.
+        return from.remove_file(name).map_err(|error| edit::failure(source, &error));
+    }
+    let how = match (args.exchange, args.no_clobber) {
+        (true, _) => Rename::Exchange,
+        (_, true) => Rename::NoReplace,
+        _ => Rename::Replace,
+    };
+    from.rename(name, &to, new_name, how).map_err(|error| match error.kind() {
+        ErrorKind::IntoItself => {
+            edit::refused(source, Exit::Usage, "a directory cannot be moved into itself")
+        }
+        _ => edit::failure(source, &error),
+    })
+}

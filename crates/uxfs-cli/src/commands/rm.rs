@@ -1,0 +1,216 @@
+//! `uxfs rm`: removes files and trees.
+//!
+//! The way down is a list, not recursion; a directory is read in parts, so that a large one costs no more memory
+//! than a small one; one that a damaged volume names twice is entered once.
+
+use crate::edit;
+use crate::exit::{Exit, Failure, Result};
+use crate::location::{Location, parser};
+use crate::options::Global;
+use crate::problems::{Problems, complain};
+use crate::walk::InodeSet;
+use uxfs::{Dir, DirEntry, ErrorKind, Node, Volume};
+
+/// Entries of a directory that are read at once.
+const BATCH: usize = 1024;
+
+/// Arguments of `rm`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// What to remove; links are removed, not what they lead to
+    #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
+    locations: Vec<Location>,
+    /// Remove directories with all that is in them
+    #[arg(short, long, visible_short_alias = 'R')]
+    recursive: bool,
+    /// What is not there is no failure
+    #[arg(short, long)]
+    force: bool,
+}
+
+/// Removes each.
+pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    edit::change_each(global, &args.locations, |volume, location, problems| {
+        match one(args, volume, location, problems, global.verbose) {
+            Err(failure) if args.force && failure.exit() == Exit::NotFound => Ok(()),
+            other => other,
+        }
+    })
+}
+
+fn one(
+    args: &Args,
+    volume: &Volume,
+    location: &Location,
+    problems: &mut Problems,
+    verbose: bool,
+) -> Result<()> {
+    let (dir, name) = edit::parent(volume, location)?;
+    let node = edit::named(&dir, name, location)?;
+    let failure = |error: uxfs::Error| edit::failure(location, &error);
+    if !node.file_type().is_dir() {
+        if edit::ends_in_slash(&location.path) {
+            return Err(edit::refused(location, Exit::Usage, "not a directory"));
+        }
+        say(verbose, &location.path);
+        return dir.remove_file(name).map_err(failure);
+    }
+    if !args.recursive {
+        // Not the code of what is not there: `-f` does not mean this.
+        let what = "is a directory; give -r to remove it with all that is in it";
+        return Err(edit::refused(location, Exit::Usage, what));
+    }
+    let path = location.path.clone();
+    let mut seen = InodeSet::default();
+    seen.insert(node.ino());
+    Removal { volume, location, problems, verbose, seen, path }.tree(dir, name, &node)
+}
+
+fn say(verbose: bool, path: &[u8]) {
+    if verbose {
+        complain(&format!("removed {}", uxfs::printable(path)));
+    }
+}
+
+/// A tree that is being removed.
+struct Removal<'a> {
+    volume: &'a Volume,
+    location: &'a Location,
+    problems: &'a mut Problems,
+    verbose: bool,
+    seen: InodeSet,
+    path: Vec<u8>,
+}
+
+/// A directory on the way down.
+struct Frame {
+    above: Dir,
+    name: Vec<u8>,
+    dir: Dir,
+    batch: std::vec::IntoIter<DirEntry>,
+    /// Where to go on behind the batch.
+    place: u64,
+    /// Whether something was removed since the directory was last read from its start.
+    progress: bool,
+    /// Whether something stays in it, which was said.
+    stays: bool,
+    path_len: usize,
+}
+
+impl Removal<'_> {
+    fn tree(mut self, above: Dir, name: &[u8], node: &Node) -> Result<()> {
+        while self.path.last() == Some(&b'/') {
+            self.path.pop();
+        }
+        let mut frames = vec![self.frame(above, name.to_vec(), node)?];
+        while let Some(frame) = frames.last_mut() {
+            self.path.truncate(frame.path_len);
+            let Some(entry) = frame.batch.next() else {
+                match Self::refill(frame) {
+                    Ok(true) => continue,
+                    Ok(false) => {}
+                    Err(error) => self.problem(frame, &error)?,
+                }
+                let Some(done) = frames.pop() else { break };
+                self.leave(done, frames.last_mut())?;
+                continue;
+            };
+            self.path.push(b'/');
+            self.path.extend(&entry.name);
+            match self.entry(frame, &entry) {
+                Ok(Some(inner)) => frames.push(inner),
+                Ok(None) => {}
+                Err(error) => self.problem(frame, &error)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn frame(&self, above: Dir, name: Vec<u8>, node: &Node) -> Result<Frame> {
+        let dir = node.as_dir().map_err(|error| edit::failure(self.location, &error))?;
+        let path_len = self.path.len();
+        let batch = Vec::new().into_iter();
+        Ok(Frame { above, name, dir, batch, place: 0, progress: false, stays: false, path_len })
+    }
+
+    /// Removes an entry, or goes into it.
+    fn entry(&mut self, frame: &mut Frame, entry: &DirEntry) -> uxfs::Result<Option<Frame>> {
+        if !entry.file_type.is_dir() {
+            frame.dir.remove_file(&entry.name)?;
+            frame.progress = true;
+            say(self.verbose, &self.path);
+            return Ok(None);
+        }
+        let node = self.volume.node(entry.ino)?;
+        if !self.seen.insert(entry.ino) {
+            // Either it could not be emptied before, which was said, or the volume is damaged.
+            frame.stays = true;
+            return Ok(None);
+        }
+        let dir = node.as_dir()?;
+        Ok(Some(Frame {
+            above: frame.dir.clone(),
+            name: entry.name.clone(),
+            dir,
+            batch: Vec::new().into_iter(),
+            place: 0,
+            progress: false,
+            stays: false,
+            path_len: self.path.len(),
+        }))
+    }
+
+    /// Reads on; whether there is more.
+    fn refill(frame: &mut Frame) -> uxfs::Result<bool> {
+        loop {
+            let entries = frame.dir.entries_from(frame.place).take(BATCH);
+            let batch = entries.collect::<uxfs::Result<Vec<DirEntry>>>()?;
+            if let Some(last) = batch.last() {
+                frame.place = last.next;
+                frame.batch = batch.into_iter();
+                return Ok(true);
+            }
+            // A directory that has become small may have moved what is left to the front.
+            if frame.place == 0 || !frame.progress {
+                return Ok(false);
+            }
+            frame.place = 0;
+            frame.progress = false;
+        }
+    }
+
+    /// Removes a directory that is empty now.
+    fn leave(&mut self, frame: Frame, above: Option<&mut Frame>) -> Result<()> {
+        self.path.truncate(frame.path_len);
+        if !frame.stays {
+            match frame.above.remove_dir(&frame.name) {
+                Ok(()) => {
+                    say(self.verbose, &self.path);
+                    if let Some(above) = above {
+                        above.progress = true;
+                    }
+                    return Ok(());
+                }
+                Err(error) => self.said(&error)?,
+            }
+        }
+        if let Some(above) = above {
+            above.stays = true;
+        }
+        Ok(())
+    }
+
+    fn problem(&mut self, frame: &mut Frame, error: &uxfs::Error) -> Result<()> {
+        frame.stays = true;
+        self.said(error)
+    }
+
+    /// Says what could not be removed; a volume that takes no more changes ends it.
+    fn said(&mut self, error: &uxfs::Error) -> Result<()> {
+        if matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::ReadOnly) {
+            return Err(Failure::of_image(&self.location.image, error));
+        }
+        self.problems.at(&self.location.image, &self.path, error);
+        Ok(())
+    }
+}

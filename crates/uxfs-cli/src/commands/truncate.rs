@@ -1,0 +1,70 @@
+//! `uxfs truncate`: cuts files off, or lets them end further behind.
+
+use crate::edit;
+use crate::exit::{Exit, Result};
+use crate::location::{Location, parser};
+use crate::mode::umask;
+use crate::options::{Global, parse_size};
+use std::str::FromStr;
+use uxfs::NewNode;
+
+/// Arguments of `truncate`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Regular files; one that is not there is made
+    #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
+    locations: Vec<Location>,
+    /// The new size, with a suffix: K, M, G, T; +SIZE and -SIZE change it by so much
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
+    size: NewSize,
+    /// Make no files
+    #[arg(short = 'c', long)]
+    no_create: bool,
+}
+
+/// A size, or by how much it changes.
+#[derive(Clone, Copy, Debug)]
+enum NewSize {
+    To(u64),
+    More(u64),
+    Less(u64),
+}
+
+impl FromStr for NewSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text.as_bytes().first() {
+            Some(b'+') => parse_size(&text[1..]).map(Self::More),
+            Some(b'-') => parse_size(&text[1..]).map(Self::Less),
+            _ => parse_size(text).map(Self::To),
+        }
+    }
+}
+
+/// Changes each file's size.
+pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    let umask = umask();
+    edit::change_each(global, &args.locations, |volume, location, _| {
+        let failure = |error: uxfs::Error| edit::failure(location, &error);
+        let node = match edit::existing(volume, location, true)? {
+            Some(node) => node,
+            None if args.no_create => return Ok(()),
+            None => {
+                let (dir, name) = edit::parent(volume, location)?;
+                let new = NewNode { permissions: 0o666, umask, ..NewNode::default() };
+                dir.create_file(name, &new).map_err(failure)?
+            }
+        };
+        let file = node.open().map_err(failure)?;
+        let size = match args.size {
+            NewSize::To(size) => Some(size),
+            NewSize::More(more) => file.size().checked_add(more),
+            NewSize::Less(less) => Some(file.size().saturating_sub(less)),
+        };
+        let size = size.filter(|&size| i64::try_from(size).is_ok());
+        let size =
+            size.ok_or_else(|| edit::refused(location, Exit::Usage, "no file can be as large as that"))?;
+        file.set_len(size).map_err(failure)
+    })
+}

@@ -1,0 +1,76 @@
+//! `uxfs untar`: unpacks an archive from standard input into an image.
+
+use crate::edit;
+use crate::exit::{Exit, Failure, Result};
+use crate::fill::archive::FromArchive;
+use crate::fill::{Filler, Rules};
+use crate::host::attributes::Keep;
+use crate::location::{Location, parser};
+use crate::mode::{Owner, umask};
+use crate::options::Global;
+use crate::problems::{Problems, complain};
+use crate::progress;
+use std::fs::File;
+use std::io::{BufReader, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+
+/// Arguments of `untar`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The directory to unpack in
+    #[arg(value_name = "IMAGE:/PATH", value_parser = parser())]
+    location: Location,
+    /// Read this file, not standard input (`-`)
+    #[arg(short, long, value_name = "FILE")]
+    input: Option<PathBuf>,
+    /// Whose the files are, in numbers (as in the archive if it is not said)
+    #[arg(long, value_name = "UID[:GID]")]
+    owner: Option<Owner>,
+}
+
+/// Unpacks.
+pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    let input = input(args.input.as_deref())?;
+    let bar = progress::bytes();
+    let rules = Rules {
+        keep: Keep { mode: true, ownership: true, timestamps: true, xattrs: true },
+        keep_links: true,
+        owner: args.owner.unwrap_or_default(),
+        time: None,
+        inherit: true,
+        umask: umask(),
+        verbose: global.verbose,
+    };
+    let mut filler = Filler::new(rules, &bar);
+    let mut problems = Problems::beside(&bar);
+    let done = edit::change(global, &args.location, |volume| {
+        let root = volume.open_dir(&args.location.path);
+        let root = root.map_err(|error| edit::failure(&args.location, &error))?;
+        FromArchive::new(&mut filler, &mut problems, root).unpack(input)
+    });
+    bar.finish_and_clear();
+    done?;
+    say_lost(&filler);
+    Ok(problems.exit())
+}
+
+/// Says how many attributes were left out.
+pub fn say_lost(filler: &Filler<'_>) {
+    let lost = filler.lost_xattrs();
+    if lost > 0 {
+        complain(&format!("note: {lost} extended attributes were not kept: no volume can hold them"));
+    }
+}
+
+fn input(path: Option<&Path>) -> Result<Box<dyn Read>> {
+    if let Some(path) = path.filter(|path| path.as_os_str() != "-") {
+        let file = File::open(path).map_err(|error| Failure::of_host(path, error))?;
+        return Ok(Box::new(BufReader::with_capacity(1 << 20, file)));
+    }
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        let what = "untar: standard input is a terminal; redirect it, or give -i FILE";
+        return Err(Failure::new(Exit::Usage, what));
+    }
+    Ok(Box::new(BufReader::with_capacity(1 << 20, stdin)))
+}

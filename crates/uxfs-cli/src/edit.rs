@@ -1,0 +1,107 @@
+//! Volumes that a verb changes: opened for writing, changed, closed.
+//!
+//! Invariant: what was opened is closed, also where the change failed, so that the log is left clean.
+
+use crate::exit::{Exit, Failure, Result, host_name};
+use crate::location::{Images, Location};
+use crate::options::Global;
+use crate::problems::{Problems, for_each};
+use uxfs::{Dir, Error, ErrorKind, Node, Volume};
+
+/// Changes the volume in one image.
+pub fn change<T>(global: &Global, location: &Location, work: impl FnOnce(&Volume) -> Result<T>) -> Result<T> {
+    let mut images = Images::writable(global);
+    let done = images.volume(location).and_then(|volume| work(&volume));
+    let closed = images.close();
+    let done = done?;
+    closed.map(|()| done)
+}
+
+/// Changes something at each location. A failure ends it where there is just one; where there are more, it is said
+/// and the rest goes on.
+pub fn change_each(
+    global: &Global,
+    locations: &[Location],
+    mut work: impl FnMut(&Volume, &Location, &mut Problems) -> Result<()>,
+) -> Result<Exit> {
+    let mut images = Images::writable(global);
+    let done = for_each(locations, &mut Problems::default(), |location, problems| {
+        let volume = images.volume(location)?;
+        work(&volume, location, problems)
+    });
+    let closed = images.close();
+    let exit = done?;
+    closed.map(|()| exit)
+}
+
+/// What went wrong with the change at a location: its whole path stands in front.
+pub fn failure(location: &Location, error: &Error) -> Failure {
+    let (path, text) = (uxfs::printable(&location.path), error.to_string());
+    let name = uxfs::printable(split(&location.path).map_or(&b"/"[..], |(_, name)| name));
+    let text =
+        [&path, &name].iter().find_map(|said| text.strip_prefix(&format!("{said}: "))).unwrap_or(&text);
+    refused(location, error.kind().into(), text)
+}
+
+/// A change that is not made, and why.
+pub fn refused(location: &Location, exit: Exit, what: impl std::fmt::Display) -> Failure {
+    let path = uxfs::printable(&location.path);
+    Failure::new(exit, format!("{}: {path}: {what}", host_name(&location.image)))
+}
+
+/// A path as that of a directory and a name in it; `None` if its end is not a name.
+pub fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = path.iter().rposition(|&byte| byte != b'/')? + 1;
+    let path = path.get(..end)?;
+    let start = path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    let (parent, name) = path.split_at(start);
+    (!matches!(name, b"." | b"..")).then_some((parent, name))
+}
+
+/// Whether a path ends in a slash, so that it can name a directory alone.
+pub fn ends_in_slash(path: &[u8]) -> bool {
+    path.last() == Some(&b'/')
+}
+
+/// The directory that holds what a location names, and the name in it.
+pub fn parent<'a>(volume: &Volume, location: &'a Location) -> Result<(Dir, &'a [u8])> {
+    let (parent, name) = split(&location.path)
+        .ok_or_else(|| refused(location, Exit::Usage, "not a name that can be made, moved or removed"))?;
+    let dir = volume.open_dir(parent).map_err(|error| failure(location, &error))?;
+    Ok((dir, name))
+}
+
+/// What has a name in a directory; an error if nothing has.
+pub fn named(dir: &Dir, name: &[u8], location: &Location) -> Result<Node> {
+    match dir.lookup(name) {
+        Ok(Some(node)) => Ok(node),
+        Ok(None) => Err(refused(location, Exit::NotFound, "no such file or directory")),
+        Err(error) => Err(failure(location, &error)),
+    }
+}
+
+/// What a path leads to, if it leads to something.
+pub fn existing(volume: &Volume, location: &Location, follow: bool) -> Result<Option<Node>> {
+    let path = &location.path;
+    let node = if follow { volume.lookup(path) } else { volume.lookup_nofollow(path) };
+    match node {
+        Ok(node) => Ok(Some(node)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failure(location, &error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::split;
+
+    #[test]
+    fn a_path_is_a_directory_and_a_name() {
+        assert_eq!(split(b"/a/b"), Some((&b"/a/"[..], &b"b"[..])));
+        assert_eq!(split(b"/a//"), Some((&b"/"[..], &b"a"[..])));
+        assert_eq!(split(b"a"), Some((&b""[..], &b"a"[..])));
+        for path in [&b""[..], b"/", b"//", b"/a/.", b"/a/../"] {
+            assert_eq!(split(path), None);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Files of another volume, or of the same one, read for a volume.
+
+use super::host::Target;
+use super::{Filler, Leaf, Outcome, Trouble, attributes_of, end_at, special_of};
+use crate::exit::{Exit, Failure, Result, host_name};
+use crate::location::Location;
+use crate::problems::Problems;
+use crate::walk::{Order, Step, Walk};
+use std::collections::HashMap;
+use uxfs::{Dir, File, Node, Volume};
+
+/// Copies trees of one volume into another.
+pub struct FromImage<'a, 'b> {
+    filler: &'a mut Filler<'b>,
+    problems: &'a mut Problems,
+    volume: &'a Volume,
+    source: &'a Location,
+    /// Whether the volume is the one that is written.
+    same: bool,
+    /// Files with several names that were copied, by inode number.
+    linked: HashMap<u64, Node>,
+}
+
+impl<'a, 'b> FromImage<'a, 'b> {
+    /// Copies with a filler; what fails is said.
+    pub fn new(
+        filler: &'a mut Filler<'b>,
+        problems: &'a mut Problems,
+        volume: &'a Volume,
+        source: &'a Location,
+        same: bool,
+    ) -> Self {
+        Self { filler, problems, volume, source, same, linked: HashMap::new() }
+    }
+
+    /// Copies a node, a directory with all that is in it.
+    pub fn copy(&mut self, node: Node, target: Target) -> Result<()> {
+        let is_dir = node.file_type().is_dir();
+        let mut walk = Walk::new(self.volume, node, &self.source.path, Order::Sorted);
+        let (base, name) = match target {
+            Target::Named(dir, name) => (dir, Some(name)),
+            Target::Into(dir) => (dir, None),
+        };
+        let goal = base.node().ino();
+        let mut dirs = vec![base];
+        while let Some(step) = walk.next() {
+            let name = if walk.depth() == 0 { name.as_deref() } else { Some(walk.name()) };
+            let Some(to) = dirs.last() else { break };
+            let outcome = match step {
+                Step::Enter(node) if self.same && node.ino() == goal && is_dir => {
+                    walk.skip();
+                    Err(Trouble::new(Exit::Usage, "a directory cannot be copied into itself"))
+                }
+                Step::Enter(node) => match self.enter(to, name, &node) {
+                    Ok(dir) => {
+                        dirs.push(dir);
+                        Ok(())
+                    }
+                    Err(trouble) => {
+                        walk.skip();
+                        Err(trouble)
+                    }
+                },
+                Step::Leave(node) => {
+                    let left = dirs.pop();
+                    attributes_of(&node).and_then(|of| match left {
+                        Some(dir) => self.filler.finish(dir.node(), &of),
+                        None => Ok(()),
+                    })
+                }
+                Step::Leaf(leaf) => match (leaf.node(self.volume), name) {
+                    (Ok(node), Some(name)) => {
+                        let to = to.clone();
+                        self.filler.at(walk.path());
+                        self.leaf(&to, name, &node)
+                    }
+                    (Ok(_), None) => Err(Trouble::new(Exit::NotFound, "has no name to copy it under")),
+                    (Err(error), _) => Err(error.into()),
+                },
+                Step::Failed(error) => Err(error.into()),
+                Step::Damaged(what) => Err(Trouble::new(Exit::Damaged, what)),
+            };
+            let Err(trouble) = outcome else { continue };
+            if trouble.ends() || (walk.depth() == 0 && !is_dir) {
+                return Err(self.failure(walk.path(), trouble));
+            }
+            self.problems.at(&self.source.image, walk.path(), trouble);
+        }
+        Ok(())
+    }
+
+    fn failure(&self, path: &[u8], trouble: Trouble) -> Failure {
+        trouble.failure(format_args!("{}: {}", host_name(&self.source.image), uxfs::printable(path)))
+    }
+
+    fn enter(&mut self, to: &Dir, name: Option<&[u8]>, node: &Node) -> Outcome<Dir> {
+        match name {
+            Some(name) => self.filler.directory(to, name, &attributes_of(node)?),
+            None => Ok(to.clone()),
+        }
+    }
+
+    fn leaf(&mut self, to: &Dir, name: &[u8], node: &Node) -> Outcome<()> {
+        let metadata = node.metadata();
+        let several = self.filler.rules().keep_links && metadata.nlink > 1;
+        if several && let Some(copy) = self.linked.get(&node.ino()) {
+            return self.filler.link(to, name, copy);
+        }
+        if self.same && to.lookup(name)?.is_some_and(|there| there.ino() == node.ino()) {
+            return Err(Trouble::new(Exit::Usage, "this is the same file"));
+        }
+        let of = attributes_of(node)?;
+        let made = if metadata.is_file() {
+            let from = node.open()?;
+            self.filler.file(to, name, &of, |filler, file| content(filler, &from, file))?
+        } else if metadata.is_symlink() {
+            self.filler.leaf(to, name, &of, &Leaf::Symlink(&node.read_link()?))?
+        } else if let Some(special) = special_of(&metadata) {
+            self.filler.leaf(to, name, &of, &Leaf::Special(special))?
+        } else {
+            return Err(Trouble::new(
+                Exit::Damaged,
+                format!("damaged: a {} where none can be", metadata.file_type),
+            ));
+        };
+        if several {
+            self.linked.insert(node.ino(), made);
+        }
+        Ok(())
+    }
+}
+
+/// Copies data; holes stay holes.
+fn content(filler: &mut Filler<'_>, from: &File, to: &File) -> Outcome<()> {
+    let mut at = 0;
+    while let Some(start) = from.seek_data(at)? {
+        let end = from.seek_hole(start)?.unwrap_or(start);
+        if end <= start {
+            break;
+        }
+        filler.copy_run(to, start, end, |buf, at| Ok(from.read_at(buf, at)?))?;
+        at = end;
+    }
+    end_at(to, from.size())
+}
