@@ -80,8 +80,8 @@ impl<'t, 'v> TransFork<'t, 'v> {
         let Some(data) = self.trans.inode(self.ino).fork_state(ForkKind::Data) else { return 0 };
         let used = match data.format {
             ForkFormat::Dev => return 8,
-            ForkFormat::Local => return data.bytes.len().next_multiple_of(8),
-            ForkFormat::Extents => data.bytes.len(),
+            // What is local may outgrow the inode, and then needs what a map needs.
+            ForkFormat::Local | ForkFormat::Extents => data.bytes.len(),
             ForkFormat::Btree => {
                 BmbtRoot::view(&data.bytes).map_or(data.bytes.len(), |root| 4 + 16 * root.keys().len())
             }
