@@ -85,7 +85,7 @@ struct Scene {
 impl Scene {
     fn set(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
         let pages = config.file_pages();
-        observer.note("making a volume with mkfs.xfs");
+        observer.note("making a volume");
         let own = OwnVolume::make(config)?;
         let mut others: Vec<Box<dyn AnyTarget>> = Vec::new();
         if config.raw {

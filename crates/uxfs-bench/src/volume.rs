@@ -87,9 +87,9 @@ fn only_extent(file: &uxfs::File) -> Result<u64> {
     let mut extents = file.extents();
     match extents.next().transpose().map_err(Error::volume)? {
         Some(extent) if extent.length >= file.size() && !extent.unwritten => Ok(extent.physical),
-        _ => Err(Error::Program {
-            program: "mkfs.xfs",
-            message: "the file that it was to copy into the volume is not in one written piece".to_owned(),
+        _ => Err(Error::Shape {
+            path: FILE_NAME.into(),
+            problem: "it is not in one written piece of the new volume".to_owned(),
         }),
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured on: a volume made by `mkfs.xfs`, and an XFS that the kernel has mounted.
+//! What is measured on: a volume made by uxfs, and an XFS that the kernel has mounted.
 
 mod image;
 mod zram;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
-use uxfs::{AlignedBuf, OpenOptions, Volume};
+use uxfs::{AlignedBuf, MkfsOptions, NewNode, OpenOptions, Special, Volume};
 use uxfs_bench::{Config, FILE_NAME, Locking, Measurement, PAGE, Place, Workload};
 
 /// Bytes of the file that is overwritten.
@@ -29,8 +29,8 @@ pub struct Args {}
 pub fn run(_args: &Args, global: &Global) -> Result<Exit> {
     let dir = scratch()?;
     let image = dir.path().join("demo.img");
-    say("A volume, made by mkfs.xfs in a file")?;
-    make_volume(dir.path(), &image)?;
+    say("A volume, made and filled in a file")?;
+    make_volume(&image)?;
     show(&image, global)?;
 
     say("One file, many threads: overwrites with one lock for the whole file, and with the range lock")?;
@@ -66,53 +66,38 @@ fn scratch() -> Result<TempDir> {
 }
 
 /// Makes a small volume with a few files in it.
-fn make_volume(dir: &Path, image: &Path) -> Result<()> {
-    let host = |error| Failure::of_host(dir, error);
-    let letter = dir.join("letter");
-    let zeroes = dir.join("zeroes");
-    std::fs::write(&letter, LETTER).map_err(host)?;
-    std::fs::write(&zeroes, [0; 65536]).map_err(host)?;
-    std::fs::File::create(image).and_then(|file| file.set_len(512 << 20)).map_err(host)?;
-    let proto = dir.join("proto");
-    let (letter, zeroes) = (letter.display(), zeroes.display());
-    let text = format!(
-        "/stand/boot\n0 0\nd--755 0 0\n\
-         home d--755 0 0\n ada d--750 1000 1000\n  letter.txt ---640 1000 1000 {letter}\n  \
-         latest l--777 1000 1000 letter.txt\n $\n$\n\
-         dev d--755 0 0\n null c--666 0 0 1 3\n$\n\
-         var d--755 0 0\n data.bin ---644 0 0 {zeroes}\n queue p--600 0 0\n$\n$\n"
-    );
-    std::fs::write(&proto, text).map_err(host)?;
-    let mut mkfs = Command::new("mkfs.xfs");
-    mkfs.args(["-q", "-L", "demo", "-m", "crc=1,finobt=1,reflink=1,rmapbt=0,bigtime=1,inobtcount=1"]);
-    mkfs.args(["-i", "sparse=1", "-p"]).arg(&proto).arg(image);
-    program("mkfs.xfs", &mut mkfs)?;
-    line(&format!("mkfs.xfs -L demo -p PROTOTYPE {}", image.display()))
+fn make_volume(image: &Path) -> Result<()> {
+    let failure = |error: uxfs::Error| Failure::of_image(image, &error);
+    uxfs::mkfs(image, &MkfsOptions::new().size(512 << 20).label("demo")).map_err(failure)?;
+    let volume = Volume::open(image, &OpenOptions::new().writable(true)).map_err(failure)?;
+    let filled = fill(&volume);
+    let closed = volume.close();
+    filled.and(closed).map_err(failure)?;
+    line(&format!("uxfs mkfs -L demo {} 512M, and a few files", image.display()))
+}
+
+fn fill(volume: &Volume) -> uxfs::Result<()> {
+    let node = |permissions, uid| NewNode { permissions, uid, gid: uid, ..NewNode::default() };
+    let root = volume.root()?.as_dir()?;
+    let dir = |name: &str| root.create_dir(name.as_bytes(), &node(0o755, 0))?.as_dir();
+    let ada = dir("home")?.create_dir(b"ada", &node(0o750, 1000))?.as_dir()?;
+    let letter = ada.create_file(b"letter.txt", &node(0o640, 1000))?;
+    letter.open()?.write_at(LETTER.as_bytes(), 0)?;
+    ada.create_symlink(b"latest", b"letter.txt", &node(0o777, 1000))?;
+    dir("dev")?.create_special(b"null", Special::CharDevice(1, 3), &node(0o666, 0))?;
+    let var = dir("var")?;
+    var.create_file(b"data.bin", &node(0o644, 0))?.open()?.write_at(&[0; 65536], 0)?;
+    var.create_special(b"queue", Special::Fifo, &node(0o600, 0))?;
+    Ok(())
 }
 
 /// What the letter in the volume says.
 const LETTER: &str = "\
 Dear reader,
 
-these lines are in a real XFS volume, made by mkfs.xfs. uxfs reads them with
-no mount and no privileges: it is a program like any other.
+these lines are in a real XFS volume. uxfs made it, wrote them and reads them
+with no mount and no privileges: it is a program like any other.
 ";
-
-/// Runs a program; if it is missing, says how to get it.
-fn program(name: &str, command: &mut Command) -> Result<()> {
-    let output = command.stdin(Stdio::null()).output().map_err(|error| {
-        if error.kind() != std::io::ErrorKind::NotFound {
-            return Failure::new(Exit::Io, format!("{name}: {error}"));
-        }
-        let how = "it is in the package xfsprogs: apt-get install xfsprogs, or dnf install xfsprogs";
-        Failure::new(Exit::Io, format!("demo: {name} is not installed; {how}"))
-    })?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    Err(Failure::new(Exit::Io, format!("demo: {name} failed ({}): {said}", output.status)))
-}
 
 /// Shows the volume as `info`, `tree` and `cat` do.
 fn show(image: &Path, global: &Global) -> Result<()> {
@@ -216,7 +201,7 @@ fn summary(measured: &[Measurement], pages: u64, repaired: bool) -> String {
     let one = ops("write", Locking::Range, 1);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     format!(
-        "uxfs opened a volume of mkfs.xfs in this process, with no mount and no privileges, and showed what is in \
+        "uxfs made a volume in this process, with no mount and no privileges, filled it, and showed what is in \
          it. On this machine ({cores} cores), {last} threads overwrote random 4 KiB pages of one file {:.0} thousand \
          times a second with one lock for the whole file, and {:.0} thousand times with the range lock ({:.1} times \
          as often; one thread alone: {:.0} thousand). All {pages} pages of the file were then read back and hold \
