@@ -5,7 +5,7 @@ use crate::metadata::Metadata;
 use crate::node::Node;
 use crate::open_files::Data;
 use crate::queue::Queue;
-use fileio::{DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FileMapping};
+use fileio::{DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FileError, FileMapping};
 use rangelock::Mode;
 use std::ops::Range;
 use std::sync::Arc;
@@ -59,7 +59,14 @@ impl File {
 
     /// What the volume says of it.
     pub fn metadata(&self) -> Metadata {
-        self.node.metadata()
+        let mut metadata = self.node.metadata();
+        // Overwrites tell the inode later.
+        if let Some(time) = self.data.map().overwritten() {
+            let time = crate::Timestamp { seconds: time.secs, nanoseconds: time.nanos };
+            metadata.mtime = metadata.mtime.max(time);
+            metadata.ctime = metadata.ctime.max(time);
+        }
+        metadata
     }
 
     /// Its size in bytes.
@@ -85,7 +92,13 @@ impl File {
     /// which then grows. Space is allocated as needed.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
-        self.data.write_at(offset, buf)?;
+        match self.data.overwrite_at(offset, buf) {
+            Ok(_) => self.data.map().note_overwrite(EngineTime::now()),
+            Err(FileError::NotOverwritable { .. }) => {
+                self.data.write_at(offset, buf)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
         Ok(())
     }
 
@@ -238,6 +251,7 @@ impl File {
         self.data.sync()?;
         let engine = self.node.volume.engine();
         if engine.is_writable() {
+            self.data.map().log_times()?;
             engine.sync()?;
         }
         Ok(())

@@ -148,3 +148,30 @@ fn the_kernel_replays_what_was_synced() {
     assert_eq!(count, 1000);
     repair_finds_nothing(&image);
 }
+
+#[test]
+fn an_overwrite_changes_the_time_of_the_content() {
+    let dir = tempfile::tempdir().expect("a place");
+    let image = common::made(dir.path(), &[]);
+    let volume = open(&image);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let node = root.create_file(b"data", &NewNode::default()).expect("made");
+    let long_ago = uxfs::Timestamp { seconds: 1_000_000_000, nanoseconds: 5 };
+    node.open().expect("opened").write_at(&[1; 8192], 0).expect("written");
+    let old = Changes { mtime: Some(long_ago), ctime: Some(long_ago), ..Changes::default() };
+    node.change(&old).expect("changed");
+    let file = node.open().expect("opened");
+    file.write_at(&[2; 100], 4000).expect("written over");
+    assert!(file.metadata().mtime > long_ago);
+    assert_eq!(node.metadata().mtime, long_ago, "the inode is told later");
+    drop(file);
+    assert!(node.metadata().mtime > long_ago);
+    drop(node);
+    drop(root);
+    volume.close().expect("closed");
+    drop(volume);
+    repair_finds_nothing(&image);
+    let age =
+        common::mounted(&image, |at| at.join("data").metadata().expect("stat").modified().expect("a time"));
+    assert!(age.elapsed().is_ok_and(|age| age.as_secs() < 3600));
+}
