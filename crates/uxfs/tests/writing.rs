@@ -175,3 +175,36 @@ fn an_overwrite_changes_the_time_of_the_content() {
         common::mounted(&image, |at| at.join("data").metadata().expect("stat").modified().expect("a time"));
     assert!(age.elapsed().is_ok_and(|age| age.as_secs() < 3600));
 }
+
+#[test]
+fn a_full_volume_can_be_emptied() {
+    let dir = tempfile::tempdir().expect("a place");
+    let image = common::made(dir.path(), &[]);
+    let volume = open(&image);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let block = vec![5; 4 << 20];
+    let mut files = 0_u32;
+    let why = loop {
+        let name = format!("file {files}");
+        let made = root.create_file(name.as_bytes(), &NewNode::default()).and_then(|node| node.open());
+        match made.and_then(|file| file.write_at(&block, 0)) {
+            Ok(()) => files += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(why.kind(), uxfs::ErrorKind::NoSpace);
+    assert!(files > 50, "{files} files of 4 MiB");
+    // What little is left goes to small ones.
+    while root.create_file(format!("small {files}").as_bytes(), &NewNode::default()).is_ok() && files < 5000 {
+        files += 1;
+    }
+    let names: Vec<Vec<u8>> = root.entries().map(|entry| entry.expect("read").name).collect();
+    for name in names {
+        root.remove_file(&name).expect("removed");
+    }
+    root.create_file(b"again", &NewNode::default()).expect("made");
+    drop(root);
+    volume.close().expect("closed");
+    drop(volume);
+    repair_finds_nothing(&image);
+}

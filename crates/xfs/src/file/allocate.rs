@@ -123,7 +123,8 @@ impl Volume {
         loop {
             let need =
                 Need::new(self.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64).steps(2);
-            let mut trans = Trans::start(self, need.reservation())?;
+            // The data are written already: on a full volume, what needs no block is done without.
+            let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             let ino = entry.ino();
             todo = match todo {

@@ -29,7 +29,7 @@ impl Volume {
         now: Timestamp,
     ) -> Result<()> {
         loop {
-            let mut trans = Trans::start(self, need_to_remove(self).reservation())?;
+            let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, blocks.clone())?;
             let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
@@ -52,7 +52,7 @@ impl Volume {
         self.set_size(entry, size, now)?;
         let first = FileBlock(size.div_ceil(self.geometry().block_size.into()));
         loop {
-            let mut trans = Trans::start(self, need_to_remove(self).reservation())?;
+            let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             if trans.extents(entry.ino(), ForkKind::Data)?.end() <= first {
                 return Ok(());
@@ -71,7 +71,7 @@ pub(crate) fn free_all(volume: &Arc<Volume>, entry: &Arc<InodeEntry>, kind: Fork
         if fork.nextents == 0 && fork.format != ForkFormat::Btree {
             return Ok(());
         }
-        let mut trans = Trans::start(volume, need_to_remove(volume).reservation())?;
+        let mut trans = Trans::start(volume, need_to_remove(volume).reservation().or_no_blocks())?;
         trans.join_inode(Arc::clone(entry), entry.lock())?;
         let ino = entry.ino();
         if trans.inode(ino).is_free() || trans.inode(ino).nlink() > 0 {

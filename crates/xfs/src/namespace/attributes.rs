@@ -129,7 +129,11 @@ impl Volume {
             XattrChange::Remove => 0,
         };
         let need = Need::new(self.geometry()).inodes(1).attr_change(value_blocks).steps(2);
-        let mut trans = Trans::start(self, need.reservation())?;
+        let reservation = match change {
+            XattrChange::Set(..) => need.reservation(),
+            XattrChange::Remove => need.reservation().or_no_blocks(),
+        };
+        let mut trans = Trans::start(self, reservation)?;
         trans.join_inode(Arc::clone(entry), entry.lock())?;
         let ino = entry.ino();
         if trans.inode(ino).is_free() {

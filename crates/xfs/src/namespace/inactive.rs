@@ -28,7 +28,7 @@ impl Volume {
         file::free_all(self, entry, ForkKind::Data)?;
         file::free_all(self, entry, ForkKind::Attr)?;
         let need = Need::new(self.geometry()).inodes(1).unlinked().inode_chunk().steps(2);
-        let mut trans = Trans::start(self, need.reservation())?;
+        let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
         trans.join_inode(Arc::clone(entry), entry.lock())?;
         let ino = entry.ino();
         let inode = trans.inode(ino);

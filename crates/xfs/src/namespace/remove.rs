@@ -34,7 +34,7 @@ impl Volume {
         check_name(name)?;
         loop {
             let child = self.child_of(dir, name)?;
-            let mut trans = Trans::start(self, self.need_to_remove().reservation())?;
+            let mut trans = Trans::start(self, self.need_to_remove().reservation().or_no_blocks())?;
             join_all(&mut trans, &[dir, &child])?;
             check_directory(trans.inode(dir.ino()))?;
             match lookup(&mut trans, dir.ino(), name)? {

@@ -61,11 +61,15 @@ impl<'v> Trans<'v> {
     /// a transaction takes. [`Error::NoSpace`] comes before anything has changed.
     pub fn start(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
         let write = volume.write_side()?;
-        write.counters.reserve_blocks(reservation.blocks)?;
+        let blocks = match write.counters.reserve_blocks(reservation.blocks) {
+            Ok(()) => reservation.blocks,
+            Err(Error::NoSpace) if reservation.blocks_optional => 0,
+            Err(error) => return Err(error),
+        };
         let ticket = match write.journal.reserve(reservation.log_bytes, reservation.log_count) {
             Ok(ticket) => ticket,
             Err(error) => {
-                write.counters.return_blocks(reservation.blocks);
+                write.counters.return_blocks(blocks);
                 return Err(error);
             }
         };
@@ -80,7 +84,7 @@ impl<'v> Trans<'v> {
             deferred: Vec::new(),
             freed: Vec::new(),
             delta: Delta::default(),
-            blocks: reservation.blocks,
+            blocks,
             rolled: false,
         })
     }

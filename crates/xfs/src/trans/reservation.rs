@@ -23,6 +23,16 @@ pub struct Reservation {
     pub log_bytes: u32,
     /// Steps that are reserved at once; more are possible, but may have to wait.
     pub log_count: u32,
+    /// Whether to go on without blocks where there are none: for what frees space, and seldom needs any for it.
+    pub blocks_optional: bool,
+}
+
+impl Reservation {
+    /// The same, going on without blocks where there are none. Should some be needed after all, the transaction fails
+    /// with [`Error::NoSpace`](crate::Error::NoSpace) when it wants them, and has changed nothing.
+    pub fn or_no_blocks(self) -> Self {
+        Self { blocks_optional: true, ..self }
+    }
 }
 
 /// The worst case of an operation, part by part.
@@ -151,6 +161,7 @@ impl<'g> Need<'g> {
             blocks: self.blocks,
             log_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
             log_count: self.count,
+            blocks_optional: false,
         }
     }
 }
