@@ -2,17 +2,12 @@
 
 mod common;
 
+use common::repair_finds_nothing;
 use std::process::Command;
 use uxfs::{Changes, NewNode, OpenOptions, Rename, SetXattr, Special, Volume};
 
 fn open(image: &std::path::Path) -> Volume {
     Volume::open(image, &OpenOptions::new().writable(true)).expect("a clean volume")
-}
-
-fn repair_finds_nothing(image: &std::path::Path) {
-    let run = Command::new("xfs_repair").arg("-n").arg(image).output().expect("xfs_repair is installed");
-    let text = format!("{}{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
-    assert!(run.status.success(), "{text}");
 }
 
 #[test]

@@ -74,7 +74,7 @@ pub trait ForkMut: Fork {
     fn set_local(&mut self, bytes: &[u8]) -> Result<()>;
     /// Makes the fork a list of extents, empty, whatever content it held itself.
     fn set_extents(&mut self) -> Result<()>;
-    /// Removes an attribute fork that is empty; nothing for a data fork.
+    /// Removes an attribute fork that is empty, if the inode can be without; nothing for a data fork.
     fn remove_fork(&mut self) -> Result<()>;
     /// Sets `di_size` of a data fork, in bytes.
     fn set_size(&mut self, bytes: u64);

@@ -55,6 +55,16 @@ pub fn write(fork: &mut dyn ForkMut, target: &[u8]) -> Result<(), TargetError> {
     if target.len() <= fork.local_capacity() {
         return Ok(fork.set_local(target)?);
     }
+    Ok(write_outside(fork, target)?)
+}
+
+/// Moves a target that is in the inode out of it, so that attributes have room there.
+pub fn move_out(fork: &mut dyn ForkMut) -> Result<()> {
+    let target = target(fork)?;
+    write_outside(fork, &target)
+}
+
+fn write_outside(fork: &mut dyn ForkMut, target: &[u8]) -> Result<()> {
     fork.set_extents()?;
     let blocks = blocks_needed(fork.geometry(), target.len());
     fork.map(FileBlock(0), blocks)?;
@@ -67,7 +77,7 @@ pub fn write(fork: &mut dyn ForkMut, target: &[u8]) -> Result<(), TargetError> {
         let id = identity(fork, FileBlock(at.into()))?;
         let bytes = fork.create(FileBlock(at.into()), run, &SYMLINK)?;
         if !write_symlink_block(bytes, &id, (target.len() - rest.len()) as u32, piece) {
-            return Err(Error::corrupt_inode(fork.inode(), FormatError::new(NAME, "byte count")).into());
+            return Err(Error::corrupt_inode(fork.inode(), FormatError::new(NAME, "byte count")));
         }
         (rest, at) = (behind, at + run);
     }

@@ -12,6 +12,13 @@ pub fn made(dir: &Path, more: &[&str]) -> PathBuf {
     image
 }
 
+/// `xfs_repair -n` is content with a volume.
+pub fn repair_finds_nothing(image: &std::path::Path) {
+    let run = Command::new("xfs_repair").arg("-n").arg(image).output().expect("xfs_repair is installed");
+    let text = format!("{}{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{text}");
+}
+
 /// What `look` sees in the kernel's mount of a volume.
 pub fn mounted<R>(image: &Path, look: impl FnOnce(&Path) -> R) -> R {
     let at = tempfile::tempdir().expect("a mount point");

@@ -1,7 +1,9 @@
 //! Changes of what is said of a file: permissions, owners, times, project; extended attributes.
 
+use super::attr_fork::attr_fork;
 use super::{NameProblem, touch};
 use crate::attr::acl::{self, AclKind};
+use crate::attr::edit::Put;
 use crate::attr::{self, Namespace};
 use crate::error::Result;
 use crate::inode::{ForkKind, InodeEntry};
@@ -42,7 +44,7 @@ pub struct Change {
 #[derive(Clone, Copy, Debug)]
 pub enum XattrChange<'a> {
     /// Set it to this value.
-    Set(&'a [u8], attr::edit::Put),
+    Set(&'a [u8], Put),
     /// Remove it.
     Remove,
 }
@@ -89,7 +91,7 @@ impl Volume {
         list: Option<&[AclEntry]>,
         now: Timestamp,
     ) -> Result<()> {
-        let need = Need::new(self.geometry()).inodes(1).attr_change(1).steps(2);
+        let need = Need::new(self.geometry()).inodes(1).attr_fork().attr_change(1).steps(2);
         let mut trans = Trans::start(self, need.reservation())?;
         trans.join_inode(Arc::clone(entry), entry.lock())?;
         let ino = entry.ino();
@@ -105,7 +107,7 @@ impl Volume {
             }
         }
         if list.is_some() || trans.inode(ino).has_attrs() {
-            acl::write(&mut TransFork::attr(&mut trans, ino)?, kind, list)?;
+            acl::write(&mut attr_fork(&mut trans, ino)?, kind, list)?;
         }
         touch(&mut trans, ino, false, now);
         trans.commit()?;
@@ -130,7 +132,7 @@ impl Volume {
         };
         let need = Need::new(self.geometry()).inodes(1).attr_change(value_blocks).steps(2);
         let reservation = match change {
-            XattrChange::Set(..) => need.reservation(),
+            XattrChange::Set(..) => need.attr_fork().reservation(),
             XattrChange::Remove => need.reservation().or_no_blocks(),
         };
         let mut trans = Trans::start(self, reservation)?;
@@ -140,8 +142,11 @@ impl Volume {
             return Err(NameProblem::Missing.into());
         }
         match change {
+            XattrChange::Remove | XattrChange::Set(_, Put::Replace) if !trans.inode(ino).has_attrs() => {
+                return Err(NameProblem::NoAttribute.into());
+            }
             XattrChange::Set(value, how) => {
-                attr::edit::set(&mut TransFork::attr(&mut trans, ino)?, namespace, name, value, how)?;
+                attr::edit::set(&mut attr_fork(&mut trans, ino)?, namespace, name, value, how)?;
             }
             XattrChange::Remove => {
                 attr::edit::remove(&mut TransFork::attr(&mut trans, ino)?, namespace, name)?;

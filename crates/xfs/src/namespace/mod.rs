@@ -12,6 +12,7 @@
 //! - an inode without names is on its group's list of unlinked ones until it is freed, unless it is freed in the very
 //!   transaction that takes its last name.
 
+mod attr_fork;
 mod attributes;
 mod create;
 mod inactive;

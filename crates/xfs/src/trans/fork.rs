@@ -1,6 +1,9 @@
 //! A fork of an inode that a transaction has joined, as directory, attribute and symlink code changes it.
 //!
 //! Where the two forks of an inode meet is settled here: the boundary moves as far as the content of both allows.
+//!
+//! Invariant: what is outside the inode would not fit into its fork. Kernels insist on that for maps, and older ones
+//! for targets of symbolic links; so the attribute fork of such an inode stays when its last attribute goes.
 
 use super::Trans;
 use crate::alloc::{Purpose, Request, Target};
@@ -26,7 +29,9 @@ const ATTR_BYTES_MIN: usize = 40;
 /// What a device number takes, in units that the boundary is counted in.
 const DEVICE_BYTES: usize = 8;
 /// What a data fork has beside an attribute fork, as long as that fits behind it.
-const DATA_BYTES_USUAL: usize = 200;
+pub(crate) const DATA_BYTES_USUAL: usize = 200;
+/// An attribute fork in the inode that has no attributes: a length and a count.
+const NO_ATTRS: [u8; 4] = [0, 4, 0, 0];
 
 /// One fork of one joined inode.
 #[derive(Debug)]
@@ -40,6 +45,12 @@ impl<'t, 'v> TransFork<'t, 'v> {
     /// The fork of a joined inode.
     pub fn new(trans: &'t mut Trans<'v>, ino: InodeNumber, kind: ForkKind) -> Self {
         Self { trans, ino, kind }
+    }
+
+    /// Whether a joined inode has an attribute fork, or room for one beside what it holds.
+    pub fn has_room_for_attrs(trans: &'t mut Trans<'v>, ino: InodeNumber) -> bool {
+        let fork = Self::new(trans, ino, ForkKind::Attr);
+        fork.trans.inode(ino).has_attrs() || fork.boundary_for(ATTR_BYTES_MIN).is_some()
     }
 
     /// The attribute fork of a joined inode, made if there was none.
@@ -128,6 +139,17 @@ impl<'t, 'v> TransFork<'t, 'v> {
             inode.set_fork(ForkKind::Data, fork);
         }
         Ok(())
+    }
+
+    /// Whether the data fork lies outside the inode, and would fit there if it had all the room.
+    fn data_would_fit(&self) -> bool {
+        let inode = self.trans.inode(self.ino);
+        let literal = self.literal_bytes();
+        inode.fork_state(ForkKind::Data).is_some_and(|data| match data.format {
+            ForkFormat::Btree => data.nextents <= literal as u64 / 16,
+            ForkFormat::Extents => inode.is_symlink() && inode.size() <= literal as u64,
+            ForkFormat::Local | ForkFormat::Dev => false,
+        })
     }
 
     fn corrupt(&self, check: &'static str, at: FileBlock) -> Error {
@@ -274,6 +296,9 @@ impl ForkMut for TransFork<'_, '_> {
     fn remove_fork(&mut self) -> Result<()> {
         if self.kind == ForkKind::Data || !self.trans.inode(self.ino).has_attrs() {
             return Ok(());
+        }
+        if self.data_would_fit() {
+            return self.set_local(&NO_ATTRS);
         }
         let literal = self.literal_bytes();
         self.move_boundary(literal)?;

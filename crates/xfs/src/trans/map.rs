@@ -51,6 +51,12 @@ impl Trans<'_> {
         self.change_map(ino, ForkKind::Data, |editor| editor.shift(range, by, most))
     }
 
+    /// Makes a data fork's map fit into so many bytes of the inode: what does not goes into blocks. The caller moves
+    /// the boundary between the forks.
+    pub(crate) fn fit_map(&mut self, ino: InodeNumber, room: usize) -> Result<()> {
+        self.change_map(ino, ForkKind::Data, |editor| editor.fit(room))
+    }
+
     fn change_map<R>(
         &mut self,
         ino: InodeNumber,

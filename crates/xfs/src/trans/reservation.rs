@@ -113,6 +113,14 @@ impl<'g> Need<'g> {
             .extents(2)
     }
 
+    /// An inode gets an attribute fork, and what filled it goes into blocks: a directory, a link's target, the map of
+    /// a file.
+    pub fn attr_fork(self) -> Self {
+        const TARGET_BLOCKS: u64 = 2;
+        let blocks = u64::from(self.geometry.dir_block_blocks()).max(TARGET_BLOCKS);
+        self.dir_buffers(1).buffers(TARGET_BLOCKS).blocks(blocks).map_changes(2)
+    }
+
     /// An inode gets or loses its place: AGI, both inode trees, its cluster's list pointers.
     pub fn inode_change(self) -> Self {
         let levels = inode_levels(self.geometry);

@@ -135,6 +135,12 @@ pub fn replace(
     }
 }
 
+/// Moves a directory that is in the inode out of it, so that attributes have room there.
+pub fn move_out(fork: &mut dyn ForkMut) -> Result<()> {
+    let dir = short::load(fork)?;
+    convert::short_to_block(fork, &dir)
+}
+
 /// Whether there is no name but the dots.
 pub fn is_empty(fork: &dyn Fork) -> Result<bool> {
     let mut empty = true;

@@ -53,7 +53,7 @@ pub(super) fn replace(
     block::replace(fork, name, ino, ftype)
 }
 
-fn load(fork: &dyn Fork) -> Result<ShortImage> {
+pub(super) fn load(fork: &dyn Fork) -> Result<ShortImage> {
     let geometry = fork.geometry();
     let local = fork.local().unwrap_or_default();
     parse_short(fork, local)?;

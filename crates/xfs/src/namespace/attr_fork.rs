@@ -1,0 +1,29 @@
+//! Room for attributes in an inode: what fills it goes into blocks.
+
+use crate::dir::edit as dir_edit;
+use crate::error::Result;
+use crate::inode::ForkKind;
+use crate::symlink;
+use crate::trans::Trans;
+use crate::trans::fork::{DATA_BYTES_USUAL, TransFork};
+use xfs_format::inode::ForkFormat;
+use xfs_format::types::InodeNumber;
+
+/// The attribute fork of a joined inode, made if there was none. The transaction has reserved
+/// [`attr_fork`](crate::trans::reservation::Need::attr_fork).
+pub(super) fn attr_fork<'t, 'v>(trans: &'t mut Trans<'v>, ino: InodeNumber) -> Result<TransFork<'t, 'v>> {
+    if !TransFork::has_room_for_attrs(trans, ino) {
+        move_content_out(trans, ino)?;
+    }
+    TransFork::attr(trans, ino)
+}
+
+fn move_content_out(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
+    let inode = trans.inode(ino);
+    let (local, is_dir) = (inode.fork_format(ForkKind::Data) == Some(ForkFormat::Local), inode.is_dir());
+    match (local, is_dir) {
+        (true, true) => dir_edit::move_out(&mut TransFork::new(trans, ino, ForkKind::Data)),
+        (true, false) => symlink::move_out(&mut TransFork::new(trans, ino, ForkKind::Data)),
+        (false, _) => trans.fit_map(ino, DATA_BYTES_USUAL),
+    }
+}
