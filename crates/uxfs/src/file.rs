@@ -141,8 +141,16 @@ impl File {
         let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
         let around = self.bytes_around(&range);
         let _held = self.data.hold(around.start.min(self.size())..around.end, Mode::Exclusive);
-        self.clear(&range)?;
-        engine.allocate_blocks(entry, self.blocks_around(&range), Wanted::Preallocated)?;
+        let blocks = self.blocks_around(&range);
+        if entry.peek().is_reflinked() {
+            // Blocks that others share are given up: what is unwritten here may be written in place.
+            self.clear(&range)?;
+            engine.allocate_blocks(entry, blocks, Wanted::Preallocated)?;
+        } else {
+            // Space first: where there is none, the content stays.
+            engine.allocate_blocks(entry, blocks, Wanted::Preallocated)?;
+            self.blank(&range)?;
+        }
         self.grow(range.end, keep_size)
     }
 
@@ -186,16 +194,34 @@ impl File {
 
     /// Zeroes the parts of blocks at both ends of a range that is held, and frees the blocks between.
     fn clear(&self, range: &Range<u64>) -> Result<()> {
+        self.in_parts(range, |blocks| {
+            self.node.volume.engine().remove_blocks(&self.node.entry, blocks, EngineTime::now())
+        })
+    }
+
+    /// Zeroes the parts of blocks at both ends of a range that is held and has space; the blocks between get unwritten.
+    fn blank(&self, range: &Range<u64>) -> Result<()> {
+        self.in_parts(range, |blocks| {
+            self.node.volume.engine().blank_blocks(&self.node.entry, blocks, EngineTime::now())
+        })
+    }
+
+    /// Does `whole` to the whole blocks of a range that is held, and zeroes the parts of blocks at both ends of it.
+    fn in_parts(
+        &self,
+        range: &Range<u64>,
+        whole: impl FnOnce(Range<FileBlock>) -> xfs::Result<()>,
+    ) -> Result<()> {
         let block = u64::from(self.node.volume.engine().geometry().block_size);
         let (first, last) = (range.start.next_multiple_of(block), range.end & !(block - 1));
         if first >= last {
             // No whole block, but perhaps the ends of two.
             return Ok(self.data.zero_held(range.clone())?);
         }
+        // What may find no space comes first.
+        whole(self.blocks_around(&(first..last)))?;
         self.data.zero_held(range.start..first)?;
         self.data.zero_held(last..range.end)?;
-        let blocks = self.blocks_around(&(first..last));
-        self.node.volume.engine().remove_blocks(&self.node.entry, blocks, EngineTime::now())?;
         Ok(())
     }
 

@@ -171,12 +171,24 @@ fn an_overwrite_changes_the_time_of_the_content() {
     assert!(age.elapsed().is_ok_and(|age| age.as_secs() < 3600));
 }
 
+/// An access control list as Linux passes it: user 1000 may read, and the mask is `mask`.
+fn list(mask: u16) -> Vec<u8> {
+    const ALL: u32 = u32::MAX;
+    let entries = [(1, 6, ALL), (2, 4, 1000), (4, 4, ALL), (0x10, mask, ALL), (0x20, 0, ALL)];
+    let entry = |(tag, permissions, id): (u16, u16, u32)| {
+        [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    2_u32.to_le_bytes().into_iter().chain(entries.into_iter().flat_map(entry)).collect()
+}
+
 #[test]
 fn a_full_volume_can_be_emptied() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
     let volume = open(&image);
     let root = volume.root().expect("root").as_dir().expect("a directory");
+    let listed = root.create_file(b"listed", &NewNode::default()).expect("made");
+    listed.set_xattr(b"system.posix_acl_access", &list(7), SetXattr::Either).expect("set");
     let block = vec![5; 4 << 20];
     let mut files = 0_u32;
     let why = loop {
@@ -193,6 +205,9 @@ fn a_full_volume_can_be_emptied() {
     while root.create_file(format!("small {files}").as_bytes(), &NewNode::default()).is_ok() && files < 5000 {
         files += 1;
     }
+    // The list follows the permissions, and needs no space for that.
+    listed.change(&Changes { permissions: Some(0o620), ..Changes::default() }).expect("changed");
+    assert_eq!(listed.xattr(b"system.posix_acl_access").expect("read").as_deref(), Some(&*list(2)));
     let names: Vec<Vec<u8>> = root.entries().map(|entry| entry.expect("read").name).collect();
     for name in names {
         root.remove_file(&name).expect("removed");

@@ -111,6 +111,33 @@ impl Volume {
         }
     }
 
+    /// Makes all that is written in `blocks` unwritten, so that it reads as zeroes. [`Error::NoSpace`] comes before
+    /// anything has changed.
+    pub fn blank_blocks(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        now: Timestamp,
+    ) -> Result<()> {
+        let need = || Need::new(self.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64).steps(2);
+        // Cutting extents at both ends is all that can need space.
+        let mut trans = Trans::start(self, need().reservation())?;
+        join_file(&mut trans, entry)?;
+        trans.split_map(entry.ino(), blocks.start)?;
+        trans.split_map(entry.ino(), blocks.end)?;
+        trans.commit()?;
+        let mut todo = Some(blocks);
+        while let Some(blocks) = todo {
+            let mut trans = Trans::start(self, need().reservation().or_no_blocks())?;
+            join_file(&mut trans, entry)?;
+            todo = trans.mark(entry.ino(), blocks, true, CONVERTED_AT_ONCE)?;
+            let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
+            (core.mtime, core.ctime) = (now, now);
+            trans.commit()?;
+        }
+        Ok(())
+    }
+
     /// Says that all unwritten blocks in `blocks` hold data now, and that the file ends at `size` at the earliest.
     pub fn data_written(
         self: &Arc<Self>,
@@ -128,7 +155,7 @@ impl Volume {
             join_file(&mut trans, entry)?;
             let ino = entry.ino();
             todo = match todo {
-                Some(blocks) => trans.mark_written(ino, blocks, CONVERTED_AT_ONCE)?,
+                Some(blocks) => trans.mark(ino, blocks, false, CONVERTED_AT_ONCE)?,
                 None => None,
             };
             let done = todo.is_none();

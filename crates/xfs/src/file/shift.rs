@@ -8,6 +8,7 @@ use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::bmbt::STARTOFF_BITS;
+use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::FileBlock;
 
@@ -38,10 +39,13 @@ impl Volume {
         size: u64,
         now: Timestamp,
     ) -> Result<()> {
-        self.set_size(entry, size, now)?;
-        let mut trans = self.start_shift()?;
+        // All that can need space comes first, in one step.
+        let mut trans = Trans::start(self, self.need_to_shift().reservation())?;
         join_file(&mut trans, entry)?;
         trans.split_map(entry.ino(), blocks.start)?;
+        let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
+        core.size = size;
+        (core.mtime, core.ctime) = (now, now);
         trans.commit()?;
         let by = (blocks.end.0 - blocks.start.0).cast_signed();
         self.shift_blocks(entry, blocks.start..BLOCKS_END, by)
@@ -50,7 +54,8 @@ impl Volume {
     fn shift_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks, by: i64) -> Result<()> {
         let mut todo = Some(blocks);
         while let Some(blocks) = todo {
-            let mut trans = self.start_shift()?;
+            // Records change in their places, or go.
+            let mut trans = Trans::start(self, self.need_to_shift().reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             todo = trans.shift_map(entry.ino(), blocks, by, MOVED_AT_ONCE)?;
             trans.commit()?;
@@ -58,8 +63,7 @@ impl Volume {
         Ok(())
     }
 
-    fn start_shift(self: &Arc<Self>) -> Result<Trans<'_>> {
-        let need = Need::new(self.geometry()).inodes(1).map_changes(3 * MOVED_AT_ONCE as u64).steps(2);
-        Trans::start(self, need.reservation())
+    fn need_to_shift(&self) -> Need<'_> {
+        Need::new(self.geometry()).inodes(1).map_changes(3 * MOVED_AT_ONCE as u64).steps(2)
     }
 }

@@ -56,7 +56,8 @@ impl Volume {
         if change.permissions.is_some() && entry.peek().has_attrs() {
             need = need.attr_change(1).steps(2);
         }
-        let mut trans = Trans::start(self, need.reservation())?;
+        // A list that follows the permissions stays as long as it is: it needs no block that it does not give back.
+        let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
         trans.join_inode(Arc::clone(entry), entry.lock())?;
         let ino = entry.ino();
         if trans.inode(ino).is_free() {

@@ -25,14 +25,15 @@ impl Trans<'_> {
         self.change_map(ino, kind, |editor| editor.unmap(range, most))
     }
 
-    /// Says that blocks hold data, up to `most` extents of them. Gives what is still to be done.
-    pub(crate) fn mark_written(
+    /// Says that blocks hold data, or that they do not, up to `most` extents of them. Gives what is still to be done.
+    pub(crate) fn mark(
         &mut self,
         ino: InodeNumber,
         range: Range<FileBlock>,
+        unwritten: bool,
         most: usize,
     ) -> Result<Option<Range<FileBlock>>> {
-        self.change_map(ino, ForkKind::Data, |editor| editor.convert(range, false, most))
+        self.change_map(ino, ForkKind::Data, |editor| editor.convert(range, unwritten, most))
     }
 
     /// Cuts the extent that holds the blocks on both sides of `at`.
