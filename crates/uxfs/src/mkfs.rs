@@ -3,6 +3,7 @@
 //! What is there already is looked at first: a volume or anything else that is known by its marks is lost only
 //! where that was asked for. All that can be refused is refused before the image is made, grown or written.
 
+use crate::change::engine_time;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metadata::Timestamp;
 use crate::probe;
@@ -11,9 +12,9 @@ use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
 use uuid::Uuid;
 use xfs::mkfs::{Before, Groups, Options, format, plan};
+use xfs_format::timestamp::Timestamp as EngineTime;
 
 pub use xfs::mkfs::Features as MkfsFeatures;
 
@@ -39,13 +40,14 @@ pub struct MkfsOptions {
 
 impl Default for MkfsOptions {
     fn default() -> Self {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let now = xfs_format::timestamp::Timestamp {
-            secs: i64::try_from(since.as_secs()).unwrap_or_default(),
-            nanos: since.subsec_nanos(),
-        };
         let uuid = xfs_format::types::Uuid(Uuid::new_v4().into_bytes());
-        Self { engine: Options::new(uuid, now), sector_size: None, offset: 0, length: None, overwrite: false }
+        Self {
+            engine: Options::new(uuid, EngineTime::now()),
+            sector_size: None,
+            offset: 0,
+            length: None,
+            overwrite: false,
+        }
     }
 }
 
@@ -118,7 +120,7 @@ impl MkfsOptions {
 
     /// When the root directory was made.
     pub fn time(mut self, time: Timestamp) -> Self {
-        self.engine.time = xfs_format::timestamp::Timestamp { secs: time.seconds, nanos: time.nanoseconds };
+        self.engine.time = engine_time(time);
         self
     }
 

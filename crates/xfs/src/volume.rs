@@ -292,7 +292,7 @@ impl WriteSide {
 }
 
 /// Reads and checks the superblock of the first group.
-fn read_superblock(device: &dyn BlockDevice) -> Result<Superblock> {
+pub(crate) fn read_superblock(device: &dyn BlockDevice) -> Result<Superblock> {
     let wrap = |problem| Error::corrupt_block(DiskAddr(0), None, problem);
     let read = |len: u64| -> Result<AlignedBuf> {
         let len = len.next_multiple_of(u64::from(device.sector_size()).max(512));
@@ -317,7 +317,7 @@ fn read_superblock(device: &dyn BlockDevice) -> Result<Superblock> {
 }
 
 /// Turns what this code cannot read into an error of its own.
-fn refuse_unhandled(superblock: &Superblock) -> Result<()> {
+pub(crate) fn refuse_unhandled(superblock: &Superblock) -> Result<()> {
     Err(match superblock.unhandled() {
         None => return Ok(()),
         Some(Unhandled::Feature(name)) => Error::UnsupportedFeature(name),
@@ -328,7 +328,7 @@ fn refuse_unhandled(superblock: &Superblock) -> Result<()> {
 }
 
 /// The device must hold the whole volume, and read units as small as the volume's sectors.
-fn check_device(device: &dyn BlockDevice, geometry: &Geometry) -> Result<()> {
+pub(crate) fn check_device(device: &dyn BlockDevice, geometry: &Geometry) -> Result<()> {
     if device.sector_size() > geometry.sector_size {
         return Err(Error::SectorSize { volume: geometry.sector_size, device: device.sector_size() });
     }

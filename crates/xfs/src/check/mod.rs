@@ -39,6 +39,7 @@ pub use report::{Counts, Finding, Place, Report};
 
 use crate::error::{Error, Result};
 use crate::recovery::clean;
+use crate::volume::{check_device, read_superblock, refuse_unhandled};
 use blockdev::BlockDevice;
 use inode_table::InodeTable;
 use links::Links;
@@ -47,7 +48,7 @@ use reader::Reader;
 use std::sync::Arc;
 use totals::Totals;
 use xfs_format::geometry::Geometry;
-use xfs_format::superblock::{Superblock, Unhandled};
+use xfs_format::superblock::Superblock;
 use xfs_format::types::AgNumber;
 
 /// How to check.
@@ -72,7 +73,7 @@ impl Default for CheckOptions {
 /// with a feature that is not handled, or one whose log is dirty.
 pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Report> {
     let mut report = Report::new(options.keep, options.stop);
-    let superblock = match superblock::read_primary(&*device) {
+    let superblock = match read_superblock(&*device) {
         Ok(superblock) => superblock,
         Err(Error::Corrupt { problem, .. }) => {
             report.add(Place::VOLUME, problem);
@@ -83,12 +84,7 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
     };
     refuse_unhandled(&superblock)?;
     let geometry = Geometry::from_superblock(&superblock);
-    if device.sector_size() > geometry.sector_size {
-        return Err(Error::SectorSize { volume: geometry.sector_size, device: device.sector_size() });
-    }
-    if device.size() < geometry.bytes() {
-        return Err(Error::Truncated { expected: geometry.bytes(), actual: device.size() });
-    }
+    check_device(&*device, &geometry)?;
     match clean::log_ends(&*device, &superblock) {
         Ok(ends) => report.log_clean = ends.clean,
         Err(Error::Corrupt { problem, .. }) => {
@@ -111,16 +107,6 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
     };
     check.run()?;
     Ok(check.report)
-}
-
-fn refuse_unhandled(superblock: &Superblock) -> Result<()> {
-    Err(match superblock.unhandled() {
-        None => return Ok(()),
-        Some(Unhandled::Feature(name)) => Error::UnsupportedFeature(name),
-        Some(Unhandled::ExternalLog) => Error::ExternalLog,
-        Some(Unhandled::Realtime) => Error::Realtime,
-        Some(Unhandled::NeedsRepair) => Error::NeedsRepair,
-    })
 }
 
 /// A check under way.

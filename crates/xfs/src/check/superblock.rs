@@ -5,40 +5,15 @@
 
 use super::Check;
 use super::report::Place;
-use crate::error::{Error, Result};
-use blockdev::{AlignedBuf, BlockDevice};
+use crate::error::Result;
 use xfs_format::checksum;
 use xfs_format::error::FormatError;
-use xfs_format::superblock::{CRC_OFFSET, MAGIC, RawSuperblock, SIZE, Superblock};
+use xfs_format::superblock::{CRC_OFFSET, MAGIC, RawSuperblock, SIZE};
 use xfs_format::types::{AgBlock, AgNumber, DiskAddr};
 use zerocopy::FromBytes;
 
 const NAME: &str = "superblock";
 const COPY: &str = "superblock copy";
-
-/// Reads the superblock of the first group.
-pub(super) fn read_primary(device: &dyn BlockDevice) -> Result<Superblock> {
-    let wrap = |problem| Error::corrupt_block(DiskAddr(0), None, problem);
-    let least = u64::from(device.sector_size()).max(512);
-    let read = |len: u64| -> Result<AlignedBuf> {
-        let mut bytes = AlignedBuf::zeroed(usize::try_from(len.next_multiple_of(least)).unwrap_or(0));
-        device.read(0, &mut bytes)?;
-        Ok(bytes)
-    };
-    if device.size() < least {
-        return Err(Error::NotXfs);
-    }
-    let start = read(least)?;
-    if !Superblock::has_magic(&start) {
-        return Err(Error::NotXfs);
-    }
-    let sector = u64::from(Superblock::claimed_sector_size(&start).map_err(wrap)?);
-    if device.size() < sector {
-        return Err(Error::Truncated { expected: sector, actual: device.size() });
-    }
-    let whole = if sector > least { read(sector)? } else { start };
-    Superblock::parse(&whole).map_err(wrap)
-}
 
 /// Checks of the first superblock what opening a volume does not need.
 pub(super) fn check_primary(check: &mut Check<'_>) -> Result<()> {

@@ -26,6 +26,9 @@ use xfs_format::types::FileBlock;
 /// A run of a file's blocks.
 pub type Blocks = Range<FileBlock>;
 
+/// No file has blocks from here on.
+const BLOCKS_END: FileBlock = FileBlock(1 << xfs_format::bmbt::STARTOFF_BITS);
+
 /// Locks and joins a regular file that exists.
 fn join_file(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>) -> Result<()> {
     trans.join_inode(Arc::clone(entry), entry.lock())?;

@@ -1,6 +1,6 @@
 //! Blocks that a file gives back.
 
-use super::{Blocks, join_file};
+use super::{BLOCKS_END, Blocks, join_file};
 use crate::buf::Piece;
 use crate::error::Result;
 use crate::inode::{ForkKind, InodeEntry};
@@ -17,8 +17,6 @@ use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
 
 /// Extents that one transaction takes out of a map.
 const REMOVED_AT_ONCE: usize = 2;
-/// No file has blocks from here on.
-const BLOCKS_END: FileBlock = FileBlock(1 << xfs_format::bmbt::STARTOFF_BITS);
 
 impl Volume {
     /// Frees the blocks of a file in `blocks`: a hole is left.

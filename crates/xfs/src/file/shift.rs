@@ -1,20 +1,17 @@
 //! Blocks that move within a file: ranges cut out of it or put into it.
 
-use super::{Blocks, join_file};
+use super::{BLOCKS_END, Blocks, join_file};
 use crate::error::Result;
 use crate::inode::InodeEntry;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::sync::Arc;
-use xfs_format::bmbt::STARTOFF_BITS;
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
-use xfs_format::types::FileBlock;
 
 /// Extents that one transaction moves.
 const MOVED_AT_ONCE: usize = 2;
-const BLOCKS_END: FileBlock = FileBlock(1 << STARTOFF_BITS);
 
 impl Volume {
     /// Cuts `blocks` out of a file: what lies behind moves to the front, and the file ends at `size`.

@@ -13,18 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::log::{Extent, encode_free_intent, free_intent_bytes};
 use xfs_format::types::{FsBlock, Lsn};
 
-/// A run of blocks that is to be freed. It lies within one group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FreedExtent {
-    /// The first block.
-    pub start: FsBlock,
-    /// How many.
-    pub len: u32,
-}
-
-/// A freeing that the transaction owes.
+/// A freeing that the transaction owes. The run lies within one group.
 pub(super) struct DeferredFree {
-    extent: FreedExtent,
+    extent: Extent,
     /// The intent, once it is in the log.
     intent: Option<Arc<Intent>>,
 }
@@ -43,11 +34,10 @@ struct Done {
 }
 
 impl Intent {
-    fn new(extent: FreedExtent) -> Arc<Self> {
+    fn new(extent: Extent) -> Arc<Self> {
         // Unlike those of any other intent in the log: the kernel takes addresses.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let extent = Extent { start: extent.start, len: extent.len };
         Arc::new(Self { id, extent, state: ItemState::default() })
     }
 
@@ -91,7 +81,7 @@ impl LogItem for Done {
 impl Trans<'_> {
     /// Owes the freeing of a run of blocks: it is carried out before the commit is over.
     pub fn free_later(&mut self, start: FsBlock, len: u32) {
-        self.deferred.push(DeferredFree { extent: FreedExtent { start, len }, intent: None });
+        self.deferred.push(DeferredFree { extent: Extent { start, len }, intent: None });
     }
 
     /// Logs intents for what is owed and not in the log yet.
@@ -120,6 +110,6 @@ impl Trans<'_> {
 }
 
 /// Puts a run of blocks into the trees of free space.
-fn free_now(trans: &mut Trans<'_>, extent: FreedExtent) -> Result<()> {
+fn free_now(trans: &mut Trans<'_>, extent: Extent) -> Result<()> {
     trans.free_blocks(extent.start, extent.len, Purpose::Data)
 }

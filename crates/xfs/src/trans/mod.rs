@@ -22,7 +22,6 @@ pub mod reservation;
 mod space;
 
 pub use buffers::BufIndex;
-pub use frees::FreedExtent;
 
 use crate::alloc::Run;
 use crate::error::{Error, Result};
