@@ -53,6 +53,10 @@ pub trait FileMapping: Send + Sync {
     }
     /// The map's version now.
     fn seq(&self) -> MapSeq;
+    /// Says that some of the file was written over in place: a format that keeps times takes note. On the path of every
+    /// overwrite, as `lookup` is.
+    #[inline]
+    fn overwritten(&self) {}
 }
 
 /// How a format gives a file room that it did not have.
@@ -101,5 +105,10 @@ impl<M: FileMapping + ?Sized> FileMapping for std::sync::Arc<M> {
     #[inline]
     fn seq(&self) -> MapSeq {
         (**self).seq()
+    }
+
+    #[inline]
+    fn overwritten(&self) {
+        (**self).overwritten();
     }
 }

@@ -55,7 +55,8 @@ impl OwnVolume {
 
     /// The file, opened in process.
     pub(crate) fn target(&self, locking: Locking) -> Result<Box<dyn AnyTarget>> {
-        let target = UxfsTarget::new(open_file(&self.device, locking)?);
+        let device = Arc::clone(&self.device);
+        let target = UxfsTarget::new(move || open_file(&device, locking));
         Ok(Box::new(Measured::new(self.label("uxfs", Some(locking)), Arc::clone(&self.content), target)))
     }
 

@@ -48,7 +48,7 @@ pub(crate) fn metadata(volume: &Volume, inode: &Inode) -> Metadata {
     }
 }
 
-fn timestamp(time: xfs_format::timestamp::Timestamp) -> Timestamp {
+pub(crate) fn timestamp(time: xfs_format::timestamp::Timestamp) -> Timestamp {
     Timestamp { seconds: time.secs, nanoseconds: time.nanos }
 }
 

@@ -5,7 +5,7 @@ use crate::metadata::Metadata;
 use crate::node::Node;
 use crate::open_files::Data;
 use crate::queue::Queue;
-use fileio::{DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FileError, FileMapping};
+use fileio::{DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FileMapping};
 use rangelock::Mode;
 use std::ops::Range;
 use std::sync::Arc;
@@ -59,14 +59,7 @@ impl File {
 
     /// What the volume says of it.
     pub fn metadata(&self) -> Metadata {
-        let mut metadata = self.node.metadata();
-        // Overwrites tell the inode later.
-        if let Some(time) = self.data.map().overwritten() {
-            let time = crate::Timestamp { seconds: time.secs, nanoseconds: time.nanos };
-            metadata.mtime = metadata.mtime.max(time);
-            metadata.ctime = metadata.ctime.max(time);
-        }
-        metadata
+        self.node.metadata()
     }
 
     /// Its size in bytes.
@@ -92,13 +85,7 @@ impl File {
     /// which then grows. Space is allocated as needed.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
-        match self.data.overwrite_at(offset, buf) {
-            Ok(_) => self.data.map().note_overwrite(EngineTime::now()),
-            Err(FileError::NotOverwritable { .. }) => {
-                self.data.write_at(offset, buf)?;
-            }
-            Err(error) => return Err(error.into()),
-        }
+        self.data.write_at(offset, buf)?;
         Ok(())
     }
 
@@ -125,6 +112,7 @@ impl File {
         let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
         let _held = self.data.hold(range.start.min(self.size())..range.end, Mode::Exclusive);
         engine.allocate_blocks(entry, self.blocks_around(&range), Wanted::Preallocated)?;
+        self.data.map().overwritten();
         self.grow(range.end, keep_size)
     }
 
@@ -214,6 +202,8 @@ impl File {
     ) -> Result<()> {
         let block = u64::from(self.node.volume.engine().geometry().block_size);
         let (first, last) = (range.start.next_multiple_of(block), range.end & !(block - 1));
+        // Also where nothing but holes is cleared.
+        self.data.map().overwritten();
         if first >= last {
             // No whole block, but perhaps the ends of two.
             return Ok(self.data.zero_held(range.clone())?);
@@ -277,7 +267,7 @@ impl File {
         self.data.sync()?;
         let engine = self.node.volume.engine();
         if engine.is_writable() {
-            self.data.map().log_times()?;
+            engine.log_times(&self.node.entry)?;
             engine.sync()?;
         }
         Ok(())

@@ -18,6 +18,11 @@ pub struct Node {
 }
 
 impl Node {
+    /// The volume that it is on.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
     /// Its inode number.
     pub fn ino(&self) -> u64 {
         self.entry.ino().0
@@ -35,7 +40,12 @@ impl Node {
 
     /// What the volume says of it.
     pub fn metadata(&self) -> Metadata {
-        engine::metadata(self.volume.engine(), &self.inode())
+        let mut metadata = engine::metadata(self.volume.engine(), &self.inode());
+        if let Some(time) = self.entry.pending_mtime() {
+            let time = engine::timestamp(time);
+            (metadata.mtime, metadata.ctime) = (metadata.mtime.max(time), metadata.ctime.max(time));
+        }
+        metadata
     }
 
     /// It as a directory.

@@ -236,6 +236,7 @@ fn overwrites_are_seen_by_the_kernel() {
         assert_eq!(kind("/file", 999_999), ErrorKind::InvalidInput);
         assert_eq!(kind("/prealloc", 0), ErrorKind::NotAllocated);
         assert_eq!(kind("/hole", 0), ErrorKind::NotAllocated);
+        volume.close().unwrap();
     }
     run("xfs_repair", &["-n"], &image.path);
     let mount = image.mount();

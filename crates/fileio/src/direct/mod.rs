@@ -122,7 +122,9 @@ impl<M: FileMapping> DirectFile<M> {
         let Some((range, mode)) = self.write_range(offset, buf.len())? else { return Ok(0) };
         self.foresee(offset);
         let _held = self.lock.hold(range, mode);
-        self.overwrite_held(offset, buf)
+        self.overwrite_held(offset, buf)?;
+        self.map.overwritten();
+        Ok(buf.len())
     }
 
     /// Makes everything that was written before durable.

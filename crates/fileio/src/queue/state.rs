@@ -272,9 +272,11 @@ impl<M: FileMapping> State<M> {
     fn end(&mut self, index: u32, result: Outcome<usize, M>) -> FileCompletion<M::Error> {
         let request = &mut self.requests[index as usize];
         let mut buf = request.buf.take().unwrap_or_else(|| AlignedBuf::zeroed(0));
-        if let (false, Ok(count)) = (request.is_write, &result) {
+        match (request.is_write, &result) {
+            (true, Ok(_)) => self.file.map().overwritten(),
             // What lies behind the end of the file is nobody's business.
-            buf[*count..].fill(0);
+            (false, Ok(count)) => buf[*count..].fill(0),
+            (_, Err(_)) => {}
         }
         if let Some(token) = request.token.take() {
             self.file.lock().release(token);

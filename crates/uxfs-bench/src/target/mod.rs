@@ -87,6 +87,14 @@ pub trait Target: Send {
     where
         Self: 'a;
 
+    /// Makes the target ready to be used, before the clock runs.
+    fn open(&mut self) -> Result<()> {
+        Ok(())
+    }
+    /// Leaves the storage to the other targets on it, in order.
+    fn close(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// A port for each thread of `work`.
     fn ports<'a>(&'a mut self, work: &Work<'_>) -> Result<Vec<Self::Port<'a>>>;
     /// Whether there is a queue; where there is none, a run of any depth is one of blocking calls.
@@ -157,7 +165,10 @@ impl<T: Target> AnyTarget for Measured<T> {
         if !self.target.has_queue() {
             work.depth = 1;
         }
-        let outcome = drive::run(&mut self.target, &work)?;
+        self.target.open()?;
+        let outcome = drive::run(&mut self.target, &work);
+        self.target.close()?;
+        let outcome = outcome?;
         content.apply(&work);
         Ok(outcome)
     }
@@ -165,7 +176,10 @@ impl<T: Target> AnyTarget for Measured<T> {
     fn verify(&mut self) -> Result<()> {
         let content = self.content.lock();
         let name = self.label.to_string();
-        self.target.scan(content.pages(), &mut |first, bytes| content.check(&name, first, bytes))
+        self.target.open()?;
+        let found = self.target.scan(content.pages(), &mut |first, bytes| content.check(&name, first, bytes));
+        self.target.close()?;
+        found
     }
 }
 

@@ -5,16 +5,21 @@ use crate::error::{Error, Result};
 use crate::work::Work;
 use ::uxfs::{AlignedBuf, Completion, File, Queue};
 
-/// A file, opened in this process.
-#[derive(Debug)]
+/// A file, opened in this process for each run: other targets use the same volume in between, each with a volume of
+/// its own in memory, so one must have closed it before the next opens it.
 pub struct UxfsTarget {
-    file: File,
+    open: Box<dyn Fn() -> Result<File> + Send>,
+    file: Option<File>,
 }
 
 impl UxfsTarget {
-    /// A file whose pages are all allocated, written, and its own.
-    pub fn new(file: File) -> Self {
-        Self { file }
+    /// A file whose pages are all allocated, written, and its own; `open` opens its volume and it.
+    pub fn new(open: impl Fn() -> Result<File> + Send + 'static) -> Self {
+        Self { open: Box::new(open), file: None }
+    }
+
+    fn file(&self) -> Result<&File> {
+        self.file.as_ref().ok_or_else(|| Error::Usage("the file is not open".to_owned()))
     }
 }
 
@@ -67,16 +72,29 @@ impl QueuePort for UxfsQueue {
 impl Target for UxfsTarget {
     type Port<'a> = UxfsPort<'a>;
 
+    fn open(&mut self) -> Result<()> {
+        self.file = Some((self.open)()?);
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<()> {
+        let Some(file) = self.file.take() else { return Ok(()) };
+        let volume = file.node().volume().clone();
+        drop(file);
+        volume.close().map_err(Error::volume)
+    }
+
     fn ports<'a>(&'a mut self, work: &Work<'_>) -> Result<Vec<UxfsPort<'a>>> {
-        Ok((0..work.threads).map(|_| UxfsPort(&self.file)).collect())
+        let file = self.file()?;
+        Ok((0..work.threads).map(|_| UxfsPort(file)).collect())
     }
 
     fn queue(&self, depth: u32) -> Result<Box<dyn QueuePort + '_>> {
-        Ok(Box::new(UxfsQueue(self.file.queue(depth).map_err(Error::volume)?)))
+        Ok(Box::new(UxfsQueue(self.file()?.queue(depth).map_err(Error::volume)?)))
     }
 
     fn scan(&mut self, pages: u64, each: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
-        let file = &self.file;
+        let file = self.file()?;
         scan_with(pages, |offset, buf| whole(file.read_at(buf, offset), buf.len()), each)
     }
 }

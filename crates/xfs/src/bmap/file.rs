@@ -8,11 +8,9 @@ use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
 use crate::file::Wanted;
 use crate::inode::{ForkKind, Inode, InodeEntry};
-use crate::namespace::Change;
 use crate::volume::Volume;
 use fileio::{Extent, ExtentState, FileMapping, FileMappingMut, MapSeq};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{FileBlock, FsBlock};
@@ -24,13 +22,7 @@ pub struct FileMap {
     entry: Arc<InodeEntry>,
     /// Which of the file's blocks others share: known once somebody would write, unless they are too many runs.
     shared: OnceLock<Option<Box<[Blocks]>>>,
-    /// When the content was last written over without a transaction, in nanoseconds since 1970; 0: not since the inode
-    /// was told. The inode is told when the file is synced or closed.
-    overwritten: AtomicU64,
 }
-
-/// Times of overwrites are kept this coarsely, in nanoseconds, so that threads seldom write to the line that holds them.
-const OVERWRITE_GRAIN: u64 = 4_000_000;
 
 /// More runs than these are not kept; damaged maps could ask for any number.
 const SHARED_RUNS_MAX: usize = 1 << 20;
@@ -52,7 +44,7 @@ impl FileMap {
         if !entry.open() {
             return Err(Error::NoSuchInode(entry.ino()));
         }
-        let map = Self { volume, entry, shared: OnceLock::new(), overwritten: AtomicU64::new(0) };
+        let map = Self { volume, entry, shared: OnceLock::new() };
         map.extents()?;
         Ok(map)
     }
@@ -65,34 +57,6 @@ impl FileMap {
     /// The file's inode with its lock.
     pub fn entry(&self) -> &Arc<InodeEntry> {
         &self.entry
-    }
-
-    /// Remembers that content was written over in place at `now`.
-    pub fn note_overwrite(&self, now: Timestamp) {
-        let now = u64::try_from(now.secs)
-            .map_or(1, |secs| secs.saturating_mul(1_000_000_000) + u64::from(now.nanos));
-        if now.abs_diff(self.overwritten.load(Ordering::Relaxed)) > OVERWRITE_GRAIN {
-            self.overwritten.store(now, Ordering::Relaxed);
-        }
-    }
-
-    /// When content was last written over, where the inode does not know yet.
-    pub fn overwritten(&self) -> Option<Timestamp> {
-        let nanos = self.overwritten.load(Ordering::Relaxed);
-        let secs = (nanos / 1_000_000_000).cast_signed();
-        (nanos != 0).then_some(Timestamp { secs, nanos: (nanos % 1_000_000_000) as u32 })
-    }
-
-    /// Tells the inode when content was last written over.
-    pub fn log_times(&self) -> Result<()> {
-        let Some(time) = self.overwritten() else { return Ok(()) };
-        self.overwritten.store(0, Ordering::Relaxed);
-        // Whoever set the times since then had the last word.
-        if time <= self.entry.peek().ctime() {
-            return Ok(());
-        }
-        let change = Change { mtime: Some(time), ctime: Some(time), ..Change::default() };
-        self.volume.change(&self.entry, &change, time)
     }
 
     /// The byte behind the last one that is mapped; may lie before or behind the end of the file.
@@ -216,7 +180,7 @@ impl Drop for FileMap {
     /// The last to close a file without names frees it. What fails here is left to recovery, as after a crash.
     fn drop(&mut self) {
         if self.volume.is_writable() && self.entry.peek().nlink() > 0 {
-            let _ = self.log_times();
+            let _ = self.volume.log_times(&self.entry);
         }
         if self.entry.close() && self.volume.is_writable() {
             let _ = self.volume.release_if_unused(Arc::clone(&self.entry));
@@ -257,6 +221,10 @@ impl FileMapping for FileMap {
 
     fn seq(&self) -> MapSeq {
         MapSeq(self.entry.peek().map_seq())
+    }
+
+    fn overwritten(&self) {
+        self.entry.overwritten().note();
     }
 }
 

@@ -12,6 +12,7 @@ mod allocate;
 mod remove;
 mod resize;
 mod shift;
+mod times;
 
 pub use allocate::Wanted;
 pub(crate) use remove::free_all;

@@ -9,6 +9,7 @@
 //! - it is written into its cluster only when all changes of it are in the log.
 
 use super::Inode;
+use super::lazy_time::LazyTime;
 use crate::buf::{MetaBuf, Overlay};
 use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
 use arc_swap::ArcSwap;
@@ -20,6 +21,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
 use xfs_format::log::{InodeFields, InodeFormat};
+use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{InodeNumber, Lsn};
 
 /// The inode lock, held exclusively.
@@ -46,6 +48,7 @@ pub struct InodeEntry {
     item: ItemState,
     /// How many have it open.
     opens: AtomicU32,
+    overwritten: LazyTime,
     this: Weak<InodeEntry>,
 }
 
@@ -78,6 +81,7 @@ impl InodeEntry {
             }),
             item: ItemState::default(),
             opens: AtomicU32::new(0),
+            overwritten: LazyTime::default(),
             this: this.clone(),
         })
     }
@@ -130,6 +134,16 @@ impl InodeEntry {
     /// Whether somebody has it open. Nobody opens it while the caller has the lock.
     pub(crate) fn is_open(&self) -> bool {
         self.opens.load(Ordering::Acquire) > 0
+    }
+
+    /// When its content was last written over in place.
+    pub(crate) fn overwritten(&self) -> &LazyTime {
+        &self.overwritten
+    }
+
+    /// When its content was last written over, where the committed version does not know it yet.
+    pub fn pending_mtime(&self) -> Option<Timestamp> {
+        self.overwritten.get()
     }
 
     /// Where it is written, once somebody has said so.

@@ -8,6 +8,7 @@
 //! how to read them, and its extent list, where it is loaded, says the same.
 
 mod entry;
+mod lazy_time;
 
 pub(crate) use entry::Site;
 pub use entry::{InodeEntry, InodeLocked, InodeShared};

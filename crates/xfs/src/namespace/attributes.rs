@@ -63,6 +63,10 @@ impl Volume {
         if trans.inode(ino).is_free() {
             return Err(NameProblem::Missing.into());
         }
+        if change.mtime.is_some() {
+            // What was written over before this is older news.
+            entry.overwritten().take();
+        }
         let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
         if let Some(permissions) = change.permissions {
             core.mode = core.mode & 0o170_000 | permissions & 0o7777;

@@ -1,0 +1,23 @@
+//! Times of overwrites, which no transaction told the inode.
+
+use super::join_file;
+use crate::error::Result;
+use crate::inode::InodeEntry;
+use crate::trans::Trans;
+use crate::trans::reservation::Need;
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::log::InodeFields;
+
+impl Volume {
+    /// Tells an inode when its content was last written over in place.
+    pub fn log_times(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
+        let Some(time) = entry.overwritten().take() else { return Ok(()) };
+        let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
+        join_file(&mut trans, entry)?;
+        let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
+        (core.mtime, core.ctime) = (core.mtime.max(time), core.ctime.max(time));
+        trans.commit()?;
+        Ok(())
+    }
+}
