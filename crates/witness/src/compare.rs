@@ -141,7 +141,7 @@ mod tests {
 
     fn sample() -> Vec<Record> {
         let content = Content {
-            sha256: "00".into(),
+            hash: "00".into(),
             data: vec![(0, 5)],
             extents: Some(vec![MapRun(0, 4096, 5, RunState::Written)]),
         };

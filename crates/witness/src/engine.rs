@@ -6,8 +6,8 @@
 //! - content comes through the data path ([`DirectFile`]), not from the map.
 
 use crate::record::{
-    self, Bytes, Content, ContentHasher, FULL_HASH_MAX, FileType, Inode, MapRun, Record, RunState, escape,
-    push_data, push_run,
+    self, Bytes, Content, ContentHasher, FULL_HASH_MAX, FileType, Hash, Inode, MapRun, Record, RunState,
+    escape, push_data, push_run,
 };
 use anyhow::{Context, Result, ensure};
 use blockdev::FileDevice;
@@ -38,15 +38,15 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<bool> {
     let volume = open(&args.image, args.norecovery)?;
-    record::write(&mut BufWriter::new(std::io::stdout().lock()), &manifest(&volume)?)?;
+    record::write(&mut BufWriter::new(std::io::stdout().lock()), &manifest(&volume, Hash::Sha256)?)?;
     Ok(true)
 }
 
 /// The manifests that `threads` threads make of one open volume at the same time.
-pub fn manifests(image: &Path, threads: usize) -> Result<Vec<Vec<Record>>> {
+pub fn manifests(image: &Path, threads: usize, hash: Hash) -> Result<Vec<Vec<Record>>> {
     let volume = open(image, false)?;
     std::thread::scope(|scope| {
-        let walks: Vec<_> = (0..threads).map(|_| scope.spawn(|| manifest(&volume))).collect();
+        let walks: Vec<_> = (0..threads).map(|_| scope.spawn(|| manifest(&volume, hash))).collect();
         walks.into_iter().map(|walk| walk.join().expect("a walk does not panic")).collect()
     })
 }
@@ -57,9 +57,9 @@ fn open(image: &Path, norecovery: bool) -> Result<Arc<Volume>> {
 }
 
 /// The manifest of the whole volume.
-pub fn manifest(volume: &Arc<Volume>) -> Result<Vec<Record>> {
+pub fn manifest(volume: &Arc<Volume>, hash: Hash) -> Result<Vec<Record>> {
     let root = volume.geometry().root;
-    let mut walk = Walk { volume, records: Vec::new(), inodes: HashMap::new() };
+    let mut walk = Walk { volume, hash, records: Vec::new(), inodes: HashMap::new() };
     walk.records.push(Record { path: "/".into(), ino: root.0, ..Record::default() });
     walk.inode(root, "")?;
     Ok(record::assemble(walk.records, walk.inodes))
@@ -67,6 +67,7 @@ pub fn manifest(volume: &Arc<Volume>) -> Result<Vec<Record>> {
 
 struct Walk<'a> {
     volume: &'a Arc<Volume>,
+    hash: Hash,
     records: Vec<Record>,
     inodes: HashMap<u64, Inode>,
 }
@@ -81,7 +82,7 @@ impl Walk<'_> {
         }
         match described.file_type {
             FileType::Directory => return self.directory(&inode, path, described),
-            FileType::Regular => described.content = Some(content(self.volume, &inode)?),
+            FileType::Regular => described.content = Some(content(self.volume, &inode, self.hash)?),
             FileType::Symlink => {
                 let fork = self.volume.fork(&inode, ForkKind::Data).context("a data fork")?;
                 described.target = Some(escape(&xfs::symlink::target(&*fork)?));
@@ -172,7 +173,7 @@ fn xattrs(fork: &dyn xfs::fork::Fork) -> Result<BTreeMap<String, Bytes>> {
     Ok(found)
 }
 
-fn content(volume: &Arc<Volume>, inode: &Arc<xfs::volume::Inode>) -> Result<Content> {
+fn content(volume: &Arc<Volume>, inode: &Arc<xfs::volume::Inode>, hash: Hash) -> Result<Content> {
     let map = volume.file_map(inode)?;
     let size = inode.size();
     let (mut data, mut extents) = (Vec::new(), Vec::new());
@@ -198,7 +199,7 @@ fn content(volume: &Arc<Volume>, inode: &Arc<xfs::volume::Inode>) -> Result<Cont
         at = end;
     }
     let file = DirectFile::new(Arc::clone(volume.device()), map, Locking::Range);
-    let mut hasher = ContentHasher::default();
+    let mut hasher = ContentHasher::new(hash);
     if size <= FULL_HASH_MAX {
         read(&file, 0, size, &mut hasher)?;
     } else {
@@ -207,7 +208,7 @@ fn content(volume: &Arc<Volume>, inode: &Arc<xfs::volume::Inode>) -> Result<Cont
             read(&file, start, end, &mut hasher)?;
         }
     }
-    Ok(Content { sha256: hasher.finish(), data, extents: Some(extents) })
+    Ok(Content { hash: hasher.finish(), data, extents: Some(extents) })
 }
 
 fn read<M: FileMapping>(

@@ -6,8 +6,8 @@
 //!   page cache as data, so the volume should be freshly mounted, and read-only so that nothing changes.
 
 use crate::record::{
-    self, Bytes, Content, ContentHasher, FULL_HASH_MAX, FileType, Inode, MapRun, Record, RunState, escape,
-    push_data, push_run,
+    self, Bytes, Content, ContentHasher, FULL_HASH_MAX, FileType, Hash, Inode, MapRun, Record, RunState,
+    escape, push_data, push_run,
 };
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
@@ -32,15 +32,15 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<bool> {
-    record::write(&mut BufWriter::new(std::io::stdout().lock()), &manifest(&args.dir)?)?;
+    record::write(&mut BufWriter::new(std::io::stdout().lock()), &manifest(&args.dir, Hash::Sha256)?)?;
     Ok(true)
 }
 
 /// The manifest of the tree below `dir`.
-pub fn manifest(dir: &Path) -> Result<Vec<Record>> {
+pub fn manifest(dir: &Path, hash: Hash) -> Result<Vec<Record>> {
     let root = rustix::fs::open(dir, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty())
         .with_context(|| dir.display().to_string())?;
-    let mut walk = Walk::default();
+    let mut walk = Walk { hash, records: Vec::new(), inodes: HashMap::new() };
     let status = statx(root.as_fd(), c"")?;
     walk.records.push(Record { path: "/".into(), ino: status.stx_ino, ..Record::default() });
     let mut inode = base(&status);
@@ -49,8 +49,8 @@ pub fn manifest(dir: &Path) -> Result<Vec<Record>> {
     Ok(record::assemble(walk.records, walk.inodes))
 }
 
-#[derive(Default)]
 struct Walk {
+    hash: Hash,
     records: Vec<Record>,
     inodes: HashMap<u64, Inode>,
 }
@@ -103,7 +103,7 @@ impl Walk {
                     OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW,
                     Mode::empty(),
                 )?;
-                inode.content = Some(content(file, inode.size)?);
+                inode.content = Some(content(file, inode.size, self.hash)?);
             }
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(dir, name, Vec::new())?;
@@ -181,10 +181,10 @@ fn xattrs(path: &[u8]) -> Result<BTreeMap<String, Bytes>> {
 }
 
 /// Holes first, then the block map, and the bytes last.
-fn content(file: OwnedFd, size: u64) -> Result<Content> {
+fn content(file: OwnedFd, size: u64, hash: Hash) -> Result<Content> {
     let data = data_runs(&file, size)?;
     let extents = extents(&file)?;
-    let mut hasher = ContentHasher::default();
+    let mut hasher = ContentHasher::new(hash);
     let mut buffer = vec![0u8; 1 << 20];
     let mut file = std::fs::File::from(file);
     if size <= FULL_HASH_MAX {
@@ -208,7 +208,7 @@ fn content(file: OwnedFd, size: u64) -> Result<Content> {
             }
         }
     }
-    Ok(Content { sha256: hasher.finish(), data, extents: Some(extents) })
+    Ok(Content { hash: hasher.finish(), data, extents: Some(extents) })
 }
 
 fn data_runs(file: &OwnedFd, size: u64) -> Result<Vec<(u64, u64)>> {

@@ -6,7 +6,7 @@
 
 use crate::compare::{Outcome, compare};
 use crate::fill::{Sizes, fill};
-use crate::record::Record;
+use crate::record::{Hash, Record};
 use crate::sandbox::{Mounted, mkfs, repair_finds_nothing, scratch};
 use crate::vm::{Boot, DebianKernel, run_guest};
 use crate::volumes::{ALL, JUDGED, VolumeKind};
@@ -114,7 +114,7 @@ fn one(kind: &VolumeKind, sizes: &Sizes, threads: usize, args: &Args, folder: &P
         repair_finds_nothing(&image)?;
     }
     let start = Instant::now();
-    let ours = engine::manifests(&image, threads).context("uxfs")?;
+    let ours = engine::manifests(&image, threads, Hash::Sha256).context("uxfs")?;
     let took = seconds(start);
     let mut outcome = Outcome::default();
     for manifest in &ours {
@@ -135,7 +135,7 @@ fn by_host(image: &Path, sizes: &Sizes, folder: &Path) -> Result<Vec<Record>> {
     fill(mounted.dir(), sizes, &mut |_| {})?;
     mounted.unmount()?;
     let mounted = Mounted::new(image, &dir, true)?;
-    let manifest = kernel::manifest(mounted.dir())?;
+    let manifest = kernel::manifest(mounted.dir(), Hash::Sha256)?;
     mounted.unmount()?;
     Ok(manifest)
 }

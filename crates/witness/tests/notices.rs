@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 use witness::compare::compare;
-use witness::record::Record;
+use witness::record::{Hash, Record};
 use witness::sandbox::{Mounted, mkfs, repair_finds_nothing, scratch};
 use witness::volumes::ALL;
 use witness::{command, engine, kernel};
@@ -55,13 +55,13 @@ impl Volume {
 
     fn by_kernel(&self) -> Vec<Record> {
         let mounted = self.mounted(true);
-        let manifest = kernel::manifest(mounted.dir()).unwrap();
+        let manifest = kernel::manifest(mounted.dir(), Hash::Sha256).unwrap();
         mounted.unmount().unwrap();
         manifest
     }
 
     fn by_uxfs(&self) -> anyhow::Result<Vec<Record>> {
-        Ok(engine::manifests(&self.image(), 1)?.remove(0))
+        Ok(engine::manifests(&self.image(), 1, Hash::Sha256)?.remove(0))
     }
 }
 
@@ -81,7 +81,7 @@ fn changes() -> Vec<Change> {
     vec![
         change(
             "/file",
-            "inode.content.sha256",
+            "inode.content.hash",
             Box::new(|dir| {
                 let file = OpenOptions::new().write(true).open(dir.join("file")).unwrap();
                 file.write_all_at(b"A", 0).unwrap();
@@ -197,7 +197,7 @@ fn one_flipped_bit_of_content_shows() {
     flip(&volume.image(), find(&volume.image(), CONTENT) + 5);
     let differences = compare(&before, &volume.by_uxfs().unwrap()).unwrap().differences;
     assert_eq!(differences.len(), 1, "{differences:#?}");
-    assert!(differences[0].starts_with("/file: inode.content.sha256"), "{differences:#?}");
+    assert!(differences[0].starts_with("/file: inode.content.hash"), "{differences:#?}");
 }
 
 #[test]

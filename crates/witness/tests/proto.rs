@@ -7,7 +7,7 @@ use std::fs;
 use std::process::Command;
 use witness::command::{output, run};
 use witness::engine;
-use witness::record::{FileType, Inode, Record, hex};
+use witness::record::{FileType, Hash, Inode, Record, hex};
 use witness::sandbox::{repair_finds_nothing, scratch};
 use witness::volumes::{ALL, IGNORING_CASE};
 
@@ -47,7 +47,9 @@ fn described(name: &str, arguments: &[String]) {
     run(mkfs.arg("-q").args(arguments).arg("-p").arg(&description).arg(&image)).unwrap();
     repair_finds_nothing(&image).unwrap();
 
-    let manifest = engine::manifests(&image, 1).unwrap_or_else(|error| panic!("{name}: {error:#}")).remove(0);
+    let manifest = engine::manifests(&image, 1, Hash::Sha256)
+        .unwrap_or_else(|error| panic!("{name}: {error:#}"))
+        .remove(0);
     assert_eq!(manifest.len(), FILES + 6, "{name}");
     let (dir, described) = inode(&manifest, "/dir");
     assert_eq!((described.mode.as_str(), described.uid, described.gid), ("0750", 12, 34), "{name}");
@@ -57,7 +59,7 @@ fn described(name: &str, arguments: &[String]) {
         let (record, described) = inode(&manifest, &format!("/dir/file-{index:04}"));
         let bytes = fs::read(folder.path().join(format!("source-{index}"))).unwrap();
         let content = described.content.as_ref().unwrap();
-        assert_eq!(content.sha256, hex(&Sha256::digest(&bytes)), "{name}: {}", record.path);
+        assert_eq!(content.hash, hex(&Sha256::digest(&bytes)), "{name}: {}", record.path);
         assert_eq!((described.size, described.uid), (bytes.len() as u64, index as u32), "{name}");
         assert_eq!(described.btime, None, "{name}: v4 keeps no time of creation");
     }

@@ -5,6 +5,7 @@
 //! - a byte outside every run is zero, and one inside was written;
 //! - what is reserved lies within the size: bytes whose blocks must be allocated though nobody wrote them.
 
+use super::HASH;
 use crate::record::{self, ContentHasher, FULL_HASH_MAX};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -269,13 +270,13 @@ impl Content {
                 }
             }
         }
-        let sha256 = self.sha256(&found.data);
-        (sha256 != found.sha256).then(|| format!("content {} instead of {sha256}", found.sha256))
+        let hash = self.hash(&found.data);
+        (hash != found.hash).then(|| format!("content {} instead of {hash}", found.hash))
     }
 
     /// The hash that a manifest has of this content, given its runs of data.
-    fn sha256(&self, data: &[(u64, u64)]) -> String {
-        let mut hasher = ContentHasher::default();
+    fn hash(&self, data: &[(u64, u64)]) -> String {
+        let mut hasher = ContentHasher::new(HASH);
         if self.size <= FULL_HASH_MAX {
             for &(start, end) in data {
                 hasher.zeroes_to(start);
@@ -390,9 +391,9 @@ mod tests {
         content.reserve(8192, 9000);
         let found = |content: &Content| {
             let data = vec![(4096, 8192)];
-            let sha256 = content.sha256(&data);
+            let hash = content.hash(&data);
             let extents = vec![record::MapRun(4096, 40960, 8192, record::RunState::Written)];
-            record::Content { sha256, data, extents: Some(extents) }
+            record::Content { hash, data, extents: Some(extents) }
         };
         assert_eq!(content.difference(&found(&content)), None);
         let mut other = found(&content);

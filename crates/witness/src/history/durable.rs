@@ -316,6 +316,7 @@ fn wrong(expected: &Content, inode: &Inode) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::history::HASH;
     use crate::history::drive::{self, Source};
     use crate::history::geometry;
     use crate::history::model::Rules;
@@ -338,7 +339,7 @@ mod tests {
         let rules = Rules { tight: false, strict: false };
         let lists = [ops];
         drive::run(&target, &mut actors, &mut durable, Source::Listed(&lists), rules, true).unwrap();
-        let records = kernel::manifest(folder.path()).unwrap();
+        let records = kernel::manifest(folder.path(), HASH).unwrap();
         (durable.remove(0), actors.remove(0), records)
     }
 

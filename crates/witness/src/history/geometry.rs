@@ -20,7 +20,9 @@ pub struct Geometry {
 impl Geometry {
     /// Bytes a block.
     pub fn block(&self) -> u64 {
-        if self.volume.options.contains(&"size=1024") { 1024 } else { 4096 }
+        let sizes = [("size=1024", 1024), ("size=65536", 65536)];
+        let found = sizes.iter().find(|(word, _)| self.volume.options.starts_with(&["-b", word]));
+        found.map_or(4096, |(_, bytes)| *bytes)
     }
 
     /// Bytes of an inode behind its core.
@@ -61,11 +63,12 @@ const fn volume(name: &'static str, options: &'static [&'static str], mib: u64) 
 }
 
 /// All of them. `--unsupported` lets `mkfs.xfs` make small volumes and small logs.
-pub const ALL: [Geometry; 12] = [
+pub const ALL: [Geometry; 13] = [
     roomy("default", &["-b", "size=4096"]),
     roomy("b1024", &["-b", "size=1024"]),
     roomy("i2048", &["-i", "size=2048"]),
     roomy("s4096", &["-s", "size=4096"]),
+    roomy("b65536", &["-b", "size=65536"]),
     roomy("nrext64", &["-i", "nrext64=1"]),
     roomy("b1024-nrext64", &["-b", "size=1024", "-i", "nrext64=1"]),
     roomy("many-groups", &["-d", "agcount=16", "--unsupported"]),

@@ -3,6 +3,7 @@
 //! Invariant: every name, object and byte that a model knows is compared, and nothing that it doesn't know may be
 //! there.
 
+use super::HASH;
 use super::generator::{SHARED, STRIPED};
 use super::model::{Id, Kind, Model, Node, Time};
 use super::op::{Name, NodeKind};
@@ -44,7 +45,7 @@ pub fn views_agree(
 ) -> Result<Vec<Record>> {
     let theirs = by_kernel(image, mnt)?;
     first(&theirs)?;
-    let ours = engine::manifests(image, 1).context("uxfs")?.remove(0);
+    let ours = engine::manifests(image, 1, HASH).context("uxfs")?.remove(0);
     let outcome = compare(&theirs, &ours)?;
     none("uxfs's view differs from the kernel's", &outcome.differences)?;
     ensure!(outcome.one_sided.is_empty(), "uxfs does not say everything: {:?}", outcome.one_sided);
@@ -62,7 +63,7 @@ fn checker_finds_nothing(image: &Path) -> Result<()> {
 /// What the kernel says of an image, mounted read-only.
 fn by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
     let mounted = Mounted::new(image, mnt, true).context("the kernel's mount")?;
-    let manifest = kernel::manifest(mounted.dir())?;
+    let manifest = kernel::manifest(mounted.dir(), HASH)?;
     mounted.unmount()?;
     Ok(manifest)
 }

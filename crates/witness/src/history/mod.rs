@@ -6,6 +6,7 @@
 //! - a history that fails leaves what it did in a file, and that can be done again and made shorter.
 
 mod acl;
+mod campaign;
 mod content;
 mod drive;
 mod durable;
@@ -18,27 +19,29 @@ mod redo;
 pub mod replay;
 mod target;
 
-use crate::record::Record;
+use crate::record::{Hash, Record};
 use crate::sandbox::{Mounted, mkfs, scratch};
 use anyhow::{Context, Result};
+use campaign::{Task, Which};
 use clap::{Args as ClapArgs, ValueEnum};
 use drive::{Actor, Blind, Failure, Source};
 use geometry::Geometry;
 use model::{Model, Rules};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 use target::{EngineTarget, MountedTarget, Target};
 use tempfile::TempDir;
 
+/// How histories' content is hashed.
+const HASH: Hash = Hash::Blake3;
+
 /// Does random histories to volumes of every geometry, and has them judged.
 #[derive(ClapArgs, Debug)]
 pub struct Args {
-    /// Seed of the first history.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    #[command(flatten)]
+    which: Which,
     /// How many histories of each geometry, with one seed after the other.
     #[arg(long, default_value_t = 1)]
     runs: u64,
@@ -48,30 +51,18 @@ pub struct Args {
     /// Operations after which the volume is closed and judged.
     #[arg(long, default_value_t = 10_000)]
     leg: u64,
-    /// Threads that share the volume.
-    #[arg(long, default_value_t = 1)]
-    threads: usize,
-    /// Only geometries of these names.
-    #[arg(long, value_delimiter = ',')]
-    geometry: Vec<String>,
     /// What the histories are done to.
     #[arg(long, value_enum, default_value_t = Who::Uxfs)]
     target: Who,
     /// Print how often each kind of operation was done.
     #[arg(long)]
     counts: bool,
-    /// Results, one line a history. Histories that are in it already are not done again.
-    #[arg(long)]
-    resume: Option<PathBuf>,
     /// Do the operations in this file again, as a history that failed has kept them.
     #[arg(long)]
     redo: Option<PathBuf>,
     /// With --redo: look for a shorter history that fails too, for so many seconds.
     #[arg(long, default_value_t = 0)]
     shrink: u64,
-    /// Keep image and operations of histories that fail, in this folder.
-    #[arg(long)]
-    keep: Option<PathBuf>,
 }
 
 /// Who does the operations.
@@ -83,75 +74,49 @@ pub enum Who {
     Kernel,
 }
 
+impl Who {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Uxfs => "uxfs",
+            Self::Kernel => "kernel",
+        }
+    }
+}
+
 /// Runs the command. `Ok(true)`: every history was right.
 pub fn run(args: &Args) -> Result<bool> {
     if let Some(path) = &args.redo {
         return redo::run(path, args);
     }
-    let done = done_before(args.resume.as_deref())?;
-    let mut failed = Vec::new();
-    let mut total = 0;
-    for geometry in geometry::chosen(&args.geometry)? {
-        for seed in args.seed..args.seed + args.runs {
-            let label = label(args, &geometry, seed);
-            if done.contains(&label) {
-                continue;
-            }
-            let start = Instant::now();
-            let verdict = History::new(geometry, seed, args.threads)?.all(args);
-            let seconds = start.elapsed().as_secs_f64();
-            let line = match &verdict {
-                Ok(counts) => {
-                    let full = counts.get(drive::NO_SPACE).map_or(0, |(_, count)| *count);
-                    let sum = counts.values().map(|(ok, err)| ok + err).sum::<u64>() - full;
-                    total += sum;
-                    let failed = counts.values().map(|(_, failed)| failed).sum::<u64>() - full;
-                    format!(
-                        "{label}: right: {sum} operations, {failed} of them errors as they must be, {full} \
-                         without space, {seconds:.0} s"
-                    )
-                }
-                Err(error) => format!("{label}: FAILED: {error:#}"),
-            };
-            println!("history: {line}");
-            if let (Ok(counts), true) = (&verdict, args.counts) {
-                for (kind, (ok, failed)) in counts {
-                    println!("  {kind:22}{ok:8} done{failed:8} errors");
-                }
-            }
-            match &verdict {
-                Ok(_) => note(args.resume.as_deref(), &label)?,
-                Err(_) => failed.push(label),
-            }
+    let tasks = args.which.tasks(args.runs, args.target.name(), &format!("--ops {}", args.ops))?;
+    let outcome = args.which.all("history: ", tasks, |task| one(task, args))?;
+    println!(
+        "history: {} histories right, {} operations; {} failed{}",
+        outcome.right,
+        outcome.total,
+        outcome.failed.len(),
+        outcome.list()
+    );
+    Ok(outcome.failed.is_empty())
+}
+
+/// Does one history: how many operations succeeded or failed as they must, and what there is to say of them.
+fn one(task: &Task, args: &Args) -> Result<(u64, String)> {
+    let start = Instant::now();
+    let counts = History::new(task)?.all(args)?;
+    let full = counts.get(drive::NO_SPACE).map_or(0, |(_, count)| *count);
+    let sum = counts.values().map(|(ok, err)| ok + err).sum::<u64>() - full;
+    let failed = counts.values().map(|(_, failed)| failed).sum::<u64>() - full;
+    let mut what = format!(
+        "{sum} operations, {failed} of them errors as they must be, {full} without space, {:.0} s",
+        start.elapsed().as_secs_f64()
+    );
+    if args.counts {
+        for (kind, (ok, failed)) in &counts {
+            write!(what, "\n  {kind:22}{ok:8} done{failed:8} errors")?;
         }
     }
-    println!("history: {total} operations; {} histories failed{}", failed.len(), list(&failed));
-    Ok(failed.is_empty())
-}
-
-fn label(args: &Args, geometry: &Geometry, seed: u64) -> String {
-    let who = if args.target == Who::Kernel { "kernel" } else { "uxfs" };
-    format!(
-        "{who} --geometry {} --seed {seed} --threads {} --ops {}",
-        geometry.volume.name, args.threads, args.ops
-    )
-}
-
-fn list(failed: &[String]) -> String {
-    failed.iter().map(|label| format!("\n  {label}")).collect()
-}
-
-fn done_before(path: Option<&Path>) -> Result<BTreeSet<String>> {
-    match path.filter(|path| path.exists()) {
-        None => Ok(BTreeSet::new()),
-        Some(path) => Ok(BufReader::new(File::open(path)?).lines().collect::<std::io::Result<_>>()?),
-    }
-}
-
-fn note(path: Option<&Path>, label: &str) -> Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-    Ok(writeln!(file, "{label}")?)
+    Ok((sum, what))
 }
 
 /// Operations by kind: those that succeeded, and those that failed as they must.
@@ -168,8 +133,9 @@ struct History {
 }
 
 impl History {
-    fn new(geometry: Geometry, seed: u64, threads: usize) -> Result<Self> {
+    fn new(task: &Task) -> Result<Self> {
         let folder = scratch()?;
+        let Task { geometry, seed, threads, .. } = *task;
         mkfs(&folder.path().join("image"), &geometry.volume)?;
         Ok(Self { geometry, seed, threads, folder, since: SystemTime::now(), actors: Vec::new() })
     }
@@ -184,7 +150,7 @@ impl History {
 
     fn all(mut self, args: &Args) -> Result<Counts> {
         let result = self.legs(args);
-        if let (Err(_), Some(keep)) = (&result, &args.keep) {
+        if let (Err(_), Some(keep)) = (&result, &args.which.keep) {
             self.keep(keep)?;
         }
         result?;

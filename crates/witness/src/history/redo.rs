@@ -3,7 +3,7 @@
 //! Invariant: a shorter history is the old one without some of its operations, in the old order.
 
 use super::op::Op;
-use super::{Args, History, Who, geometry};
+use super::{Args, History, Task, Who, geometry};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -68,12 +68,13 @@ pub fn run(path: &Path, args: &Args) -> Result<bool> {
 
 fn again(header: &Header, steps: &[(usize, Op)], who: Who) -> Result<()> {
     let chosen = geometry::chosen(std::slice::from_ref(&header.geometry))?;
+    let task = Task { geometry: chosen[0], seed: header.seed, threads: header.threads, label: String::new() };
     let mut lists = vec![Vec::new(); header.threads];
     for (thread, op) in steps {
         ensure!(*thread < header.threads, "a thread of number {thread}");
         lists[*thread].push(op.clone());
     }
-    History::new(chosen[0], header.seed, header.threads)?.redo(&lists, who)
+    History::new(&task)?.redo(&lists, who)
 }
 
 /// Leaves out what is not needed to fail: first the end, then pieces, each half as long as those before.

@@ -8,84 +8,60 @@
 use super::durable::Durable;
 use super::model::Rules;
 use super::target::{EngineTarget, MountedTarget, Target};
-use super::{Failure, History, Source, Who, done_before, drive, geometry, judge, list, note};
+use super::{Failure, History, Source, Which, Who, drive, judge};
 use crate::command;
 use crate::sandbox::Mounted;
 use anyhow::{Context, Result, bail};
 use clap::Args as ClapArgs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
 /// Ends histories without closing the volume, and has the kernel recover it.
 #[derive(ClapArgs, Debug)]
 pub struct Args {
-    /// Seed of the first run.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    #[command(flatten)]
+    which: Which,
     /// How many runs of each geometry, with one seed after the other.
     #[arg(long, default_value_t = 20)]
     runs: u64,
     /// Most operations of a run, all threads together; how many there are follows from the seed.
     #[arg(long, default_value_t = 4_000)]
     ops: u64,
-    /// Threads that share the volume.
-    #[arg(long, default_value_t = 1)]
-    threads: usize,
-    /// Only geometries of these names.
-    #[arg(long, value_delimiter = ',')]
-    geometry: Vec<String>,
     /// What the histories are done to.
     #[arg(long, value_enum, default_value_t = Who::Uxfs)]
     target: Who,
-    /// Results, one line a run. Runs that are in it already are not done again.
-    #[arg(long)]
-    resume: Option<PathBuf>,
-    /// Keep image and operations of runs that fail, in this folder.
-    #[arg(long)]
-    keep: Option<PathBuf>,
 }
 
 /// Runs the command. `Ok(true)`: every volume was recovered as it must be.
 pub fn run(args: &Args) -> Result<bool> {
-    let done = done_before(args.resume.as_deref())?;
-    let (mut failed, mut right) = (Vec::new(), 0);
-    for geometry in geometry::chosen(&args.geometry)? {
-        for seed in args.seed..args.seed + args.runs {
-            let who = if args.target == Who::Kernel { "kernel" } else { "uxfs" };
-            let label = format!(
-                "replay {who} --geometry {} --seed {seed} --threads {} --ops {}",
-                geometry.volume.name, args.threads, args.ops
-            );
-            if done.contains(&label) {
-                continue;
-            }
-            let start = Instant::now();
-            let mut history = History::new(geometry, seed, args.threads)?;
-            match one(&mut history, args) {
-                Ok(what) => {
-                    println!("{label}: right: {what}, {:.0} s", start.elapsed().as_secs_f64());
-                    note(args.resume.as_deref(), &label)?;
-                    right += 1;
-                }
-                Err(error) => {
-                    println!("{label}: FAILED: {error:#}");
-                    if let Some(keep) = &args.keep {
-                        history.keep(keep)?;
-                    }
-                    failed.push(label);
-                }
+    let who = format!("replay {}", args.target.name());
+    let tasks = args.which.tasks(args.runs, &who, &format!("--ops {}", args.ops))?;
+    let outcome = args.which.all("", tasks, |task| {
+        let start = Instant::now();
+        let mut history = History::new(task)?;
+        match one(&mut history, args) {
+            Ok((ops, what)) => Ok((ops, format!("{what}, {:.0} s", start.elapsed().as_secs_f64()))),
+            Err(error) => {
+                args.which.keep.as_ref().map_or(Ok(()), |keep| history.keep(keep))?;
+                Err(error)
             }
         }
-    }
-    println!("replay: {right} runs right, {} failed{}", failed.len(), list(&failed));
-    Ok(failed.is_empty())
+    })?;
+    println!(
+        "replay: {} runs right, {} operations; {} failed{}",
+        outcome.right,
+        outcome.total,
+        outcome.failed.len(),
+        outcome.list()
+    );
+    Ok(outcome.failed.is_empty())
 }
 
-/// Does one run; says what was there in the end.
-fn one(history: &mut History, args: &Args) -> Result<String> {
+/// Does one run: how many operations, and what was there in the end.
+fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     let mut rng = fastrand::Rng::with_seed(history.seed ^ history.geometry.salt());
-    let per_thread = (args.ops / args.threads as u64).max(2);
+    let per_thread = (args.ops / history.threads as u64).max(2);
     let ops = rng.u64(1..per_thread);
     let durable = match args.target {
         Who::Kernel => by_kernel(history, ops, rng.bool())?,
@@ -100,11 +76,8 @@ fn one(history: &mut History, args: &Args) -> Result<String> {
             Err(what) => bail!("thread {thread}: {what}"),
         }
     }
-    Ok(format!(
-        "{} operations; recovered behind the last sync: {}",
-        ops * args.threads as u64,
-        places.join(", ")
-    ))
+    let ops = ops * history.threads as u64;
+    Ok((ops, format!("{ops} operations; recovered behind the last sync: {}", places.join(", "))))
 }
 
 fn by_kernel(history: &mut History, ops: u64, flush: bool) -> Result<Vec<Durable>> {

@@ -6,6 +6,7 @@
 
 use super::initramfs::MODULES;
 use crate::fill::{self, Sizes};
+use crate::record::Hash;
 use crate::{kernel, record};
 use anyhow::{Context, Result};
 use clap::Args as ClapArgs;
@@ -54,7 +55,7 @@ fn work(args: &Args) -> Result<()> {
         unmount(dir, UnmountFlags::empty()).context("unmounting the volume")?;
     }
     mount("/dev/vda", dir, "xfs", MountFlags::RDONLY, None).context("mounting the volume read-only")?;
-    let manifest = kernel::manifest(dir)?;
+    let manifest = kernel::manifest(dir, Hash::Sha256)?;
     let mut disk = BufWriter::with_capacity(1 << 20, File::options().write(true).open("/dev/vdb")?);
     disk.seek(SeekFrom::Start(BODY))?;
     record::write(&mut disk, &manifest)?;
