@@ -40,10 +40,10 @@ impl Node {
 
     /// What the volume says of it.
     pub fn metadata(&self) -> Metadata {
-        let mut metadata = engine::metadata(self.volume.engine(), &self.inode());
-        if let Some(time) = self.entry.pending_mtime() {
-            let time = engine::timestamp(time);
-            (metadata.mtime, metadata.ctime) = (metadata.mtime.max(time), metadata.ctime.max(time));
+        let inode = self.inode();
+        let mut metadata = engine::metadata(self.volume.engine(), &inode);
+        if let Some((mtime, ctime)) = self.entry.pending_times(&inode) {
+            (metadata.mtime, metadata.ctime) = (engine::timestamp(mtime), engine::timestamp(ctime));
         }
         metadata
     }

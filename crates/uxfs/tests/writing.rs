@@ -163,8 +163,14 @@ fn an_overwrite_changes_the_time_of_the_content() {
     assert_eq!(node.metadata().mtime, long_ago, "the last word counts");
     file.punch_hole(100..200).expect("punched");
     assert!(node.metadata().mtime > long_ago);
+    // What was set by hand holds until the next change, also where it lies ahead.
+    let ahead = uxfs::Timestamp { seconds: 10_000_000_000, nanoseconds: 5 };
+    node.change(&Changes { mtime: Some(ahead), ..Changes::default() }).expect("changed");
+    assert_eq!(node.metadata().mtime, ahead);
+    file.write_at(&[3; 100], 4000).expect("written over");
+    assert!(node.metadata().mtime < ahead);
     drop(file);
-    assert!(node.metadata().mtime > long_ago);
+    assert!(node.metadata().mtime > long_ago && node.metadata().mtime < ahead);
     drop(node);
     drop(root);
     volume.close().expect("closed");

@@ -2,7 +2,7 @@
 
 use super::join_file;
 use crate::error::Result;
-use crate::inode::InodeEntry;
+use crate::inode::{InodeEntry, after_overwrite};
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
@@ -16,7 +16,7 @@ impl Volume {
         let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
         join_file(&mut trans, entry)?;
         let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
-        (core.mtime, core.ctime) = (core.mtime.max(time), core.ctime.max(time));
+        (core.mtime, core.ctime) = after_overwrite((core.mtime, core.ctime), time);
         trans.commit()?;
         Ok(())
     }

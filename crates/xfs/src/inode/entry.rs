@@ -9,7 +9,7 @@
 //! - it is written into its cluster only when all changes of it are in the log.
 
 use super::Inode;
-use super::lazy_time::LazyTime;
+use super::lazy_time::{LazyTime, after_overwrite};
 use crate::buf::{MetaBuf, Overlay};
 use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
 use arc_swap::ArcSwap;
@@ -141,9 +141,11 @@ impl InodeEntry {
         &self.overwritten
     }
 
-    /// When its content was last written over, where the committed version does not know it yet.
-    pub fn pending_mtime(&self) -> Option<Timestamp> {
-        self.overwritten.get()
+    /// Times of modification and of change of a version of it, where that does not know yet that the content was
+    /// written over.
+    pub fn pending_times(&self, inode: &Inode) -> Option<(Timestamp, Timestamp)> {
+        let time = self.overwritten.get()?;
+        Some(after_overwrite((inode.mtime(), inode.ctime()), time))
     }
 
     /// Where it is written, once somebody has said so.

@@ -8,6 +8,14 @@ use xfs_format::timestamp::Timestamp;
 
 const NANOS: u64 = 1_000_000_000;
 
+/// Times of modification and of change, `known` to the inode, of what was written over at `time`.
+///
+/// A modification ahead of the last change of all was set by hand, and before: it says no more.
+pub(crate) fn after_overwrite(known: (Timestamp, Timestamp), time: Timestamp) -> (Timestamp, Timestamp) {
+    let (mtime, ctime) = known;
+    (if mtime > ctime { time } else { mtime.max(time) }, ctime.max(time))
+}
+
 /// A time that the inode does not know yet, in nanoseconds since 1970; 0: none.
 #[derive(Debug, Default)]
 pub struct LazyTime(AtomicU64);

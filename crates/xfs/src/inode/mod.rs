@@ -12,6 +12,7 @@ mod lazy_time;
 
 pub(crate) use entry::Site;
 pub use entry::{InodeEntry, InodeLocked, InodeShared};
+pub(crate) use lazy_time::after_overwrite;
 
 use crate::bmap::ExtentList;
 use crate::error::{Error, Result};
