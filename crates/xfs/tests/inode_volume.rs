@@ -10,11 +10,13 @@ use std::sync::Arc;
 use xfs::Error;
 use xfs::alloc::{Purpose, Request, Target};
 use xfs::btree::Cursor;
+use xfs::namespace::{NewInode, Removal};
 use xfs::trans::Trans;
 use xfs::trans::reservation::{Need, Reservation};
 use xfs::volume::{OpenOptions, Volume};
 use xfs_format::btree::{Finobt, Inobt};
 use xfs_format::records::InodeChunk;
+use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{AgNumber, FsBlock, InodeNumber};
 
 fn open(image: &Image) -> Arc<Volume> {
@@ -388,4 +390,30 @@ fn no_more_inodes_than_allowed() {
     assert!(matches!(error, Error::NoSpace), "{error}");
     // One percent of 76,800 blocks of eight inodes, in whole chunks, less those that mkfs uses.
     assert_eq!(count, 768 / 8 * 64 - 3);
+}
+
+/// A history of eight threads got "no space" from a volume with plenty: the one free inode was still locked by who had
+/// freed it, for longer than 64 looks take.
+#[test]
+fn a_new_file_waits_for_an_inode_that_is_still_locked() {
+    let image = Image::mkfs(300 << 20, &["-m", "rmapbt=0"]);
+    let volume = open(&image);
+    let root = volume.entry(volume.geometry().root).unwrap();
+    let time = Timestamp { secs: 1, nanos: 0 };
+    let new = NewInode { mode: 0o100_644, umask: 0, uid: 0, gid: 0, device: (0, 0), time, inherit: true };
+    let first = volume.create(&root, b"first", &new).unwrap();
+    volume.remove(&root, b"first", Removal::File, time).unwrap();
+    let locked = first.lock();
+    let made = std::thread::scope(|scope| {
+        let made = scope.spawn(|| volume.create(&root, b"second", &new).map(|entry| entry.ino()));
+        // Time enough for many looks.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        drop(locked);
+        made.join().unwrap()
+    });
+    assert_eq!(made.unwrap(), first.ino(), "the free inode is the first that is looked at");
+    drop((first, root));
+    volume.close().unwrap();
+    drop(volume);
+    witnesses(&image);
 }

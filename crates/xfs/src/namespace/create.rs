@@ -3,7 +3,7 @@
 use super::{NameProblem, add_links, check_directory, check_name, file_type, lookup, touch};
 use crate::attr::acl::{self, AclKind};
 use crate::dir::edit::{self as dir_edit, NewEntry};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::inode::{ForkKind, ForkState, Inode, InodeEntry};
 use crate::symlink;
 use crate::trans::Trans;
@@ -18,9 +18,6 @@ use xfs_format::types::InodeNumber;
 
 const SET_GID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o010;
-/// How often a new inode is looked for again when somebody still looks at what was there before.
-const TRIES: u32 = 64;
-
 /// What a new inode is to be.
 #[derive(Clone, Copy, Debug)]
 pub struct NewInode {
@@ -87,7 +84,7 @@ impl Volume {
     ) -> Result<Arc<InodeEntry>> {
         name.map_or(Ok(()), check_name)?;
         let kind = InodeType::from_mode(new.mode).ok_or(NameProblem::Invalid)?;
-        for _ in 0..TRIES {
+        loop {
             let mut trans = Trans::start(self, self.reservation_to_make(dir, new, target))?;
             trans.join_inode(Arc::clone(dir), dir.lock())?;
             check_directory(trans.inode(dir.ino()))?;
@@ -96,7 +93,15 @@ impl Volume {
             {
                 return Err(NameProblem::Exists.into());
             }
-            let Some(entry) = new_inode(&mut trans, dir.ino(), kind, new)? else { continue };
+            let entry = match new_inode(&mut trans, dir.ino(), kind, new)? {
+                Found::Free(entry) => entry,
+                Found::Busy(entry) => {
+                    // However long that takes, it is no want of space; and now there is nothing of ours to wait for.
+                    drop(trans);
+                    drop(entry.lock());
+                    continue;
+                }
+            };
             let device = if matches!(kind, InodeType::CharDevice | InodeType::BlockDevice) {
                 new.device
             } else {
@@ -111,7 +116,6 @@ impl Volume {
             trans.commit()?;
             return Ok(entry);
         }
-        Err(Error::NoSpace)
     }
 
     fn reservation_to_make(&self, dir: &InodeEntry, new: &NewInode, target: Option<&[u8]>) -> Reservation {
@@ -128,14 +132,16 @@ impl Volume {
     }
 }
 
-/// Finds a free inode and makes it one in use, locked and joined. `None`: somebody has the free one locked, who may
-/// wait for a lock that we hold.
-fn new_inode(
-    trans: &mut Trans<'_>,
-    dir: InodeNumber,
-    kind: InodeType,
-    new: &NewInode,
-) -> Result<Option<Arc<InodeEntry>>> {
+/// An inode for a new file.
+enum Found {
+    /// Locked and joined.
+    Free(Arc<InodeEntry>),
+    /// Somebody still has it locked, who may wait for a lock that we hold.
+    Busy(Arc<InodeEntry>),
+}
+
+/// Finds a free inode and makes it one in use.
+fn new_inode(trans: &mut Trans<'_>, dir: InodeNumber, kind: InodeType, new: &NewInode) -> Result<Found> {
     let ino = trans.allocate_inode(dir, kind == InodeType::Directory)?;
     let volume = trans.volume();
     let generation = volume.write_side()?.inodes.generation();
@@ -144,11 +150,11 @@ fn new_inode(
         Some(entry) => entry,
         None => volume.enter_inode(Arc::new(Inode::fresh(ino, core.clone(), true))),
     };
-    let Some(locked) = entry.try_lock() else { return Ok(None) };
+    let Some(locked) = entry.try_lock() else { return Ok(Found::Busy(entry)) };
     trans.join_inode(Arc::clone(&entry), locked)?;
     // Whatever the number stood for before is gone.
     *trans.inode_mut(ino, InodeFields::DFORK) = Inode::fresh(ino, core, false);
-    Ok(Some(entry))
+    Ok(Found::Free(entry))
 }
 
 /// The core of a new inode, as far as it is known before it has content.
