@@ -1,11 +1,9 @@
 //! Lock classes and what was counted of each, worst first.
-
 //!
 //! Classes count as long as the process lives; a [`Tracker`] tells apart which target made them count, since
 //! targets are measured one after the other.
 
-use fileio::lockstat;
-use rangelock::StatsSnapshot;
+use fileio::lockstat::{self, COMMIT_CLASS, ClassCounts};
 use serde::Serialize;
 
 /// What was counted of one class of locks.
@@ -21,19 +19,25 @@ pub struct ClassReport {
     pub shared: u64,
     /// Acquisitions in exclusive mode.
     pub exclusive: u64,
+    /// Of these, acquisitions of a lock that several threads used in the measurement.
+    pub between: u64,
     /// Acquisitions that had to wait.
     pub contended: u64,
     /// Time that was waited, in milliseconds, all threads together.
     pub wait_ms: f64,
     /// Time that it was held, in milliseconds, all holders together.
     pub hold_ms: f64,
+    /// Exclusive acquisitions for each transaction that was committed; none where there were no transactions.
+    pub per_commit: Option<f64>,
+    /// As `per_commit`, of `between`.
+    pub between_per_commit: Option<f64>,
 }
 
 /// What has been counted, by target and class.
 #[derive(Debug)]
 pub(crate) struct Tracker {
-    seen: Vec<(&'static str, StatsSnapshot)>,
-    sums: Vec<(String, &'static str, StatsSnapshot)>,
+    seen: Vec<(&'static str, ClassCounts)>,
+    sums: Vec<(String, &'static str, ClassCounts)>,
 }
 
 impl Tracker {
@@ -42,8 +46,9 @@ impl Tracker {
         Self { seen: lockstat::report(), sums: Vec::new() }
     }
 
-    /// Leaves out what was counted since the last call.
+    /// Leaves out what was counted since the last call, and who used which lock.
     pub(crate) fn skip(&mut self) {
+        lockstat::forget_users();
         self.seen = lockstat::report();
     }
 
@@ -57,7 +62,7 @@ impl Tracker {
                 .find(|(name, _)| *name == class)
                 .map_or_else(Default::default, |seen| seen.1);
             let delta = minus(stats, before);
-            if delta == StatsSnapshot::default() {
+            if delta == ClassCounts::default() {
                 continue;
             }
             match self.sums.iter_mut().find(|(name, of, _)| name == target && *of == class) {
@@ -70,10 +75,16 @@ impl Tracker {
 
     /// The classes, worst first.
     pub(crate) fn finish(self, workload: &'static str) -> Vec<ClassReport> {
+        let commits = |target: &str| {
+            let sum = self.sums.iter().find(|(of, class, _)| of == target && *class == COMMIT_CLASS);
+            sum.map_or(0, |(.., stats)| stats.shared)
+        };
         let mut classes: Vec<ClassReport> = self
             .sums
-            .into_iter()
-            .map(|(target, class, stats)| ClassReport::new(workload, target, class, stats))
+            .iter()
+            .map(|(target, class, stats)| {
+                ClassReport::new(workload, target.clone(), class, *stats).per_commit(commits(target))
+            })
             .collect();
         ClassReport::worst_first(&mut classes);
         classes
@@ -81,27 +92,28 @@ impl Tracker {
 }
 
 /// Applies `f` to each counter of two snapshots.
-fn zip(a: StatsSnapshot, b: StatsSnapshot, f: fn(u64, u64) -> u64) -> StatsSnapshot {
-    StatsSnapshot {
+fn zip(a: ClassCounts, b: ClassCounts, f: fn(u64, u64) -> u64) -> ClassCounts {
+    ClassCounts {
         shared: f(a.shared, b.shared),
         exclusive: f(a.exclusive, b.exclusive),
+        between: f(a.between, b.between),
         contended: f(a.contended, b.contended),
         wait_ns: f(a.wait_ns, b.wait_ns),
         hold_ns: f(a.hold_ns, b.hold_ns),
     }
 }
 
-fn minus(a: StatsSnapshot, b: StatsSnapshot) -> StatsSnapshot {
+fn minus(a: ClassCounts, b: ClassCounts) -> ClassCounts {
     zip(a, b, u64::saturating_sub)
 }
 
-fn plus(a: StatsSnapshot, b: StatsSnapshot) -> StatsSnapshot {
+fn plus(a: ClassCounts, b: ClassCounts) -> ClassCounts {
     zip(a, b, u64::saturating_add)
 }
 
 impl ClassReport {
     /// A class and its sums.
-    fn new(workload: &'static str, target: String, class: &'static str, stats: StatsSnapshot) -> Self {
+    fn new(workload: &'static str, target: String, class: &'static str, stats: ClassCounts) -> Self {
         let ms = |ns: u64| ns as f64 / 1e6;
         Self {
             workload,
@@ -109,10 +121,19 @@ impl ClassReport {
             class,
             shared: stats.shared,
             exclusive: stats.exclusive,
+            between: stats.between,
             contended: stats.contended,
             wait_ms: ms(stats.wait_ns),
             hold_ms: ms(stats.hold_ns),
+            per_commit: None,
+            between_per_commit: None,
         }
+    }
+
+    /// The same with its figures for each of so many transactions.
+    fn per_commit(self, commits: u64) -> Self {
+        let each = |count: u64| (commits > 0).then(|| count as f64 / commits as f64);
+        Self { per_commit: each(self.exclusive), between_per_commit: each(self.between), ..self }
     }
 
     /// Puts the class that was waited for longest first; where none was, the one that was held longest.
@@ -133,7 +154,7 @@ mod tests {
     #[test]
     fn the_class_that_was_waited_for_comes_first() {
         let class = |name: &'static str, wait_ns, hold_ns| {
-            let stats = StatsSnapshot { wait_ns, hold_ns, ..StatsSnapshot::default() };
+            let stats = ClassCounts { wait_ns, hold_ns, ..ClassCounts::default() };
             ClassReport::new("overwrite", "uxfs".into(), name, stats)
         };
         let mut classes = [class("held", 0, 9), class("waited", 5, 1), class("idle", 0, 0)];

@@ -5,7 +5,7 @@
 //! is handed back uncached. The exception are entries that must stay ([`Evict::must_stay`]): changes that are not on
 //! disk yet, whose number the log bounds.
 
-use fileio::lockstat::{Counted, LockClass, Mode};
+use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::fmt;
@@ -50,6 +50,7 @@ pub(crate) struct Cache<K, V> {
 struct Shard<K, V> {
     ring: RwLock<Ring<K, V>>,
     class: &'static LockClass,
+    users: Users,
 }
 
 struct Ring<K, V> {
@@ -75,6 +76,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         let shard = || Shard {
             ring: RwLock::new(Ring { slots: HashMap::new(), entries: Vec::new(), hand: 0, weight: 0 }),
             class,
+            users: Users::new(),
         };
         Self {
             shards: std::iter::repeat_with(shard).take(count).collect(),
@@ -174,11 +176,11 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
 
 impl<K, V> Shard<K, V> {
     fn read(&self) -> Counted<RwLockReadGuard<'_, Ring<K, V>>> {
-        self.class.lock(Mode::Shared, || self.ring.try_read(), || self.ring.read())
+        self.class.lock_by(&self.users, Mode::Shared, || self.ring.try_read(), || self.ring.read())
     }
 
     fn write(&self) -> Counted<RwLockWriteGuard<'_, Ring<K, V>>> {
-        self.class.lock(Mode::Exclusive, || self.ring.try_write(), || self.ring.write())
+        self.class.lock_by(&self.users, Mode::Exclusive, || self.ring.try_write(), || self.ring.write())
     }
 }
 

@@ -8,7 +8,8 @@
 //! (its checkpoint cannot reach the disk before the earlier one's).
 
 use super::Run;
-use parking_lot::RwLock;
+use fileio::lockstat::{Counted, LockClass, Mode, Users};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,10 +54,30 @@ type Runs = BTreeMap<u32, Entry>;
 
 const SHARDS: usize = 16;
 
+static SHARD: LockClass = LockClass::new("busy extents");
+
+#[derive(Debug, Default)]
+struct Shard {
+    groups: RwLock<HashMap<AgNumber, Runs>>,
+    users: Users,
+}
+
+impl Shard {
+    fn read(&self) -> Counted<RwLockReadGuard<'_, HashMap<AgNumber, Runs>>> {
+        let groups = &self.groups;
+        SHARD.lock_by(&self.users, Mode::Shared, || groups.try_read(), || groups.read())
+    }
+
+    fn write(&self) -> Counted<RwLockWriteGuard<'_, HashMap<AgNumber, Runs>>> {
+        let groups = &self.groups;
+        SHARD.lock_by(&self.users, Mode::Exclusive, || groups.try_write(), || groups.write())
+    }
+}
+
 /// The busy extents of a volume.
 #[derive(Debug)]
 pub struct BusyExtents {
-    shards: [RwLock<HashMap<AgNumber, Runs>>; SHARDS],
+    shards: [Shard; SHARDS],
     next_id: AtomicU64,
     count: AtomicU64,
 }
@@ -116,7 +137,7 @@ impl BusyExtents {
         shard.get(&ag).map(|group| overlaps(group, run).map(|(part, _)| part).collect()).unwrap_or_default()
     }
 
-    fn shard(&self, ag: AgNumber) -> &RwLock<HashMap<AgNumber, Runs>> {
+    fn shard(&self, ag: AgNumber) -> &Shard {
         &self.shards[ag.0 as usize % SHARDS]
     }
 }

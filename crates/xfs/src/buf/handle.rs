@@ -11,17 +11,24 @@ use super::chunks::ChunkMap;
 use super::{Buf, Piece};
 use crate::log::{ItemState, Journal, Landing, LogItem, Outcome, Push, WriteJob};
 use blockdev::{AlignedBuf, DeviceError};
+use fileio::lockstat::{self, Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::ArcMutexGuard;
-use parking_lot::{Mutex, RawMutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RawMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use xfs_format::ag::{AGF, AGFL, AGI};
 use xfs_format::identity;
 use xfs_format::types::{DiskAddr, Lsn};
 use xfs_format::verify::Verifier;
 
 /// The lock of a buffer, while a transaction has it.
-pub(crate) type Owned = ArcMutexGuard<RawMutex, ()>;
+pub(crate) type Owned = Counted<ArcMutexGuard<RawMutex, ()>>;
+
+static BUFFER: LockClass = LockClass::new("buffer");
+static AG_HEADER: LockClass = LockClass::new("group header");
+static STATE: LockClass = LockClass::new("buffer state");
+static OVERLAYS: LockClass = LockClass::new("cluster's inodes");
 
 /// What is laid over a buffer when it is written: inodes, which are logged by themselves and written with their
 /// cluster.
@@ -41,6 +48,9 @@ pub(crate) struct MetaBuf {
     state: RwLock<State>,
     overlays: Mutex<Vec<Arc<dyn Overlay>>>,
     item: ItemState,
+    /// Of `owner`, of `state` and `overlays`.
+    owner_users: Users,
+    users: Users,
     /// Counts buffers of the volume that were written back.
     writes: Arc<AtomicU64>,
 }
@@ -85,6 +95,8 @@ impl MetaBuf {
             state: RwLock::new(state),
             overlays: Mutex::default(),
             item: ItemState::default(),
+            owner_users: Users::new(),
+            users: Users::new(),
             writes: Arc::clone(writes),
         }
     }
@@ -101,59 +113,83 @@ impl MetaBuf {
 
     /// Its length in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.state.read().bytes.len()
+        self.read().bytes.len()
     }
 
     /// The committed version, and the verifier that passed it.
     pub(crate) fn snapshot(&self) -> (Buf, &'static Verifier) {
-        let state = self.state.read();
+        let state = self.read();
         (Buf::new(self.daddr(), Arc::clone(&state.bytes)), state.verifier)
     }
 
     /// Whether it was made by another item's change, and is still to be written.
     pub(crate) fn is_unwritten(&self) -> bool {
-        self.state.read().unwritten
+        self.read().unwritten
     }
 
     /// Whether its blocks were freed.
     pub(crate) fn is_stale(&self) -> bool {
-        self.state.read().stale
+        self.read().stale
     }
 
     /// Whether it is stale, and the log does not say so yet: who wants the blocks has to wait for the log.
     pub(crate) fn is_stale_and_pinned(&self) -> bool {
-        let state = self.state.read();
+        let state = self.read();
         state.stale && state.pins > 0
     }
 
     /// Remembers that `verifier` passed it, too.
     pub(crate) fn passed(&self, verifier: &'static Verifier) {
-        self.state.write().verifier = verifier;
+        self.write().verifier = verifier;
     }
 
     /// Locks it for a transaction.
     pub(crate) fn own(&self) -> Owned {
-        Mutex::lock_arc(&self.owner)
+        let (attempt, block) = (|| Mutex::try_lock_arc(&self.owner), || Mutex::lock_arc(&self.owner));
+        self.class().lock_by(&self.owner_users, Mode::Exclusive, attempt, block)
     }
 
     /// As [`own`](Self::own), without waiting.
     pub(crate) fn try_own(&self) -> Option<Owned> {
-        Mutex::try_lock_arc(&self.owner)
+        let attempt = || Mutex::try_lock_arc(&self.owner);
+        self.class().try_lock_by(&self.owner_users, Mode::Exclusive, attempt)
+    }
+
+    /// What its lock counts into.
+    fn class(&self) -> &'static LockClass {
+        let of_a_group =
+            || [&AGF, &AGI, &AGFL].iter().any(|header| std::ptr::eq(*header, self.read().verifier));
+        if lockstat::is_enabled() && of_a_group() { &AG_HEADER } else { &BUFFER }
+    }
+
+    fn read(&self) -> Counted<RwLockReadGuard<'_, State>> {
+        let state = &self.state;
+        STATE.lock_by(&self.users, Mode::Shared, || state.try_read(), || state.read())
+    }
+
+    fn write(&self) -> Counted<RwLockWriteGuard<'_, State>> {
+        let state = &self.state;
+        STATE.lock_by(&self.users, Mode::Exclusive, || state.try_write(), || state.write())
+    }
+
+    fn overlays(&self) -> Counted<MutexGuard<'_, Vec<Arc<dyn Overlay>>>> {
+        let overlays = &self.overlays;
+        OVERLAYS.lock_by(&self.users, Mode::Exclusive, || overlays.try_lock(), || overlays.lock())
     }
 
     /// Everything that was logged and not written.
     pub(crate) fn dirty(&self) -> ChunkMap {
-        self.state.read().dirty.clone()
+        self.read().dirty.clone()
     }
 
     /// Whether inodes lie in it, of which the log carries the list pointers alone.
     pub(crate) fn holds_inodes(&self) -> bool {
-        self.state.read().inodes
+        self.read().inodes
     }
 
     /// Publishes what a transaction committed. The caller owns the buffer, and has pinned it.
     pub(crate) fn publish(&self, change: Change<'_>) {
-        let mut state = self.state.write();
+        let mut state = self.write();
         state.version += 1;
         match change {
             Change::Bytes { bytes, dirty, verifier, fresh, unlogged, inodes } => {
@@ -172,7 +208,7 @@ impl MetaBuf {
                 state.unwritten = false;
                 state.dirty.clear();
                 drop(state);
-                let overlays = std::mem::take(&mut *self.overlays.lock());
+                let overlays = std::mem::take(&mut **self.overlays());
                 overlays.iter().for_each(|overlay| overlay.detached());
             }
         }
@@ -180,14 +216,14 @@ impl MetaBuf {
 
     /// Adds something that is to be written with the buffer.
     pub(crate) fn attach(&self, overlay: Arc<dyn Overlay>) {
-        self.overlays.lock().push(overlay);
+        self.overlays().push(overlay);
     }
 
     /// Begins to write the buffer with everything that is laid over it, as far as the log has it.
     pub(crate) fn write_back(self: &Arc<Self>) -> Push {
         // Laying inodes over the bytes makes a new version: nobody may have the buffer meanwhile.
         let Some(_owned) = self.try_own() else { return Push::Busy };
-        let mut state = self.state.write();
+        let mut state = self.write();
         if state.stale {
             // Until the log says that its blocks were freed, a crash needs what the log says of it from before.
             return if state.pins > 0 { Push::Pinned } else { Push::Gone };
@@ -248,7 +284,7 @@ impl MetaBuf {
 
     /// Lays over `bytes` what is ready for it, and takes it out of the list.
     fn lay(&self, bytes: &mut [u8]) -> Vec<Arc<dyn Overlay>> {
-        let mut overlays = self.overlays.lock();
+        let mut overlays = self.overlays();
         let mut laid = Vec::new();
         overlays.retain(|overlay| {
             let ready = overlay.lay(bytes);
@@ -264,7 +300,7 @@ impl MetaBuf {
     fn settle(self: &Arc<Self>, written: Written, ok: bool) -> Vec<(Arc<dyn LogItem>, Lsn)> {
         let Written { version, lsn, laid } = written;
         self.writes.fetch_add(1, Ordering::AcqRel);
-        let mut state = self.state.write();
+        let mut state = self.write();
         state.writing = false;
         if !ok {
             return Vec::new();
@@ -310,17 +346,17 @@ impl LogItem for MetaBuf {
     }
 
     fn pin(&self) {
-        self.state.write().pins += 1;
+        self.write().pins += 1;
     }
 
     fn unpin(&self, _outcome: Outcome) {
-        let mut state = self.state.write();
+        let mut state = self.write();
         debug_assert!(state.pins > 0, "unpinned more often than pinned");
         state.pins = state.pins.saturating_sub(1);
     }
 
     fn landed(&self, _lsn: Lsn) -> Landing {
-        let state = self.state.read();
+        let state = self.read();
         // The freeing may be in a later checkpoint than the one that is landing: that one has a pin of its own.
         if state.stale && state.pins <= 1 { Landing::Drop } else { Landing::Ail }
     }

@@ -29,7 +29,8 @@ pub struct Inodes {
     shape: InodeShape,
     /// Where the next directory goes.
     next_group: AtomicU32,
-    generations: Mutex<fastrand::Rng>,
+    /// Where generation numbers follow from a seed; else each thread has its own source of them.
+    generations: Option<Mutex<fastrand::Rng>>,
     pub(super) unlinked: UnlinkedHints,
 }
 
@@ -39,7 +40,7 @@ impl Inodes {
         Self {
             shape: InodeShape::new(geometry),
             next_group: AtomicU32::new(0),
-            generations: Mutex::new(seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed)),
+            generations: seed.map(|seed| Mutex::new(fastrand::Rng::with_seed(seed))),
             unlinked: UnlinkedHints::default(),
         }
     }
@@ -51,7 +52,10 @@ impl Inodes {
 
     /// A generation number: nobody who knew the inode's earlier ones can guess it.
     pub fn generation(&self) -> u32 {
-        self.generations.lock().u32(..)
+        match &self.generations {
+            Some(seeded) => seeded.lock().u32(..),
+            None => fastrand::u32(..),
+        }
     }
 
     fn first_group(&self, geometry: &Geometry, parent: InodeNumber, directory: bool) -> AgNumber {

@@ -9,7 +9,8 @@ use super::locked::LockedInodes;
 use super::{CLUSTER, trees};
 use crate::error::{Error, Result};
 use crate::trans::{BufIndex, Trans};
-use parking_lot::Mutex;
+use fileio::lockstat::{Counted, LockClass, Mode, Users};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::mem::offset_of;
 use xfs_format::ag::{NULL_AG_INODE, UNLINKED_BUCKETS};
@@ -27,20 +28,31 @@ const SHARDS: usize = 16;
 /// Who points to an inode of a list: its predecessor, by group and inode.
 #[derive(Debug, Default)]
 pub struct UnlinkedHints {
-    shards: [Mutex<HashMap<(AgNumber, AgInode), AgInode>>; SHARDS],
+    shards: [Shard; SHARDS],
+}
+
+static SHARD: LockClass = LockClass::new("unlinked hints");
+
+type Before = HashMap<(AgNumber, AgInode), AgInode>;
+
+#[derive(Debug, Default)]
+struct Shard {
+    before: Mutex<Before>,
+    users: Users,
 }
 
 impl UnlinkedHints {
-    fn shard(&self, ag: AgNumber) -> &Mutex<HashMap<(AgNumber, AgInode), AgInode>> {
-        &self.shards[ag.0 as usize % SHARDS]
+    fn shard(&self, ag: AgNumber) -> Counted<MutexGuard<'_, Before>> {
+        let Shard { before, users } = &self.shards[ag.0 as usize % SHARDS];
+        SHARD.lock_by(users, Mode::Exclusive, || before.try_lock(), || before.lock())
     }
 
     fn get(&self, ag: AgNumber, inode: AgInode) -> Option<AgInode> {
-        self.shard(ag).lock().get(&(ag, inode)).copied()
+        self.shard(ag).get(&(ag, inode)).copied()
     }
 
     fn set(&self, ag: AgNumber, inode: AgInode, before: Option<AgInode>) {
-        let mut shard = self.shard(ag).lock();
+        let mut shard = self.shard(ag);
         match before {
             Some(before) => shard.insert((ag, inode), before),
             None => shard.remove(&(ag, inode)),

@@ -13,8 +13,9 @@ use super::lazy_time::{LazyTime, after_overwrite};
 use crate::buf::{MetaBuf, Overlay};
 use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
 use arc_swap::ArcSwap;
+use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
-use parking_lot::{Mutex, RawRwLock, RwLock};
+use parking_lot::{Mutex, MutexGuard, RawRwLock, RwLock};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -25,9 +26,12 @@ use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{InodeNumber, Lsn};
 
 /// The inode lock, held exclusively.
-pub type InodeLocked = ArcRwLockWriteGuard<RawRwLock, ()>;
+pub type InodeLocked = Counted<ArcRwLockWriteGuard<RawRwLock, ()>>;
 /// The inode lock, held shared.
-pub type InodeShared = ArcRwLockReadGuard<RawRwLock, ()>;
+pub type InodeShared = Counted<ArcRwLockReadGuard<RawRwLock, ()>>;
+
+static INODE: LockClass = LockClass::new("inode");
+static STATE: LockClass = LockClass::new("inode state");
 
 /// Where an inode is written.
 #[derive(Clone)]
@@ -50,6 +54,9 @@ pub struct InodeEntry {
     opens: AtomicU32,
     overwritten: LazyTime,
     this: Weak<InodeEntry>,
+    /// Of `lock`, of `state`.
+    users: Users,
+    state_users: Users,
 }
 
 struct State {
@@ -83,6 +90,8 @@ impl InodeEntry {
             opens: AtomicU32::new(0),
             overwritten: LazyTime::default(),
             this: this.clone(),
+            users: Users::new(),
+            state_users: Users::new(),
         })
     }
 
@@ -103,17 +112,19 @@ impl InodeEntry {
 
     /// Locks the inode for changes.
     pub fn lock(&self) -> InodeLocked {
-        RwLock::write_arc(&self.lock)
+        let (attempt, block) = (|| RwLock::try_write_arc(&self.lock), || RwLock::write_arc(&self.lock));
+        INODE.lock_by(&self.users, Mode::Exclusive, attempt, block)
     }
 
     /// As [`lock`](Self::lock), without waiting.
     pub fn try_lock(&self) -> Option<InodeLocked> {
-        RwLock::try_write_arc(&self.lock)
+        INODE.try_lock_by(&self.users, Mode::Exclusive, || RwLock::try_write_arc(&self.lock))
     }
 
     /// Keeps changes off.
     pub fn share(&self) -> InodeShared {
-        RwLock::read_arc(&self.lock)
+        let (attempt, block) = (|| RwLock::try_read_arc(&self.lock), || RwLock::read_arc(&self.lock));
+        INODE.lock_by(&self.users, Mode::Shared, attempt, block)
     }
 
     /// Keeps the file from being freed when it loses its last name. `false`: it is free already.
@@ -165,7 +176,7 @@ impl InodeEntry {
 
     /// What has to be logged if `fields` of `inode` change, earlier changes that are not written yet included.
     pub(crate) fn to_log(&self, inode: &Inode, fields: InodeFields) -> InodeFields {
-        let earlier = self.state.lock().fields;
+        let earlier = self.words().fields;
         // A fork that changed its format is logged in its new form alone.
         ((earlier | fields) & !(InodeFields::DFORK | InodeFields::AFORK | InodeFields::DEV))
             | fork_fields(inode, earlier | fields)
@@ -213,10 +224,15 @@ impl InodeEntry {
         Some(vector)
     }
 
+    fn words(&self) -> Counted<MutexGuard<'_, State>> {
+        let state = &self.state;
+        STATE.lock_by(&self.state_users, Mode::Exclusive, || state.try_lock(), || state.lock())
+    }
+
     /// Publishes what a transaction committed. The caller has the lock, and has pinned the inode.
     pub(crate) fn publish(&self, inode: Arc<Inode>, fields: InodeFields) {
         self.current.store(inode);
-        let mut state = self.state.lock();
+        let mut state = self.words();
         state.version += 1;
         state.fields = fields;
         let attach = !std::mem::replace(&mut state.attached, true);
@@ -254,7 +270,7 @@ fn fork_fields(inode: &Inode, wanted: InodeFields) -> InodeFields {
 
 impl Overlay for InodeEntry {
     fn lay(&self, bytes: &mut [u8]) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.words();
         if state.pins > 0 {
             return false;
         }
@@ -272,11 +288,11 @@ impl Overlay for InodeEntry {
     }
 
     fn detached(&self) {
-        self.state.lock().attached = false;
+        self.words().attached = false;
     }
 
     fn written(self: Arc<Self>) -> Option<(Arc<dyn LogItem>, Lsn)> {
-        let mut state = self.state.lock();
+        let mut state = self.words();
         let (version, lsn) = state.laid.take()?;
         if version != state.version {
             return None;
@@ -293,11 +309,11 @@ impl LogItem for InodeEntry {
     }
 
     fn pin(&self) {
-        self.state.lock().pins += 1;
+        self.words().pins += 1;
     }
 
     fn unpin(&self, _outcome: Outcome) {
-        let mut state = self.state.lock();
+        let mut state = self.words();
         debug_assert!(state.pins > 0, "unpinned more often than pinned");
         state.pins = state.pins.saturating_sub(1);
     }
@@ -307,7 +323,7 @@ impl LogItem for InodeEntry {
     }
 
     fn push(self: Arc<Self>) -> Push {
-        let state = self.state.lock();
+        let state = self.words();
         if state.laid.is_some() {
             return Push::Flushing;
         }

@@ -7,8 +7,8 @@
 
 use super::item::LogItem;
 use super::layout::{Layout, Pos};
-use super::sync::{Condvar, Mutex, MutexGuard, lock, lock_in, wait};
-use fileio::lockstat::{Counted, LockClass};
+use super::sync::{Condvar, Mutex, MutexGuard, lock, lock_by, wait};
+use fileio::lockstat::{Counted, LockClass, Users};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -34,6 +34,7 @@ struct List {
 #[derive(Debug)]
 pub(super) struct Ail {
     list: Mutex<List>,
+    users: Users,
     emptied: Condvar,
     layout: Layout,
 }
@@ -45,7 +46,7 @@ impl Ail {
     /// An empty list of a log that goes on at `head`.
     pub(super) fn new(layout: Layout, head: Pos) -> Self {
         let list = List { buckets: BTreeMap::new(), landed: head, tail: head, dead: false };
-        Self { list: Mutex::new(list), emptied: Condvar::new(), layout }
+        Self { list: Mutex::new(list), users: Users::new(), emptied: Condvar::new(), layout }
     }
 
     /// Takes in the items of the checkpoint that begins at `lsn` and ends at `end`; takes out `gone`. Gives the
@@ -166,7 +167,7 @@ impl Ail {
     }
 
     fn list(&self) -> Counted<MutexGuard<'_, List>> {
-        lock_in(&self.list, &LIST)
+        lock_by(&self.list, &LIST, &self.users)
     }
 }
 

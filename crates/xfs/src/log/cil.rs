@@ -10,10 +10,10 @@
 
 use super::item::{Entered, LogItem};
 use super::layout::Layout;
-use super::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Padded, lock, lock_in};
+use super::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Padded, lock, lock_by};
 use super::vector::LogVector;
 use super::{OnLanded, thread_slot};
-use fileio::lockstat::{LockClass, Mode};
+use fileio::lockstat::{LockClass, Mode, Users};
 use std::sync::Arc;
 
 static SHARD: LockClass = LockClass::new("cil shard");
@@ -41,6 +41,12 @@ struct Shard {
     uncounted: i64,
     /// Nothing is committed any more.
     dead: bool,
+}
+
+/// A shard behind its lock, and who uses that.
+struct Counting {
+    shard: Mutex<Shard>,
+    users: Users,
 }
 
 /// A checkpoint that is closed: nothing joins it any more.
@@ -71,7 +77,7 @@ pub(super) struct Joined {
 }
 
 pub(super) struct Cil {
-    shards: Box<[Padded<Mutex<Shard>>]>,
+    shards: Box<[Padded<Counting>]>,
     /// The youngest checkpoint that has something in it: its base is paid for.
     opened: Padded<AtomicU64>,
     /// Commits so far.
@@ -92,7 +98,9 @@ impl std::fmt::Debug for Cil {
 
 impl Cil {
     pub(super) fn new(layout: Layout) -> Self {
-        let shard = || Padded(Mutex::new(Shard { seq: 1, ..Shard::default() }));
+        let shard = || {
+            Padded(Counting { shard: Mutex::new(Shard { seq: 1, ..Shard::default() }), users: Users::new() })
+        };
         Self {
             shards: std::iter::repeat_with(shard).take(SHARDS).collect(),
             opened: Padded::default(),
@@ -138,8 +146,8 @@ impl Cil {
     ) -> Option<Joined> {
         // Far apart: the shards of two threads, and what one commit counts and another reads.
         let order = self.order.0.fetch_add(1, Ordering::Relaxed);
-        let shard = self.shards.get(thread_slot::current() % SHARDS)?;
-        let mut shard = lock_in(&shard.0, &SHARD);
+        let Padded(Counting { shard, users }) = self.shards.get(thread_slot::current() % SHARDS)?;
+        let mut shard = lock_by(shard, &SHARD, users);
         if shard.dead {
             return None;
         }
@@ -199,7 +207,7 @@ impl Cil {
         let mut closed =
             Closed { seq, items: Vec::new(), landed: Vec::new(), paid: 0, parts: Vec::with_capacity(SHARDS) };
         CLOSE.count(Mode::Exclusive, None);
-        shards.extend(self.shards.iter().map(|shard| lock(&shard.0)));
+        shards.extend(self.shards.iter().map(|shard| lock(&shard.0.shard)));
         for shard in &mut shards {
             shard.dead |= kill;
         }

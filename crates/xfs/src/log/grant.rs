@@ -8,12 +8,15 @@
 //! - nobody waits while there is room: who gives space back looks for waiters after, who waits looks for space
 //!   after it can be seen.
 
-use super::sync::{AtomicU32, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Padded, lock, lock_in, wait};
-use fileio::lockstat::LockClass;
+use super::sync::{AtomicU32, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Padded, lock, lock_by, wait};
+use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 static QUEUE: LockClass = LockClass::new("log space queue");
+/// No lock: one atomic addition.
+static SPACE: LockClass = LockClass::new("log space");
 
 /// Which queue to wait in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +39,7 @@ pub(super) struct Grant {
     waiting: Padded<Waiting>,
     capacity: u64,
     queue: Mutex<Queue>,
+    queue_users: Users,
 }
 
 #[derive(Debug, Default)]
@@ -61,7 +65,14 @@ struct Waiter {
 
 impl Grant {
     pub(super) fn new(capacity: u64) -> Self {
-        Self { used: Padded::default(), waiting: Padded::default(), capacity, queue: Mutex::default() }
+        let queue_users = Users::new();
+        Self {
+            used: Padded::default(),
+            waiting: Padded::default(),
+            capacity,
+            queue: Mutex::default(),
+            queue_users,
+        }
     }
 
     pub(super) fn capacity(&self) -> u64 {
@@ -75,8 +86,10 @@ impl Grant {
     /// Takes `bytes`, and waits for them if need be: before it waits, it calls `short` with no lock held.
     pub(super) fn take(&self, bytes: u64, turn: Turn, short: impl FnOnce()) -> Result<(), Dead> {
         if self.try_take(bytes, turn) {
+            SPACE.count(Mode::Shared, None);
             return Ok(());
         }
+        let since = Instant::now();
         let waiter = Arc::new(Waiter { bytes, served: AtomicU32::new(0), wake: Condvar::new() });
         {
             let mut queue = self.queue();
@@ -89,13 +102,14 @@ impl Grant {
             self.serve(&mut queue);
         }
         short();
-        let mut queue = self.queue();
+        let mut queue = lock(&self.queue);
         while waiter.served.load(Ordering::Relaxed) == 0 {
             if queue.dead {
                 return Err(Dead);
             }
             queue = wait(&waiter.wake, queue);
         }
+        SPACE.count(Mode::Shared, Some(since.elapsed()));
         Ok(())
     }
 
@@ -124,7 +138,7 @@ impl Grant {
         let before = self.used.0.fetch_sub(bytes, Ordering::SeqCst);
         debug_assert!(before >= bytes, "more log space given back than taken: {bytes} of {before}");
         if self.is_short() {
-            self.serve(&mut lock_in(&self.queue, &QUEUE));
+            self.serve(&mut self.queue());
         }
     }
 
@@ -171,8 +185,8 @@ impl Grant {
         }
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        lock(&self.queue)
+    fn queue(&self) -> Counted<MutexGuard<'_, Queue>> {
+        lock_by(&self.queue, &QUEUE, &self.queue_users)
     }
 
     fn count(&self, turn: Turn) -> &AtomicU32 {

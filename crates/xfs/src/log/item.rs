@@ -11,12 +11,15 @@
 //! - place and LSN in the AIL change under the AIL's lock only.
 
 use super::Journal;
-use super::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use super::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock_by};
 use super::vector::LogVector;
 use blockdev::{AlignedBuf, DeviceError};
+use fileio::lockstat::{Counted, LockClass, Users};
 use std::fmt;
 use std::sync::Arc;
 use xfs_format::types::{DiskAddr, Lsn};
+
+static VECTORS: LockClass = LockClass::new("log item");
 
 /// How a checkpoint ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +107,7 @@ pub trait LogItem: Send + Sync + fmt::Debug + 'static {
 #[derive(Debug, Default)]
 pub struct ItemState {
     slots: Mutex<Slots>,
+    users: Users,
     /// LSN at which the AIL holds it; 0: not in the AIL.
     lsn: AtomicU64,
     /// Its place among the items of that LSN.
@@ -150,23 +154,23 @@ impl ItemState {
     /// Whether a vector of the item waits for a checkpoint that was not written yet. Only its own transaction can
     /// rely on the answer, and only as long as that holds the item.
     pub fn in_checkpoint(&self) -> bool {
-        let slots = lock(&self.slots);
+        let slots = self.slots();
         slots.current.is_some() || slots.previous.is_some()
     }
 
     /// Memory of an earlier vector, for [`LogVector::begin`].
     pub fn take_shadow(&self) -> Option<LogVector> {
-        lock(&self.slots).shadow.take()
+        self.slots().shadow.take()
     }
 
     /// Hands memory back for the next vector.
     pub fn keep_shadow(&self, vector: LogVector) {
-        lock(&self.slots).keep(vector);
+        self.slots().keep(vector);
     }
 
     /// Puts the vector of a commit into checkpoint `seq`.
     pub(crate) fn enter(&self, seq: u64, vector: LogVector) -> Entered {
-        let mut slots = lock(&self.slots);
+        let mut slots = self.slots();
         match slots.current.replace((seq, vector)) {
             None => Entered::New,
             Some((was, old)) if was == seq => {
@@ -184,14 +188,18 @@ impl ItemState {
 
     /// Takes the vector out that checkpoint `seq` has.
     pub(crate) fn collect(&self, seq: u64) -> Option<LogVector> {
-        let mut slots = lock(&self.slots);
-        let slots = &mut *slots;
+        let mut slots = self.slots();
+        let slots = &mut **slots;
         for slot in [&mut slots.previous, &mut slots.current] {
             if let Some((_, vector)) = slot.take_if(|(of, _)| *of == seq) {
                 return Some(vector);
             }
         }
         None
+    }
+
+    fn slots(&self) -> Counted<MutexGuard<'_, Slots>> {
+        lock_by(&self.slots, &VECTORS, &self.users)
     }
 
     /// Its place in the AIL. The AIL's lock is held.

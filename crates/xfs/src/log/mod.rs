@@ -41,6 +41,7 @@ use self::sync::{JoinHandle, Mutex, lock, thread};
 use self::writer::{Committer, Writer};
 use crate::error::{Error, Result};
 use blockdev::BlockDevice;
+use fileio::lockstat::{self, LockClass, Mode};
 use std::fmt;
 use std::sync::Arc;
 use xfs_format::log::LogEnds;
@@ -88,6 +89,16 @@ impl fmt::Display for ShutdownReason {
 
 /// Runs once the fate of a commit's checkpoint is known.
 pub type OnLanded = Box<dyn FnOnce(Outcome) + Send>;
+
+static COMMITS: LockClass = LockClass::new(lockstat::COMMIT_CLASS);
+
+/// A thread of the journal's own.
+fn background(run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    thread::spawn(|| {
+        lockstat::this_thread_is_background();
+        run();
+    })
+}
 
 /// Names the checkpoint that a commit went into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -160,9 +171,9 @@ impl Journal {
         let committer = Committer::new(Arc::clone(&core));
         let pusher = Pusher::new(Arc::clone(&core), queue);
         let threads = vec![
-            thread::spawn(move || writer.run()),
-            thread::spawn(move || committer.run()),
-            thread::spawn(move || pusher.run()),
+            background(move || writer.run()),
+            background(move || committer.run()),
+            background(move || pusher.run()),
         ];
         Ok(Arc::new(Self { core, threads: Some(Mutex::new(threads)) }))
     }
@@ -253,6 +264,7 @@ impl Journal {
         let core = &*self.core;
         core.check()?;
         let joined = core.cil.join(items, landed, publish).ok_or_else(|| core.stopped())?;
+        COMMITS.count(Mode::Shared, None);
         if joined.cost >= 0 {
             let cost = joined.cost.unsigned_abs();
             debug_assert!(cost <= ticket.left, "a step took {cost} bytes of {} that were left", ticket.left);

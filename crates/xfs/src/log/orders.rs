@@ -4,7 +4,10 @@
 //! items unpinned; whoever waits here is woken by every change and by a shutdown.
 
 use super::cil::Cil;
-use super::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
+use super::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, lock_by, wait};
+use fileio::lockstat::{LockClass, Users};
+
+static ORDERS: LockClass = LockClass::new("log orders");
 
 /// What the writer does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +37,7 @@ struct Asked {
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     asked: Mutex<Asked>,
+    users: Users,
     /// For the writer.
     given: Condvar,
     /// For everybody else.
@@ -50,7 +54,7 @@ impl Orders {
         if self.pushed.load(Ordering::SeqCst) >= seq {
             return;
         }
-        let mut asked = self.lock();
+        let mut asked = lock_by(&self.asked, &ORDERS, &self.users);
         asked.push = asked.push.max(seq);
         self.pushed.fetch_max(seq, Ordering::SeqCst);
         self.given.notify_one();

@@ -16,7 +16,7 @@ pub(crate) use std::{
     thread::{self, JoinHandle},
 };
 
-use fileio::lockstat::{Counted, LockClass, Mode};
+use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use std::sync::PoisonError;
 
 /// Takes a lock that is not counted. A panic elsewhere does not make what it protects less true: nothing is left
@@ -25,9 +25,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a lock that counts into `class`.
-pub(crate) fn lock_in<'a, T>(mutex: &'a Mutex<T>, class: &'static LockClass) -> Counted<MutexGuard<'a, T>> {
-    class.lock(Mode::Exclusive, || mutex.try_lock().ok(), || lock(mutex))
+/// Takes a lock that counts into `class`, and remembers who uses it.
+pub(crate) fn lock_by<'a, T>(
+    mutex: &'a Mutex<T>,
+    class: &'static LockClass,
+    users: &Users,
+) -> Counted<MutexGuard<'a, T>> {
+    class.lock_by(users, Mode::Exclusive, || mutex.try_lock().ok(), || lock(mutex))
 }
 
 /// Waits for a condition to be announced.
