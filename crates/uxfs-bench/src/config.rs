@@ -15,6 +15,8 @@ pub enum Workload {
     RandRw,
     /// Threads lock and unlock ranges of their own of one range lock; no file.
     RangeLock,
+    /// Threads make empty files in directories of their own, look at all of them, and remove them.
+    FsMark,
 }
 
 impl Workload {
@@ -24,6 +26,7 @@ impl Workload {
             Self::Overwrite => "overwrite",
             Self::RandRw => "randrw",
             Self::RangeLock => "rangelock",
+            Self::FsMark => "fsmark",
         }
     }
 }
@@ -56,6 +59,8 @@ impl std::str::FromStr for Place {
 pub enum Versus {
     /// A kernel XFS on a RAM device, made for this.
     KernelXfs,
+    /// A kernel XFS on a loop device over a file on tmpfs, made for this.
+    KernelXfsLoop,
     /// Any mounted directory.
     Dir(PathBuf),
 }
@@ -64,7 +69,11 @@ impl std::str::FromStr for Versus {
     type Err = std::convert::Infallible;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(if text == "kernel-xfs" { Self::KernelXfs } else { Self::Dir(text.into()) })
+        Ok(match text {
+            "kernel-xfs" => Self::KernelXfs,
+            "kernel-xfs-loop" => Self::KernelXfsLoop,
+            dir => Self::Dir(dir.into()),
+        })
     }
 }
 
@@ -89,6 +98,10 @@ pub struct Config {
     pub pages: u64,
     /// Requests that each thread keeps in flight, each count measured; none: 1 for `overwrite`, 128 for `randrw`.
     pub depths: Vec<u32>,
+    /// Files that each thread of `fsmark` makes.
+    pub files: u64,
+    /// Directories of each thread of `fsmark`, over which its files are spread.
+    pub dirs: usize,
     /// Rounds that medians are taken over.
     pub rounds: usize,
     /// A measurement goes over its pages until about this much time has passed.
@@ -113,6 +126,8 @@ impl Default for Config {
             size: 1 << 30,
             pages: 262_144,
             depths: Vec::new(),
+            files: 10_000,
+            dirs: 1,
             rounds: 5,
             min_time: Duration::from_millis(250),
             lockstat: false,
@@ -127,6 +142,9 @@ impl Config {
     const MAX_THREADS: usize = 1024;
     /// Most requests in flight that can be asked for.
     const MAX_DEPTH: u32 = 4096;
+    /// Most files of a thread that can be asked for, and most directories.
+    const MAX_FILES: u64 = 100_000_000;
+    const MAX_DIRS: usize = 10_000;
 
     /// Finds options that make no sense before anything is set up.
     pub fn check(&self) -> Result<()> {
@@ -145,6 +163,10 @@ impl Config {
         }
         if self.pages == 0 || self.rounds == 0 {
             return wrong("there must be at least one page and one round".to_owned());
+        }
+        if !(1..=Self::MAX_FILES).contains(&self.files) || !(1..=Self::MAX_DIRS).contains(&self.dirs) {
+            let (files, dirs) = (Self::MAX_FILES, Self::MAX_DIRS);
+            return wrong(format!("a thread has from 1 to {files} files, in 1 to {dirs} directories"));
         }
         Ok(())
     }
@@ -192,6 +214,8 @@ mod tests {
             Config { size: 1 << 50, ..Config::default() },
             Config { pages: 0, ..Config::default() },
             Config { rounds: 0, ..Config::default() },
+            Config { files: 0, ..Config::default() },
+            Config { dirs: 0, ..Config::default() },
         ];
         for config in bad {
             assert!(matches!(config.check(), Err(Error::Usage(_))), "{config:?}");

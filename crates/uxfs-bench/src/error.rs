@@ -54,6 +54,18 @@ pub enum Error {
         /// What is.
         found: u64,
     },
+    /// A target has more or fewer files than were made.
+    #[error("{target}: {when}: {found} empty files, not {expected}")]
+    Files {
+        /// Name of the target.
+        target: String,
+        /// After which phase.
+        when: &'static str,
+        /// How many there should be.
+        expected: u64,
+        /// How many there are.
+        found: u64,
+    },
     /// A signal asked for the end of the run.
     #[error("interrupted")]
     Interrupted,

@@ -2,13 +2,15 @@
 //!
 //! [`run`] measures what a [`Config`] asks for. A workload on files is one loop (`Work` says what it does),
 //! which runs on uxfs in process, on any mounted directory by system calls, on a raw device and on plain memory;
-//! `rangelock` measures the range locks alone. Printing is left to the caller.
+//! `fsmark` (directories and files, no content) does so too, but for the raw device; `rangelock` measures the range
+//! locks alone. Printing is left to the caller.
 #![forbid(unsafe_code)]
 
 mod config;
 mod content;
 mod drive;
 mod error;
+mod fsmark;
 mod interrupt;
 mod locks;
 mod lockstat;

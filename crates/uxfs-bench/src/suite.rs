@@ -6,11 +6,12 @@
 use crate::config::{Config, Versus, Workload};
 use crate::content::Content;
 use crate::error::Result;
+use crate::fsmark;
 use crate::interrupt;
 use crate::locks;
 use crate::lockstat::{ClassReport, Tracker};
 use crate::measure::{Collector, Measurement, Sample, Series};
-use crate::setup::KernelXfs;
+use crate::setup::{KernelXfs, RamDevice};
 use crate::target::{AnyTarget, Label, Measured, MemcpyTarget, SysTarget};
 use crate::volume::OwnVolume;
 use crate::work::{Op, Work, random_pages};
@@ -58,9 +59,16 @@ pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer)
     let mut report = Report::default();
     let mut scene = None;
     for &workload in workloads {
-        if workload == Workload::RangeLock {
-            report.measurements.extend(locks::run(config, observer)?);
-            continue;
+        match workload {
+            Workload::RangeLock => {
+                report.measurements.extend(locks::run(config, observer)?);
+                continue;
+            }
+            Workload::FsMark => {
+                fsmark::run(config, observer, &mut report)?;
+                continue;
+            }
+            Workload::Overwrite | Workload::RandRw => {}
         }
         let scene = match &mut scene {
             Some(scene) => scene,
@@ -99,9 +107,11 @@ impl Scene {
         for versus in &config.versus {
             let target = match versus {
                 Versus::Dir(dir) => SysTarget::create(dir, pages)?,
-                Versus::KernelXfs => {
-                    observer.note("making and mounting an XFS on a RAM device");
-                    let mount = KernelXfs::mount(config.size)?;
+                Versus::KernelXfs | Versus::KernelXfsLoop => {
+                    observer.note("making and mounting an XFS in memory");
+                    let zram = *versus == Versus::KernelXfs;
+                    let device = if zram { RamDevice::Zram } else { RamDevice::Loop };
+                    let mount = KernelXfs::mount(device, config.size + config.size / 8 + (512 << 20), None)?;
                     let target = SysTarget::create(mount.dir(), pages)?;
                     mounts.push(mount);
                     target

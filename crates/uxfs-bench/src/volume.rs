@@ -95,19 +95,21 @@ fn only_extent(file: &uxfs::File) -> Result<u64> {
     }
 }
 
+/// A new directory in `place`.
+pub(crate) fn place_dir(place: &Path) -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("uxfs-bench-")
+        .tempdir_in(place)
+        .map_err(Error::host(format!("cannot make a directory in {}", place.display())))
+}
+
 /// Makes the image, and opens it as a device.
 fn make_device(config: &Config) -> Result<(Arc<dyn BlockDevice>, String, Option<TempDir>)> {
     let shm = Path::new("/dev/shm");
-    let dir_for = |place: &Path| {
-        tempfile::Builder::new()
-            .prefix("uxfs-bench-")
-            .tempdir_in(place)
-            .map_err(Error::host(format!("cannot make a directory in {}", place.display())))
-    };
     match &config.place {
         Place::Memory => {
             let passing = std::env::temp_dir();
-            let dir = dir_for(if shm.is_dir() { shm } else { &passing })?;
+            let dir = place_dir(if shm.is_dir() { shm } else { &passing })?;
             let image = dir.path().join("image");
             make_image(&image, config.size)?;
             let size = image.metadata().map_err(Error::host("cannot look at the image"))?.len();
@@ -116,13 +118,13 @@ fn make_device(config: &Config) -> Result<(Arc<dyn BlockDevice>, String, Option<
             Ok((Arc::new(device), "memory".to_owned(), None))
         }
         Place::Shm => {
-            let dir = dir_for(shm)?;
+            let dir = place_dir(shm)?;
             let image = dir.path().join("image");
             make_image(&image, config.size)?;
             Ok((Arc::new(MemoryDevice::map_file(&image)?), "shm".to_owned(), Some(dir)))
         }
         Place::Dir(place) => {
-            let dir = dir_for(place)?;
+            let dir = place_dir(place)?;
             let image = dir.path().join("image");
             make_image(&image, config.size)?;
             let device = FileDevice::open_writable(&image)?;
@@ -133,7 +135,7 @@ fn make_device(config: &Config) -> Result<(Arc<dyn BlockDevice>, String, Option<
 }
 
 /// Copies a device into a new file and leaves out what is zero.
-fn save(device: &dyn BlockDevice, path: &Path) -> Result<()> {
+pub(crate) fn save(device: &dyn BlockDevice, path: &Path) -> Result<()> {
     let host = || Error::host(format!("cannot write {}", path.display()));
     let file = File::create(path).map_err(host())?;
     file.set_len(device.size()).map_err(host())?;

@@ -170,3 +170,65 @@ fn locks_are_counted_by_target() {
         assert!(class.exclusive >= 4 * pages && class.shared >= 4 * pages, "{class:?}");
     }
 }
+
+#[test]
+fn files_that_are_made_are_looked_at_and_removed_and_a_sound_volume_is_left() {
+    let dir = TempDir::new().expect("a directory");
+    let image = dir.path().join("kept.img");
+    let (threads, rounds) = (vec![1, 3], 2);
+    let config = Config {
+        threads: threads.clone(),
+        files: 500,
+        dirs: 2,
+        lockstat: true,
+        keep: Some(image.clone()),
+        versus: vec![Versus::Dir(dir.path().to_owned())],
+        ..config()
+    };
+    let report = run(&config, &[Workload::FsMark], &mut Silent).expect("it runs");
+    for op in ["create", "create + sync", "walk", "unlink", "unlink + sync"] {
+        let lines: Vec<&Measurement> =
+            report.measurements.iter().filter(|line| line.op == op && line.target == "uxfs").collect();
+        let shape: Vec<(usize, usize)> = lines.iter().map(|line| (line.threads, line.median_of)).collect();
+        assert_eq!(shape, [(1, rounds), (3, rounds)], "{op}");
+        assert!(lines.iter().all(|line| line.ops_per_s > 0.0 && line.workload == "fsmark"), "{lines:?}");
+        let others = report.measurements.iter().filter(|line| line.op == op && line.target != "uxfs").count();
+        assert_eq!(others, threads.len(), "{op}: the same on a mounted directory");
+    }
+    for (op, n) in [("create", 1), ("create", 3), ("unlink", 1), ("unlink", 3)] {
+        let target = format!("uxfs {op} × {n}");
+        let class = |name: &str| {
+            let found = report.locks.iter().find(|class| class.target == target && class.class == name);
+            found.unwrap_or_else(|| panic!("{name} of {target}: {:?}", report.locks))
+        };
+        let files = 500 * n as u64 * rounds as u64;
+        assert!(class("commits").shared >= files, "a transaction a file, at least");
+        for name in ["inode", "buffer", "group header", "cil shard", "buffer state", "log item"] {
+            assert!(class(name).exclusive >= files && class(name).per_commit.is_some(), "{name} of {target}");
+        }
+    }
+    must(Command::new("xfs_repair").arg("-n").arg(&image));
+    // Nothing of the mounted directory is left but the volume that was asked for.
+    assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 1);
+}
+
+#[test]
+fn the_kernel_makes_and_removes_the_same_files() {
+    let config = Config {
+        threads: vec![2],
+        files: 300,
+        rounds: 1,
+        versus: vec![Versus::KernelXfs, Versus::KernelXfsLoop],
+        ..config()
+    };
+    let report = run(&config, &[Workload::FsMark], &mut Silent).expect("it runs");
+    for (target, device) in [("kernel-xfs", "/dev/zram"), ("kernel-xfs-loop", "/dev/loop")] {
+        let lines: Vec<&Measurement> =
+            report.measurements.iter().filter(|line| line.target == target).collect();
+        assert_eq!(lines.len(), 5, "{lines:?}");
+        let device = &lines[0].device.strip_prefix(device).map(|_| lines[0].device.clone());
+        let device = device.as_ref().expect("it lies on a device of its kind");
+        let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+        assert!(!mounts.lines().any(|line| line.starts_with(&format!("{device} "))), "{device} is mounted");
+    }
+}

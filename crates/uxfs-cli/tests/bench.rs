@@ -18,9 +18,10 @@ fn output(args: &[&str]) -> Output {
     uxfs(args).output().expect("the command starts")
 }
 
-const SMALL: [&str; 8] = [
+const SMALL: [&str; 9] = [
     "--size=4M",
     "--pages=1024",
+    "--files=100",
     "--threads=1,2",
     "--rounds=1",
     "--min-time=1",
@@ -46,7 +47,7 @@ fn json_lines_have_all_fields() {
             assert!(line.get(field).is_some(), "{field}: {line}");
         }
     }
-    for workload in ["overwrite", "randrw", "rangelock"] {
+    for workload in ["overwrite", "randrw", "rangelock", "fsmark"] {
         assert!(lines.iter().any(|line| line["workload"] == workload), "{workload}: {text}");
     }
     for target in ["uxfs", "raw", "memcpy"] {
@@ -67,11 +68,12 @@ fn a_table_is_printed_otherwise() {
 
 #[test]
 fn wrong_command_lines_are_refused_before_anything_is_made() {
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
         (&["bench", "randrw"], "--direct"),
         (&["bench", "overwrite", "--locking=none"], "no locking is called"),
         (&["bench", "overwrite", "--threads=0"], "thread counts"),
         (&["bench", "overwrite", "--size=4095"], "multiple of 4096"),
+        (&["bench", "fsmark", "--files=0"], "from 1 to"),
         (&["bench", "overwrite", "--size=1T"], "one group"),
         (&["bench", "nonsense"], "nonsense"),
     ];

@@ -1,10 +1,11 @@
 //! What is measured on: a volume made by uxfs, and an XFS that the kernel has mounted.
 
 mod image;
+mod mount;
 mod zram;
 
 pub use image::{FILE_NAME, make_image};
-pub use zram::KernelXfs;
+pub use mount::{KernelXfs, RamDevice};
 
 use crate::error::{Error, Result};
 use std::process::{Command, Stdio};

@@ -12,6 +12,7 @@ mod uxfs;
 pub use memcpy::MemcpyTarget;
 pub use raw::RawTarget;
 pub use sys::SysTarget;
+pub(crate) use sys::mount_of;
 pub use uxfs::UxfsTarget;
 
 use crate::content::{Content, PAGE};

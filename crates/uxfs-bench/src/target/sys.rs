@@ -64,7 +64,7 @@ impl SysTarget {
 }
 
 /// The type and the source of the mount that holds `path`.
-fn mount_of(path: &Path) -> Result<(String, String)> {
+pub(crate) fn mount_of(path: &Path) -> Result<(String, String)> {
     let path = path.canonicalize().map_err(Error::host(format!("cannot resolve {}", path.display())))?;
     let mounts =
         std::fs::read_to_string("/proc/self/mounts").map_err(Error::host("cannot list the mounts"))?;

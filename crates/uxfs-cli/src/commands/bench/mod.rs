@@ -24,6 +24,8 @@ enum Asked {
     Randrw,
     /// Lock and unlock ranges of one range lock; no file
     Rangelock,
+    /// Make empty files in directories of each thread's own, look at all of them, remove them
+    Fsmark,
     /// All of them
     All,
 }
@@ -44,8 +46,9 @@ pub struct Args {
     /// for `overwrite`, all but exclusive for `randrw`.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     locking: Vec<Locking>,
-    /// Run the same in a mounted directory; `kernel-xfs` makes and mounts one on a RAM device (root only).
-    #[arg(long, value_name = "DIR|kernel-xfs")]
+    /// Run the same in a mounted directory; `kernel-xfs` makes and mounts one on a RAM device, `kernel-xfs-loop` on a
+    /// loop device over a file on tmpfs (root only).
+    #[arg(long, value_name = "DIR|kernel-xfs|kernel-xfs-loop")]
     vs: Vec<Versus>,
     /// Where uxfs's volume is kept: memory, shm (a mapped file on tmpfs), or a directory (an image file in it,
     /// opened with O_DIRECT).
@@ -66,6 +69,12 @@ pub struct Args {
     /// Requests that each thread keeps in flight. Unsaid: 1 for `overwrite`, 128 for `randrw`.
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     depth: Vec<u32>,
+    /// Files that each thread of `fsmark` makes.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    files: u64,
+    /// Directories of each thread of `fsmark`, over which its files are spread.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    dirs: usize,
     /// Rounds, in each of which all take turns; the report is of medians.
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: usize,
@@ -93,7 +102,11 @@ impl Args {
                 let message = "bench randrw: there is no buffered I/O yet; say --direct";
                 return Err(Failure::new(Exit::Usage, message));
             }
-            Asked::All => return Ok(vec![Workload::Overwrite, Workload::RandRw, Workload::RangeLock]),
+            Asked::Fsmark => Workload::FsMark,
+            Asked::All => {
+                let all = [Workload::Overwrite, Workload::RandRw, Workload::RangeLock, Workload::FsMark];
+                return Ok(all.to_vec());
+            }
         };
         Ok(vec![one])
     }
@@ -110,6 +123,8 @@ impl Args {
             size: self.size,
             pages: self.pages,
             depths: self.depth.clone(),
+            files: self.files,
+            dirs: self.dirs,
             rounds: self.rounds,
             min_time: Duration::from_millis(self.min_time),
             lockstat: self.lockstat,

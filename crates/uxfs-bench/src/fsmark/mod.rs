@@ -1,0 +1,206 @@
+//! The workload `fsmark`: threads that fill directories of their own with empty files, look at all of them, and
+//! remove them.
+//!
+//! A round makes the directories (which is not measured) and then goes through the phases of [`PHASES`], each begun
+//! by all threads at once: `create` makes the files, `walk` lists the directories and looks at each file, `unlink`
+//! removes them. Neither uxfs nor a kernel's file system makes an operation durable by itself: a phase ends with its
+//! last operation. What it left to be made durable is timed apart: `create + sync` and `unlink + sync` are the
+//! same operations over the time of the phase and of one sync of the volume behind it.
+//!
+//! Whoever walks counts what is there, and after `unlink` nothing may be: a target that loses files is no target.
+
+mod sys;
+mod tree;
+mod uxfs;
+
+pub(crate) use sys::SysTree;
+pub(crate) use tree::{AnyTree, Named, Seen, Tree, TreeDir, Watch};
+pub(crate) use uxfs::UxfsTree;
+
+use crate::config::{Config, Versus};
+use crate::error::Result;
+use crate::lockstat::{ClassReport, Tracker};
+use crate::measure::{Collector, Sample, Series};
+use crate::setup::{KernelXfs, RamDevice};
+use crate::suite::{Observer, Report};
+use crate::target::Label;
+use std::time::Duration;
+
+/// The name of the workload in reports.
+pub(crate) const NAME: &str = "fsmark";
+
+/// Bytes of a volume that a file may take: its inode, its name, and what trees and directories leave unused.
+const BYTES_A_FILE: u64 = 4096;
+/// The least size of a volume: one that has a log of the size that larger ones have.
+const VOLUME_BYTES_MIN: u64 = 4 << 30;
+
+/// What is measured, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Create,
+    Walk,
+    Unlink,
+}
+
+const PHASES: [Phase; 3] = [Phase::Create, Phase::Walk, Phase::Unlink];
+
+impl Phase {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Walk => "walk",
+            Self::Unlink => "unlink",
+        }
+    }
+
+    /// The name of the phase with a sync behind it, if it changes anything.
+    const fn synced_name(self) -> Option<&'static str> {
+        match self {
+            Self::Create => Some("create + sync"),
+            Self::Walk => None,
+            Self::Unlink => Some("unlink + sync"),
+        }
+    }
+}
+
+/// What a target does in one round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) round: usize,
+    pub(crate) threads: usize,
+    /// Files of each thread.
+    pub(crate) files: u64,
+    /// Directories of each thread.
+    pub(crate) dirs: usize,
+}
+
+/// What a phase took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timed {
+    pub(crate) phase: Phase,
+    /// Operations of all threads.
+    pub(crate) ops: u64,
+    /// From the first thread's first operation to the last thread's last.
+    pub(crate) wall: Duration,
+    /// The sync behind it.
+    pub(crate) sync: Duration,
+}
+
+/// Volumes of the same size and shape, each with all that is mounted for it.
+struct Scene {
+    trees: Vec<Box<dyn AnyTree>>,
+    _mounts: Vec<KernelXfs>,
+}
+
+impl Scene {
+    fn set(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
+        let most = config.threads.iter().copied().max().unwrap_or(1) as u64;
+        let bytes = (most * config.files * BYTES_A_FILE).max(VOLUME_BYTES_MIN).next_multiple_of(1 << 20);
+        // A group for each thread, as directories go to one group after the other.
+        let groups = u32::try_from(most).unwrap_or(u32::MAX).max(4);
+        observer.note("making a volume");
+        let mut trees: Vec<Box<dyn AnyTree>> = vec![UxfsTree::make(config, bytes, groups)?];
+        let mut mounts = Vec::new();
+        for versus in &config.versus {
+            let device = match versus {
+                Versus::Dir(dir) => {
+                    trees.push(SysTree::in_dir(dir, "")?);
+                    continue;
+                }
+                Versus::KernelXfs => RamDevice::Zram,
+                Versus::KernelXfsLoop => RamDevice::Loop,
+            };
+            observer.note("making and mounting an XFS in memory");
+            let mount = KernelXfs::mount(device, bytes, Some(groups))?;
+            let suffix = if device == RamDevice::Loop { "-loop" } else { "" };
+            trees.push(SysTree::in_dir(mount.dir(), suffix)?);
+            mounts.push(mount);
+        }
+        Ok(Self { trees, _mounts: mounts })
+    }
+}
+
+/// Measures all targets, round by round.
+pub(crate) fn run(config: &Config, observer: &mut dyn Observer, report: &mut Report) -> Result<()> {
+    let mut scene = Scene::set(config, observer)?;
+    observer.start(NAME, (config.rounds * config.threads.len() * scene.trees.len()) as u64);
+    let mut collector = Collector::default();
+    let mut locks = config.lockstat.then(Tracker::start);
+    for round in 0..config.rounds {
+        for &threads in &config.threads {
+            let plan = Plan { round, threads, files: config.files, dirs: config.dirs };
+            for tree in &mut scene.trees {
+                let label = tree.label().clone();
+                observer.step(&format!("{label} × {threads}"));
+                let (collector, locks) = (&mut collector, locks.as_mut());
+                tree.round(plan, &mut Recorder { plan, label, collector, locks })?;
+            }
+        }
+    }
+    report.measurements.extend(collector.finish());
+    report.locks.extend(locks.map(|locks| shared_first(locks.finish(NAME))).unwrap_or_default());
+    for tree in scene.trees.drain(..) {
+        observer.note(&format!("closing {}", tree.label()));
+        tree.finish(config)?;
+    }
+    Ok(())
+}
+
+/// By target, and of each first what threads took turns at.
+fn shared_first(mut classes: Vec<ClassReport>) -> Vec<ClassReport> {
+    let order: Vec<String> = classes.iter().fold(Vec::new(), |mut seen, class| {
+        if !seen.contains(&class.target) {
+            seen.push(class.target.clone());
+        }
+        seen
+    });
+    classes.sort_by_key(|class| {
+        (order.iter().position(|target| *target == class.target), std::cmp::Reverse(class.between))
+    });
+    classes
+}
+
+/// Puts what phases took into the report's lines.
+struct Recorder<'a> {
+    plan: Plan,
+    label: Label,
+    collector: &'a mut Collector,
+    locks: Option<&'a mut Tracker>,
+}
+
+impl Watch for Recorder<'_> {
+    fn begin(&mut self) {
+        if let Some(locks) = &mut self.locks {
+            locks.skip();
+        }
+    }
+
+    fn end(&mut self, phase: Phase) {
+        if let Some(locks) = &mut self.locks {
+            locks.attribute(&format!("{} {} × {}", self.label, phase.name(), self.plan.threads));
+        }
+    }
+
+    fn timed(&mut self, timed: &Timed) {
+        self.add(timed.phase.name(), timed.ops, timed.wall);
+        if let Some(op) = timed.phase.synced_name() {
+            self.add(op, timed.ops, timed.wall + timed.sync);
+        }
+    }
+}
+
+impl Recorder<'_> {
+    fn add(&mut self, op: &'static str, ops: u64, wall: Duration) {
+        let line = Series {
+            workload: NAME,
+            label: self.label.clone(),
+            op,
+            threads: self.plan.threads,
+            depth: 1,
+            bytes: 0,
+            samples: Vec::new(),
+        };
+        let ops_per_s = ops as f64 / wall.as_secs_f64().max(1e-9);
+        self.collector.add(line, Sample { ops_per_s, ..Sample::default() });
+    }
+}
