@@ -5,11 +5,12 @@
 //! is handed back uncached. The exception are entries that must stay ([`Evict::must_stay`]): changes that are not on
 //! disk yet, whose number the log bounds.
 
+use crate::keyed_hash::KeyedHash;
 use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -41,7 +42,7 @@ impl Evict for u64 {
 pub(crate) struct Cache<K, V> {
     shards: Box<[Shard<K, V>]>,
     /// Random keys: numbers in an image cannot be chosen to collide.
-    hasher: RandomState,
+    hasher: KeyedHash,
     shard_limit: u64,
 }
 
@@ -54,7 +55,7 @@ struct Shard<K, V> {
 }
 
 struct Ring<K, V> {
-    slots: HashMap<K, usize>,
+    slots: HashMap<K, usize, KeyedHash>,
     entries: Vec<Entry<K, V>>,
     hand: usize,
     weight: u64,
@@ -74,13 +75,18 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         let affordable = usize::try_from(limit / MIN_SHARD_BYTES).unwrap_or(usize::MAX);
         let count = affordable.clamp(1, shards);
         let shard = || Shard {
-            ring: RwLock::new(Ring { slots: HashMap::new(), entries: Vec::new(), hand: 0, weight: 0 }),
+            ring: RwLock::new(Ring {
+                slots: HashMap::with_hasher(KeyedHash::new()),
+                entries: Vec::new(),
+                hand: 0,
+                weight: 0,
+            }),
             class,
             users: Users::new(),
         };
         Self {
             shards: std::iter::repeat_with(shard).take(count).collect(),
-            hasher: RandomState::new(),
+            hasher: KeyedHash::new(),
             shard_limit: limit / count as u64,
         }
     }

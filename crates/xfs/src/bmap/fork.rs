@@ -1,7 +1,7 @@
 //! A fork of an inode, as directory, attribute and symlink code reads it.
 
 use super::{ExtentList, Mapped};
-use crate::buf::{Buf, MAX_BUF_BYTES, Piece};
+use crate::buf::{Buf, MAX_BUF_BYTES, Piece, Pieces};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use crate::inode::{ForkKind, Inode};
@@ -45,10 +45,10 @@ pub(crate) fn pieces(
     at: FileBlock,
     blocks: u32,
     verifier: &'static Verifier,
-) -> Result<Vec<Piece>> {
+) -> Result<Pieces> {
     let corrupt =
         |check, at: FileBlock| Error::corrupt_inode(ino, FormatError::value(verifier.name, check, at.0));
-    let mut pieces: Vec<Piece> = Vec::with_capacity(1);
+    let mut pieces = Pieces::new();
     let mut at = at;
     let mut left = u64::from(blocks);
     while left > 0 {

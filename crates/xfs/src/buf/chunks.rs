@@ -1,12 +1,18 @@
 //! Which 128-byte chunks of a buffer are dirty: what a buffer log item carries.
 
+use smallvec::SmallVec;
 use std::ops::Range;
 use xfs_format::log::BUF_CHUNK_SIZE;
+
+/// Words of a map: those of most buffers take no memory of their own.
+pub(crate) type Words = SmallVec<[u32; 4]>;
+
+const BITS: usize = u32::BITS as usize;
 
 /// A bit a chunk, in the words of the log's map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChunkMap {
-    words: Vec<u32>,
+    words: Words,
 }
 
 impl ChunkMap {
@@ -16,11 +22,13 @@ impl ChunkMap {
             return;
         }
         let (first, last) = (bytes.start / BUF_CHUNK_SIZE, (bytes.end - 1) / BUF_CHUNK_SIZE);
-        if self.words.len() <= last / 32 {
-            self.words.resize(last / 32 + 1, 0);
+        if self.words.len() <= last / BITS {
+            self.words.resize(last / BITS + 1, 0);
         }
-        for chunk in first..=last {
-            self.words[chunk / 32] |= 1 << (chunk % 32);
+        for word in first / BITS..=last / BITS {
+            let low = if word == first / BITS { first % BITS } else { 0 };
+            let high = if word == last / BITS { last % BITS } else { BITS - 1 };
+            self.words[word] |= u32::MAX << low & u32::MAX >> (BITS - 1 - high);
         }
     }
 
@@ -41,31 +49,38 @@ impl ChunkMap {
     }
 
     /// The map of the chunks within `bytes`, which begins at a chunk, counted from there: `words` words.
-    pub(crate) fn part(&self, bytes: Range<usize>, words: usize) -> Vec<u32> {
+    pub(crate) fn part(&self, bytes: Range<usize>, words: usize) -> Words {
         let (first, end) = (bytes.start / BUF_CHUNK_SIZE, bytes.end.div_ceil(BUF_CHUNK_SIZE));
-        let mut part = vec![0; words];
-        for chunk in (first..end).filter(|chunk| self.has(*chunk)) {
-            part[(chunk - first) / 32] |= 1 << ((chunk - first) % 32);
-        }
-        part
-    }
-
-    fn has(&self, chunk: usize) -> bool {
-        self.words.get(chunk / 32).is_some_and(|word| word >> (chunk % 32) & 1 == 1)
+        let known = |word: usize| u64::from(self.words.get(word).copied().unwrap_or(0));
+        let word_from = |chunk: usize| {
+            let two = known(chunk / BITS) | known(chunk / BITS + 1) << BITS;
+            let within = end.saturating_sub(chunk).min(BITS);
+            (two >> (chunk % BITS)) as u32 & u32::MAX.checked_shr((BITS - within) as u32).unwrap_or(0)
+        };
+        (0..words).map(|nth| word_from(first + nth * BITS)).collect()
     }
 }
 
 /// The runs of chunks that a map names, as ranges of bytes of at most `len`.
 pub(crate) fn runs(map: &[u32], len: usize) -> impl Iterator<Item = Range<usize>> + '_ {
-    let has = |chunk: usize| map.get(chunk / 32).is_some_and(|word| word >> (chunk % 32) & 1 == 1);
-    let chunks = map.len() * 32;
     let mut at = 0;
     std::iter::from_fn(move || {
-        let first = (at..chunks).find(|chunk| has(*chunk))?;
-        let end = (first..chunks).find(|chunk| !has(*chunk)).unwrap_or(chunks);
+        let first = next(map, at, 0)?;
+        let end = next(map, first, u32::MAX).unwrap_or(map.len() * BITS);
         at = end;
         Some(first * BUF_CHUNK_SIZE..(end * BUF_CHUNK_SIZE).min(len))
     })
+}
+
+/// The first chunk from `at` on whose bit is set; with all bits in `flip`, the first whose bit is not.
+fn next(map: &[u32], at: usize, flip: u32) -> Option<usize> {
+    let mut word = at / BITS;
+    let mut bits = (map.get(word)? ^ flip) & u32::MAX << (at % BITS);
+    while bits == 0 {
+        word += 1;
+        bits = map.get(word)? ^ flip;
+    }
+    Some(word * BITS + bits.trailing_zeros() as usize)
 }
 
 #[cfg(test)]
@@ -88,5 +103,30 @@ mod tests {
         assert_eq!(runs(&other.part(0..8192, 2), 8192).count(), 3);
         other.clear();
         assert!(other.is_empty());
+    }
+
+    #[test]
+    fn words_say_what_bits_would() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        for _ in 0..500 {
+            let chunks = rng.usize(1..200);
+            let mut bits = vec![false; chunks];
+            let mut map = ChunkMap::default();
+            for _ in 0..rng.usize(0..6) {
+                let first = rng.usize(..chunks);
+                let end = rng.usize(first..chunks) + 1;
+                bits[first..end].fill(true);
+                map.mark(first * BUF_CHUNK_SIZE + rng.usize(..128)..end * BUF_CHUNK_SIZE);
+            }
+            let from = rng.usize(..chunks);
+            let to = rng.usize(from..chunks) + 1;
+            let len = (to - from) * BUF_CHUNK_SIZE;
+            let part = map.part(from * BUF_CHUNK_SIZE..to * BUF_CHUNK_SIZE, (to - from).div_ceil(BITS));
+            let mut named = vec![false; to - from];
+            for run in runs(&part, len) {
+                named[run.start / BUF_CHUNK_SIZE..run.end / BUF_CHUNK_SIZE].fill(true);
+            }
+            assert_eq!(named, bits[from..to], "chunks {from}..{to}");
+        }
     }
 }

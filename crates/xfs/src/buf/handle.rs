@@ -8,7 +8,7 @@
 //!   written is still the newest version.
 
 use super::chunks::ChunkMap;
-use super::{Buf, Piece};
+use super::{Buf, Piece, spare};
 use crate::log::{ItemState, Journal, Landing, LogItem, Outcome, Push, WriteJob};
 use blockdev::{AlignedBuf, DeviceError};
 use fileio::lockstat::{self, Counted, LockClass, Mode, Users};
@@ -113,13 +113,26 @@ impl MetaBuf {
 
     /// Its length in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.read().bytes.len()
+        self.pieces.iter().map(|piece| piece.len as usize).sum()
     }
 
     /// The committed version, and the verifier that passed it.
     pub(crate) fn snapshot(&self) -> (Buf, &'static Verifier) {
         let state = self.read();
         (Buf::new(self.daddr(), Arc::clone(&state.bytes)), state.verifier)
+    }
+
+    /// All that a transaction wants to know as it locks the buffer.
+    pub(crate) fn look(&self) -> Look {
+        let state = self.read();
+        let State { verifier, stale, inodes, .. } = **state;
+        Look { bytes: Arc::clone(&state.bytes), verifier, stale, inodes }
+    }
+
+    /// The verifier that passed it, unless its blocks were freed.
+    pub(crate) fn live_verifier(&self) -> Option<&'static Verifier> {
+        let state = self.read();
+        (!state.stale).then_some(state.verifier)
     }
 
     /// Whether it was made by another item's change, and is still to be written.
@@ -182,18 +195,13 @@ impl MetaBuf {
         self.read().dirty.clone()
     }
 
-    /// Whether inodes lie in it, of which the log carries the list pointers alone.
-    pub(crate) fn holds_inodes(&self) -> bool {
-        self.read().inodes
-    }
-
     /// Publishes what a transaction committed. The caller owns the buffer, and has pinned it.
     pub(crate) fn publish(&self, change: Change<'_>) {
         let mut state = self.write();
         state.version += 1;
         match change {
             Change::Bytes { bytes, dirty, verifier, fresh, unlogged, inodes } => {
-                state.bytes = bytes;
+                let old = std::mem::replace(&mut state.bytes, bytes);
                 state.verifier = verifier;
                 state.stale = false;
                 state.inodes = inodes;
@@ -202,6 +210,8 @@ impl MetaBuf {
                     state.unwritten = unlogged;
                 }
                 state.dirty.merge(dirty);
+                drop(state);
+                spare::keep(old);
             }
             Change::Stale => {
                 state.stale = true;
@@ -314,6 +324,16 @@ impl MetaBuf {
         let own = newest.then(|| (Arc::clone(self) as Arc<dyn LogItem>, lsn));
         own.into_iter().chain(laid.into_iter().filter_map(Overlay::written)).collect()
     }
+}
+
+/// A buffer as it is committed.
+pub(crate) struct Look {
+    pub(crate) bytes: Arc<[u8]>,
+    pub(crate) verifier: &'static Verifier,
+    /// Its blocks were freed.
+    pub(crate) stale: bool,
+    /// It holds inodes.
+    pub(crate) inodes: bool,
 }
 
 /// What was written of a buffer.

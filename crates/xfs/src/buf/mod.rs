@@ -9,14 +9,17 @@
 
 mod chunks;
 mod handle;
+mod spare;
 
-pub(crate) use chunks::{ChunkMap, runs};
-pub(crate) use handle::{Change, MetaBuf, Overlay, Owned};
+pub(crate) use chunks::{ChunkMap, Words, runs};
+pub(crate) use handle::{Change, Look, MetaBuf, Overlay, Owned};
+pub(crate) use spare::copy_of;
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use blockdev::{AlignedBuf, BlockDevice};
 use fileio::lockstat::LockClass;
+use smallvec::SmallVec;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,11 +49,6 @@ impl Buf {
         Self { daddr, bytes }
     }
 
-    /// Its bytes.
-    pub(crate) fn into_bytes(self) -> Arc<[u8]> {
-        self.bytes
-    }
-
     /// Where its first block lies.
     pub fn daddr(&self) -> DiskAddr {
         self.daddr
@@ -72,6 +70,9 @@ pub struct Piece {
     /// Its length in bytes.
     pub len: u64,
 }
+
+/// The pieces of a buffer, of which there is mostly one.
+pub(crate) type Pieces = SmallVec<[Piece; 1]>;
 
 /// The cache of metadata buffers of one volume.
 #[derive(Debug)]
@@ -111,11 +112,10 @@ impl BufCache {
         let (first, len) = extent_of(pieces, verifier)?;
         let key = (first.daddr.0, len);
         if let Some(cached) = self.cached(&key, pieces)
-            && !cached.is_stale()
+            && let Some(passed) = cached.live_verifier()
         {
-            let (buf, passed) = cached.snapshot();
             if !std::ptr::eq(passed, verifier) {
-                self.verify(&buf, first.daddr, verifier)?;
+                self.verify(&cached.snapshot().0, first.daddr, verifier)?;
                 cached.passed(verifier);
             }
             return Ok(cached);

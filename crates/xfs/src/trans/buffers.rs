@@ -2,9 +2,11 @@
 
 use super::Trans;
 use crate::btree::edit::Block;
-use crate::buf::{Buf, Change, ChunkMap, MetaBuf, Owned, Piece, runs};
+use crate::buf::{Buf, Change, ChunkMap, Look, MetaBuf, Owned, Piece, Words, copy_of, runs};
 use crate::error::Result;
 use crate::log::{LogItem, LogVector, VecSize};
+use smallvec::{SmallVec, smallvec};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 use xfs_format::identity;
@@ -15,6 +17,11 @@ use xfs_format::verify::Verifier;
 /// A buffer of a transaction. Good up to its next roll or commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufIndex(usize);
+
+/// What was looked at without being locked, so that the next look at it costs nothing: see [`Trans::forget_peeked`].
+pub(super) type Peeked = RefCell<SmallVec<[(Piece, &'static Verifier, Buf); PEEKED_MOST]>>;
+
+const PEEKED_MOST: usize = 4;
 
 /// A buffer that a transaction has locked.
 pub(super) struct Joined {
@@ -34,13 +41,12 @@ pub(super) struct Joined {
 }
 
 impl Joined {
-    fn new(handle: Arc<MetaBuf>, owned: Owned) -> Self {
-        let (buf, verifier) = handle.snapshot();
-        let inodes = handle.holds_inodes();
+    fn new(handle: Arc<MetaBuf>, owned: Owned, look: Look) -> Self {
+        let Look { bytes, verifier, inodes, .. } = look;
         Self {
             handle,
             owned: Some(owned),
-            bytes: buf.into_bytes(),
+            bytes,
             verifier,
             dirty: ChunkMap::default(),
             fresh: false,
@@ -66,7 +72,7 @@ impl Joined {
         }
         let mut dirty = if self.fresh || self.stale { ChunkMap::default() } else { self.handle.dirty() };
         dirty.merge(&self.dirty);
-        let mut parts = Vec::with_capacity(self.handle.pieces().len());
+        let mut parts = SmallVec::<[Part; 1]>::new();
         let mut at = 0;
         for piece in self.handle.pieces() {
             let len = usize::try_from(piece.len).unwrap_or(0);
@@ -77,7 +83,7 @@ impl Joined {
         parts.retain(|part| self.stale || !part.map.iter().all(|word| *word == 0));
         let size = VecSize {
             regions: parts.iter().map(|part| u32::from(part.regions)).sum(),
-            bytes: parts.iter().map(Part::log_bytes).sum::<usize>() as u32,
+            bytes: parts.iter().map(|part| part.log_bytes).sum::<usize>() as u32,
         };
         let mut vector = LogVector::begin(self.handle.state().take_shadow(), size);
         for part in &parts {
@@ -118,7 +124,7 @@ impl Joined {
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         if Arc::get_mut(&mut self.bytes).is_none() {
-            self.bytes = Arc::from(&*self.bytes);
+            self.bytes = copy_of(&self.bytes);
         }
         // Nobody else has a copy that was just made.
         Arc::get_mut(&mut self.bytes).unwrap_or_default()
@@ -129,21 +135,20 @@ impl Joined {
 struct Part {
     daddr: DiskAddr,
     bytes: Range<usize>,
-    map: Vec<u32>,
+    map: Words,
     regions: u16,
+    /// Bytes of its regions.
+    log_bytes: usize,
 }
 
 impl Part {
     fn new(daddr: DiskAddr, bytes: Range<usize>, dirty: &ChunkMap, stale: bool) -> Self {
         let words = BufHeader::map_words(bytes.len());
-        let map = if stale { vec![0; words] } else { dirty.part(bytes.clone(), words) };
-        let regions = 1 + runs(&map, bytes.len()).count();
-        Self { daddr, bytes, map, regions: regions as u16 }
-    }
-
-    fn log_bytes(&self) -> usize {
-        let data: usize = runs(&self.map, self.bytes.len()).map(|run| run.len()).sum();
-        BufHeader::bytes(self.map.len()) + data
+        let map = if stale { smallvec![0; words] } else { dirty.part(bytes.clone(), words) };
+        let start = (1, BufHeader::bytes(map.len()));
+        let add = |(regions, sum), run: Range<usize>| (regions + 1, sum + run.len());
+        let (regions, log_bytes) = runs(&map, bytes.len()).fold(start, add);
+        Self { daddr, bytes, map, regions, log_bytes }
     }
 
     fn format(&self, buf: &Joined, vector: &mut LogVector) {
@@ -173,8 +178,9 @@ impl Trans<'_> {
             let handle = self.volume.bufs().read_handle(pieces, verifier)?;
             let owned = handle.own();
             // Freed while we waited for it: what is there now is read anew.
-            if !handle.is_stale() {
-                return Ok(self.join(Joined::new(handle, owned)));
+            let look = handle.look();
+            if !look.stale {
+                return Ok(self.join(Joined::new(handle, owned, look)));
             }
             drop(owned);
             self.journal.force_all()?;
@@ -199,10 +205,11 @@ impl Trans<'_> {
         }
         let handle = self.volume.bufs().read_handle(&pieces, verifier)?;
         let Some(owned) = handle.try_own() else { return Ok(None) };
-        if handle.is_stale() {
+        let look = handle.look();
+        if look.stale {
             return Ok(None);
         }
-        Ok(Some(self.join(Joined::new(handle, owned))))
+        Ok(Some(self.join(Joined::new(handle, owned, look))))
     }
 
     /// Locks the buffer of blocks that were just allocated, all zeroes. `verifier` says what it is to become.
@@ -214,7 +221,8 @@ impl Trans<'_> {
                 let handle = self.volume.bufs().fresh_handle(pieces, verifier)?;
                 let owned = handle.own();
                 if !handle.is_stale_and_pinned() {
-                    break self.join(Joined::new(handle, owned));
+                    let look = handle.look();
+                    break self.join(Joined::new(handle, owned, look));
                 }
                 // The log must say that the old buffer is gone before it says what the new one holds.
                 drop(owned);
@@ -276,8 +284,24 @@ impl Trans<'_> {
     pub fn peek(&self, pieces: &[Piece], verifier: &'static Verifier) -> Result<Buf> {
         match self.find(pieces) {
             Some(index) => Ok(self.snapshot(index)),
-            None => self.volume.bufs().read_pieces(pieces, verifier),
+            None => self.committed(pieces, verifier),
         }
+    }
+
+    /// What is committed of a place that this transaction has not locked.
+    fn committed(&self, pieces: &[Piece], verifier: &'static Verifier) -> Result<Buf> {
+        let [piece] = pieces else { return self.volume.bufs().read_pieces(pieces, verifier) };
+        let mut peeked = self.peeked.borrow_mut();
+        let known = peeked.iter().find(|(of, by, _)| of == piece && std::ptr::eq(*by, verifier));
+        if let Some((.., buf)) = known {
+            return Ok(buf.clone());
+        }
+        let buf = self.volume.bufs().read_pieces(pieces, verifier)?;
+        if peeked.len() == PEEKED_MOST {
+            peeked.remove(0);
+        }
+        peeked.push((*piece, verifier, buf.clone()));
+        Ok(buf)
     }
 
     /// The handle behind a buffer.
@@ -302,7 +326,9 @@ impl Trans<'_> {
         if buf.is_clean() {
             buf.owned = None;
         }
-        buf.owned.is_none()
+        let free = buf.owned.is_none();
+        self.forget_peeked();
+        free
     }
 
     /// The highest group of which a header is locked.
@@ -322,7 +348,7 @@ impl Trans<'_> {
         let pieces = [self.one_block(daddr)];
         Ok(match self.find(&pieces) {
             Some(index) => Block::Private(self.bytes(index)),
-            None => Block::Shared(self.volume.bufs().read_pieces(&pieces, verifier)?),
+            None => Block::Shared(self.committed(&pieces, verifier)?),
         })
     }
 
@@ -358,7 +384,14 @@ impl Trans<'_> {
         Piece { daddr, len: self.geometry().block_size.into() }
     }
 
+    /// What was looked at before a lock was taken, or is looked at behind it, may differ: with every lock that this
+    /// transaction takes, all looks begin anew.
+    pub(super) fn forget_peeked(&mut self) {
+        self.peeked.get_mut().clear();
+    }
+
     fn join(&mut self, joined: Joined) -> BufIndex {
+        self.forget_peeked();
         self.bufs.push(joined);
         BufIndex(self.bufs.len() - 1)
     }

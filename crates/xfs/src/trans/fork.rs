@@ -8,7 +8,7 @@
 use super::Trans;
 use crate::alloc::{Purpose, Request, Target};
 use crate::bmap::{self, ExtentList};
-use crate::buf::{Buf, Piece};
+use crate::buf::{Buf, Pieces};
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
 use crate::inode::{ForkKind, ForkState};
@@ -78,7 +78,7 @@ impl<'t, 'v> TransFork<'t, 'v> {
         self.trans.extents(self.ino, self.kind)
     }
 
-    fn pieces(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Vec<Piece>> {
+    fn pieces(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Pieces> {
         bmap::pieces(self.trans.geometry(), self.ino, &*self.extents()?, at, blocks, verifier)
     }
 

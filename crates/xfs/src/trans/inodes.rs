@@ -53,6 +53,7 @@ impl Trans<'_> {
     /// the same transaction come in ascending order of their numbers, new ones aside.
     pub fn join_inode(&mut self, entry: Arc<InodeEntry>, locked: InodeLocked) -> Result<()> {
         debug_assert!(self.inodes.iter().all(|inode| inode.ino() != entry.ino()), "joined twice");
+        self.forget_peeked();
         if entry.site().is_none() {
             self.volume.find_site(&entry)?;
         }

@@ -27,7 +27,7 @@ use crate::alloc::Run;
 use crate::error::{Error, Result};
 use crate::log::{CommitSeq, Journal, LogItem, LogVector, OnLanded, Outcome, Ticket};
 use crate::volume::Volume;
-use buffers::Joined;
+use buffers::{Joined, Peeked};
 use counters::Delta;
 use frees::DeferredFree;
 use inodes::JoinedInode;
@@ -36,12 +36,17 @@ use std::sync::Arc;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::AgNumber;
 
+/// What most transactions lock.
+const USUAL_BUFS: usize = 8;
+const USUAL_INODES: usize = 2;
+
 /// A transaction that is open.
 pub struct Trans<'v> {
     volume: &'v Arc<Volume>,
     journal: &'v Arc<Journal>,
     ticket: Option<Ticket>,
     bufs: Vec<Joined>,
+    peeked: Peeked,
     inodes: Vec<JoinedInode>,
     extra: Vec<(Arc<dyn LogItem>, LogVector)>,
     on_landing: Vec<OnLanded>,
@@ -76,8 +81,9 @@ impl<'v> Trans<'v> {
             volume,
             journal: &write.journal,
             ticket: Some(ticket),
-            bufs: Vec::new(),
-            inodes: Vec::new(),
+            bufs: Vec::with_capacity(USUAL_BUFS),
+            peeked: Peeked::default(),
+            inodes: Vec::with_capacity(USUAL_INODES),
             extra: Vec::new(),
             on_landing: Vec::new(),
             deferred: Vec::new(),
@@ -163,7 +169,9 @@ impl<'v> Trans<'v> {
     /// Formats, pins, publishes, inserts; lets go of buffers. Inodes stay locked.
     fn commit_part(&mut self) -> Result<CommitSeq> {
         self.log_intents();
+        self.forget_peeked();
         let mut items = std::mem::take(&mut self.extra);
+        items.reserve(self.inodes.len() + self.bufs.len());
         for inode in self.inodes.iter_mut().filter(|inode| !inode.is_clean()) {
             items.push(inode.format()?);
         }
