@@ -160,3 +160,23 @@ fn links_whose_target_fills_the_inode() {
     attributes_come_and_go(&["-i", "size=1024"], |root| links(root, (790..=850).step_by(4)));
     attributes_come_and_go(&["-i", "size=2048"], |root| links(root, 1000..=1023));
 }
+
+/// Values outside the inode are written past the journal. What was read of the blocks for another file's value stayed
+/// in memory, and the new value could not be read.
+#[test]
+fn values_take_blocks_that_held_values() {
+    let place = tempfile::tempdir().expect("a place");
+    let image = made(place.path(), &["-b", "size=1024"]);
+    let volume = open(&image);
+    for nth in 0..40_u8 {
+        let name = [b'a' + nth % 26, b'a' + nth / 26];
+        let file = root(&volume).create_file(&name, &NewNode::default()).expect("made");
+        let value = vec![nth; 20_000];
+        file.set_xattr(b"user.large", &value, SetXattr::Create).expect("set");
+        assert!(file.xattr(b"user.large").expect("read").as_deref() == Some(&*value), "value {nth}");
+        file.remove_xattr(b"user.large").expect("removed");
+        // The blocks can be had again once that is on disk.
+        volume.sync().expect("synced");
+    }
+    close(volume, &image);
+}

@@ -152,11 +152,28 @@ impl BufCache {
         }
     }
 
+    /// Forgets what was read of a place that has just been written past the cache. It was free before, so that nobody
+    /// has changes of it.
+    pub(crate) fn forget(&self, piece: Piece) {
+        self.writes.fetch_add(1, Ordering::Release);
+        let key = (piece.daddr.0, piece.len);
+        if self.cached(&key, &[piece]).is_some_and(|cached| !cached.is_stale()) {
+            self.cache.remove(&key);
+        }
+    }
+
     fn cached(&self, key: &(u64, u64), pieces: &[Piece]) -> Option<Arc<MetaBuf>> {
         self.cache.get(key).filter(|cached| cached.pieces() == pieces)
     }
 
-    /// Puts a buffer in, unless another thread was faster; gives the one that stays.
+    /// Whether `handle` is what others get of its place.
+    pub(crate) fn holds(&self, handle: &Arc<MetaBuf>) -> bool {
+        let key = (handle.daddr().0, handle.len() as u64);
+        self.cache.get(&key).is_some_and(|cached| Arc::ptr_eq(&cached, handle))
+    }
+
+    /// Puts a buffer in, unless another thread was faster; gives the one that stays. Where a transaction is about to
+    /// make the place's next content, what was read of it stays outside, for this reader alone.
     fn enter(
         &self,
         key: (u64, u64),
@@ -167,8 +184,10 @@ impl BufCache {
         let made = Arc::new(MetaBuf::new(pieces, bytes, verifier, &self.writes));
         let weight = key.1 + OVERHEAD_BYTES;
         // What is stale, or made of other pieces, is of blocks that were freed since.
-        let replaceable = |old: &Arc<MetaBuf>| old.pieces() != pieces || old.is_stale();
-        self.cache.get_or_replace(key, made, weight, replaceable)
+        let is_old = |old: &Arc<MetaBuf>| old.pieces() != pieces || old.is_stale();
+        let replaceable = |old: &Arc<MetaBuf>| is_old(old) && old.try_own().is_some();
+        let kept = self.cache.get_or_replace(key, Arc::clone(&made), weight, replaceable);
+        if is_old(&kept) { made } else { kept }
     }
 
     /// Bytes that the cache holds now.
@@ -206,4 +225,41 @@ fn extent_of(pieces: &[Piece], verifier: &'static Verifier) -> Result<(Piece, u6
         return Err(Error::corrupt_block(first.daddr, None, problem));
     }
     Ok((*first, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::geometry;
+    use xfs_format::attr::RAW;
+
+    fn cache() -> (BufCache, Piece) {
+        let device = Arc::new(blockdev::MemoryDevice::anonymous(1 << 20).expect("a device"));
+        let piece = Piece { daddr: DiskAddr(8), len: 4096 };
+        (BufCache::new(device, &geometry(true, 12, 0), 1 << 20), piece)
+    }
+
+    /// A reader of blocks that had been freed read them from the device, and put that in the place of the buffer in
+    /// which another thread was just making inodes: their list pointers then came from old content.
+    #[test]
+    fn a_late_reader_does_not_displace_what_is_being_made() {
+        let (cache, piece) = cache();
+        let freed = cache.fresh_handle(&[piece], &RAW).expect("made");
+        freed.publish(Change::Stale);
+        let owned = freed.own();
+        let late = cache.read_handle(&[piece], &RAW).expect("read");
+        assert!(cache.holds(&freed) && !cache.holds(&late));
+        drop(owned);
+        let read = cache.read_handle(&[piece], &RAW).expect("read");
+        assert!(cache.holds(&read), "nobody makes anything of it any more");
+    }
+
+    #[test]
+    fn what_is_written_past_the_cache_is_read_again() {
+        let (cache, piece) = cache();
+        let read = cache.read_handle(&[piece], &RAW).expect("read");
+        assert!(cache.holds(&read));
+        cache.forget(piece);
+        assert!(!cache.holds(&read));
+    }
 }

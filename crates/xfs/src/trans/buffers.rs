@@ -220,6 +220,10 @@ impl Trans<'_> {
             None => loop {
                 let handle = self.volume.bufs().fresh_handle(pieces, verifier)?;
                 let owned = handle.own();
+                if !self.volume.bufs().holds(&handle) {
+                    // A reader of what was here put another one in its place before we had it.
+                    continue;
+                }
                 if !handle.is_stale_and_pinned() {
                     let look = handle.look();
                     break self.join(Joined::new(handle, owned, look));

@@ -222,6 +222,11 @@ impl ForkMut for TransFork<'_, '_> {
                 rest.split_at(usize::try_from(piece.len).unwrap_or(usize::MAX).min(rest.len()));
             // Durable with the flush that goes before the commit record.
             self.trans.volume().device().write(piece.daddr.0 << 9, now, Durability::Volatile)?;
+            // Who had the blocks before may have left what was read of them, block by block.
+            let size = u64::from(self.trans.geometry().block_size);
+            for daddr in (piece.daddr.0..piece.daddr.0 + (piece.len >> 9)).step_by((size >> 9) as usize) {
+                self.trans.volume().bufs().forget(Piece { daddr: DiskAddr(daddr), len: size });
+            }
             rest = later;
         }
         Ok(())
