@@ -3,7 +3,9 @@
 //! A hit takes its shard's lock shared and sets one bit, if it is not set yet. Room is made by the CLOCK algorithm
 //! within the shard. The weights of all entries together never exceed the limit: what does not fit into a shard
 //! is handed back uncached. The exception are entries that must stay ([`Evict::must_stay`]): changes that are not on
-//! disk yet, whose number the log bounds.
+//! disk yet, whose number the log bounds. While these fill a shard, an insertion looks at [`STUCK_LOOKS`] entries and
+//! no more, so that it costs the same however many there are. What goes far beyond the limit makes the cache *crowded*:
+//! whoever begins a change has changes written back then.
 
 use crate::keyed_hash::KeyedHash;
 use fileio::lockstat::{Counted, LockClass, Mode, Users};
@@ -12,10 +14,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Bytes that a shard has at least, as long as there are enough for two.
 const MIN_SHARD_BYTES: u64 = 1 << 20;
+
+/// Entries that are looked at for a victim in a shard that was found to be full of what must stay.
+const STUCK_LOOKS: usize = 16;
 
 /// What may leave a cache when room is needed.
 pub(crate) trait Evict {
@@ -44,6 +49,10 @@ pub(crate) struct Cache<K, V> {
     /// Random keys: numbers in an image cannot be chosen to collide.
     hasher: KeyedHash,
     shard_limit: u64,
+    /// By how much a shard may exceed its limit before it is crowded.
+    shard_slack: u64,
+    /// How many shards are crowded.
+    crowded: AtomicUsize,
 }
 
 /// Its own cache lines, so that threads in different shards do not disturb each other.
@@ -59,6 +68,10 @@ struct Ring<K, V> {
     entries: Vec<Entry<K, V>>,
     hand: usize,
     weight: u64,
+    /// Two whole rounds made too little room, and nobody has made enough since.
+    stuck: bool,
+    /// It weighs far more than its limit.
+    crowded: bool,
 }
 
 struct Entry<K, V> {
@@ -80,6 +93,8 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
                 entries: Vec::new(),
                 hand: 0,
                 weight: 0,
+                stuck: false,
+                crowded: false,
             }),
             class,
             users: Users::new(),
@@ -88,7 +103,33 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
             shards: std::iter::repeat_with(shard).take(count).collect(),
             hasher: KeyedHash::new(),
             shard_limit: limit / count as u64,
+            shard_slack: u64::MAX,
+            crowded: AtomicUsize::new(0),
         }
+    }
+
+    /// By how many bytes changes that must stay may exceed the limit before the cache is crowded.
+    pub(crate) fn set_slack(&mut self, bytes: u64) {
+        self.shard_slack = bytes / self.shards.len() as u64;
+    }
+
+    /// Whether changes that wait to be written take far more than the limit.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed) > 0
+    }
+
+    /// Puts an entry into a ring that is locked; gives back those that had to go.
+    fn enter(&self, ring: &mut Ring<K, V>, key: K, value: V, weight: u64) -> Vec<V> {
+        let dropped = ring.insert(key, value, weight, self.shard_limit);
+        let crowded = ring.weight.saturating_sub(self.shard_limit) > self.shard_slack;
+        if crowded != ring.crowded {
+            ring.crowded = crowded;
+            match crowded {
+                true => self.crowded.fetch_add(1, Ordering::Relaxed),
+                false => self.crowded.fetch_sub(1, Ordering::Relaxed),
+            };
+        }
+        dropped
     }
 
     /// The value of `key`.
@@ -107,7 +148,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
     pub(crate) fn insert(&self, key: K, value: V, weight: u64) {
         let shard = self.shard(&key);
         let mut ring = shard.write();
-        let dropped = ring.insert(key, value, weight, self.shard_limit);
+        let dropped = self.enter(&mut ring, key, value, weight);
         drop(ring);
         // Values are freed with no lock held.
         drop(dropped);
@@ -120,7 +161,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         if let Some(entry) = ring.slots.get(&key).and_then(|&slot| ring.entries.get(slot)) {
             return entry.value.clone();
         }
-        let dropped = ring.insert(key, value.clone(), weight, self.shard_limit);
+        let dropped = self.enter(&mut ring, key, value.clone(), weight);
         drop(ring);
         drop(dropped);
         value
@@ -141,7 +182,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         {
             return entry.value.clone();
         }
-        let dropped = ring.insert(key, value.clone(), weight, self.shard_limit);
+        let dropped = self.enter(&mut ring, key, value.clone(), weight);
         drop(ring);
         drop(dropped);
         value
@@ -153,7 +194,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         let Some(slot) = ring.slots.get(&key).copied() else { return };
         let Some(entry) = ring.entries.get(slot) else { return };
         let value = entry.value.clone();
-        let dropped = ring.insert(key, value, weight, self.shard_limit);
+        let dropped = self.enter(&mut ring, key, value, weight);
         drop(ring);
         drop(dropped);
     }
@@ -201,9 +242,13 @@ impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
             return dropped;
         }
         while self.weight + weight > limit {
-            let Some(victim) = self.victim() else { break };
+            let Some(victim) = self.victim() else {
+                self.stuck = true;
+                break;
+            };
             dropped.push(self.remove(victim));
         }
+        self.stuck &= self.weight + weight > limit;
         self.slots.insert(key, self.entries.len());
         self.entries.push(Entry { key, value, weight, used: AtomicBool::new(false) });
         self.weight += weight;
@@ -211,9 +256,11 @@ impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
     }
 
     /// The next entry that may go and was not used since the hand passed it last. Two rounds clear every bit: if
-    /// there is none by then, all must stay.
+    /// there is none by then, all must stay, and the next searches are short ones.
     fn victim(&mut self) -> Option<usize> {
-        for _ in 0..2 * self.entries.len() {
+        let most = if self.stuck { STUCK_LOOKS } else { usize::MAX };
+        let looks = most.min(2 * self.entries.len());
+        for _ in 0..looks {
             if self.hand >= self.entries.len() {
                 self.hand = 0;
             }
@@ -282,6 +329,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_too_heavy_and_must_stay_may_grow_on() {
+        let cache = Cache::<u64, Arc<u64>>::new(100, 1, &CLASS);
+        let held = Arc::new(0);
+        cache.insert(0, Arc::clone(&held), 60);
+        for weight in 100..103 {
+            cache.reweigh(0, weight);
+            assert_eq!((cache.get(&0).as_deref(), cache.weight()), (Some(&0), weight));
+        }
+    }
+
+    #[test]
     fn the_first_value_wins_where_asked() {
         let cache = Cache::<u64, u64>::new(100, 1, &CLASS);
         assert_eq!(cache.get_or_insert(1, 5, 1), 5);
@@ -305,6 +363,35 @@ mod tests {
         assert_eq!((cache.get(&0), cache.weight()), (None, 60));
         assert_eq!(cache.remove(&12).as_deref(), Some(&12));
         assert_eq!(cache.weight(), 0);
+    }
+
+    /// Counts how often it is asked.
+    #[derive(Clone)]
+    struct Dirty(Arc<(AtomicBool, std::sync::atomic::AtomicUsize)>);
+
+    impl Evict for Dirty {
+        fn must_stay(&self) -> bool {
+            self.0.1.fetch_add(1, Ordering::Relaxed);
+            self.0.0.load(Ordering::Relaxed)
+        }
+    }
+
+    /// Each insertion into a cache full of changes went through all of them, twice.
+    #[test]
+    fn what_must_stay_is_not_looked_through_at_each_insertion() {
+        let mut cache = Cache::<u64, Dirty>::new(1000, 1, &CLASS);
+        cache.set_slack(8999);
+        let dirty = Dirty(Arc::new((AtomicBool::new(true), 0.into())));
+        for key in 0..10_000 {
+            cache.insert(key, dirty.clone(), 1);
+        }
+        assert!(cache.weight() == 10_000 && cache.is_crowded());
+        let asked = dirty.0.1.load(Ordering::Relaxed);
+        assert!(asked < 10_000 * (STUCK_LOOKS + 2), "asked {asked} times");
+        // Once they are on disk, the cache shrinks to its limit.
+        dirty.0.0.store(false, Ordering::Relaxed);
+        cache.insert(10_000, dirty.clone(), 1);
+        assert!(cache.weight() <= 1000 && !cache.is_crowded(), "{}", cache.weight());
     }
 
     #[test]

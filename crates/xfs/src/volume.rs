@@ -28,6 +28,8 @@ pub use crate::info::{VolumeInfo, VolumeStat};
 pub use crate::inode::{ForkKind, Inode, InodeEntry};
 
 const INODE_SHARDS: usize = 32;
+/// How many bytes of changes may wait in memory, beyond the limits of the caches, for each byte of the log.
+const CHANGES_PER_LOG: u64 = 2;
 
 static INODE_SHARD_LOCK: LockClass = LockClass::new("inode cache");
 
@@ -97,7 +99,12 @@ impl Volume {
             return Err(Error::DirtyLog);
         }
         let half = options.cache_size / 2;
-        let bufs = BufCache::new(Arc::clone(&device), &geometry, half);
+        let mut bufs = BufCache::new(Arc::clone(&device), &geometry, half);
+        let mut inodes = Cache::new(half, INODE_SHARDS, &INODE_SHARD_LOCK);
+        // An item's place in memory is larger than in the log, most of all that of a lone inode: its whole cluster.
+        let slack = CHANGES_PER_LOG * (u64::from(superblock.raw().logblocks.get()) << geometry.block_log);
+        bufs.set_slack(slack);
+        inodes.set_slack(slack);
         let write = match ends {
             Ok(ends) if options.writable => {
                 let space = Space::new(&geometry);
@@ -109,7 +116,7 @@ impl Volume {
         };
         Ok(Arc::new(Self {
             bufs,
-            inodes: Cache::new(half, INODE_SHARDS, &INODE_SHARD_LOCK),
+            inodes,
             groups: Groups::new(geometry.ag_count, options.writable),
             write,
             log_clean,
@@ -181,14 +188,8 @@ impl Volume {
     pub(crate) fn enter_inode(&self, inode: Arc<Inode>) -> Arc<InodeEntry> {
         let ino = inode.ino();
         let entry = InodeEntry::new(ino, inode, &self.geometry);
-        let weight = entry.weight();
+        let weight = entry.weigh();
         self.inodes.get_or_insert(ino, entry, weight)
-    }
-
-    /// Finds where an inode is written, for its first change.
-    pub(crate) fn find_site(&self, entry: &InodeEntry) -> Result<()> {
-        entry.set_site(self.inode_source().site(entry.ino())?);
-        Ok(())
     }
 
     /// Journal and counters. [`Error::ReadOnly`] for a volume that is open for reading.
@@ -241,9 +242,23 @@ impl Volume {
         let list = bmap::load(&self.bufs, &self.geometry, inode.ino(), fork)?;
         let list = Arc::clone(fork.keep(list));
         if let Some(entry) = self.inodes.get(&inode.ino()) {
-            self.inodes.reweigh(inode.ino(), entry.weight());
+            self.inodes.reweigh(inode.ino(), entry.weigh());
         }
         Ok(list)
+    }
+
+    /// Has changes written back if they take much more memory than the caches have.
+    pub(crate) fn relieve_caches(&self, journal: &Journal) {
+        if self.bufs.is_crowded() || self.inodes.is_crowded() {
+            journal.relieve();
+        }
+    }
+
+    /// Has the cache know what an inode weighs after a change, if that differs by much.
+    pub(crate) fn weigh_anew(&self, entry: &InodeEntry) {
+        if entry.is_misjudged() {
+            self.inodes.reweigh(entry.ino(), entry.weigh());
+        }
     }
 
     /// The inode trees of a group.

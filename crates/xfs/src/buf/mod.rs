@@ -97,6 +97,16 @@ impl BufCache {
         }
     }
 
+    /// By how many bytes changes that must stay may exceed the limit before the cache is crowded.
+    pub(crate) fn set_slack(&mut self, bytes: u64) {
+        self.cache.set_slack(bytes);
+    }
+
+    /// Whether changes that wait to be written take far more than the limit.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.cache.is_crowded()
+    }
+
     /// The `len` bytes at `daddr`, as `verifier` passed them.
     pub fn read(&self, daddr: DiskAddr, len: u64, verifier: &'static Verifier) -> Result<Buf> {
         self.read_pieces(&[Piece { daddr, len }], verifier)

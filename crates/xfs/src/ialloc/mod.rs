@@ -17,7 +17,6 @@ use crate::btree::Cursor;
 use crate::buf::{Buf, BufCache, Piece};
 use crate::error::{Error, Result};
 use crate::group::Groups;
-use crate::inode::Site;
 use std::ops::ControlFlow;
 use xfs_format::btree::Inobt;
 use xfs_format::error::FormatError;
@@ -76,12 +75,10 @@ impl InodeSource<'_> {
         self.read(ag, &chunk, inode).map_err(|error| error.of_inode(ino))
     }
 
-    /// Where an inode that has a place on disk is written: its cluster, and the place in it.
-    pub(crate) fn site(&self, ino: InodeNumber) -> Result<Site> {
+    /// Where an inode that has a place on disk is written: its cluster's place, and the inode's in that.
+    pub(crate) fn site(&self, ino: InodeNumber) -> Result<(Piece, usize)> {
         let (ag, inode) = self.geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
-        let (piece, offset) = self.place(ag, inode, inode)?;
-        let cluster = self.bufs.read_handle(&[piece], &CLUSTER)?;
-        Ok(Site { cluster, offset })
+        self.place(ag, inode, inode)
     }
 
     /// Calls `each` with the number of every inode in use, in order, until it breaks.

@@ -17,8 +17,8 @@ use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 use parking_lot::{Mutex, MutexGuard, RawRwLock, RwLock};
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
 use xfs_format::log::{InodeFields, InodeFormat};
@@ -41,18 +41,22 @@ pub(crate) struct Site {
     pub(crate) offset: usize,
 }
 
+/// By how many bytes an inode's weight may be off before the cache is told: each telling takes a lock of the cache.
+const WEIGHT_GRAIN: u64 = 1024;
+
 /// An inode in memory.
 pub struct InodeEntry {
     ino: InodeNumber,
     lock: Arc<RwLock<()>>,
     current: ArcSwap<Inode>,
-    site: OnceLock<Site>,
     geometry: Arc<Geometry>,
     state: Mutex<State>,
     item: ItemState,
     /// How many have it open.
     opens: AtomicU32,
     overwritten: LazyTime,
+    /// What the cache takes it to weigh.
+    weighed: AtomicU64,
     this: Weak<InodeEntry>,
     /// Of `lock`, of `state`.
     users: Users,
@@ -60,6 +64,9 @@ pub struct InodeEntry {
 }
 
 struct State {
+    /// Where it is to be written. An inode that is written lets go of its cluster, which many a clean inode would
+    /// keep in memory otherwise.
+    site: Option<Site>,
     /// What was logged since the inode was last written.
     fields: InodeFields,
     /// Counts commits.
@@ -77,9 +84,9 @@ impl InodeEntry {
             ino,
             lock: Arc::default(),
             current: ArcSwap::new(inode),
-            site: OnceLock::new(),
             geometry: Arc::clone(geometry),
             state: Mutex::new(State {
+                site: None,
                 fields: InodeFields::empty(),
                 version: 0,
                 laid: None,
@@ -89,6 +96,7 @@ impl InodeEntry {
             item: ItemState::default(),
             opens: AtomicU32::new(0),
             overwritten: LazyTime::default(),
+            weighed: AtomicU64::new(0),
             this: this.clone(),
             users: Users::new(),
             state_users: Users::new(),
@@ -159,19 +167,23 @@ impl InodeEntry {
         Some(after_overwrite((inode.mtime(), inode.ctime()), time))
     }
 
-    /// Where it is written, once somebody has said so.
-    pub(crate) fn site(&self) -> Option<&Site> {
-        self.site.get()
+    /// Where it is to be written, if it has changed since it was, and that still exists.
+    pub(crate) fn site(&self) -> Option<Site> {
+        self.state.lock().site.clone().filter(|site| !site.cluster.is_stale())
     }
 
-    /// Says where it is written: the first word counts.
-    pub(crate) fn set_site(&self, site: Site) {
-        let _ = self.site.set(site);
+    /// Bytes of memory, for the cache, which takes it to weigh that from now on.
+    pub(crate) fn weigh(&self) -> u64 {
+        let weight = size_of::<Self>() as u64 + self.peek().weight();
+        self.weighed.store(weight, Ordering::Relaxed);
+        weight
     }
 
-    /// Bytes of memory, for the cache.
-    pub(crate) fn weight(&self) -> u64 {
-        size_of::<Self>() as u64 + self.peek().weight()
+    /// Whether its maps have grown or shrunk so much that the cache should know.
+    pub(crate) fn is_misjudged(&self) -> bool {
+        let weighed = self.weighed.load(Ordering::Relaxed);
+        let weight = size_of::<Self>() as u64 + self.peek().weight();
+        weight.abs_diff(weighed) > WEIGHT_GRAIN + weighed / 4
     }
 
     /// What has to be logged if `fields` of `inode` change, earlier changes that are not written yet included.
@@ -183,9 +195,8 @@ impl InodeEntry {
             | InodeFields::CORE
     }
 
-    /// Formats what is logged of the inode.
-    pub(crate) fn format(&self, inode: &Inode, fields: InodeFields) -> Option<LogVector> {
-        let site = self.site.get()?;
+    /// Formats what is logged of the inode, which lies at `site`.
+    pub(crate) fn format(&self, inode: &Inode, fields: InodeFields, site: &Site) -> LogVector {
         let regions = inode.log_regions(fields, &self.geometry);
         let count = 2 + regions.iter().flatten().count();
         let region_bytes =
@@ -221,7 +232,7 @@ impl InodeEntry {
         for bytes in regions.iter().flatten() {
             vector.region(bytes);
         }
-        Some(vector)
+        vector
     }
 
     fn words(&self) -> Counted<MutexGuard<'_, State>> {
@@ -230,14 +241,20 @@ impl InodeEntry {
     }
 
     /// Publishes what a transaction committed. The caller has the lock, and has pinned the inode.
-    pub(crate) fn publish(&self, inode: Arc<Inode>, fields: InodeFields) {
+    pub(crate) fn publish(&self, inode: Arc<Inode>, fields: InodeFields, site: &Site) {
         self.current.store(inode);
         let mut state = self.words();
         state.version += 1;
         state.fields = fields;
-        let attach = !std::mem::replace(&mut state.attached, true);
+        let known = state.site.as_ref().is_some_and(|known| Arc::ptr_eq(&known.cluster, &site.cluster));
+        if !known {
+            state.site = Some(site.clone());
+        }
+        let attached = std::mem::replace(&mut state.attached, true);
         drop(state);
-        if attach && let (Some(site), Some(this)) = (self.site.get(), self.this.upgrade()) {
+        if !(attached && known)
+            && let Some(this) = self.this.upgrade()
+        {
             site.cluster.attach(this);
         }
     }
@@ -278,7 +295,7 @@ impl Overlay for InodeEntry {
         let lsn = self.item.lsn();
         let inode = self.current.load();
         let inode_len = usize::from(self.geometry.inode_size);
-        let place = self.site.get().and_then(|site| bytes.get_mut(site.offset..site.offset + inode_len));
+        let place = state.site.as_ref().and_then(|site| bytes.get_mut(site.offset..site.offset + inode_len));
         if let Some(place) = place {
             inode.core().encode(self.ino, &self.geometry, inode.is_free(), inode.fork_bytes(), lsn, place);
         }
@@ -298,6 +315,7 @@ impl Overlay for InodeEntry {
             return None;
         }
         state.fields = InodeFields::empty();
+        state.site = None;
         drop(state);
         Some((self, lsn))
     }
@@ -330,8 +348,9 @@ impl LogItem for InodeEntry {
         if state.pins > 0 {
             return Push::Pinned;
         }
+        let site = state.site.clone();
         drop(state);
-        match self.site.get() {
+        match site {
             Some(site) => site.cluster.write_back(),
             None => Push::Gone,
         }

@@ -106,6 +106,11 @@ impl Ail {
         self.list().tail
     }
 
+    /// Up to where the log's checkpoints have landed.
+    pub(super) fn landed(&self) -> Lsn {
+        self.layout.lsn(self.list().landed)
+    }
+
     /// Whether nothing waits to be written back.
     pub(super) fn is_empty(&self) -> bool {
         self.list().buckets.is_empty()

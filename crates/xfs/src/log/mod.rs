@@ -327,6 +327,16 @@ impl Journal {
         self.core.pushing.push_to(target);
     }
 
+    /// Has everything written back that is in the log, and the open checkpoint put there, without waiting for it: items
+    /// take too much memory. Asked again, does nothing before a checkpoint has landed.
+    pub fn relieve(&self) {
+        let core = &*self.core;
+        let landed = core.ail.landed();
+        if core.pushing.relieve(landed) {
+            core.orders.push(core.cil.opened());
+        }
+    }
+
     /// Takes an item out of the AIL, unless a later checkpoint has moved it on from `lsn`. For
     /// [`WriteJob::done`].
     pub fn ail_remove(&self, item: &Arc<dyn LogItem>, lsn: Lsn) {

@@ -8,7 +8,7 @@
 use super::core::Core;
 use super::item::{LogItem, Push, WriteDone, WriteJob};
 use super::layout::Pos;
-use super::sync::{Condvar, Mutex, Ordering, lock, wait_for};
+use super::sync::{AtomicU64, Condvar, Mutex, Ordering, lock, wait_for};
 use super::{Journal, ShutdownReason};
 use blockdev::{DeviceError, Durability, IoQueue};
 use std::sync::Arc;
@@ -38,6 +38,8 @@ struct Wanted {
 pub(super) struct Pushing {
     wanted: Mutex<Wanted>,
     changed: Condvar,
+    /// Up to where memory was to be relieved last.
+    relieved: AtomicU64,
 }
 
 impl Pushing {
@@ -53,6 +55,15 @@ impl Pushing {
         wanted.target = wanted.target.max(target);
         wanted.kicks += 1;
         self.changed.notify_all();
+    }
+
+    /// As [`push_to`](Self::push_to), once for each `landed`. Whether this is the first time.
+    pub(super) fn relieve(&self, landed: Lsn) -> bool {
+        let first = self.relieved.fetch_max(landed.0, Ordering::SeqCst) < landed.0;
+        if first {
+            self.push_to(landed);
+        }
+        first
     }
 
     pub(super) fn kill(&self) {

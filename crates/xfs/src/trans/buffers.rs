@@ -314,6 +314,11 @@ impl Trans<'_> {
         Arc::clone(&self.bufs[index.0].handle)
     }
 
+    /// The handle of a buffer that this transaction has.
+    pub(super) fn own_handle(&self, pieces: &[Piece]) -> Option<Arc<MetaBuf>> {
+        self.find(pieces).map(|index| self.handle(index))
+    }
+
     fn find(&self, pieces: &[Piece]) -> Option<BufIndex> {
         // Transactions have few buffers: the last ones are asked for most.
         self.bufs.iter().rposition(|buf| buf.owned.is_some() && buf.handle.pieces() == pieces).map(BufIndex)

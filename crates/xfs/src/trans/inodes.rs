@@ -1,8 +1,9 @@
 //! The inodes of a transaction: private copies of what it changes.
 
 use super::Trans;
-use crate::error::{Error, Result};
-use crate::inode::{Inode, InodeEntry, InodeLocked};
+use crate::error::Result;
+use crate::ialloc::CLUSTER;
+use crate::inode::{Inode, InodeEntry, InodeLocked, Site};
 use crate::log::{LogItem, LogVector};
 use std::sync::Arc;
 use xfs_format::log::InodeFields;
@@ -12,6 +13,7 @@ use xfs_format::types::InodeNumber;
 pub(super) struct JoinedInode {
     entry: Arc<InodeEntry>,
     _locked: InodeLocked,
+    site: Site,
     inode: Arc<Inode>,
     /// What this part of the transaction changed.
     fields: InodeFields,
@@ -24,18 +26,22 @@ impl JoinedInode {
         self.entry.ino()
     }
 
+    pub(super) fn entry(&self) -> &InodeEntry {
+        &self.entry
+    }
+
     pub(super) fn is_clean(&self) -> bool {
         self.fields.is_empty()
     }
 
     /// The log vector of what changed since the inode was last written.
-    pub(super) fn format(&mut self) -> Result<(Arc<dyn LogItem>, LogVector)> {
+    pub(super) fn format(&mut self) -> (Arc<dyn LogItem>, LogVector) {
         // Whoever compares versions sees that this is another one.
         let inode = Arc::make_mut(&mut self.inode);
         inode.core_mut().changecount += 1;
         self.logged = self.entry.to_log(&self.inode, self.fields);
-        let vector = self.entry.format(&self.inode, self.logged).ok_or(Error::NoSuchInode(self.ino()))?;
-        Ok((Arc::clone(&self.entry) as Arc<dyn LogItem>, vector))
+        let vector = self.entry.format(&self.inode, self.logged, &self.site);
+        (Arc::clone(&self.entry) as Arc<dyn LogItem>, vector)
     }
 
     /// Makes what was changed the committed version.
@@ -43,7 +49,7 @@ impl JoinedInode {
         if self.is_clean() {
             return;
         }
-        self.entry.publish(Arc::clone(&self.inode), self.logged);
+        self.entry.publish(Arc::clone(&self.inode), self.logged, &self.site);
         self.fields = InodeFields::empty();
     }
 }
@@ -54,13 +60,25 @@ impl Trans<'_> {
     pub fn join_inode(&mut self, entry: Arc<InodeEntry>, locked: InodeLocked) -> Result<()> {
         debug_assert!(self.inodes.iter().all(|inode| inode.ino() != entry.ino()), "joined twice");
         self.forget_peeked();
-        if entry.site().is_none() {
-            self.volume.find_site(&entry)?;
-        }
+        let site = match entry.site() {
+            Some(site) => site,
+            None => self.site_of(entry.ino())?,
+        };
         let inode = entry.current();
         let none = InodeFields::empty();
-        self.inodes.push(JoinedInode { entry, _locked: locked, inode, fields: none, logged: none });
+        self.inodes.push(JoinedInode { entry, _locked: locked, site, inode, fields: none, logged: none });
         Ok(())
+    }
+
+    /// Where an inode is written. A cluster that this transaction makes may have the place of one that was freed: its
+    /// own counts, which nobody else sees yet.
+    fn site_of(&self, ino: InodeNumber) -> Result<Site> {
+        let (piece, offset) = self.volume.inode_source().site(ino)?;
+        let cluster = match self.own_handle(&[piece]) {
+            Some(own) => own,
+            None => self.volume.bufs().read_handle(&[piece], &CLUSTER)?,
+        };
+        Ok(Site { cluster, offset })
     }
 
     /// The inode as this transaction has changed it.

@@ -65,6 +65,7 @@ impl<'v> Trans<'v> {
     /// a transaction takes. [`Error::NoSpace`] comes before anything has changed.
     pub fn start(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
         let write = volume.write_side()?;
+        volume.relieve_caches(&write.journal);
         let blocks = match write.counters.reserve_blocks(reservation.blocks) {
             Ok(()) => reservation.blocks,
             Err(Error::NoSpace) if reservation.blocks_optional => 0,
@@ -173,7 +174,7 @@ impl<'v> Trans<'v> {
         let mut items = std::mem::take(&mut self.extra);
         items.reserve(self.inodes.len() + self.bufs.len());
         for inode in self.inodes.iter_mut().filter(|inode| !inode.is_clean()) {
-            items.push(inode.format()?);
+            items.push(inode.format());
         }
         for buf in self.bufs.iter().filter_map(Joined::format) {
             items.push(buf);
@@ -194,6 +195,7 @@ impl<'v> Trans<'v> {
         };
         let seq = self.journal.commit(ticket, &mut items, landing, publish)?;
         self.bufs.clear();
+        self.inodes.iter().for_each(|inode| self.volume.weigh_anew(inode.entry()));
         Ok(seq)
     }
 
