@@ -16,6 +16,7 @@ pub mod kernel;
 pub mod matrix;
 pub mod record;
 pub mod sandbox;
+pub mod scale;
 pub mod v4;
 pub mod vm;
 pub mod volumes;

@@ -4,7 +4,7 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use witness::{check, compare, damage, engine, fill, history, kernel, matrix, v4, vm};
+use witness::{check, compare, damage, engine, fill, history, kernel, matrix, scale, v4, vm};
 
 /// Outside witnesses for uxfs.
 #[derive(Parser)]
@@ -26,9 +26,12 @@ enum Command {
     Check(check::Args),
     Matrix(matrix::Args),
     Replay(history::replay::Args),
+    Scale(scale::Args),
     V4(v4::Args),
     #[command(hide = true)]
     DamageWorker(damage::WorkerArgs),
+    #[command(hide = true)]
+    ScaleStep(scale::StepArgs),
     #[command(hide = true)]
     VmGuest(vm::GuestArgs),
 }
@@ -45,6 +48,8 @@ fn main() -> ExitCode {
         Command::History(args) => history::run(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::Replay(args) => history::replay::run(&args),
+        Command::Scale(args) => scale::run(&args),
+        Command::ScaleStep(args) => scale::step(&args),
         Command::V4(args) => v4::run(&args),
         Command::VmGuest(args) => vm::guest(&args),
     };

@@ -170,12 +170,12 @@ fn resumed(file: &Path, args: &Args) -> Result<Summary> {
 }
 
 /// Bytes allocated now; starts counting the peak anew.
-fn reset_memory_peak() -> usize {
+pub(crate) fn reset_memory_peak() -> usize {
     ALLOCATOR.reset_peak_usage();
     ALLOCATOR.current_usage()
 }
 
 /// Most bytes that were allocated at one time since [`reset_memory_peak`].
-fn memory_peak() -> usize {
+pub(crate) fn memory_peak() -> usize {
     ALLOCATOR.peak_usage()
 }

@@ -26,6 +26,7 @@ use campaign::{Task, Which};
 use clap::{Args as ClapArgs, ValueEnum};
 use drive::{Actor, Blind, Failure, Source};
 use geometry::Geometry;
+pub(crate) use judge::is_sound;
 use model::{Model, Rules};
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,0 +1,73 @@
+//! On what kind of volume, and how, the subjects are made.
+
+use anyhow::Result;
+use clap::Args as ClapArgs;
+use std::path::Path;
+use uxfs::{MkfsOptions, OpenOptions, Volume, mkfs};
+
+const MIB: u64 = 1 << 20;
+
+/// What every step must agree on.
+#[derive(ClapArgs, Clone, Debug)]
+pub struct Setting {
+    /// Bytes a block.
+    #[arg(long, default_value_t = 4096)]
+    pub block_size: u32,
+    /// MiB of the log; unsaid, what mkfs makes of a volume of this size.
+    #[arg(long)]
+    pub log_mib: Option<u64>,
+    /// MiB that the caches of metadata may hold.
+    #[arg(long, default_value_t = 64)]
+    pub cache_mib: u64,
+    /// Threads that work on the one directory, or the one file.
+    #[arg(long, default_value_t = 1)]
+    pub threads: u64,
+}
+
+impl Setting {
+    /// The same, as arguments of a command.
+    pub fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec![
+            format!("--block-size={}", self.block_size),
+            format!("--cache-mib={}", self.cache_mib),
+            format!("--threads={}", self.threads),
+        ];
+        arguments.extend(self.log_mib.map(|mib| format!("--log-mib={mib}")));
+        arguments
+    }
+
+    /// Makes an empty volume.
+    pub fn mkfs(&self, image: &Path, bytes: u64) -> Result<()> {
+        let mut options =
+            MkfsOptions::new().size(bytes).block_size(self.block_size).small(true).overwrite(true);
+        if let Some(mib) = self.log_mib {
+            options = options.log_size(mib * MIB);
+        }
+        Ok(mkfs(image, &options)?)
+    }
+
+    /// Bytes that caches may hold.
+    pub fn cache_bytes(&self) -> u64 {
+        self.cache_mib * MIB
+    }
+
+    /// How volumes are opened.
+    pub fn options(&self) -> OpenOptions {
+        OpenOptions::new().cache_size(self.cache_bytes())
+    }
+
+    /// Changes a volume, closes it, and gives the blocks that are free then.
+    pub fn change(&self, image: &Path, change: impl FnOnce(&Volume) -> Result<()>) -> Result<u64> {
+        let volume = Volume::open(image, &self.options().writable(true))?;
+        change(&volume)?;
+        volume.sync()?;
+        let free = volume.info()?.free_blocks;
+        volume.close()?;
+        Ok(free)
+    }
+
+    /// Looks into a volume.
+    pub fn look<R>(&self, image: &Path, look: impl FnOnce(&Volume) -> Result<R>) -> Result<R> {
+        look(&Volume::open(image, &self.options())?)
+    }
+}
