@@ -228,3 +228,32 @@ fn a_full_volume_can_be_emptied() {
     drop(volume);
     repair_finds_nothing(&image);
 }
+
+/// A chunk of inodes that was made where one was freed does not know the inodes of that: their last changes waited for
+/// ever to be written, and the volume to be closed.
+#[test]
+fn inodes_whose_chunk_was_freed_are_not_waited_for() {
+    let dir = tempfile::tempdir().expect("a place");
+    let image = common::made(dir.path(), &[]);
+    let volume = open(&image);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let new = NewNode::default();
+    for nth in 0..640 {
+        root.create_file(format!("first {nth}").as_bytes(), &new).expect("made");
+    }
+    volume.sync().expect("synced");
+    for nth in 0..640 {
+        root.remove_file(format!("first {nth}").as_bytes()).expect("removed");
+    }
+    volume.sync().expect("synced");
+    for nth in 0..150 {
+        root.create_file(format!("second {nth}").as_bytes(), &new).expect("made");
+    }
+    let (tell, told) = std::sync::mpsc::channel();
+    let closing = volume.clone();
+    std::thread::spawn(move || tell.send(closing.close()));
+    let long = std::time::Duration::from_secs(100);
+    told.recv_timeout(long).expect("it ends").expect("closed");
+    drop((root, volume));
+    repair_finds_nothing(&image);
+}

@@ -349,8 +349,12 @@ impl LogItem for InodeEntry {
             return Push::Pinned;
         }
         let site = state.site.clone();
+        let detached = !state.attached;
         drop(state);
         match site {
+            // Its cluster was freed, and perhaps made again since, without it: once the log says so, nothing is left to
+            // be written.
+            Some(site) if detached && !site.cluster.is_stale_and_pinned() => Push::Gone,
             Some(site) => site.cluster.write_back(),
             None => Push::Gone,
         }
