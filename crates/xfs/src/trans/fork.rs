@@ -8,7 +8,7 @@
 use super::Trans;
 use crate::alloc::{Purpose, Request, Target};
 use crate::bmap::{self, ExtentList};
-use crate::buf::{Buf, Pieces};
+use crate::buf::{Buf, Piece, Pieces};
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
 use crate::inode::{ForkKind, ForkState};
