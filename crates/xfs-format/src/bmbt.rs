@@ -172,6 +172,33 @@ impl<'a> BmbtRoot<'a> {
         bytes
     }
 
+    /// The root in a region of the log, where it has a whole block's header before it.
+    pub fn from_log(region: &'a [u8]) -> Result<Self, FormatError> {
+        const NAME: &str = "logged bmbt root";
+        let short = || FormatError::value(NAME, "length", region.len() as u64);
+        let (header, body) = LongHeader::ref_from_prefix(region).map_err(|_| short())?;
+        if header.magic.get() != Bmbt::MAGIC_V5 {
+            let (found, expected) = (header.magic.get().into(), Bmbt::MAGIC_V5.into());
+            return Err(FormatError::mismatch(NAME, "magic", found, expected));
+        }
+        let (level, count) = (header.level.get(), usize::from(header.numrecs.get()));
+        let most = Bmbt::max_children(body.len());
+        if count == 0 || count > most {
+            return Err(FormatError::mismatch(NAME, "record count", count as u64, most as u64));
+        }
+        if level == 0 || u32::from(level) >= MAX_LEVELS {
+            return Err(FormatError::mismatch(NAME, "level", level.into(), MAX_LEVELS.into()));
+        }
+        let (keys, _) = <[BmbtKey]>::ref_from_prefix_with_elems(body, count).map_err(|_| short())?;
+        let pointers = body.get(most * size_of::<BmbtKey>()..).ok_or_else(short)?;
+        Ok(Self { level, count, keys, pointers })
+    }
+
+    /// Whether a fork of `bytes` bytes has room for it.
+    pub fn fits(&self, bytes: usize) -> bool {
+        self.count <= Bmbt::max_children(bytes.saturating_sub(4))
+    }
+
     /// The same root, as a fork of `bytes` bytes holds it.
     pub fn laid_out(&self, bytes: usize) -> Vec<u8> {
         let mut fork = vec![0; bytes];
@@ -259,6 +286,12 @@ mod tests {
         let root = BmbtRoot::view(&fork).unwrap();
         assert_eq!(root.pointers().next(), Some(FsBlock(9)));
         assert_eq!(root.pointers().count(), 6);
+        let logged = root.to_log(Uuid([3; 16]));
+        let again = BmbtRoot::from_log(&logged).unwrap();
+        assert!(again.fits(fork.len()) && !again.fits(4 + 16 * 5));
+        assert_eq!(again.laid_out(fork.len()), fork);
+        assert!(BmbtRoot::from_log(&logged[..logged.len() - 1]).is_err(), "a pointer is cut off");
+        assert!(BmbtRoot::from_log(&fork).is_err());
         fork[3] = 7;
         assert_eq!(BmbtRoot::view(&fork).unwrap_err().check, "record count");
         fork[3] = 6;

@@ -5,7 +5,7 @@
 
 use crate::checksum;
 use crate::log::BufType;
-use crate::types::Lsn;
+use crate::types::{Lsn, Uuid};
 
 /// The type of a block and the places that are filled in when it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,30 @@ pub fn stamp(bytes: &mut [u8], lsn: Lsn) {
     checksum::store(bytes, identity.crc);
 }
 
+/// The LSN that a block carries: that of the last change which had been logged when it was written. `None`: it
+/// carries none, or never went through the log.
+pub fn lsn_of(bytes: &[u8]) -> Option<Lsn> {
+    let identity = identify(bytes)?;
+    let field = bytes.get(identity.lsn..)?.first_chunk::<8>()?;
+    Some(Lsn(u64::from_be_bytes(*field))).filter(|lsn| lsn.0 != 0 && lsn.0 != u64::MAX)
+}
+
+/// The UUID that a block carries. It says whether what lies in a place is of this volume at all.
+pub fn uuid_of(bytes: &[u8]) -> Option<Uuid> {
+    let at = match identify(bytes)?.kind {
+        BufType::Superblock => 32,
+        BufType::Agf => 64,
+        BufType::Agi => 296,
+        BufType::Agfl => 8,
+        BufType::Btree if bytes.starts_with(b"BMA3") => 40,
+        BufType::Btree => 32,
+        BufType::DirBlock | BufType::DirData | BufType::DirFree => 24,
+        BufType::Symlink | BufType::AttrRemote => 16,
+        _ => 32,
+    };
+    bytes.get(at..)?.first_chunk::<16>().map(|uuid| Uuid(*uuid))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,6 +121,32 @@ mod tests {
         assert_eq!(places(b"BMA3"), (offset_of!(btree::LongHeader, crc), offset_of!(btree::LongHeader, lsn)));
         let node = identify(&[0, 0, 0, 0, 0, 0, 0, 0, 0x3e, 0xbe]).expect("known");
         assert_eq!((node.crc, node.lsn), (offset_of!(da::BlockInfo3, crc), offset_of!(da::BlockInfo3, lsn)));
+    }
+
+    #[test]
+    fn lsn_and_uuid_are_found_again() {
+        let uuid_at = |magic: &[u8; 4]| {
+            let mut block = [0; 512];
+            block[..4].copy_from_slice(magic);
+            stamp(&mut block, Lsn(7 << 32 | 5));
+            assert_eq!(lsn_of(&block).map(|lsn| lsn.0), Some(7 << 32 | 5));
+            (0..496).find(|&at| {
+                let mut block = block;
+                block[at..at + 16].copy_from_slice(b"0123456789abcdef");
+                uuid_of(&block) == Some(Uuid(*b"0123456789abcdef"))
+            })
+        };
+        assert_eq!(uuid_at(b"XFSB"), Some(offset_of!(superblock::RawSuperblock, uuid)));
+        assert_eq!(uuid_at(b"XAGF"), Some(offset_of!(ag::Agf, uuid)));
+        assert_eq!(uuid_at(b"XAGI"), Some(offset_of!(ag::Agi, uuid)));
+        assert_eq!(uuid_at(b"XAFL"), Some(offset_of!(ag::AgflHeader, uuid)));
+        assert_eq!(uuid_at(b"AB3B"), Some(offset_of!(btree::ShortHeader, uuid)));
+        assert_eq!(uuid_at(b"BMA3"), Some(offset_of!(btree::LongHeader, uuid)));
+        let mut node = [0; 512];
+        node[8..10].copy_from_slice(&0x3ebe_u16.to_be_bytes());
+        node[offset_of!(da::BlockInfo3, uuid)] = 9;
+        assert_eq!(uuid_of(&node).map(|uuid| uuid.0[0]), Some(9));
+        assert_eq!(lsn_of(&[0; 512]), None);
     }
 
     #[test]

@@ -241,6 +241,11 @@ mod tests {
             core.encode(ino, &geometry, true, (&[], &[]), Lsn(1 << 32), &mut bytes);
             assert_eq!(InodeCore::parse(&bytes, ino, &geometry), Ok(None));
             let logged = core.to_log(ino, &geometry, false, Lsn(0));
+            let mut laid = bytes.clone();
+            laid[..96].fill(0x55);
+            logged.lay(Lsn(1 << 32), &mut laid).unwrap();
+            checksum::store(&mut laid, CRC_OFFSET);
+            assert_eq!(InodeCore::parse(&laid, ino, &geometry).unwrap().as_ref(), Some(&core));
             match flags2.contains(InodeFlags2::BIGTIME) {
                 true => assert_eq!(logged.atime.bigtime(), core.atime.to_disk(true)),
                 false => assert_eq!(logged.crtime.legacy(), (-7, 7)),

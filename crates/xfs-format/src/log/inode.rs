@@ -7,7 +7,8 @@
 use super::host;
 use super::item::{ItemType, fixed};
 use crate::error::FormatError;
-use crate::types::{AgBlock, AgNumber, DiskAddr, InodeNumber, Uuid};
+use crate::inode::{Dinode, DinodeV3, InodeFlags2};
+use crate::types::{AgBlock, AgNumber, DiskAddr, InodeNumber, Lsn, Uuid};
 use std::mem::{offset_of, size_of};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian as be};
 
@@ -256,6 +257,62 @@ impl LogDinode {
             return Err(FormatError::mismatch(NAME, "length", region.len() as u64, whole as u64));
         }
         Ok(core)
+    }
+
+    /// Puts the core into an inode as it lies on disk, with `lsn` as that of its last change. The pointer to the next
+    /// unlinked inode is not the core's own and stays; the checksum is up to the caller.
+    pub fn lay(&self, lsn: Lsn, inode: &mut [u8]) -> Result<(), FormatError> {
+        const NAME: &str = "logged inode core";
+        let short = FormatError::value(NAME, "length of its inode", inode.len() as u64);
+        let (core, rest) = Dinode::mut_from_prefix(inode).map_err(|_| short.clone())?;
+        let bigtime = self.version >= 3
+            && InodeFlags2::from_bits_retain(self.flags2.get()).contains(InodeFlags2::BIGTIME);
+        // Two 32-bit numbers, seconds first in memory, each in the host's order: on disk, too, seconds come first.
+        let time = |time: LogTime| if bigtime { time.bigtime() } else { time.0.get().rotate_left(32) };
+        *core = Dinode {
+            magic: self.magic.get().into(),
+            mode: self.mode.get().into(),
+            version: self.version,
+            format: self.format,
+            onlink: self.metatype.get().into(),
+            uid: self.uid.get().into(),
+            gid: self.gid.get().into(),
+            nlink: self.nlink.get().into(),
+            projid_lo: self.projid_lo.get().into(),
+            projid_hi: self.projid_hi.get().into(),
+            big_nextents: self.big_nextents.get().into(),
+            atime: time(self.atime).into(),
+            mtime: time(self.mtime).into(),
+            ctime: time(self.ctime).into(),
+            size: self.size.get().into(),
+            nblocks: self.nblocks.get().into(),
+            extsize: self.extsize.get().into(),
+            nextents: self.nextents.get().into(),
+            anextents: self.anextents.get().into(),
+            forkoff: self.forkoff,
+            aformat: self.aformat,
+            dmevmask: self.dmevmask.get().into(),
+            dmstate: self.dmstate.get().into(),
+            flags: self.flags.get().into(),
+            gen_: self.gen_.get().into(),
+            next_unlinked: core.next_unlinked,
+        };
+        if self.version < 3 {
+            return Ok(());
+        }
+        let (more, _) = DinodeV3::mut_from_prefix(rest).map_err(|_| short)?;
+        *more = DinodeV3 {
+            crc: [0; 4],
+            changecount: self.changecount.get().into(),
+            lsn: lsn.0.into(),
+            flags2: self.flags2.get().into(),
+            cowextsize: self.cowextsize.get().into(),
+            pad2: [0; 12],
+            crtime: time(self.crtime).into(),
+            ino: self.ino.get().into(),
+            uuid: self.uuid,
+        };
+        Ok(())
     }
 
     /// The UUID of v3 inodes.
