@@ -61,10 +61,13 @@ pub enum Error {
     },
     /// The log holds changes that were not replayed.
     #[error(
-        "the log is dirty: the volume was not unmounted cleanly, or is mounted now. Mount it once with the kernel to replay the log, \
-         or read it as it is with --norecovery"
+        "the log is dirty: the volume was not unmounted cleanly, or is mounted now. Recover it (uxfs recover, or a mount \
+         by the kernel), or read it as it is with --norecovery"
     )]
     DirtyLog,
+    /// The log holds something that this version cannot carry out. Nothing was written.
+    #[error("the log cannot be recovered: {0}. Nothing was written; mount the volume once with the kernel")]
+    CannotRecover(String),
     /// The journal was shut down: nothing can be changed any more.
     #[error("the volume was shut down: {0}")]
     Shutdown(ShutdownReason),

@@ -12,13 +12,13 @@ use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::{InodeSource, Inodes};
 use crate::log::{Journal, ShutdownReason};
-use crate::recovery::clean;
+use crate::recovery::{self, clean};
 use crate::trans::{self, counters::Counters};
 use blockdev::{AlignedBuf, BlockDevice, DeviceError};
 use fileio::lockstat::LockClass;
 use parking_lot::Mutex;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use xfs_format::geometry::Geometry;
 use xfs_format::log::LogEnds;
 use xfs_format::superblock::{Superblock, Unhandled};
@@ -64,6 +64,8 @@ pub struct Volume {
     groups: Groups,
     write: Option<WriteSide>,
     log_clean: bool,
+    /// What recovery found and did when the volume was opened.
+    recovery: OnceLock<recovery::Report>,
 }
 
 /// What only a volume that is open for writing has.
@@ -79,15 +81,12 @@ pub(crate) struct WriteSide {
 }
 
 impl Volume {
-    /// Opens the volume on `device`: reads the superblock and nothing else that grows with the volume.
+    /// Opens the volume on `device`: reads the superblock and nothing else that grows with the volume. A log that is
+    /// dirty is replayed: for reading in memory alone, for writing on the device.
     pub fn open(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Arc<Self>> {
-        let superblock = read_superblock(&*device)?;
-        refuse_unhandled(&superblock)?;
-        let geometry = Arc::new(Geometry::from_superblock(&superblock));
-        check_device(&*device, &geometry)?;
-        if options.writable {
-            check_writable(&*device, &superblock, options)?;
-        }
+        let mut device = device;
+        let mut superblock = read_superblock(&*device)?;
+        check_volume(&*device, &superblock, options)?;
         let ends = clean::log_ends(&*device, &superblock);
         let log_clean = match &ends {
             Ok(ends) => ends.clean,
@@ -95,9 +94,21 @@ impl Volume {
             Err(_) if options.norecovery => false,
             Err(_) => return ends.map(|_| unreachable!("an error has no value")),
         };
-        if !log_clean && !options.norecovery {
-            return Err(Error::DirtyLog);
+        let (mut report, mut recovered) = (OnceLock::new(), None);
+        if let (Ok(ends), false) = (&ends, log_clean || options.norecovery) {
+            let replayed = recovery::replay(&device, &superblock, ends)?;
+            superblock = *replayed.superblock();
+            check_volume(&*device, &superblock, options)?;
+            if options.writable {
+                replayed.check_writable()?;
+                recovered = Some(replayed.write()?);
+            } else {
+                let (patched, what) = replayed.into_device();
+                device = patched;
+                report = OnceLock::from(what);
+            }
         }
+        let geometry = Arc::new(Geometry::from_superblock(&superblock));
         let half = options.cache_size / 2;
         let mut bufs = BufCache::new(Arc::clone(&device), &geometry, half);
         let mut inodes = Cache::new(half, INODE_SHARDS, &INODE_SHARD_LOCK);
@@ -110,20 +121,29 @@ impl Volume {
                 let space = Space::new(&geometry);
                 let kept = space.kept_back(&bufs, &geometry)?;
                 let inodes = Inodes::new(&geometry, options.generation_seed);
+                // What was in the log is in its place now.
+                let ends = LogEnds { clean: true, ..ends };
                 Some(WriteSide::open(&device, &superblock, ends, (space, inodes), kept)?)
             }
             _ => None,
         };
-        Ok(Arc::new(Self {
+        let volume = Arc::new(Self {
             bufs,
             inodes,
             groups: Groups::new(geometry.ag_count, options.writable),
             write,
             log_clean,
+            recovery: report,
             device,
             superblock,
             geometry,
-        }))
+        });
+        if let Some(recovered) = recovered {
+            let owed = recovered.adopt(&volume.write_side()?.journal)?;
+            let report = owed.finish(&volume)?;
+            let _first = volume.recovery.set(report);
+        }
+        Ok(volume)
     }
 
     /// The volume's shape.
@@ -149,6 +169,11 @@ impl Volume {
     /// Whether nothing in the log waited to be replayed when the volume was opened.
     pub fn log_is_clean(&self) -> bool {
         self.log_clean
+    }
+
+    /// What recovery found and did when the volume was opened. `None`: there was nothing to do.
+    pub fn recovery(&self) -> Option<&recovery::Report> {
+        self.recovery.get()
     }
 
     /// Reads an inode, or finds it in the cache: the version that is committed now. An inode that is free is an error.
@@ -299,7 +324,7 @@ impl WriteSide {
         kept_back: u64,
     ) -> Result<Self> {
         let raw = superblock.raw();
-        // The log is clean: the counters are those of the last clean close.
+        // The counters are those of the last clean close, or recovery has summed them up.
         let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back);
         let journal = Journal::open(Arc::clone(device), superblock, ends)?;
         Ok(Self { journal, counters, space, busy: Arc::default(), inodes, moves: Mutex::new(()) })
@@ -329,6 +354,16 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice) -> Result<Superblock> {
     }
     let whole = if sector > least { read(sector)? } else { start };
     Superblock::parse(&whole).map_err(wrap)
+}
+
+/// What must hold before anything but the superblock is looked at.
+fn check_volume(device: &dyn BlockDevice, superblock: &Superblock, options: &OpenOptions) -> Result<()> {
+    refuse_unhandled(superblock)?;
+    check_device(device, &Geometry::from_superblock(superblock))?;
+    if options.writable {
+        check_writable(device, superblock, options)?;
+    }
+    Ok(())
 }
 
 /// Turns what this code cannot read into an error of its own.

@@ -50,7 +50,7 @@ impl LogItem for ChunkMade {
 }
 
 /// The clusters that cover `blocks` blocks at `block`.
-pub fn clusters(geometry: &Geometry, ag: AgNumber, block: AgBlock, blocks: u32) -> Vec<Piece> {
+pub(crate) fn clusters(geometry: &Geometry, ag: AgNumber, block: AgBlock, blocks: u32) -> Vec<Piece> {
     let len = u64::from(geometry.inodes_per_cluster()) * u64::from(geometry.inode_size);
     let step = u32::try_from(len >> geometry.block_log).unwrap_or(1).max(1);
     (block.0..block.0.saturating_add(blocks))
@@ -83,7 +83,7 @@ pub fn fill(trans: &mut Trans<'_>, ag: AgNumber, block: AgBlock, blocks: u32, ge
 }
 
 /// A free inode that was never used.
-fn encode_free(inode: &mut [u8], ino: InodeNumber, generation: u32, geometry: &Geometry) {
+pub(crate) fn encode_free(inode: &mut [u8], ino: InodeNumber, generation: u32, geometry: &Geometry) {
     let core = Dinode {
         magic: MAGIC.into(),
         version: 3,

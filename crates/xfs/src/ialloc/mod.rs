@@ -10,6 +10,7 @@ mod shape;
 mod trees;
 mod unlinked;
 
+pub(crate) use create::{clusters, encode_free};
 pub use pick::Inodes;
 pub use shape::InodeShape;
 

@@ -2,7 +2,7 @@
 //! holds their latest changes. The oldest of them is where the log's tail is.
 //!
 //! All items of one checkpoint have one LSN, so that the list is a map of buckets. Invariants: an item's LSN and
-//! place say where it is; no bucket is empty; the tail never goes back; and space behind the tail is handed out
+//! place say where it is; no bucket is empty; the tail never goes back (but for what is adopted at first); and space behind the tail is handed out
 //! (as the return value of whatever moved the tail) exactly once.
 
 use super::item::LogItem;
@@ -76,6 +76,19 @@ impl Ail {
         }
         list.landed = list.landed.max(end);
         self.settle(&mut list)
+    }
+
+    /// Takes in an item of before this journal was opened. Gives the bytes by which the tail goes back to it.
+    pub(super) fn adopt(&self, lsn: Lsn, item: Arc<dyn LogItem>) -> u64 {
+        let mut list = self.list();
+        let bucket = list.buckets.entry(lsn).or_default();
+        item.state().set_place(lsn, bucket.items.len() as u32);
+        bucket.items.push(Some(item));
+        bucket.living += 1;
+        let at = self.layout.pos(lsn).min(list.tail);
+        let bytes = list.tail.bytes_since(at);
+        list.tail = at;
+        bytes
     }
 
     /// Takes out those of `items` that are still at the LSN given. Gives the bytes by which the tail has moved.

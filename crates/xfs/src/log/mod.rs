@@ -322,6 +322,17 @@ impl Journal {
         if still { Ok(frozen) } else { Err(self.core.stopped()) }
     }
 
+    /// Takes an item into the AIL that the log holds from before this journal was opened: the tail does not move
+    /// beyond `lsn` as long as it is there. To be called before anything is reserved; items come in the order of the
+    /// log. [`Error::LogTooSmall`]: what lies behind it leaves no room for transactions.
+    pub fn adopt(&self, lsn: Lsn, item: Arc<dyn LogItem>) -> Result<()> {
+        let core = &*self.core;
+        core.grant.take_regardless(core.ail.adopt(lsn, item));
+        let (used, capacity) = self.space();
+        let needed = used.saturating_add(capacity / 8);
+        if needed > capacity { Err(Error::LogTooSmall { needed, room: capacity }) } else { Ok(()) }
+    }
+
     /// Has everything written back that is in the AIL up to `target`, without waiting for it.
     pub fn push_ail(&self, target: Lsn) {
         self.core.pushing.push_to(target);

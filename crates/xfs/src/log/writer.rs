@@ -52,6 +52,8 @@ pub(super) struct Writer {
     head: Pos,
     /// Block of the record before.
     previous: u32,
+    /// Keeps the numbers of transactions apart from those of an earlier life of the log that recovery may still see.
+    salt: u32,
     /// Emptied lists of items.
     spares: Vec<Vec<Entry>>,
     vectors: Vec<LogVector>,
@@ -61,7 +63,8 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn new(core: Arc<Core>, head: Pos, previous: u32) -> Self {
-        Self { core, head, previous, spares: Vec::new(), vectors: Vec::new(), buffer: None }
+        let salt = (head.0 as u32).wrapping_mul(0x85eb_ca6b);
+        Self { core, head, previous, salt, spares: Vec::new(), vectors: Vec::new(), buffer: None }
     }
 
     /// Writes what is asked for until the journal is shut down, and aborts what is left.
@@ -143,7 +146,7 @@ impl Writer {
     fn records(&mut self, closed: &Closed) -> Result<(Pos, Record), Failure> {
         let start = self.head;
         // Any number will do that no other checkpoint has that may be in the log.
-        let tid = (closed.seq as u32).wrapping_mul(0x9e37_79b1);
+        let tid = (closed.seq as u32).wrapping_mul(0x9e37_79b1) ^ self.salt;
         let mut record = self.fresh();
         record.operation(OpHeader::transaction(tid, 0).with_flags(OpFlags::START), &[]);
         let regions = self.vectors.iter().map(LogVector::regions).sum();

@@ -1,3 +1,159 @@
-//! The log as a volume that is being opened sees it. For now: whether anything in it waits to be replayed.
+//! Recovery: a volume whose log holds changes that are not in their places becomes one whose log is clean.
+//!
+//! ```text
+//! ends of the log ──> records ──> transactions ──> survey (what was freed, what was promised)
+//!   (clean)           (records)   (transactions)        │
+//!                                                 replay, into sectors in memory ──> verify ──> counters
+//!                                                       │ (replay, patch)                     (settle)
+//!                       open for reading: they stay a layer over the device
+//!                       open for writing: written, flushed; then the journal goes on behind the head, and
+//!                       what was promised is carried out (finish)
+//! ```
+//! Invariants:
+//! - nothing is written before all of the log was understood, and everything that it changes passed its verifier;
+//! - until that is on stable storage the log stays as it was: a crash during recovery is recovered like any other.
+//!   A change that is on disk already is recognised by the LSN that its block carries;
+//! - intents that are not carried out yet hold the log's tail back, as they did before the crash;
+//! - memory goes with what the log holds, however large the volume is.
 
 pub mod clean;
+mod finish;
+mod patch;
+mod records;
+mod replay;
+mod report;
+mod settle;
+mod survey;
+mod transactions;
+
+pub use report::{Counts, Report};
+
+use crate::error::{Error, Result};
+use blockdev::BlockDevice;
+use patch::Patch;
+use records::Records;
+use replay::Replay;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use survey::{Survey, Unfinished, intent_name};
+use transactions::{Gather, Transaction};
+use xfs_format::geometry::Geometry;
+use xfs_format::log::{ItemType, LogEnds};
+use xfs_format::superblock::Superblock;
+
+/// A log that was replayed in memory.
+#[derive(Debug)]
+pub(crate) struct Replayed {
+    patch: Arc<Patch>,
+    superblock: Superblock,
+    report: Report,
+    unfinished: Vec<Unfinished>,
+    highest_id: u64,
+}
+
+/// Replays a dirty log in memory. The device is read and not written.
+pub(crate) fn replay(
+    device: &Arc<dyn BlockDevice>,
+    superblock: &Superblock,
+    ends: &LogEnds,
+) -> Result<Replayed> {
+    if !superblock.is_v5() {
+        return Err(Error::CannotRecover("the volume is of version 4".to_owned()));
+    }
+    let geometry = Geometry::from_superblock(superblock);
+    let records = Records::new(&**device, superblock, ends)?;
+    let mut survey = Survey::default();
+    let (count, dropped) = for_each_transaction(&records, &mut |transaction| {
+        survey.add(transaction).map_err(|problem| records.damaged_at(transaction.lsn, problem))
+    })?;
+    survey.counts.records = count;
+    survey.counts.dropped = dropped;
+    survey.counts.log_bytes = records.len() * 512;
+    let unfinished: Vec<Unfinished> = survey.unfinished().cloned().collect();
+    let highest_id = survey.highest_id;
+
+    let log = superblock.log_daddr().0 * 512;
+    let patch = Patch::new(Arc::clone(device), geometry.bytes(), log..log + superblock.log_bytes());
+    let mut replay = Replay::new(&geometry, patch, survey);
+    for_each_transaction(&records, &mut |transaction| replay.transaction(transaction))?;
+    replay.verify()?;
+    let Replay { patch, survey, .. } = replay;
+    let (patch, superblock) = settle::settle(patch, superblock)?;
+    let mut counts = survey.counts;
+    counts.bytes_changed = patch.bytes_changed();
+    let names: BTreeSet<&str> = unfinished.iter().map(|intent| intent_name(intent.kind)).collect();
+    let report = Report {
+        tail: ends.tail,
+        last: ends.lsn,
+        counts,
+        unfinished: names.into_iter().map(str::to_owned).collect(),
+        ..Report::default()
+    };
+    let mut replayed = Replayed { patch, superblock, report, unfinished, highest_id };
+    replayed.report.obstacle = replayed.check_writable().err().map(|error| error.to_string());
+    Ok(replayed)
+}
+
+/// Calls `each` with every committed transaction, in the order of their commits. Gives the number of records, and how
+/// many transactions were never committed.
+fn for_each_transaction(
+    records: &Records<'_>,
+    each: &mut dyn FnMut(&Transaction) -> Result<()>,
+) -> Result<(u64, u64)> {
+    let mut gather = Gather::default();
+    let count = records.for_each_op(&mut |lsn, op| {
+        let done = gather.take(lsn, op).map_err(|problem| records.damaged_at(lsn, problem))?;
+        done.map_or(Ok(()), |transaction| each(&transaction))
+    })?;
+    Ok((count, gather.dropped()))
+}
+
+impl Replayed {
+    /// The superblock after the replay, with counters that are right.
+    pub(crate) fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The volume as it is after the replay, for reading.
+    pub(crate) fn into_device(self) -> (Arc<dyn BlockDevice>, Report) {
+        (self.patch, self.report)
+    }
+
+    /// Whether the volume can go on to be written: [`Error::CannotRecover`] if something in it has to be done first
+    /// that this version cannot do.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        let unknown: BTreeSet<&str> = self
+            .unfinished
+            .iter()
+            .filter(|intent| intent.kind != ItemType::Efi)
+            .map(|intent| intent_name(intent.kind))
+            .collect();
+        if !unknown.is_empty() {
+            let names: Vec<&str> = unknown.into_iter().collect();
+            return Err(Error::CannotRecover(format!(
+                "work that was begun is unfinished: {}",
+                names.join(", ")
+            )));
+        }
+        let geometry = Geometry::from_superblock(&self.superblock);
+        for intent in &self.unfinished {
+            intent.check(&geometry)?;
+        }
+        settle::check_no_staging(&self.patch, &geometry)
+    }
+
+    /// Writes everything that the replay changed, and waits until it is on stable storage.
+    pub(crate) fn write(mut self) -> Result<Recovered> {
+        self.patch.write_out()?;
+        self.report.written = true;
+        Ok(Recovered { report: self.report, unfinished: self.unfinished, highest_id: self.highest_id })
+    }
+}
+
+/// A volume on which everything that the log says is in its place, but for the work that it owes.
+#[derive(Debug)]
+pub(crate) struct Recovered {
+    report: Report,
+    unfinished: Vec<Unfinished>,
+    highest_id: u64,
+}

@@ -29,15 +29,57 @@ struct Intent {
 
 #[derive(Debug)]
 struct Done {
-    intent: Arc<Intent>,
+    intent: Arc<dyn LogItem>,
     state: ItemState,
+}
+
+/// An intent that recovery found in the log, and that nobody has carried out.
+#[derive(Debug)]
+pub(crate) struct OldIntent {
+    id: u64,
+    extents: Vec<Extent>,
+    state: ItemState,
+}
+
+impl OldIntent {
+    pub(crate) fn new(id: u64, extents: Vec<Extent>) -> Arc<Self> {
+        Arc::new(Self { id, extents, state: ItemState::default() })
+    }
+
+    /// Bytes of the log that [`Trans::take_over`] needs.
+    pub(crate) fn log_bytes(&self) -> u64 {
+        const REGION_BYTES: u64 = 12 + 3;
+        let each = free_intent_bytes(1) as u64 + REGION_BYTES;
+        free_intent_bytes(self.extents.len()) as u64 + REGION_BYTES + each * self.extents.len() as u64
+    }
+}
+
+impl LogItem for OldIntent {
+    fn state(&self) -> &ItemState {
+        &self.state
+    }
+    fn pin(&self) {}
+    fn unpin(&self, _outcome: Outcome) {}
+    fn landed(&self, _lsn: Lsn) -> Landing {
+        Landing::Ail
+    }
+    /// It leaves the AIL when its done item lands, and not before.
+    fn push(self: Arc<Self>) -> Push {
+        Push::Pinned
+    }
+}
+
+/// Numbers for intents: unlike those of any other intent in the log. The kernel takes addresses.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Has all further intents numbered behind `highest`.
+pub(crate) fn ids_behind(highest: u64) {
+    NEXT_ID.fetch_max(highest + 1, Ordering::Relaxed);
 }
 
 impl Intent {
     fn new(extent: Extent) -> Arc<Self> {
-        // Unlike those of any other intent in the log: the kernel takes addresses.
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         Arc::new(Self { id, extent, state: ItemState::default() })
     }
 
@@ -71,7 +113,7 @@ impl LogItem for Done {
     fn pin(&self) {}
     fn unpin(&self, _outcome: Outcome) {}
     fn landed(&self, _lsn: Lsn) -> Landing {
-        Landing::Retire(Arc::clone(&self.intent) as Arc<dyn LogItem>)
+        Landing::Retire(Arc::clone(&self.intent))
     }
     fn push(self: Arc<Self>) -> Push {
         Push::Gone
@@ -82,6 +124,18 @@ impl Trans<'_> {
     /// Owes the freeing of a run of blocks: it is carried out before the commit is over.
     pub fn free_later(&mut self, start: FsBlock, len: u32) {
         self.deferred.push(DeferredFree { extent: Extent { start, len }, intent: None });
+    }
+
+    /// Owes what an older intent promised, in its place: the commit ends the old one, and has intents of its own. Gives
+    /// the number of extents.
+    pub(crate) fn take_over(&mut self, old: &Arc<OldIntent>) -> u64 {
+        let bytes = free_intent_bytes(old.extents.len());
+        let mut vector = LogVector::begin(None, VecSize::default().region(bytes));
+        vector.region_with(bytes, |to| encode_free_intent(true, old.id, &old.extents, to));
+        let intent = Arc::clone(old) as Arc<dyn LogItem>;
+        self.extra.push((Arc::new(Done { intent, state: ItemState::default() }), vector));
+        old.extents.iter().for_each(|extent| self.free_later(extent.start, extent.len));
+        old.extents.len() as u64
     }
 
     /// Logs intents for what is owed and not in the log yet.

@@ -22,6 +22,7 @@ pub mod reservation;
 mod space;
 
 pub use buffers::BufIndex;
+pub(crate) use frees::{OldIntent, ids_behind};
 
 use crate::alloc::Run;
 use crate::error::{Error, Result};

@@ -1,0 +1,89 @@
+//! What recovery does once the volume is open for writing: freeing what was promised to be freed, and the inodes that
+//! had no name left when the crash came.
+//!
+//! Invariant: the intents of the log before the crash are in the AIL before anything is written to the log, and leave
+//! it with the checkpoint that takes them over. So a crash at any time finds either them or what has taken their place.
+
+use super::survey::Unfinished;
+use super::{Recovered, Report};
+use crate::error::{Error, Result};
+use crate::log::Journal;
+use crate::trans::reservation::Need;
+use crate::trans::{OldIntent, Trans, ids_behind};
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::types::{AgNumber, InodeNumber};
+
+impl Unfinished {
+    /// Whether what it names lies in the volume, each extent in one group.
+    pub(super) fn check(&self, geometry: &Geometry) -> Result<()> {
+        for extent in &self.extents {
+            let place = geometry.split_block(extent.start);
+            let end = place.map(|(ag, block)| (ag, u64::from(block.0) + u64::from(extent.len)));
+            if extent.len == 0 || end.is_none_or(|(ag, end)| end > u64::from(geometry.ag_blocks_of(ag))) {
+                let problem = FormatError::value("EFI", "extent", extent.start.0);
+                return Err(Error::Corrupt { daddr: None, inode: None, problem });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Work that the log of an open volume owes.
+#[derive(Debug)]
+pub(crate) struct Owed {
+    intents: Vec<Arc<OldIntent>>,
+    report: Report,
+}
+
+impl Recovered {
+    /// Lets the intents hold the tail of a journal that was just opened.
+    pub(crate) fn adopt(self, journal: &Journal) -> Result<Owed> {
+        ids_behind(self.highest_id);
+        let mut intents = Vec::with_capacity(self.unfinished.len());
+        for Unfinished { id, lsn, extents, .. } in self.unfinished {
+            let intent = OldIntent::new(id, extents);
+            journal.adopt(lsn, Arc::clone(&intent) as Arc<dyn crate::log::LogItem>)?;
+            intents.push(intent);
+        }
+        Ok(Owed { intents, report: self.report })
+    }
+}
+
+impl Owed {
+    /// Does what is owed. Nobody else uses the volume yet.
+    pub(crate) fn finish(self, volume: &Arc<Volume>) -> Result<Report> {
+        let mut report = self.report;
+        for intent in &self.intents {
+            let need = Need::new(volume.geometry()).bytes(intent.log_bytes()).steps(2);
+            let mut trans = Trans::start(volume, need.reservation())?;
+            report.extents_freed += trans.take_over(intent);
+            trans.commit()?;
+        }
+        for ag in (0..volume.geometry().ag_count).map(AgNumber) {
+            for ino in unlinked(volume, ag)? {
+                volume.release_if_unused(volume.entry(ino)?)?;
+                report.inodes_freed += 1;
+            }
+        }
+        volume.sync()?;
+        Ok(report)
+    }
+}
+
+/// The inodes of a group that have no name and were in use.
+fn unlinked(volume: &Arc<Volume>, ag: AgNumber) -> Result<Vec<InodeNumber>> {
+    let geometry = volume.geometry();
+    let daddr = AgHeader::Agi.daddr(geometry, ag);
+    let buf = volume.bufs().read(daddr, geometry.sector_size.into(), &AGI)?;
+    let agi = Agi::view(&buf).map_err(|problem| Error::corrupt_block(daddr, None, problem))?;
+    let mut found = Vec::new();
+    if agi.unlinked.iter().any(|head| head.get() != NULL_AG_INODE) {
+        let mut trans = Trans::start(volume, Need::new(geometry).unlinked().reservation())?;
+        trans.for_each_unlinked(ag, &mut |ino| found.push(ino))?;
+    }
+    Ok(found)
+}

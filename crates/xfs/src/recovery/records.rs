@@ -1,0 +1,117 @@
+//! The records of a log from its tail to its head, one by one, each of them whole and checked.
+//!
+//! Finding the ends has already left out what a crash tore at the head. Whatever is wrong before it is damage, and an
+//! error that says where: nothing behind a bad record is believed. One record is in memory at a time.
+
+use super::clean;
+use crate::error::{Error, Result};
+use blockdev::BlockDevice;
+use xfs_format::error::FormatError;
+use xfs_format::log::{
+    BLOCK_SIZE, LogEnds, LogIdentity, Op, RecordHeader, RecordOps, unpack, verify_checksum,
+};
+use xfs_format::superblock::Superblock;
+use xfs_format::types::{DiskAddr, Lsn};
+
+const NAME: &str = "log record";
+
+/// The part of a log that is to be replayed.
+pub(super) struct Records<'d> {
+    device: &'d dyn BlockDevice,
+    start: DiskAddr,
+    blocks: u32,
+    identity: LogIdentity,
+    /// First and last place, in blocks since the beginning of cycle 0.
+    tail: u64,
+    head: u64,
+}
+
+impl<'d> Records<'d> {
+    /// The records between the ends of a volume's log.
+    pub(super) fn new(device: &'d dyn BlockDevice, superblock: &Superblock, ends: &LogEnds) -> Result<Self> {
+        let start = superblock.log_daddr();
+        let blocks = u32::try_from(superblock.log_bytes() / BLOCK_SIZE as u64).unwrap_or(u32::MAX);
+        let identity = LogIdentity { v5: superblock.is_v5(), uuid: superblock.uuid() };
+        let (cycle, block) = (ends.tail.0 >> 32, ends.tail.0 & 0xffff_ffff);
+        let whole = u64::from(blocks);
+        let wrapped = u64::from(ends.last_record.is_some_and(|last| ends.head <= last));
+        let head = ((ends.lsn.0 >> 32) + wrapped) * whole + u64::from(ends.head);
+        let tail = cycle * whole + block;
+        // The tail lies in the log, before the head, and less than once round behind it.
+        if block >= whole || tail > head || head - tail > whole {
+            let problem = FormatError::mismatch(NAME, "tail", ends.tail.0, ends.lsn.0);
+            return Err(Error::corrupt_block(start, None, problem));
+        }
+        Ok(Self { device, start, blocks, identity, tail, head })
+    }
+
+    /// Blocks of the log between its ends.
+    pub(super) fn len(&self) -> u64 {
+        self.head - self.tail
+    }
+
+    /// Calls `each` for every operation, in order, with its record's LSN. Gives the number of records.
+    pub(super) fn for_each_op(&self, each: &mut dyn FnMut(Lsn, &Op<'_>) -> Result<()>) -> Result<u64> {
+        let mut at = self.tail;
+        let mut records = 0;
+        let mut bytes = Vec::new();
+        while at < self.head {
+            let header = self.read(at, &mut bytes)?;
+            let damaged = |problem| self.damaged(at, problem);
+            let data = unpack(&header, &mut bytes).map_err(damaged)?;
+            for op in RecordOps::new(data, header.num_logops.get()) {
+                each(header.lsn(), &op.map_err(damaged)?)?;
+            }
+            at += u64::from(header.total_blocks());
+            records += 1;
+        }
+        Ok(records)
+    }
+
+    /// Reads the record at a place, and checks all that it says of itself.
+    fn read(&self, at: u64, bytes: &mut Vec<u8>) -> Result<RecordHeader> {
+        let damaged = |problem| self.damaged(at, problem);
+        bytes.resize(BLOCK_SIZE, 0);
+        self.read_round(at, bytes)?;
+        let header = *RecordHeader::check(bytes, &self.identity).map_err(damaged)?;
+        let lsn = self.lsn(at);
+        if header.lsn() != lsn {
+            return Err(damaged(FormatError::mismatch(NAME, "LSN", header.lsn().0, lsn.0)));
+        }
+        let total = header.total_blocks();
+        let room = self.head - at;
+        if u64::from(total) > room {
+            return Err(damaged(FormatError::mismatch(NAME, "length", total.into(), room)));
+        }
+        bytes.resize(total as usize * BLOCK_SIZE, 0);
+        self.read_round(at, bytes)?;
+        verify_checksum(&header, bytes, &self.identity).map_err(damaged)?;
+        Ok(header)
+    }
+
+    /// Reads from a place on, round the log's end if need be.
+    fn read_round(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        let block = (at % u64::from(self.blocks)) as u32;
+        let before_end = ((self.blocks - block) as usize * BLOCK_SIZE).min(bytes.len());
+        let (here, there) = bytes.split_at_mut(before_end);
+        clean::read(self.device, self.start, block, here)?;
+        if !there.is_empty() {
+            clean::read(self.device, self.start, 0, there)?;
+        }
+        Ok(())
+    }
+
+    fn lsn(&self, at: u64) -> Lsn {
+        let blocks = u64::from(self.blocks);
+        Lsn(((at / blocks) << 32) | (at % blocks))
+    }
+
+    /// An error of the record with this LSN.
+    pub(super) fn damaged_at(&self, lsn: Lsn, problem: FormatError) -> Error {
+        self.damaged(lsn.0 & 0xffff_ffff, problem)
+    }
+
+    fn damaged(&self, at: u64, problem: FormatError) -> Error {
+        Error::corrupt_block(DiskAddr(self.start.0 + at % u64::from(self.blocks)), None, problem)
+    }
+}

@@ -1,0 +1,107 @@
+//! Replay of inodes: the core, and what its forks hold within the inode.
+
+use super::Replay;
+use crate::error::{Error, Result};
+use crate::recovery::transactions::Item;
+use xfs_format::bmbt::BmbtRoot;
+use xfs_format::checksum;
+use xfs_format::error::FormatError;
+use xfs_format::inode::{CORE_LEN, CORE_LEN_V3, CRC_OFFSET, DinodeV3, MAGIC};
+use xfs_format::log::{InodeFields, InodeFormat, LogDinode};
+use xfs_format::types::Lsn;
+use zerocopy::FromBytes;
+
+const NAME: &str = "inode log item";
+/// Where the core says how far into the literal area the attribute fork begins, in units of 8 bytes.
+const FORKOFF: usize = 82;
+
+impl Replay<'_> {
+    /// Puts the changes of an inode over it, unless it is newer.
+    pub(super) fn inode(&mut self, lsn: Lsn, format: &InodeFormat, item: &Item<'_>) -> Result<()> {
+        let ino = format.ino;
+        let damaged = |problem| Error::Corrupt { daddr: Some(format.daddr), inode: Some(ino), problem };
+        if self.survey.is_cancelled((format.daddr, format.len)) {
+            self.survey.counts.cancelled += 1;
+            return Ok(());
+        }
+        if format.fields.intersects(InodeFields::DOWNER | InodeFields::AOWNER) {
+            let what = "the blocks of a map changed their owner (a swap of two files' extents)";
+            return Err(Error::CannotRecover(what.to_owned()));
+        }
+        let at = format.daddr.0.saturating_mul(512).saturating_add(format.offset.into());
+        let size = u64::from(self.geometry.inode_size);
+        let inside = u64::from(format.offset) + size <= u64::from(format.len) * 512;
+        if !inside || self.place_of(ino) != Some(at) {
+            return Err(damaged(FormatError::value(NAME, "place", at / 512)));
+        }
+        let mut inode = self.patch.get(at, size, NAME)?;
+        if !inode.starts_with(&MAGIC.to_be_bytes()) {
+            return Err(damaged(FormatError::new(NAME, "magic of the inode on disk")));
+        }
+        let there = inode.get(CORE_LEN..).and_then(|rest| DinodeV3::ref_from_prefix(rest).ok());
+        if there.is_some_and(|(there, _)| there.lsn.get() != u64::MAX && there.lsn.get() > lsn.0) {
+            self.survey.counts.newer += 1;
+            return Ok(());
+        }
+        self.lay(lsn, format, item, &mut inode).map_err(damaged)?;
+        checksum::store(&mut inode, CRC_OFFSET);
+        self.inodes.insert(ino);
+        self.survey.counts.inodes += 1;
+        Ok(self.patch.put(at, &inode)?)
+    }
+
+    fn lay(
+        &self,
+        lsn: Lsn,
+        format: &InodeFormat,
+        item: &Item<'_>,
+        inode: &mut [u8],
+    ) -> Result<(), FormatError> {
+        let missing = || FormatError::new(NAME, "number of regions");
+        let core = LogDinode::parse(item.region(0).ok_or_else(missing)?)?;
+        if core.version != 3 || core.ino.get() != format.ino.0 {
+            return Err(FormatError::mismatch(NAME, "own number", core.ino.get(), format.ino.0));
+        }
+        core.lay(lsn, inode)?;
+        let fields = format.fields;
+        let forkoff = usize::from(inode[FORKOFF]) * 8;
+        let literal = inode.get_mut(CORE_LEN_V3..).ok_or_else(missing)?;
+        if forkoff > literal.len() {
+            return Err(FormatError::value(NAME, "fork offset", forkoff as u64));
+        }
+        let (data, attr) = literal.split_at_mut(if forkoff == 0 { literal.len() } else { forkoff });
+        if fields.contains(InodeFields::DEV) {
+            let place = data.first_chunk_mut::<4>().ok_or_else(missing)?;
+            *place = format.rdev.to_be_bytes();
+        }
+        let mut next = 1;
+        for (fork, which, root) in
+            [(data, InodeFields::DFORK, InodeFields::DBROOT), (attr, InodeFields::AFORK, InodeFields::ABROOT)]
+        {
+            if !fields.intersects(which) {
+                continue;
+            }
+            let region = item.region(next).ok_or_else(missing)?;
+            next += 1;
+            if fields.contains(root) {
+                lay_root(region, fork)?;
+            } else {
+                let room = fork.len();
+                let too_long =
+                    || FormatError::mismatch(NAME, "length of a fork", region.len() as u64, room as u64);
+                fork.get_mut(..region.len()).ok_or_else(too_long)?.copy_from_slice(region);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The root of a block map is logged as a whole block, and lies in the inode without what a block has in front.
+fn lay_root(region: &[u8], fork: &mut [u8]) -> Result<(), FormatError> {
+    let root = BmbtRoot::from_log(region)?;
+    if !root.fits(fork.len()) {
+        return Err(FormatError::value(NAME, "length of a map's root", region.len() as u64));
+    }
+    fork.copy_from_slice(&root.laid_out(fork.len()));
+    Ok(())
+}

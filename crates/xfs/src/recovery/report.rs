@@ -1,0 +1,55 @@
+//! What recovery found and did.
+
+use xfs_format::types::Lsn;
+
+/// What a log held, and what became of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Records between tail and head.
+    pub records: u64,
+    /// Bytes of the log between tail and head.
+    pub log_bytes: u64,
+    /// Transactions (checkpoints) that were committed.
+    pub transactions: u64,
+    /// Transactions without a commit: they never happened.
+    pub dropped: u64,
+    /// Items of the committed ones.
+    pub items: u64,
+    /// Intents among them.
+    pub intents: u64,
+    /// Buffer items that were replayed.
+    pub buffers: u64,
+    /// Inode items that were replayed.
+    pub inodes: u64,
+    /// Chunks of inodes that were made anew.
+    pub inode_chunks: u64,
+    /// Dquot items that were replayed.
+    pub dquots: u64,
+    /// Items that were not replayed because what is on disk is newer.
+    pub newer: u64,
+    /// Items that were not replayed because their buffer was freed later, or their quota switched off.
+    pub cancelled: u64,
+    /// Bytes of metadata that differ from what was on disk, in whole sectors of 512.
+    pub bytes_changed: u64,
+}
+
+/// What recovery found and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Where the replay began: the log's tail.
+    pub tail: Lsn,
+    /// The newest whole record.
+    pub last: Lsn,
+    /// Counts.
+    pub counts: Counts,
+    /// Intents that were not carried out, by name.
+    pub unfinished: Vec<String>,
+    /// Why the volume cannot be recovered for writing, if so.
+    pub obstacle: Option<String>,
+    /// Extents that were freed to finish what was begun.
+    pub extents_freed: u64,
+    /// Inodes without a name that were freed.
+    pub inodes_freed: u64,
+    /// Whether anything was written: not for a volume that is open for reading.
+    pub written: bool,
+}

@@ -1,0 +1,90 @@
+//! What recovery sees to behind the replay: the superblock's counters, which nobody keeps up while a volume is open,
+//! and whether anything is left that only code which shares blocks could clean up.
+
+use super::patch::Patch;
+use crate::btree::Cursor;
+use crate::buf::BufCache;
+use crate::error::{Error, Result};
+use crate::group::Groups;
+use blockdev::BlockDevice;
+use std::mem::offset_of;
+use std::sync::Arc;
+use xfs_format::btree::Refcountbt;
+use xfs_format::checksum;
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::superblock::{CRC_OFFSET, RawSuperblock, SUPERBLOCK, Superblock};
+use xfs_format::types::{AgNumber, DiskAddr};
+use zerocopy::FromBytes;
+
+/// Headers and a path of a tree.
+const CACHE_BYTES: u64 = 1 << 20;
+/// Marks records of blocks that a file was about to share no longer.
+const STAGING: u32 = 1 << 31;
+
+/// Reads the superblock again, and puts the sums over all groups into it.
+pub(super) fn settle(patch: Patch, before: &Superblock) -> Result<(Arc<Patch>, Superblock)> {
+    let wrap = |problem| Error::corrupt_block(DiskAddr(0), None, problem);
+    let sector = Geometry::from_superblock(before).sector_size.into();
+    let mut bytes = patch.get(0, sector, SUPERBLOCK.name)?;
+    let now = Superblock::parse(&bytes).map_err(wrap)?;
+    let geometry = Geometry::from_superblock(&now);
+    if u64::from(geometry.sector_size) != sector || now.uuid() != before.uuid() {
+        return Err(wrap(FormatError::new(SUPERBLOCK.name, "identity after the replay")));
+    }
+    if patch.size() < geometry.bytes() {
+        return Err(Error::Truncated { expected: geometry.bytes(), actual: patch.size() });
+    }
+    let patch = Arc::new(patch);
+    let (free, inodes, free_inodes) = sums(&patch, &geometry)?;
+    let mut patch = Arc::into_inner(patch).ok_or_else(|| wrap(FormatError::new(SUPERBLOCK.name, "owner")))?;
+    let (raw, _) = RawSuperblock::mut_from_prefix(&mut bytes)
+        .map_err(|_| wrap(FormatError::value(SUPERBLOCK.name, "length", sector)))?;
+    raw.fdblocks = free.into();
+    raw.icount = inodes.into();
+    raw.ifree = free_inodes.into();
+    checksum::store(&mut bytes, CRC_OFFSET);
+    patch.put(0, &bytes)?;
+    let now = Superblock::parse(&bytes).map_err(wrap)?;
+    Ok((Arc::new(patch), now))
+}
+
+const _: () = assert!(offset_of!(RawSuperblock, icount) + 24 == offset_of!(RawSuperblock, fdblocks) + 8);
+
+/// Free blocks, inodes that have a place, and free inodes, of all groups.
+fn sums(patch: &Arc<Patch>, geometry: &Geometry) -> Result<(u64, u64, u64)> {
+    let (bufs, groups) = look(patch, geometry);
+    let (mut free, mut inodes, mut free_inodes) = (0, 0, 0);
+    for ag in (0..geometry.ag_count).map(AgNumber) {
+        let (space, chunks) = (groups.space(&bufs, geometry, ag)?, groups.inodes(&bufs, geometry, ag)?);
+        // Blocks in the AGFL and in the trees of free space count as free: they can become so.
+        free += u64::from(space.free_blocks) + u64::from(space.agfl_blocks) + u64::from(space.tree_blocks);
+        inodes += u64::from(chunks.count);
+        free_inodes += u64::from(chunks.free);
+    }
+    Ok((free, inodes, free_inodes))
+}
+
+/// Blocks that a kernel had allocated to write shared files elsewhere belong to nobody after a crash, and only their
+/// records say so.
+pub(super) fn check_no_staging(patch: &Arc<Patch>, geometry: &Geometry) -> Result<()> {
+    if !geometry.reflink {
+        return Ok(());
+    }
+    let (bufs, groups) = look(patch, geometry);
+    for ag in (0..geometry.ag_count).map(AgNumber) {
+        let Some(root) = groups.space(&bufs, geometry, ag)?.refcountbt else { continue };
+        let mut cursor = Cursor::<Refcountbt>::seek(&bufs, geometry, ag, root, Some(u32::MAX))?;
+        if cursor.next_record()?.is_some_and(|last| last.startblock.get() & STAGING != 0) {
+            let what =
+                format!("blocks are left over in group {ag} that were to become copies of shared ones");
+            return Err(Error::CannotRecover(what));
+        }
+    }
+    Ok(())
+}
+
+fn look(patch: &Arc<Patch>, geometry: &Geometry) -> (BufCache, Groups) {
+    let device: Arc<dyn BlockDevice> = Arc::clone(patch) as Arc<dyn BlockDevice>;
+    (BufCache::new(device, geometry, CACHE_BYTES), Groups::new(geometry.ag_count, true))
+}

@@ -1,0 +1,151 @@
+//! The first pass over a log: what the second one has to know beforehand.
+//!
+//! - which buffers were freed, and how often: changes before the last freeing are not replayed, as the blocks may hold
+//!   something else by now;
+//! - which intents were not carried out;
+//! - which kinds of quota were switched off.
+
+use super::report::Counts;
+use super::transactions::{Item, Transaction};
+use std::collections::{BTreeMap, HashMap};
+use xfs_format::error::FormatError;
+use xfs_format::log::{BufFlags, Extent, ItemType, LogItem};
+use xfs_format::types::{DiskAddr, Lsn};
+
+/// Where a buffer lies and how long it is, in units of 512 bytes.
+pub(super) type Span = (DiskAddr, u32);
+
+/// Work that was promised and not done.
+#[derive(Clone, Debug)]
+pub(super) struct Unfinished {
+    pub(super) kind: ItemType,
+    pub(super) id: u64,
+    /// The transaction that promised it.
+    pub(super) lsn: Lsn,
+    /// What is to be freed, if that is what it is about.
+    pub(super) extents: Vec<Extent>,
+}
+
+/// Ids from here on are addresses in some kernel's memory; nobody counts up to them.
+const ADDRESSES: u64 = 1 << 62;
+
+/// What the first pass found.
+#[derive(Default)]
+pub(super) struct Survey {
+    cancelled: HashMap<Span, u32>,
+    quota_off: u32,
+    intents: BTreeMap<u64, Unfinished>,
+    by_id: HashMap<(ItemType, u64), u64>,
+    next: u64,
+    /// The highest id of an intent that was counted, not taken from an address.
+    pub(super) highest_id: u64,
+    pub(super) counts: Counts,
+}
+
+impl Survey {
+    /// Takes in a transaction.
+    pub(super) fn add(&mut self, transaction: &Transaction) -> Result<(), FormatError> {
+        self.counts.transactions += 1;
+        for item in transaction.items()? {
+            self.counts.items += 1;
+            self.add_item(transaction.lsn, &item);
+        }
+        Ok(())
+    }
+
+    fn add_item(&mut self, lsn: Lsn, item: &Item<'_>) {
+        match item.format {
+            LogItem::Buf(buf) if buf.flags.contains(BufFlags::CANCEL) => {
+                *self.cancelled.entry((buf.daddr, buf.len.into())).or_default() += 1;
+            }
+            LogItem::QuotaOff(off) => self.quota_off |= off.flags.get(),
+            LogItem::FreeIntent(intent) => {
+                self.promise(item.kind, intent.id, lsn, intent.extents.iter().collect());
+            }
+            LogItem::FreeDone(done) => self.keep(intent_of(item.kind), done.id),
+            LogItem::ReverseIntent(intent) | LogItem::BmapIntent(intent) => {
+                self.promise(item.kind, intent.id, lsn, Vec::new());
+            }
+            LogItem::RefcountIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
+            LogItem::AttrIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
+            LogItem::ExchangeIntent(intent) => self.promise(item.kind, intent.id.get(), lsn, Vec::new()),
+            LogItem::Done(done) => self.keep(intent_of(item.kind), done.intent_id.get()),
+            LogItem::Buf(_) | LogItem::Inode(_) | LogItem::Dquot(_) | LogItem::InodeCreate(_) => {}
+        }
+    }
+
+    fn promise(&mut self, kind: ItemType, id: u64, lsn: Lsn, extents: Vec<Extent>) {
+        self.counts.intents += 1;
+        if id < ADDRESSES {
+            self.highest_id = self.highest_id.max(id);
+        }
+        // Kernels relog an intent that waits long: done, and promised anew under another id.
+        if let Some(old) = self.by_id.insert((kind, id), self.next) {
+            self.intents.remove(&old);
+        }
+        self.intents.insert(self.next, Unfinished { kind, id, lsn, extents });
+        self.next += 1;
+    }
+
+    fn keep(&mut self, kind: ItemType, id: u64) {
+        if let Some(number) = self.by_id.remove(&(kind, id)) {
+            self.intents.remove(&number);
+        }
+    }
+
+    /// Intents that were not carried out, oldest first.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = &Unfinished> {
+        self.intents.values()
+    }
+
+    /// Whether a buffer is freed by something that is still to come.
+    pub(super) fn is_cancelled(&self, span: Span) -> bool {
+        self.cancelled.contains_key(&span)
+    }
+
+    /// The second pass came to where a buffer is freed.
+    pub(super) fn pass_cancel(&mut self, span: Span) {
+        if let Some(left) = self.cancelled.get_mut(&span) {
+            *left -= 1;
+            if *left == 0 {
+                self.cancelled.remove(&span);
+            }
+        }
+    }
+
+    /// Whether quota of a kind (bits of `d_type`) was switched off somewhere in the log.
+    pub(super) fn quota_is_off(&self, kind: u8) -> bool {
+        // User, project, group: in dquots, and in the item that switches them off.
+        [(1, 0x1), (2, 0x8), (4, 0x40)].iter().any(|&(of, off)| kind & 7 == of && self.quota_off & off != 0)
+    }
+}
+
+/// The intent that a done item ends.
+fn intent_of(done: ItemType) -> ItemType {
+    match done {
+        ItemType::Efd => ItemType::Efi,
+        ItemType::EfdRt => ItemType::EfiRt,
+        ItemType::Rud => ItemType::Rui,
+        ItemType::RudRt => ItemType::RuiRt,
+        ItemType::Cud => ItemType::Cui,
+        ItemType::CudRt => ItemType::CuiRt,
+        ItemType::Bud => ItemType::Bui,
+        ItemType::Attrd => ItemType::Attri,
+        ItemType::Xmd => ItemType::Xmi,
+        other => other,
+    }
+}
+
+/// An intent's kind in messages.
+pub(super) fn intent_name(kind: ItemType) -> &'static str {
+    match kind {
+        ItemType::Efi => "extents to be freed (EFI)",
+        ItemType::Rui | ItemType::RuiRt => "reverse mappings to be changed (RUI)",
+        ItemType::Cui | ItemType::CuiRt => "reference counts to be changed (CUI)",
+        ItemType::Bui => "a block map to be changed (BUI)",
+        ItemType::Attri => "an attribute to be changed (ATTRI)",
+        ItemType::Xmi => "mappings to be exchanged (XMI)",
+        ItemType::EfiRt => "realtime extents to be freed",
+        _ => "work of an unknown kind",
+    }
+}
