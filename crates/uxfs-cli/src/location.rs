@@ -3,6 +3,7 @@
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::host::Identity;
 use crate::options::Global;
+use crate::problems;
 use std::convert::Infallible;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -120,7 +121,11 @@ impl<'a> Images<'a> {
 fn open(location: &Location, options: &OpenOptions) -> Result<Volume> {
     let image = &location.image;
     check(image)?;
-    Volume::open(image, options).map_err(|error| Failure::of_image(image, &error))
+    let volume = Volume::open(image, options).map_err(|error| Failure::of_image(image, &error))?;
+    if let Some(recovery) = volume.recovery().filter(|recovery| recovery.written) {
+        problems::complain(&format!("{}: recovered the log: {recovery}", host_name(image)));
+    }
+    Ok(volume)
 }
 
 /// Says what is wrong with an image that cannot be one, or that the host doesn't let be read.

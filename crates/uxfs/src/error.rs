@@ -38,7 +38,7 @@ pub enum ErrorKind {
     Truncated,
     /// A structure of the volume is damaged.
     Damaged,
-    /// The log holds changes that were not replayed.
+    /// The log holds changes that were not replayed, or cannot be.
     DirtyLog,
     /// Another process has the image open for writing.
     Locked,
@@ -120,7 +120,7 @@ impl From<xfs::Error> for Error {
             xfs::Error::SectorSize { .. } => ErrorKind::SectorSize,
             xfs::Error::NeedsRepair => ErrorKind::Damaged,
             xfs::Error::Unwritable(_) => ErrorKind::ReadOnly,
-            xfs::Error::DirtyLog => ErrorKind::DirtyLog,
+            xfs::Error::DirtyLog | xfs::Error::CannotRecover(_) => ErrorKind::DirtyLog,
             xfs::Error::NoSuchInode(_) => ErrorKind::NotFound,
             xfs::Error::WrongType { wanted: "directory", .. } => ErrorKind::NotADirectory,
             xfs::Error::WrongType { .. } => ErrorKind::WrongType,

@@ -39,6 +39,7 @@ mod options;
 mod path;
 mod probe;
 mod queue;
+mod recovery;
 mod volume;
 
 pub use blockdev::{AlignedBuf, BlockDevice, FileDevice, MemoryDevice};
@@ -56,6 +57,7 @@ pub use node::Node;
 pub use options::OpenOptions;
 pub use path::MAX_SYMLINKS;
 pub use queue::{Completion, Queue};
+pub use recovery::Recovery;
 pub use volume::Volume;
 
 #[cfg(doctest)]

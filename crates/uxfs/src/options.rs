@@ -51,7 +51,8 @@ impl OpenOptions {
         self
     }
 
-    /// Whether a volume whose log is dirty is read as it is: what was only in the log is not seen.
+    /// Whether a volume whose log is dirty is read as it is: what was only in the log is not seen. Otherwise the log is
+    /// replayed: in memory for reading, on the device for writing.
     pub fn norecovery(mut self, norecovery: bool) -> Self {
         self.norecovery = norecovery;
         self

@@ -12,6 +12,7 @@ use crate::open_files::OpenFiles;
 use crate::options::OpenOptions;
 use crate::path;
 use crate::probe;
+use crate::recovery::Recovery;
 use blockdev::{BlockDevice, FileOptions, Window};
 use fileio::Locking;
 use std::path::Path;
@@ -141,6 +142,12 @@ impl Volume {
     /// Shape, features and free space.
     pub fn info(&self) -> Result<VolumeInfo> {
         engine::info(self.engine())
+    }
+
+    /// What was found in the log and done with it when the volume was opened. `None`: the log was clean, or recovery
+    /// was not wanted.
+    pub fn recovery(&self) -> Option<Recovery> {
+        self.engine().recovery().map(Recovery::from)
     }
 
     /// Makes everything durable that was changed before this call.

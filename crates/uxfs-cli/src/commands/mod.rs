@@ -14,6 +14,7 @@ pub mod ls;
 pub mod mkdir;
 pub mod mkfs;
 pub mod mv;
+pub mod recover;
 pub mod rm;
 pub mod rmdir;
 pub mod stat;
@@ -70,6 +71,8 @@ pub enum Command {
     Untar(untar::Args),
     /// Walk all metadata of a volume and say what is wrong; nothing is written
     Check(check::Args),
+    /// Replay the log of a volume that was not unmounted cleanly
+    Recover(recover::Args),
     /// Make a volume in a file or on a block device
     Mkfs(Box<mkfs::Args>),
     /// See what uxfs does, in under a minute
@@ -101,6 +104,7 @@ pub fn run(command: &Command, global: &Global) -> Result<Exit> {
         Command::Tar(args) => tar::run(args, global),
         Command::Untar(args) => untar::run(args, global),
         Command::Check(args) => check::run(args, global),
+        Command::Recover(args) => recover::run(args, global),
         Command::Mkfs(args) => mkfs::run(args, global),
         Command::Demo(args) => demo::run(args, global),
         Command::Bench(args) => bench::run(args, global),
