@@ -80,7 +80,7 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     Ok((ops, format!("{ops} operations; recovered behind the last sync: {}", places.join(", "))))
 }
 
-fn by_kernel(history: &mut History, ops: u64, flush: bool) -> Result<Vec<Durable>> {
+pub(super) fn by_kernel(history: &mut History, ops: u64, flush: bool) -> Result<Vec<Durable>> {
     let mounted = Mounted::new(&history.image(), &history.mnt(), false)?;
     let target = MountedTarget::new(mounted.dir())?;
     let durable = until(history, &target, ops, || shut_down(mounted.dir(), flush));
@@ -89,7 +89,7 @@ fn by_kernel(history: &mut History, ops: u64, flush: bool) -> Result<Vec<Durable
     durable
 }
 
-fn by_uxfs(history: &mut History, ops: u64) -> Result<Vec<Durable>> {
+pub(super) fn by_uxfs(history: &mut History, ops: u64) -> Result<Vec<Durable>> {
     let target = EngineTarget::open(&history.image())?;
     let durable = until(history, &target, ops, || Ok(()));
     target.abandon();
@@ -124,7 +124,7 @@ fn shut_down(mnt: &Path, flush: bool) -> Result<()> {
 }
 
 /// Has the kernel replay the log.
-fn recover(image: &Path, mnt: &Path) -> Result<()> {
+pub(super) fn recover(image: &Path, mnt: &Path) -> Result<()> {
     let mounted = Mounted::new(image, mnt, false).context("recovery by the kernel")?;
     mounted.unmount()?;
     judge::is_sound(image)

@@ -46,6 +46,11 @@ impl EngineTarget {
         Ok(Self { volume: Volume::open(image, &OpenOptions::new().writable(true))? })
     }
 
+    /// What its recovery was, in a line.
+    pub fn recovery(&self) -> Option<String> {
+        self.volume.recovery().map(|recovery| recovery.to_string())
+    }
+
     /// Closes it, which leaves a clean log.
     pub fn close(self) -> Result<()> {
         Ok(self.volume.close()?)

@@ -1,0 +1,151 @@
+//! Volumes that were left with a dirty log, by the kernel or by uxfs: one copy is recovered by the kernel, the other
+//! by uxfs, and both must hold the same tree.
+//!
+//! Invariant: a run succeeds only if
+//! - uxfs, open for reading, saw what the kernel's recovery made, and had not changed a byte of the image;
+//! - uxfs, open for writing, left a volume where `xfs_repair -n` and `uxfs check` find nothing, and where the kernel
+//!   sees the tree that its own recovery made;
+//! - every thread's part of the tree is one that its history passed through, no earlier than the last sync.
+
+use super::replay::{by_kernel, by_uxfs, recover};
+use super::target::EngineTarget;
+use super::{History, Which, Who, judge};
+use crate::command;
+use crate::compare::compare;
+use crate::record::{Hash, Record};
+use crate::sandbox::Mounted;
+use crate::{engine, kernel};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args as ClapArgs;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// How many differences are shown.
+const SHOWN: usize = 20;
+
+/// Leaves volumes with a dirty log, and has both kernel and uxfs recover a copy.
+#[derive(ClapArgs, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    which: Which,
+    /// How many runs of each geometry, with one seed after the other.
+    #[arg(long, default_value_t = 20)]
+    runs: u64,
+    /// Most operations of a run, all threads together; how many there are follows from the seed.
+    #[arg(long, default_value_t = 4_000)]
+    ops: u64,
+    /// Who leaves the log.
+    #[arg(long, value_enum, default_value_t = Who::Kernel)]
+    target: Who,
+}
+
+/// Runs the command. `Ok(true)`: every volume was recovered as it must be.
+pub fn run(args: &Args) -> Result<bool> {
+    let who = format!("recover {}", args.target.name());
+    let tasks = args.which.tasks(args.runs, &who, &format!("--ops {}", args.ops))?;
+    let outcome = args.which.all("", tasks, |task| {
+        let start = Instant::now();
+        let mut history = History::new(task)?;
+        match one(&mut history, args) {
+            Ok((ops, what)) => Ok((ops, format!("{what}, {:.0} s", start.elapsed().as_secs_f64()))),
+            Err(error) => {
+                args.which.keep.as_ref().map_or(Ok(()), |keep| history.keep(keep))?;
+                Err(error)
+            }
+        }
+    })?;
+    println!(
+        "recover: {} runs right, {} operations; {} failed{}",
+        outcome.right,
+        outcome.total,
+        outcome.failed.len(),
+        outcome.list()
+    );
+    Ok(outcome.failed.is_empty())
+}
+
+/// Does one run: how many operations, and what was there.
+fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
+    let mut rng = fastrand::Rng::with_seed(history.seed ^ history.geometry.salt());
+    let threads = history.threads as u64;
+    let ops = rng.u64(1..(args.ops / threads).max(2));
+    let durable = match args.target {
+        Who::Kernel => by_kernel(history, ops, rng.bool())?,
+        Who::Uxfs => by_uxfs(history, ops)?,
+    };
+    let image = history.image();
+    let (theirs, ours) = (beside(&image, "kernel"), beside(&image, "uxfs"));
+    copy(&image, &theirs)?;
+    copy(&image, &ours)?;
+    recover(&theirs, &history.mnt()).context("the kernel's recovery")?;
+    let expected = seen_by_kernel(&theirs, &history.mnt())?;
+
+    let seen = engine::manifests(&image, 1, Hash::Blake3).context("uxfs, reading")?.remove(0);
+    same("what uxfs reads without recovery on the device", &expected, &seen)?;
+    ensure!(equal(&image, &ours)?, "uxfs, open for reading, changed the image");
+
+    let target = EngineTarget::open(&ours).context("uxfs, recovering")?;
+    let report = target.recovery().context("uxfs says that there was nothing to recover")?;
+    target.close()?;
+    judge::is_sound(&ours).context("after the recovery by uxfs")?;
+    same("what uxfs recovered", &expected, &seen_by_kernel(&ours, &history.mnt())?)?;
+    let mut places = Vec::new();
+    for (thread, (durable, actor)) in durable.iter().zip(&history.actors).enumerate() {
+        match durable.judge(actor, thread, &expected) {
+            Ok((place, of)) => places.push(format!("{place} of {of}")),
+            Err(what) => bail!("thread {thread}: {what}"),
+        }
+    }
+    let ops = ops * threads;
+    Ok((ops, format!("{ops} operations; {report}; recovered behind the last sync: {}", places.join(", "))))
+}
+
+fn beside(image: &Path, who: &str) -> PathBuf {
+    image.with_extension(who)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    command::run(Command::new("cp").arg("--sparse=always").args([from, to]))
+}
+
+fn seen_by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
+    let mounted = Mounted::new(image, mnt, true).context("the kernel's mount")?;
+    let manifest = kernel::manifest(mounted.dir(), Hash::Blake3)?;
+    mounted.unmount()?;
+    Ok(manifest)
+}
+
+fn same(what: &str, expected: &[Record], found: &[Record]) -> Result<()> {
+    let outcome = compare(expected, found)?;
+    let differences = &outcome.differences;
+    let shown: Vec<&str> = differences.iter().take(SHOWN).map(String::as_str).collect();
+    ensure!(
+        differences.is_empty(),
+        "{what} differs from what the kernel recovered ({} differences):\n{}",
+        differences.len(),
+        shown.join("\n")
+    );
+    Ok(())
+}
+
+/// Whether two files hold the same bytes.
+fn equal(a: &Path, b: &Path) -> Result<bool> {
+    let (mut a, mut b) = (File::open(a)?, File::open(b)?);
+    if a.metadata()?.len() != b.metadata()?.len() {
+        return Ok(false);
+    }
+    let (mut left, mut right) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    loop {
+        let len = a.read(&mut left)?;
+        b.read_exact(&mut right[..len])?;
+        if left[..len] != right[..len] {
+            return Ok(false);
+        }
+        if len == 0 {
+            return Ok(true);
+        }
+    }
+}
