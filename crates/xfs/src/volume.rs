@@ -121,8 +121,7 @@ impl Volume {
                 let space = Space::new(&geometry);
                 let kept = space.kept_back(&bufs, &geometry)?;
                 let inodes = Inodes::new(&geometry, options.generation_seed);
-                // What was in the log is in its place now.
-                let ends = LogEnds { clean: true, ..ends };
+                let ends = recovered.as_ref().map_or(ends, |recovered| recovered.ends(ends));
                 Some(WriteSide::open(&device, &superblock, ends, (space, inodes), kept)?)
             }
             _ => None,

@@ -26,14 +26,23 @@ pub(super) fn prepare(
     let (head, previous) = layout
         .head(ends, device.sector_size())
         .map_err(|problem| Error::corrupt_block(superblock.log_daddr(), None, problem))?;
-    clear_traces(device, &layout, head)?;
+    clear_traces(device, &layout, head, room(&layout, ends, head))?;
     Ok((layout, head, previous))
 }
 
+/// Blocks between the head and what a crash would have recovery begin with: up to there the log is free.
+fn room(layout: &Layout, ends: &LogEnds, head: Pos) -> u32 {
+    if ends.last_record.is_none() {
+        return layout.blocks;
+    }
+    let used = head.0.saturating_sub(layout.pos(ends.tail).0);
+    layout.blocks.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX))
+}
+
 /// Overwrites what lies behind the head, if a crash left anything there.
-fn clear_traces(device: &dyn BlockDevice, layout: &Layout, head: Pos) -> Result<()> {
+fn clear_traces(device: &dyn BlockDevice, layout: &Layout, head: Pos, room: u32) -> Result<()> {
     let mut found = false;
-    for_chunks(layout, head, |offset, first, chunk| {
+    for_chunks(layout, head, room, |offset, first, chunk| {
         device.read(offset, chunk)?;
         let blocks = (first.0..).zip(chunk.chunks_exact(BLOCK_SIZE));
         found |=
@@ -43,7 +52,7 @@ fn clear_traces(device: &dyn BlockDevice, layout: &Layout, head: Pos) -> Result<
     if !found {
         return Ok(());
     }
-    for_chunks(layout, head, |offset, first, chunk| {
+    for_chunks(layout, head, room, |offset, first, chunk| {
         chunk.fill(0);
         for (at, block) in (first.0..).zip(chunk.chunks_exact_mut(BLOCK_SIZE)) {
             if let Some(stamp) = block.first_chunk_mut() {
@@ -65,10 +74,11 @@ fn older_cycle(layout: &Layout, at: Pos) -> u32 {
 fn for_chunks(
     layout: &Layout,
     head: Pos,
+    room: u32,
     mut each: impl FnMut(u64, Pos, &mut [u8]) -> Result<()>,
 ) -> Result<()> {
     let mut chunk = AlignedBuf::zeroed(CHUNK as usize * BLOCK_SIZE);
-    let end = head.0 + u64::from(layout.doubtful_blocks());
+    let end = head.0 + u64::from(layout.doubtful_blocks().min(room));
     let mut at = head;
     while at.0 < end {
         let block = layout.block(at);
@@ -106,10 +116,14 @@ mod tests {
             device.read(block * 512, &mut bytes).unwrap();
             (u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]), bytes[9])
         };
-        clear_traces(&device, &layout, head).unwrap();
+        clear_traces(&device, &layout, head, layout.blocks).unwrap();
         assert_eq!((marked(2600), marked(40)), ((5, 1), (6, 1)));
+        // What a crash would begin with is not behind the head: it is what the log is for.
+        stamp(2504, 6);
+        clear_traces(&device, &layout, head, 8).unwrap();
+        assert_eq!((marked(2504), marked(2508)), ((5, 0), (5, 1)));
         stamp(40, 7);
-        clear_traces(&device, &layout, head).unwrap();
+        clear_traces(&device, &layout, head, layout.blocks).unwrap();
         assert_eq!((marked(2499), marked(2500), marked(2999)), ((6, 1), (5, 0), (5, 0)));
         assert_eq!((marked(0), marked(40), marked(995), marked(996)), ((6, 0), (6, 0), (6, 0), (6, 1)));
     }

@@ -83,7 +83,7 @@ pub(crate) fn replay(
     counts.bytes_changed = patch.bytes_changed();
     let names: BTreeSet<&str> = unfinished.iter().map(|intent| intent_name(intent.kind)).collect();
     let report = Report {
-        tail: ends.tail,
+        tail: records.tail(),
         last: ends.lsn,
         counts,
         unfinished: names.into_iter().map(str::to_owned).collect(),
@@ -156,4 +156,12 @@ pub(crate) struct Recovered {
     report: Report,
     unfinished: Vec<Unfinished>,
     highest_id: u64,
+}
+
+impl Recovered {
+    /// The log's ends for whoever goes on with it: nothing waits to be replayed, but a crash would still have
+    /// recovery begin at the old tail.
+    pub(crate) fn ends(&self, found: LogEnds) -> LogEnds {
+        LogEnds { clean: true, tail: self.report.tail, ..found }
+    }
 }

@@ -8,12 +8,14 @@ use crate::error::{Error, Result};
 use blockdev::BlockDevice;
 use xfs_format::error::FormatError;
 use xfs_format::log::{
-    BLOCK_SIZE, LogEnds, LogIdentity, Op, RecordHeader, RecordOps, unpack, verify_checksum,
+    BLOCK_SIZE, LogEnds, LogIdentity, MAX_RECORD_SIZE, Op, RecordHeader, RecordOps, unpack, verify_checksum,
 };
 use xfs_format::superblock::Superblock;
 use xfs_format::types::{DiskAddr, Lsn};
 
 const NAME: &str = "log record";
+/// As much may have been on its way behind the head when the crash came, in blocks: eight buffers of 256 KiB.
+const IN_FLIGHT_BLOCKS: u64 = 8 * (MAX_RECORD_SIZE as u64 / BLOCK_SIZE as u64);
 
 /// The part of a log that is to be replayed.
 pub(super) struct Records<'d> {
@@ -42,12 +44,51 @@ impl<'d> Records<'d> {
             let problem = FormatError::mismatch(NAME, "tail", ends.tail.0, ends.lsn.0);
             return Err(Error::corrupt_block(start, None, problem));
         }
-        Ok(Self { device, start, blocks, identity, tail, head })
+        let mut records = Self { device, start, blocks, identity, tail, head };
+        records.skip_overwritten()?;
+        Ok(records)
+    }
+
+    /// The tail that the last whole record names may have moved on since, and what was on its way when the crash came
+    /// may lie over it. Such records are over: the log was free to go on there. Elsewhere a bad record is damage.
+    fn skip_overwritten(&mut self) -> Result<()> {
+        let doubtful = (self.head + IN_FLIGHT_BLOCKS).saturating_sub(self.blocks.into()).min(self.head);
+        let mut bytes = Vec::new();
+        let mut at = self.tail;
+        while at < doubtful {
+            match self.read(at, &mut bytes) {
+                Ok(header) => at += u64::from(header.total_blocks()),
+                Err(Error::Corrupt { .. }) => {
+                    at = self.next_header(at + 1)?;
+                    self.tail = at;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The first place from `at` on where a record of its own cycle begins; the head if there is none.
+    fn next_header(&self, at: u64) -> Result<u64> {
+        let mut block = [0; BLOCK_SIZE];
+        for at in at..self.head {
+            self.read_round(at, &mut block)?;
+            let header = RecordHeader::check(&block, &self.identity);
+            if header.is_ok_and(|header| header.lsn() == self.lsn(at)) {
+                return Ok(at);
+            }
+        }
+        Ok(self.head)
     }
 
     /// Blocks of the log between its ends.
     pub(super) fn len(&self) -> u64 {
         self.head - self.tail
+    }
+
+    /// Where the records begin.
+    pub(super) fn tail(&self) -> Lsn {
+        self.lsn(self.tail)
     }
 
     /// Calls `each` for every operation, in order, with its record's LSN. Gives the number of records.

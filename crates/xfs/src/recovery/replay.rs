@@ -104,12 +104,18 @@ impl<'g> Replay<'g> {
             let problem = FormatError::value(NAME, "place", block.0.into());
             return Err(Error::Corrupt { daddr: None, inode: None, problem });
         }
+        let pieces = ialloc::clusters(geometry, ag, block, blocks);
+        let bytes: u64 = pieces.iter().map(|piece| piece.len).sum();
+        if bytes != u64::from(blocks) << geometry.block_log {
+            let problem = FormatError::value(NAME, "length", blocks.into());
+            return Err(Error::Corrupt { daddr: None, inode: None, problem });
+        }
         if create.isize.get() != u32::from(geometry.inode_size) {
             let problem = FormatError::value(NAME, "inode size", create.isize.get().into());
             return Err(Error::Corrupt { daddr: None, inode: None, problem });
         }
         let mut first = AgInode(block.0 << geometry.inodes_per_block_log);
-        for piece in ialloc::clusters(geometry, ag, block, blocks) {
+        for piece in pieces {
             let inodes = (piece.len / u64::from(geometry.inode_size)) as u32;
             if self.survey.is_cancelled((piece.daddr, (piece.len / 512) as u32)) {
                 self.survey.counts.cancelled += 1;
