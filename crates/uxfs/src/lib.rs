@@ -32,6 +32,7 @@ mod file;
 mod info;
 mod metadata;
 mod mkfs;
+mod mounted;
 mod names;
 mod node;
 mod open_files;
