@@ -1,7 +1,7 @@
 //! A slice of the history campaign. Needs root, `mkfs.xfs`, `xfs_repair` and a kernel with XFS.
 
 use clap::Parser;
-use witness::history::{self, replay};
+use witness::history::{self, recover, replay};
 
 #[derive(Parser)]
 struct Cli<A: clap::Args> {
@@ -49,4 +49,12 @@ fn uxfs_agrees_with_the_model() {
 #[test]
 fn the_kernel_recovers_what_uxfs_left() {
     assert!(replays("--target uxfs --seed 4 --runs 3 --ops 1200 --geometry default"));
+}
+
+/// What the kernel's recovery makes of a volume, uxfs's own must make of it too, whoever left it.
+#[test]
+fn uxfs_recovers_as_the_kernel_does() {
+    let recovers = |arguments: &str| recover::run(&parsed(arguments)).unwrap();
+    assert!(recovers("--target kernel --seed 21 --runs 2 --ops 900 --geometry default,small-log-b1024"));
+    assert!(recovers("--target uxfs --seed 23 --runs 2 --ops 900 --geometry b1024,small-log"));
 }
