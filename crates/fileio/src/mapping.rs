@@ -1,5 +1,6 @@
 //! The seam between the data path and a format: where a file's bytes lie on the device.
 
+use blockdev::DeviceError;
 use std::ops::Range;
 
 /// What stands behind a run of a file's bytes.
@@ -67,6 +68,15 @@ pub trait FileMappingMut: FileMapping {
     fn allocate(&self, range: Range<u64>) -> Result<(), Self::Error>;
     /// Says that all of `range` (whole blocks) holds data now, and that the file ends at byte `size` at the earliest.
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error>;
+    /// Gives `range` (whole blocks, all of them holes behind the end of the file) space, has `write` put data there, and
+    /// lets the file end at byte `size` at the earliest, in one step an extent. `write` is told a byte of the file, the
+    /// byte of the device where it lies, and how many bytes follow each other from there.
+    fn fill(
+        &self,
+        range: Range<u64>,
+        size: u64,
+        write: &mut dyn FnMut(u64, u64, u64) -> Result<(), DeviceError>,
+    ) -> Result<(), Self::Error>;
 }
 
 impl<M: FileMappingMut + ?Sized> FileMappingMut for std::sync::Arc<M> {
@@ -76,6 +86,15 @@ impl<M: FileMappingMut + ?Sized> FileMappingMut for std::sync::Arc<M> {
 
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error> {
         (**self).written(range, size)
+    }
+
+    fn fill(
+        &self,
+        range: Range<u64>,
+        size: u64,
+        write: &mut dyn FnMut(u64, u64, u64) -> Result<(), DeviceError>,
+    ) -> Result<(), Self::Error> {
+        (**self).fill(range, size, write)
     }
 }
 

@@ -23,7 +23,8 @@ Exit codes:
   7  the volume's log is dirty (--norecovery reads the volume as it is)
   8  another process has the volume open for writing
   9  something is there already that would be lost
- 10  the volume, or what in it should grow, has no room for it";
+ 10  the volume, or what in it should grow, has no room for it
+ 11  interrupted; what is done is whole, and the volume was closed";
 
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,8 @@ pub enum Exit {
     AlreadyExists = 9,
     /// The volume, or what in it should grow, has no room.
     NoSpace = 10,
+    /// A signal asked for an end, and the volume was closed.
+    Interrupted = 11,
 }
 
 impl From<Exit> for ExitCode {

@@ -2,6 +2,7 @@
 
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::host::Identity;
+use crate::interrupt;
 use crate::options::Global;
 use crate::problems;
 use std::convert::Infallible;
@@ -88,6 +89,7 @@ impl<'a> Images<'a> {
 
     /// None yet; those that come are opened for writing, and have to be closed.
     pub fn writable(global: &'a Global) -> Self {
+        interrupt::watch();
         Self { global, writable: true, open: Vec::new() }
     }
 

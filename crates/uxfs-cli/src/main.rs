@@ -12,6 +12,7 @@ mod exit;
 mod fill;
 mod glob;
 mod host;
+mod interrupt;
 mod location;
 mod mode;
 mod options;

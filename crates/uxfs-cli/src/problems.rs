@@ -2,6 +2,7 @@
 //! some.
 
 use crate::exit::{Exit, Result, host_name};
+use crate::interrupt;
 use crate::location::Location;
 use indicatif::ProgressBar;
 use std::io::Write;
@@ -53,9 +54,14 @@ pub fn for_each(
     mut run: impl FnMut(&Location, &mut Problems) -> Result<()>,
 ) -> Result<Exit> {
     for location in locations {
+        interrupt::check()?;
         match run(location, problems) {
             Ok(()) => {}
-            Err(failure) if locations.len() == 1 || failure.is_quiet() => return Err(failure),
+            Err(failure)
+                if locations.len() == 1 || failure.is_quiet() || failure.exit() == Exit::Interrupted =>
+            {
+                return Err(failure);
+            }
             Err(failure) => problems.say(&failure.to_string()),
         }
     }

@@ -4,8 +4,10 @@
 mod common;
 
 use common::{Image, assert_same, blocks, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::Stdio;
 
 fn assert_sound(image: &Path) {
     run("xfs_repair", &[&"-n", &"-f", &"-o", &"force_geometry", &image]);
@@ -195,4 +197,34 @@ fn an_archive_stays_below_where_it_is_unpacked() {
     assert_sound(&image.path);
     assert_eq!(uxfs_ok(&[&"find", &image.path, &"-name", &"file"]), b"");
     uxfs_fails(&[&"untar", &image.path, &"-i", &image.path], 4, "not a tar archive");
+}
+
+/// The handler is in place once a name was said; what the archive has behind the signal must not come into the volume.
+#[test]
+fn a_signal_leaves_a_clean_log() {
+    let image = Image::new(&[]);
+    let dir = scratch();
+    for nth in 0..200 {
+        std::fs::write(dir.path().join(format!("file-{nth:03}")), vec![7; 10_000]).unwrap();
+    }
+    let archive = run("tar", &[&"--sort=name", &"-C", &dir.path(), &"-c", &"."]);
+    let mut untar = std::process::Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    untar.args(["-v", "untar"]).arg(&image.path).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut untar = untar.spawn().unwrap();
+    let mut input = untar.stdin.take().unwrap();
+    let (first, rest) = archive.split_at(archive.len() / 2);
+    input.write_all(first).unwrap();
+    let mut said = BufReader::new(untar.stderr.take().unwrap());
+    said.read_line(&mut String::new()).unwrap();
+    run("kill", &[&"-INT", &untar.id().to_string()]);
+    // It stops reading.
+    let _ = input.write_all(rest);
+    drop(input);
+    let mut all = String::new();
+    said.read_to_string(&mut all).unwrap();
+    assert_eq!(untar.wait().unwrap().code(), Some(11), "{all}");
+    assert!(all.contains("interrupted; what is done is whole"), "{all}");
+    assert_sound(&image.path);
+    let there = uxfs_ok(&[&"ls", &image.path]);
+    assert!(!String::from_utf8_lossy(&there).contains("file-199"));
 }

@@ -25,6 +25,10 @@ pub struct NewNode {
     pub gid: u32,
     /// Its times; unsaid, now.
     pub time: Option<Timestamp>,
+    /// When it was last read, if that is not `time`.
+    pub atime: Option<Timestamp>,
+    /// When its content last changed, if that is not `time`.
+    pub mtime: Option<Timestamp>,
     /// Whether group, access control list, project and flags come from the directory, as on a mounted volume.
     pub inherit: bool,
 }
@@ -32,7 +36,16 @@ pub struct NewNode {
 impl Default for NewNode {
     /// Of root, for everyone to read, made now, with what the directory hands down.
     fn default() -> Self {
-        Self { permissions: 0o644, umask: 0, uid: 0, gid: 0, time: None, inherit: true }
+        Self {
+            permissions: 0o644,
+            umask: 0,
+            uid: 0,
+            gid: 0,
+            time: None,
+            atime: None,
+            mtime: None,
+            inherit: true,
+        }
     }
 }
 
@@ -100,14 +113,16 @@ const REGULAR: u16 = 0o100_000;
 const DIRECTORY: u16 = 0o040_000;
 
 impl NewNode {
-    fn engine(&self, kind: u16, device: (u32, u32)) -> namespace::NewInode {
+    fn engine(&self, dir: &Dir, kind: u16, device: (u32, u32)) -> namespace::NewInode {
+        let time = self.time.map_or_else(|| dir.node().volume.now(), engine_time);
         namespace::NewInode {
             mode: kind | self.permissions & 0o7777,
             umask: self.umask,
             uid: self.uid,
             gid: self.gid,
             device,
-            time: self.time.map_or_else(EngineTime::now, engine_time),
+            time,
+            content_times: (self.atime.map_or(time, engine_time), self.mtime.map_or(time, engine_time)),
             inherit: self.inherit,
         }
     }
@@ -120,12 +135,12 @@ pub(crate) fn engine_time(time: Timestamp) -> EngineTime {
 impl Dir {
     /// Makes an empty regular file.
     pub fn create_file(&self, name: &[u8], new: &NewNode) -> Result<Node> {
-        self.create(name, new.engine(REGULAR, (0, 0)))
+        self.create(name, new.engine(self, REGULAR, (0, 0)))
     }
 
     /// Makes a directory.
     pub fn create_dir(&self, name: &[u8], new: &NewNode) -> Result<Node> {
-        self.create(name, new.engine(DIRECTORY, (0, 0)))
+        self.create(name, new.engine(self, DIRECTORY, (0, 0)))
     }
 
     /// Makes a named pipe, a socket or a device.
@@ -140,13 +155,13 @@ impl Dir {
             let what = format!("device {}:{}: majors have 14 bits, minors 18", device.0, device.1);
             return Err(Error::new(ErrorKind::InvalidInput, what));
         }
-        self.create(name, new.engine(kind, device))
+        self.create(name, new.engine(self, kind, device))
     }
 
     /// Makes a symbolic link.
     pub fn create_symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Node> {
         let node = self.node();
-        let made = node.volume.engine().symlink(&node.entry, name, target, &new.engine(0, (0, 0)));
+        let made = node.volume.engine().symlink(&node.entry, name, target, &new.engine(self, 0, (0, 0)));
         Ok(Node { volume: node.volume.clone(), entry: made.map_err(|error| named(error, name))? })
     }
 
@@ -154,14 +169,14 @@ impl Dir {
     /// gets a name meanwhile.
     pub fn create_unnamed(&self, new: &NewNode) -> Result<crate::File> {
         let node = self.node();
-        let made = node.volume.engine().create_unnamed(&node.entry, &new.engine(REGULAR, (0, 0)))?;
+        let made = node.volume.engine().create_unnamed(&node.entry, &new.engine(self, REGULAR, (0, 0)))?;
         Node { volume: node.volume.clone(), entry: made }.open()
     }
 
     /// Gives a file another name here.
     pub fn link(&self, name: &[u8], to: &Node) -> Result<()> {
         let node = self.node();
-        let done = node.volume.engine().link(&node.entry, name, &to.entry, EngineTime::now());
+        let done = node.volume.engine().link(&node.entry, name, &to.entry, node.volume.now());
         done.map_err(|error| named(error, name))
     }
 
@@ -184,7 +199,7 @@ impl Dir {
             Rename::Exchange => RenameFlags::Exchange,
         };
         let (from, to) = ((&node.entry, name), (&to.node().entry, new_name));
-        node.volume.engine().rename(from, to, how, EngineTime::now()).map_err(|error| named(error, name))
+        node.volume.engine().rename(from, to, how, node.volume.now()).map_err(|error| named(error, name))
     }
 
     fn create(&self, name: &[u8], new: namespace::NewInode) -> Result<Node> {
@@ -195,7 +210,7 @@ impl Dir {
 
     fn remove(&self, name: &[u8], what: namespace::Removal) -> Result<()> {
         let node = self.node();
-        let done = node.volume.engine().remove(&node.entry, name, what, EngineTime::now());
+        let done = node.volume.engine().remove(&node.entry, name, what, node.volume.now());
         done.map_err(|error| named(error, name))
     }
 }
@@ -214,7 +229,7 @@ impl Node {
             project: changes.project,
             project_inherit: changes.project_inherit,
         };
-        Ok(self.volume.engine().change(&self.entry, &change, EngineTime::now())?)
+        Ok(self.volume.engine().change(&self.entry, &change, self.volume.now())?)
     }
 
     /// Sets an extended attribute, by its Linux name.
@@ -238,7 +253,7 @@ impl Node {
             Error::new(ErrorKind::InvalidInput, format!("not an access control list: {error}"))
         })?;
         let engine = self.volume.engine();
-        Ok(engine.set_acl(&self.entry, kind, list.as_deref(), EngineTime::now())?)
+        Ok(engine.set_acl(&self.entry, kind, list.as_deref(), self.volume.now())?)
     }
 
     fn change_xattr(&self, name: &[u8], change: namespace::XattrChange<'_>) -> Result<()> {
@@ -259,7 +274,7 @@ impl Node {
         };
         let engine = self.volume.engine();
         engine
-            .change_xattr(&self.entry, space, short, change, EngineTime::now())
+            .change_xattr(&self.entry, space, short, change, self.volume.now())
             .map_err(|error| named(error, name))
     }
 }

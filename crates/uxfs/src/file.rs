@@ -10,7 +10,6 @@ use rangelock::Mode;
 use std::ops::Range;
 use std::sync::Arc;
 use xfs::file::Wanted;
-use xfs_format::timestamp::Timestamp as EngineTime;
 use xfs_format::types::FileBlock;
 
 /// An open regular file. Any number of threads may use one `File` at once, or each its own: all that one
@@ -89,6 +88,15 @@ impl File {
         Ok(())
     }
 
+    /// Writes `buf` at byte `offset`, behind what there is of the file, in one step with the space that it takes; times
+    /// stay as they are. Whoever else wants space nearby waits meanwhile: this is for filling a volume by oneself.
+    /// Where `offset` is no whole block behind the end of the file, it is [`write_at`](Self::write_at).
+    pub fn append_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+        self.check_writable()?;
+        self.data.append_at(offset, buf)?;
+        Ok(())
+    }
+
     /// Cuts the file off at `size`, or lets it end there, with a hole behind its old end.
     pub fn set_len(&self, size: u64) -> Result<()> {
         self.check_writable()?;
@@ -99,8 +107,8 @@ impl File {
         let rest = size.min(now)..size.min(now).next_multiple_of(block);
         self.data.zero_held(rest)?;
         match size < now {
-            true => engine.truncate_blocks(entry, size, EngineTime::now())?,
-            false => engine.set_size(entry, size, EngineTime::now())?,
+            true => engine.truncate_blocks(entry, size, self.node.volume.now())?,
+            false => engine.set_size(entry, size, self.node.volume.now())?,
         }
         Ok(())
     }
@@ -158,7 +166,7 @@ impl File {
             entry,
             self.blocks_around(&range),
             size - (range.end - range.start),
-            EngineTime::now(),
+            self.node.volume.now(),
         )?;
         Ok(())
     }
@@ -176,21 +184,21 @@ impl File {
             ));
         };
         let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
-        engine.insert_blocks(entry, self.blocks_around(&range), grown, EngineTime::now())?;
+        engine.insert_blocks(entry, self.blocks_around(&range), grown, self.node.volume.now())?;
         Ok(())
     }
 
     /// Zeroes the parts of blocks at both ends of a range that is held, and frees the blocks between.
     fn clear(&self, range: &Range<u64>) -> Result<()> {
         self.in_parts(range, |blocks| {
-            self.node.volume.engine().remove_blocks(&self.node.entry, blocks, EngineTime::now())
+            self.node.volume.engine().remove_blocks(&self.node.entry, blocks, self.node.volume.now())
         })
     }
 
     /// Zeroes the parts of blocks at both ends of a range that is held and has space; the blocks between get unwritten.
     fn blank(&self, range: &Range<u64>) -> Result<()> {
         self.in_parts(range, |blocks| {
-            self.node.volume.engine().blank_blocks(&self.node.entry, blocks, EngineTime::now())
+            self.node.volume.engine().blank_blocks(&self.node.entry, blocks, self.node.volume.now())
         })
     }
 
@@ -218,7 +226,7 @@ impl File {
     /// Lets the file end at `end` at the earliest.
     fn grow(&self, end: u64, keep_size: bool) -> Result<()> {
         if !keep_size && end > self.size() {
-            self.node.volume.engine().set_size(&self.node.entry, end, EngineTime::now())?;
+            self.node.volume.engine().set_size(&self.node.entry, end, self.node.volume.now())?;
         }
         Ok(())
     }

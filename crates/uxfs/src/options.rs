@@ -1,5 +1,6 @@
 //! How to open a volume.
 
+use crate::metadata::Timestamp;
 use fileio::Locking;
 
 /// How to open a volume. The default opens it for reading, all of the file or device.
@@ -16,7 +17,7 @@ pub struct OpenOptions {
     pub(crate) offset: u64,
     pub(crate) length: Option<u64>,
     pub(crate) cache_size: u64,
-    pub(crate) generation_seed: Option<u64>,
+    pub(crate) repeatable: Option<Timestamp>,
     pub(crate) direct: bool,
     pub(crate) locking: Locking,
 }
@@ -29,7 +30,7 @@ impl Default for OpenOptions {
             offset: 0,
             length: None,
             cache_size: Self::DEFAULT_CACHE_SIZE,
-            generation_seed: None,
+            repeatable: None,
             direct: true,
             locking: Locking::default(),
         }
@@ -76,10 +77,11 @@ impl OpenOptions {
         self
     }
 
-    /// From what the generation numbers of new files follow, so that the same changes give the same volume. Unsaid,
-    /// nobody can guess them.
-    pub fn generation_seed(mut self, seed: Option<u64>) -> Self {
-        self.generation_seed = seed;
+    /// Has the same changes, made by one thread to the same bytes, give the same bytes: the clock stands still at this
+    /// time, and nothing is left to chance or to other threads. Generation numbers, which nobody can guess otherwise,
+    /// follow from the time.
+    pub fn repeatable(mut self, time: Option<Timestamp>) -> Self {
+        self.repeatable = time;
         self
     }
 

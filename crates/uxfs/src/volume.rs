@@ -80,7 +80,7 @@ impl Volume {
             norecovery: options.norecovery,
             writable: options.writable,
             cache_size: options.cache_size,
-            generation_seed: options.generation_seed,
+            repeatable: options.repeatable.map(crate::change::engine_time),
         };
         let engine = xfs::volume::Volume::open(Arc::clone(&device), &engine_options)
             .map_err(|error| explain(error, &*device))?;
@@ -173,6 +173,11 @@ impl Volume {
 
     pub(crate) fn engine(&self) -> &Arc<xfs::volume::Volume> {
         &self.shared.engine
+    }
+
+    /// The time of a change that is made now.
+    pub(crate) fn now(&self) -> xfs_format::timestamp::Timestamp {
+        self.engine().now()
     }
 
     pub(crate) fn locking(&self) -> Locking {

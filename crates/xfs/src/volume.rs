@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::{InodeSource, Inodes};
-use crate::log::{Journal, ShutdownReason};
+use crate::log::{Journal, Pace, ShutdownReason};
 use crate::recovery::{self, clean};
 use crate::trans::{self, counters::Counters};
 use blockdev::{AlignedBuf, BlockDevice, DeviceError};
@@ -22,6 +22,7 @@ use std::sync::{Arc, OnceLock};
 use xfs_format::geometry::Geometry;
 use xfs_format::log::LogEnds;
 use xfs_format::superblock::{Superblock, Unhandled};
+use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{AgNumber, DiskAddr, FsBlock, InodeNumber};
 
 pub use crate::info::{VolumeInfo, VolumeStat};
@@ -42,14 +43,15 @@ pub struct OpenOptions {
     pub writable: bool,
     /// Bytes that the buffer cache and the inode cache may hold together.
     pub cache_size: u64,
-    /// Generation numbers of new inodes follow from this; random ones if not given.
-    pub generation_seed: Option<u64>,
+    /// The same changes, made by one thread, give the same bytes: the clock stands still at this time, generation
+    /// numbers follow from it, and the journal works in step ([`Pace::InStep`]).
+    pub repeatable: Option<Timestamp>,
 }
 
 impl Default for OpenOptions {
     /// For reading, with 64 MiB of caches.
     fn default() -> Self {
-        Self { norecovery: false, writable: false, cache_size: 64 << 20, generation_seed: None }
+        Self { norecovery: false, writable: false, cache_size: 64 << 20, repeatable: None }
     }
 }
 
@@ -76,6 +78,8 @@ pub(crate) struct WriteSide {
     pub(crate) space: Space,
     pub(crate) busy: Arc<BusyExtents>,
     pub(crate) inodes: Inodes,
+    /// Where the clock stands, if it stands still.
+    pub(crate) clock: Option<Timestamp>,
     /// Held by whoever moves a directory from one directory to another.
     pub(crate) moves: Mutex<()>,
 }
@@ -120,9 +124,10 @@ impl Volume {
             Ok(ends) if options.writable => {
                 let space = Space::new(&geometry);
                 let kept = space.kept_back(&bufs, &geometry)?;
-                let inodes = Inodes::new(&geometry, options.generation_seed);
+                let seed = options.repeatable.map(|time| time.secs.cast_unsigned());
+                let inodes = Inodes::new(&geometry, seed);
                 let ends = recovered.as_ref().map_or(ends, |recovered| recovered.ends(ends));
-                Some(WriteSide::open(&device, &superblock, ends, (space, inodes), kept)?)
+                Some(WriteSide::open(&device, &superblock, ends, (space, inodes), kept, options.repeatable)?)
             }
             _ => None,
         };
@@ -214,6 +219,16 @@ impl Volume {
         let entry = InodeEntry::new(ino, inode, &self.geometry);
         let weight = entry.weigh();
         self.inodes.get_or_insert(ino, entry, weight)
+    }
+
+    /// The time of a change that is made now.
+    pub fn now(&self) -> Timestamp {
+        self.still_time().unwrap_or_else(Timestamp::now)
+    }
+
+    /// Where the clock stands, if it stands still.
+    pub(crate) fn still_time(&self) -> Option<Timestamp> {
+        self.write.as_ref()?.clock
     }
 
     /// Journal and counters. [`Error::ReadOnly`] for a volume that is open for reading.
@@ -321,12 +336,15 @@ impl WriteSide {
         ends: LogEnds,
         (space, inodes): (Space, Inodes),
         kept_back: u64,
+        repeatable: Option<Timestamp>,
     ) -> Result<Self> {
         let raw = superblock.raw();
         // The counters are those of the last clean close, or recovery has summed them up.
         let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back);
-        let journal = Journal::open(Arc::clone(device), superblock, ends)?;
-        Ok(Self { journal, counters, space, busy: Arc::default(), inodes, moves: Mutex::new(()) })
+        let pace = repeatable.map_or(Pace::Background, |_| Pace::InStep);
+        let journal = Journal::open(Arc::clone(device), superblock, ends, pace)?;
+        let (busy, moves) = (Arc::default(), Mutex::new(()));
+        Ok(Self { journal, counters, space, busy, inodes, clock: repeatable, moves })
     }
 }
 

@@ -21,7 +21,11 @@ use xfs_format::types::{AgNumber, FsBlock, InodeNumber};
 
 fn open(image: &Image) -> Arc<Volume> {
     let device = FileOptions::new().sector_size(512).write(true).open(image.path()).unwrap();
-    let options = OpenOptions { writable: true, generation_seed: Some(1), ..OpenOptions::default() };
+    let options = OpenOptions {
+        writable: true,
+        repeatable: Some(Timestamp { secs: 1, nanos: 0 }),
+        ..OpenOptions::default()
+    };
     Volume::open(Arc::new(device), &options).unwrap()
 }
 
@@ -400,7 +404,16 @@ fn a_new_file_waits_for_an_inode_that_is_still_locked() {
     let volume = open(&image);
     let root = volume.entry(volume.geometry().root).unwrap();
     let time = Timestamp { secs: 1, nanos: 0 };
-    let new = NewInode { mode: 0o100_644, umask: 0, uid: 0, gid: 0, device: (0, 0), time, inherit: true };
+    let new = NewInode {
+        mode: 0o100_644,
+        umask: 0,
+        uid: 0,
+        gid: 0,
+        device: (0, 0),
+        time,
+        content_times: (time, time),
+        inherit: true,
+    };
     let first = volume.create(&root, b"first", &new).unwrap();
     volume.remove(&root, b"first", Removal::File, time).unwrap();
     let locked = first.lock();

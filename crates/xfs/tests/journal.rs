@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use xfs::log::{
-    CommitSeq, ItemState, Journal, Landing, LogItem, LogVector, Outcome, Push, ShutdownReason, VecSize,
+    CommitSeq, ItemState, Journal, Landing, LogItem, LogVector, Outcome, Pace, Push, ShutdownReason, VecSize,
     WriteJob,
 };
 use xfs::recovery::clean;
@@ -191,7 +191,7 @@ fn open(device: &Arc<dyn BlockDevice>) -> Arc<Journal> {
     let superblock = superblock(&**device);
     let ends = clean::log_ends(&**device, &superblock).unwrap();
     assert!(ends.clean);
-    Journal::open(Arc::clone(device), &superblock, ends).unwrap()
+    Journal::open(Arc::clone(device), &superblock, ends, Pace::Background).unwrap()
 }
 
 impl World {

@@ -13,7 +13,7 @@ use rangelock::Mode;
 
 use super::run::{Kind, Run};
 use super::{DirectFile, FILE_END_MAX, Outcome};
-use crate::{FileError, FileMappingMut, Refusal};
+use crate::{ExtentState, FileError, FileMappingMut, Refusal};
 
 /// Bytes that are copied at once where blocks are filled up with zeroes.
 const COPY_BYTES: usize = 1 << 20;
@@ -28,6 +28,39 @@ impl<M: FileMappingMut> DirectFile<M> {
             }
             other => other,
         }
+    }
+
+    /// As [`write_at`](Self::write_at), in one step with the space for it where `offset` is a whole block at or behind
+    /// the end of the file, whose times then stay as they are.
+    pub fn append_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        let block = u64::from(self.map().block_size());
+        let (size, end) = (self.map().size(), offset.saturating_add(buf.len() as u64));
+        let behind = size.next_multiple_of(block) <= offset && offset.is_multiple_of(block);
+        if !behind || buf.is_empty() || end > FILE_END_MAX & !(block - 1) {
+            return self.write_at(offset, buf);
+        }
+        let blocks = offset..end.next_multiple_of(block);
+        let held = self.lock().hold(size & !(block - 1)..blocks.end, Mode::Exclusive);
+        let (first, _) = self.map().lookup(offset).map_err(|source| FileError::Map { offset, source })?;
+        let is_hole =
+            first.state == ExtentState::Hole && first.offset.saturating_add(first.len) >= blocks.end;
+        if self.map().size() != size || !is_hole {
+            // Somebody else was faster, or space was set aside.
+            drop(held);
+            return self.write_at(offset, buf);
+        }
+        self.zero_held(size..size.next_multiple_of(block))?;
+        let mut write = |at: u64, device: u64, len: u64| {
+            let from = (at - offset) as usize;
+            let data = &buf[from..buf.len().min(from + len as usize)];
+            match data.len() as u64 == len {
+                true => self.write_device(device, data),
+                false => self.write_padded(device, len, 0, data),
+            }
+        };
+        let filled = self.map().fill(blocks, end, &mut write);
+        filled.map_err(|source| FileError::Map { offset, source })?;
+        Ok(buf.len())
     }
 
     /// Writes zeroes over the part of `range` that holds data. The caller holds it exclusively.

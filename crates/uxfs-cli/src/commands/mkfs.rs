@@ -10,6 +10,7 @@ use crate::fill::archive::FromArchive;
 use crate::fill::host::{FromHost, Target};
 use crate::fill::{Filler, Rules};
 use crate::host::attributes::Keep;
+use crate::interrupt;
 use crate::location::{Images, Location};
 use crate::mode::Owner;
 use crate::options::{Global, parse_size};
@@ -126,11 +127,11 @@ fn fill(args: &Args, global: &Global, source: Source, time: Option<Timestamp>) -
         umask: 0,
         verbose: global.verbose,
     };
+    interrupt::watch();
     let mut filler = Filler::new(rules, &bar);
     let mut problems = Problems::beside(&bar);
     // Where the time is given, nothing is left to chance.
-    let seed = time.map(|time| time.seconds.cast_unsigned());
-    let how = global.open_options().writable(true).generation_seed(seed);
+    let how = global.open_options().writable(true).repeatable(time);
     let volume = uxfs::Volume::open(&args.image, &how).map_err(failure)?;
     let done = volume.root().and_then(|root| root.as_dir()).map_err(failure).and_then(|root| match source {
         Source::Dir(path) => {

@@ -5,6 +5,7 @@
 
 use crate::edit;
 use crate::exit::{Exit, Failure, Result};
+use crate::interrupt;
 use crate::location::{Location, parser};
 use crate::options::Global;
 use crate::problems::{Problems, complain};
@@ -104,6 +105,7 @@ impl Removal<'_> {
         }
         let mut frames = vec![self.frame(above, name.to_vec(), node)?];
         while let Some(frame) = frames.last_mut() {
+            interrupt::check()?;
             self.path.truncate(frame.path_len);
             let Some(entry) = frame.batch.next() else {
                 match Self::refill(frame) {

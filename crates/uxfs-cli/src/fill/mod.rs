@@ -11,6 +11,7 @@ pub mod image;
 
 use crate::exit::{Exit, Failure};
 use crate::host::attributes::Keep;
+use crate::interrupt;
 use crate::mode::Owner;
 use crate::progress;
 use indicatif::ProgressBar;
@@ -163,6 +164,7 @@ impl<'a> Filler<'a> {
     ///
     /// A new one gets its attributes at once: later there may be no room for them beside its entries.
     pub fn directory(&mut self, parent: &Dir, name: &[u8], of: &Attributes) -> Outcome<Dir> {
+        go_on()?;
         match parent.create_dir(name, &self.new_node(of, true)) {
             Ok(made) => {
                 let lost = self.lost_xattrs;
@@ -191,6 +193,7 @@ impl<'a> Filler<'a> {
         of: &Attributes,
         content: impl FnOnce(&mut Self, &File) -> Outcome<()>,
     ) -> Outcome<Node> {
+        go_on()?;
         let new = self.new_node(of, false);
         let node = replace(parent, name, || parent.create_file(name, &new))?;
         // Later there may be no room for them beside the map.
@@ -209,6 +212,7 @@ impl<'a> Filler<'a> {
 
     /// Makes anything else.
     pub fn leaf(&mut self, parent: &Dir, name: &[u8], of: &Attributes, what: &Leaf<'_>) -> Outcome<Node> {
+        go_on()?;
         let new = self.new_node(of, false);
         let node = replace(parent, name, || match what {
             Leaf::Symlink(target) => parent.create_symlink(name, target, &new),
@@ -223,11 +227,7 @@ impl<'a> Filler<'a> {
         if parent.lookup(name)?.is_some_and(|there| there.ino() == to.ino()) {
             return Ok(());
         }
-        replace(parent, name, || parent.link(name, to))?;
-        if let Some(time) = self.rules.time {
-            to.change(&Changes { ctime: Some(time), ..Changes::default() })?;
-        }
-        Ok(())
+        replace(parent, name, || parent.link(name, to))
     }
 
     /// Sets all that is said of a file.
@@ -241,14 +241,23 @@ impl<'a> Filler<'a> {
     fn inode(&self, node: &Node, of: &Attributes) -> Outcome<()> {
         let (rules, is_dir) = (self.rules, node.file_type().is_dir());
         let new = self.new_node(of, is_dir);
-        let keeps_times = rules.keep.timestamps;
-        let atime = of.atime.filter(|_| rules.time.is_none()).or(rules.time);
+        let permissions = (!node.file_type().is_symlink()).then_some(new.permissions);
+        let found = node.metadata();
+        let as_is = permissions.is_none_or(|wanted| wanted == found.permissions())
+            && (new.uid, new.gid) == (found.uid, found.gid)
+            && new.atime.is_none_or(|wanted| wanted == found.atime)
+            && new.mtime.is_none_or(|wanted| wanted == found.mtime)
+            && rules.time.is_none_or(|wanted| found.ctime == wanted && found.btime == Some(wanted));
+        if as_is {
+            // As it was made.
+            return Ok(());
+        }
         node.change(&Changes {
-            permissions: (!node.file_type().is_symlink()).then_some(new.permissions),
+            permissions,
             uid: Some(new.uid),
             gid: Some(new.gid),
-            atime: atime.filter(|_| keeps_times),
-            mtime: if keeps_times { Some(of.mtime) } else { rules.time },
+            atime: new.atime,
+            mtime: new.mtime,
             crtime: rules.time,
             ctime: rules.time,
             ..Changes::default()
@@ -289,12 +298,18 @@ impl<'a> Filler<'a> {
         let owned = rules.keep.ownership || rules.owner != Owner::default();
         // A file that runs as its owner must not come to run as another one unasked.
         let ids = if owned { 0 } else { 0o6000 };
+        let (atime, mtime) = match rules.keep.timestamps {
+            true => (of.atime.filter(|_| rules.time.is_none()).or(rules.time), Some(of.mtime)),
+            false => (None, rules.time),
+        };
         NewNode {
             permissions: if rules.keep.mode { of.permissions & !ids } else { plain },
             umask: 0,
             uid: rules.owner.uid.unwrap_or(uid),
             gid: rules.owner.gid.unwrap_or(gid),
             time: rules.time,
+            atime,
+            mtime,
             inherit: rules.inherit,
         }
     }
@@ -309,17 +324,23 @@ impl<'a> Filler<'a> {
     ) -> Outcome<()> {
         let mut at = start;
         while at < end {
+            go_on()?;
             let want = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
             let len = read(&mut self.buf[..want], at)?;
             if len == 0 {
                 break;
             }
-            to.write_at(&self.buf[..len], at)?;
+            to.append_at(&self.buf[..len], at)?;
             at += len as u64;
             self.bar.inc(len as u64);
         }
         Ok(())
     }
+}
+
+/// Ends the work if a signal asked for that.
+fn go_on() -> Outcome<()> {
+    if interrupt::asked() { Err(Trouble::end(Exit::Interrupted, interrupt::WHAT)) } else { Ok(()) }
 }
 
 /// Lets a file end where it should: the last hole is not written.

@@ -9,10 +9,10 @@ use crate::error::{Error, Result};
 use crate::file::Wanted;
 use crate::inode::{ForkKind, Inode, InodeEntry};
 use crate::volume::Volume;
+use blockdev::DeviceError;
 use fileio::{Extent, ExtentState, FileMapping, FileMappingMut, MapSeq};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{FileBlock, FsBlock};
 
 /// A regular file's map, ready for use.
@@ -234,6 +234,21 @@ impl FileMappingMut for FileMap {
     }
 
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
-        self.volume.data_written(&self.entry, self.blocks(&range), size, Timestamp::now())
+        self.volume.data_written(&self.entry, self.blocks(&range), size, self.volume.now())
+    }
+
+    fn fill(
+        &self,
+        range: Range<u64>,
+        size: u64,
+        write: &mut dyn FnMut(u64, u64, u64) -> std::result::Result<(), DeviceError>,
+    ) -> Result<()> {
+        self.volume.fill_blocks(&self.entry, self.blocks(&range), size, &mut |extent| {
+            let found = self.mapped(extent);
+            let (ExtentState::Written(device) | ExtentState::Unwritten(device)) = found.state else {
+                return Ok(());
+            };
+            Ok(write(found.offset, device, found.len)?)
+        })
     }
 }

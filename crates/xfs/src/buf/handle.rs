@@ -231,7 +231,7 @@ impl MetaBuf {
 
     /// Begins to write the buffer with everything that is laid over it, as far as the log has it.
     pub(crate) fn write_back(self: &Arc<Self>) -> Push {
-        // Laying inodes over the bytes makes a new version: nobody may have the buffer meanwhile.
+        // This makes a new version: nobody may have the buffer meanwhile.
         let Some(_owned) = self.try_own() else { return Push::Busy };
         let mut state = self.write();
         if state.stale {
@@ -248,13 +248,13 @@ impl MetaBuf {
         let lsn = self.item.lsn();
         let mut bytes = state.bytes.to_vec();
         let laid = self.lay(&mut bytes);
-        if !laid.is_empty() {
-            state.bytes = Arc::from(&*bytes);
-        } else if state.dirty.is_empty() && !state.unwritten {
+        if laid.is_empty() && state.dirty.is_empty() && !state.unwritten {
             // Only overlays were to be written, and none can be yet.
             return Push::Pinned;
         }
         identity::stamp(&mut bytes, lsn);
+        // As if it were read from disk now: what the log says of it later does not depend on whether the cache kept it.
+        state.bytes = Arc::from(&*bytes);
         state.writing = true;
         let version = state.version;
         drop(state);

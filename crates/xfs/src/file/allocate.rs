@@ -13,7 +13,7 @@ use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent};
 use xfs_format::inode::InodeFlags;
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
-use xfs_format::types::FileBlock;
+use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
 
 /// The longest extent that a record can hold.
 const EXTENT_BLOCKS_MAX: u64 = (1 << BLOCKCOUNT_BITS) - 1;
@@ -75,27 +75,64 @@ impl Volume {
         // Somebody else may have been faster.
         let Mapped::Hole(_, end) = extents.lookup(hole.start) else { return Ok(hole.start) };
         let len = end.map_or(len, |end| len.min(end.0 - hole.start.0));
-        let target = match extents.before(hole.start) {
-            // Right behind what lies before it, as if it had been written in one go.
-            Some(before) if !extents.is_empty() => {
-                Target::Near(xfs_format::types::FsBlock(before.startblock.0 + u64::from(before.blockcount)))
-            }
-            _ => trans.allocation_target(ino),
-        };
-        let most = u32::try_from(len).unwrap_or(u32::MAX);
-        let got = trans.allocate(target, Request::new(1, most, Purpose::Data))?;
-        let extent = Extent {
-            startoff: hole.start,
-            startblock: got.start(self.geometry()),
-            blockcount: got.run.len,
-            unwritten: true,
-        };
+        let extent = self.allocate_extent(&mut trans, ino, hole.start, len)?;
         trans.map(ino, ForkKind::Data, extent)?;
         if wanted == Wanted::Preallocated {
             trans.inode_mut(ino, InodeFields::CORE).core_mut().flags |= InodeFlags::PREALLOC;
         }
         trans.commit()?;
         Ok(extent.end())
+    }
+
+    /// Takes space for up to `len` blocks of a file, from `start` on, near what lies before them.
+    fn allocate_extent(
+        &self,
+        trans: &mut Trans<'_>,
+        ino: InodeNumber,
+        start: FileBlock,
+        len: u64,
+    ) -> Result<Extent> {
+        let extents = trans.extents(ino, ForkKind::Data)?;
+        let target = match extents.before(start) {
+            // Right behind what lies before it, as if it had been written in one go.
+            Some(before) if !extents.is_empty() => {
+                Target::Near(FsBlock(before.startblock.0 + u64::from(before.blockcount)))
+            }
+            _ => trans.allocation_target(ino),
+        };
+        let most = u32::try_from(len.min(EXTENT_BLOCKS_MAX)).unwrap_or(u32::MAX);
+        let got = trans.allocate(target, Request::new(1, most, Purpose::Data))?;
+        let startblock = got.start(self.geometry());
+        Ok(Extent { startoff: start, startblock, blockcount: got.run.len, unwritten: true })
+    }
+
+    /// Gives holes of a file blocks that hold data from the first moment on: `write` puts it there, before anybody can
+    /// see them, whenever it is told of an extent. The file ends at `size` at the earliest; its times stay. Who wants
+    /// space in the same group waits for `write`. [`Error::NoSpace`] leaves what was written so far.
+    ///
+    /// All of `blocks` must be holes behind the end of the file; the caller keeps others off them.
+    pub fn fill_blocks(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        size: u64,
+        write: &mut dyn FnMut(Extent) -> Result<()>,
+    ) -> Result<()> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let mut trans = self.start_with_room((blocks.end.0 - at.0).min(EXTENT_BLOCKS_MAX))?;
+            join_file(&mut trans, entry)?;
+            let ino = entry.ino();
+            let mut extent = self.allocate_extent(&mut trans, ino, at, blocks.end.0 - at.0)?;
+            extent.unwritten = false;
+            trans.map(ino, ForkKind::Data, extent)?;
+            let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+            core.size = core.size.max(size.min(extent.end().0 << self.geometry().block_log));
+            write(extent)?;
+            trans.commit()?;
+            at = extent.end();
+        }
+        Ok(())
     }
 
     /// Reserves for an extent of so many blocks, or of as many as there are.

@@ -13,6 +13,7 @@ impl Volume {
     /// Tells an inode when its content was last written over in place.
     pub fn log_times(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
         let Some(time) = entry.overwritten().take() else { return Ok(()) };
+        let time = self.still_time().unwrap_or(time);
         let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
         join_file(&mut trans, entry)?;
         let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();

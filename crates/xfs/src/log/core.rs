@@ -3,7 +3,6 @@
 //! Invariants: the first reason to shut down stays; a checkpoint's items go into the AIL before they are unpinned,
 //! and its space is given back after both; after a shutdown every wait ends.
 
-use super::ShutdownReason;
 use super::ail::Ail;
 use super::cil::{Cil, Closed};
 use super::gate::Gate;
@@ -13,7 +12,8 @@ use super::layout::{Layout, Pos};
 use super::orders::Orders;
 use super::pipe::{Pipe, Sealed};
 use super::pusher::Pushing;
-use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use super::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
+use super::{Pace, ShutdownReason};
 use crate::error::{Error, Result};
 use blockdev::{BlockDevice, DeviceError, Durability};
 use std::sync::Arc;
@@ -23,6 +23,7 @@ use xfs_format::log::BLOCK_SIZE;
 pub(super) struct Core {
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) layout: Layout,
+    pub(super) pace: Pace,
     pub(super) grant: Grant,
     pub(super) gate: Gate,
     pub(super) cil: Cil,
@@ -34,15 +35,18 @@ pub(super) struct Core {
     pub(super) head: AtomicU64,
     /// Whether a crash now would have something replayed that was landed.
     pub(super) uncovered: AtomicBool,
+    /// Held by whoever settles the journal.
+    pub(super) settling: Mutex<()>,
     /// Why it was shut down; 0: it was not.
     down: AtomicU32,
 }
 
 impl Core {
-    pub(super) fn new(device: Arc<dyn BlockDevice>, layout: Layout, head: Pos) -> Self {
+    pub(super) fn new(device: Arc<dyn BlockDevice>, layout: Layout, head: Pos, pace: Pace) -> Self {
         Self {
             device,
             layout,
+            pace,
             grant: Grant::new(layout.capacity()),
             gate: Gate::new(),
             cil: Cil::new(layout),
@@ -52,6 +56,7 @@ impl Core {
             pushing: Pushing::default(),
             head: AtomicU64::new(head.0),
             uncovered: AtomicBool::new(false),
+            settling: Mutex::new(()),
             down: AtomicU32::new(0),
         }
     }

@@ -11,6 +11,13 @@
 //! Several checkpoints are under way at a time: one gathers commits, one is cut into records, those behind it wait
 //! for their flush, commit and landing, all in order. The journal knows no structure of the volume: what it is
 //! given it writes, and [`LogItem`] is all it knows of who gave it.
+//!
+//! When checkpoints are written, and items written back, is the journal's [`Pace`]. Its threads do both in the
+//! background, so that the order of commits alone does not tell which checkpoint holds one, nor what an item's next
+//! vector holds. Where the same changes must give the same bytes it works in step: whoever begins a transaction, or
+//! goes on with one, and finds the open checkpoint full (or no room in the log) has all of it written, and written
+//! back, and waits for that. Nothing happens otherwise. All that [`Pace`] changes is in [`Journal::make_room`],
+//! [`Journal::commit`] and what the pusher does unasked.
 
 mod ail;
 mod cil;
@@ -100,6 +107,17 @@ fn background(run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     })
 }
 
+/// Who says when checkpoints are written and items written back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pace {
+    /// The journal's threads, beside the commits.
+    #[default]
+    Background,
+    /// The order of the changes alone: what one thread does always gives the same bytes, in the log and in the
+    /// places of the items. Made for one thread; several are in nobody's way but wait for each other's checkpoints.
+    InStep,
+}
+
 /// Names the checkpoint that a commit went into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CommitSeq(pub u64);
@@ -154,9 +172,14 @@ pub struct Journal {
 impl Journal {
     /// Opens the internal log of a volume for writing. It must be clean ([`crate::Error::DirtyLog`] if not); `ends`
     /// is what [`crate::recovery::clean::log_ends`] found.
-    pub fn open(device: Arc<dyn BlockDevice>, superblock: &Superblock, ends: LogEnds) -> Result<Arc<Self>> {
+    pub fn open(
+        device: Arc<dyn BlockDevice>,
+        superblock: &Superblock,
+        ends: LogEnds,
+        pace: Pace,
+    ) -> Result<Arc<Self>> {
         let (layout, head, previous) = open::prepare(&*device, superblock, &ends)?;
-        Self::start(device, layout, head, previous)
+        Self::start(device, layout, head, previous, pace)
     }
 
     fn start(
@@ -164,9 +187,10 @@ impl Journal {
         layout: layout::Layout,
         head: layout::Pos,
         previous: u32,
+        pace: Pace,
     ) -> Result<Arc<Self>> {
         let queue = Arc::clone(&device).queue(QUEUE_DEPTH)?;
-        let core = Arc::new(Core::new(device, layout, head));
+        let core = Arc::new(Core::new(device, layout, head, pace));
         let writer = Writer::new(Arc::clone(&core), head, previous);
         let committer = Committer::new(Arc::clone(&core));
         let pusher = Pusher::new(Arc::clone(&core), queue);
@@ -195,7 +219,7 @@ impl Journal {
         if needed > room {
             return Err(Error::LogTooSmall { needed, room });
         }
-        self.throttle()?;
+        self.make_room(needed)?;
         let slot = core.gate.enter().ok_or_else(|| core.stopped())?;
         match core.grant.take(needed, Turn::Fresh, || core.pushing.kick()) {
             Ok(()) => Ok(Ticket { step, steps, left: step, slot }),
@@ -203,6 +227,31 @@ impl Journal {
                 core.gate.leave(slot);
                 Err(core.stopped())
             }
+        }
+    }
+
+    /// Comes before a transaction takes `bytes` of log space, to begin or to go on: sees to checkpoints that are due.
+    fn make_room(&self, bytes: u64) -> Result<()> {
+        let core = &*self.core;
+        match core.pace {
+            Pace::Background => self.throttle(),
+            Pace::InStep => {
+                let short = core.grant.used().saturating_add(bytes) > core.grant.capacity();
+                if short || core.cil.paid() >= core.cil.limit() { self.settle() } else { Ok(()) }
+            }
+        }
+    }
+
+    /// Has all that is committed written, and written back, and waits until the journal's threads rest.
+    fn settle(&self) -> Result<()> {
+        let core = &*self.core;
+        let _turn = lock(&core.settling);
+        self.force_all()?;
+        core.pushing.push_to(Lsn(u64::MAX));
+        if core.ail.wait_until_empty() && core.pushing.wait_until_resting() {
+            Ok(())
+        } else {
+            Err(core.stopped())
         }
     }
 
@@ -224,6 +273,9 @@ impl Journal {
         core.check()?;
         core.grant.give(std::mem::take(&mut ticket.left));
         ticket.steps = ticket.steps.saturating_sub(1);
+        if core.pace == Pace::InStep {
+            self.make_room(if ticket.steps == 0 { ticket.step } else { 0 })?;
+        }
         if ticket.steps == 0 {
             core.grant
                 .take(ticket.step, Turn::Rolling, || core.pushing.kick())
@@ -273,7 +325,8 @@ impl Journal {
         } else {
             ticket.left += joined.cost.unsigned_abs();
         }
-        if joined.full || core.grant.is_short() {
+        let due = joined.full && core.pace == Pace::Background;
+        if due || core.grant.is_short() {
             core.orders.push(joined.seq);
         }
         Ok(CommitSeq(joined.seq))
@@ -363,11 +416,7 @@ impl Journal {
     pub fn quiesce(&self) -> Result<()> {
         let core = &*self.core;
         loop {
-            self.force_all()?;
-            core.pushing.push_to(Lsn(u64::MAX));
-            if !core.ail.wait_until_empty() {
-                return Err(core.stopped());
-            }
+            self.settle()?;
             if !core.cil.is_open() {
                 return Ok(());
             }

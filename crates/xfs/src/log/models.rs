@@ -8,7 +8,7 @@ use super::item::{ItemState, Landing, LogItem, Outcome, Push, WriteJob};
 use super::layout::{Layout, Pos};
 use super::sync::{AtomicU64, Mutex, Ordering, lock, thread};
 use super::vector::{LogVector, VecSize};
-use super::{Journal, ShutdownReason};
+use super::{Journal, Pace, ShutdownReason};
 use blockdev::{AlignedBuf, BlockDevice, MemoryDevice};
 use std::sync::{Arc, Weak};
 use xfs_format::types::{DiskAddr, Lsn};
@@ -174,7 +174,9 @@ const LOG_BLOCKS: u32 = 600;
 fn journal() -> (Arc<dyn BlockDevice>, Arc<Journal>) {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 20).unwrap());
     let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
-    let journal = Journal::start(Arc::clone(&device), layout, Pos(LOG_BLOCKS.into()), u32::MAX).unwrap();
+    let journal =
+        Journal::start(Arc::clone(&device), layout, Pos(LOG_BLOCKS.into()), u32::MAX, Pace::Background)
+            .unwrap();
     (device, journal)
 }
 

@@ -4,12 +4,15 @@
 //! pinned has the open checkpoint pushed; the landing of that wakes this thread again. Invariant: as long as
 //! somebody waits for log space that an item or a checkpoint holds, this thread is at work or something is under
 //! way that wakes it.
+//!
+//! Of a journal that works in step ([`Pace::InStep`]) it writes back what it is asked to and nothing else, so that
+//! who asked can wait until it rests.
 
 use super::core::Core;
 use super::item::{LogItem, Push, WriteDone, WriteJob};
 use super::layout::Pos;
-use super::sync::{AtomicU64, Condvar, Mutex, Ordering, lock, wait_for};
-use super::{Journal, ShutdownReason};
+use super::sync::{AtomicU64, Condvar, Mutex, Ordering, lock, wait, wait_for};
+use super::{Journal, Pace, ShutdownReason};
 use blockdev::{DeviceError, Durability, IoQueue};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +33,8 @@ struct Wanted {
     kicks: u64,
     /// Everything up to here is to be written back.
     target: Lsn,
+    /// The thread has seen all kicks and waits for the next.
+    resting: bool,
     dead: bool,
 }
 
@@ -45,7 +50,7 @@ pub(super) struct Pushing {
 impl Pushing {
     /// Something has changed: an item landed, somebody waits for space.
     pub(super) fn kick(&self) {
-        lock(&self.wanted).kicks += 1;
+        lock(&self.wanted).kick();
         self.changed.notify_all();
     }
 
@@ -53,7 +58,7 @@ impl Pushing {
     pub(super) fn push_to(&self, target: Lsn) {
         let mut wanted = lock(&self.wanted);
         wanted.target = wanted.target.max(target);
-        wanted.kicks += 1;
+        wanted.kick();
         self.changed.notify_all();
     }
 
@@ -64,6 +69,18 @@ impl Pushing {
             self.push_to(landed);
         }
         first
+    }
+
+    /// Waits until everything was seen to that was asked for before. `false`: it never will be.
+    pub(super) fn wait_until_resting(&self) -> bool {
+        let mut wanted = lock(&self.wanted);
+        while !wanted.resting {
+            if wanted.dead {
+                return false;
+            }
+            wanted = wait(&self.changed, wanted);
+        }
+        !wanted.dead
     }
 
     pub(super) fn kill(&self) {
@@ -91,12 +108,23 @@ impl Pushing {
                 *seen = wanted.kicks;
                 return Woken::Kicked;
             }
+            if !std::mem::replace(&mut wanted.resting, true) {
+                self.changed.notify_all();
+            }
             let (guard, timed_out) = wait_for(&self.changed, wanted, time);
             wanted = guard;
             if timed_out && wanted.kicks == *seen && !wanted.dead {
+                wanted.resting = false;
                 return Woken::Idle;
             }
         }
+    }
+}
+
+impl Wanted {
+    fn kick(&mut self) {
+        self.kicks += 1;
+        self.resting = false;
     }
 }
 
@@ -151,6 +179,9 @@ impl Pusher {
 
     /// Nothing has happened for a while: what waits goes on, in the end the log is covered.
     fn idle(&self) {
+        if self.core.pace == Pace::InStep {
+            return;
+        }
         if self.core.cil.is_open() {
             self.core.orders.push(self.core.cil.opened());
         } else if !self.core.ail.is_empty() {
@@ -188,7 +219,11 @@ impl Pusher {
         let core = &self.core;
         let asked = core.pushing.target(core.ail.is_empty());
         let capacity = core.grant.capacity();
-        let want = (capacity / 4).max(core.grant.wanted());
+        let keep_free = match core.pace {
+            Pace::Background => capacity / 4,
+            Pace::InStep => 0,
+        };
+        let want = keep_free.max(core.grant.wanted());
         let free = capacity.saturating_sub(core.grant.used());
         let short = want.saturating_sub(free);
         if short == 0 {

@@ -31,8 +31,10 @@ pub struct NewInode {
     pub gid: u32,
     /// Major and minor number of a device.
     pub device: (u32, u32),
-    /// All four times.
+    /// When it is made and was last changed, and when the directory is.
     pub time: Timestamp,
+    /// When it was last read, and when its content last changed.
+    pub content_times: (Timestamp, Timestamp),
     /// Whether group and set-group-id, ACL, project and flags come from the directory; otherwise all is as said here.
     pub inherit: bool,
 }
@@ -190,8 +192,8 @@ fn core_of(dir: &Inode, kind: InodeType, new: &NewInode, generation: u32, volume
         gid,
         nlink: 0,
         projid,
-        atime: new.time,
-        mtime: new.time,
+        atime: new.content_times.0,
+        mtime: new.content_times.1,
         ctime: new.time,
         crtime: Some(new.time),
         size: 0,

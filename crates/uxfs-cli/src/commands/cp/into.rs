@@ -84,6 +84,11 @@ pub fn run(args: &Args, destination: &Location, global: &Global) -> Result<Exit>
     Ok(problems.exit())
 }
 
+/// Whether it makes no sense to go on.
+fn ends(failure: &Failure) -> bool {
+    matches!(failure.exit(), Exit::NoSpace | Exit::Interrupted)
+}
+
 /// Copying under way.
 struct Copy<'a, 'b> {
     args: &'a Args,
@@ -110,7 +115,7 @@ impl Copy<'_, '_> {
         for source in &sources {
             match self.source(source, there.as_ref()) {
                 Ok(()) => {}
-                Err(failure) if sources.len() == 1 || failure.exit() == Exit::NoSpace => return Err(failure),
+                Err(failure) if sources.len() == 1 || ends(&failure) => return Err(failure),
                 Err(failure) => self.problems.say(&failure.to_string()),
             }
         }
