@@ -208,7 +208,7 @@ fn content(file: OwnedFd, size: u64, hash: Hash) -> Result<Content> {
             }
         }
     }
-    Ok(Content { hash: hasher.finish(), data, extents: Some(extents) })
+    Ok(Content { hash: hasher.finish(), data, extents })
 }
 
 fn data_runs(file: &OwnedFd, size: u64) -> Result<Vec<(u64, u64)>> {
@@ -227,10 +227,14 @@ fn data_runs(file: &OwnedFd, size: u64) -> Result<Vec<(u64, u64)>> {
     Ok(runs)
 }
 
-fn extents(file: &OwnedFd) -> Result<Vec<MapRun>> {
+/// The block map, where the file system has one.
+fn extents(file: &OwnedFd) -> Result<Option<Vec<MapRun>>> {
     let mut runs = Vec::new();
     for extent in Fiemap::new(file) {
-        let extent = extent.context("FIEMAP")?;
+        let extent = match extent {
+            Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => return Ok(None),
+            other => other.context("FIEMAP")?,
+        };
         let state = if extent.fe_flags.contains(FiemapExtentFlags::UNWRITTEN) {
             RunState::Unwritten
         } else if extent.fe_flags.contains(FiemapExtentFlags::SHARED) {
@@ -240,5 +244,5 @@ fn extents(file: &OwnedFd) -> Result<Vec<MapRun>> {
         };
         push_run(&mut runs, MapRun(extent.fe_logical, extent.fe_physical, extent.fe_length, state));
     }
-    Ok(runs)
+    Ok(Some(runs))
 }

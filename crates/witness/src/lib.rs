@@ -11,6 +11,7 @@ pub mod compare;
 pub mod damage;
 pub mod engine;
 pub mod fill;
+pub mod from;
 pub mod history;
 pub mod kernel;
 pub mod matrix;

@@ -4,7 +4,7 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use witness::{check, compare, damage, engine, fill, history, kernel, matrix, scale, v4, vm};
+use witness::{check, compare, damage, engine, fill, from, history, kernel, matrix, scale, v4, vm};
 
 /// Outside witnesses for uxfs.
 #[derive(Parser)]
@@ -18,6 +18,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Fill(fill::Args),
+    From(from::Args),
     ManifestKernel(kernel::Args),
     ManifestUxfs(engine::Args),
     Compare(compare::Args),
@@ -40,6 +41,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Fill(args) => fill::run(&args),
+        Command::From(args) => from::run(&args),
         Command::ManifestKernel(args) => kernel::run(&args),
         Command::ManifestUxfs(args) => engine::run(&args),
         Command::Compare(args) => compare::run(&args),
