@@ -17,7 +17,7 @@
 //! vector holds. Where the same changes must give the same bytes it works in step: whoever begins a transaction, or
 //! goes on with one, and finds the open checkpoint full (or no room in the log) has all of it written, and written
 //! back, and waits for that. Nothing happens otherwise. All that [`Pace`] changes is in [`Journal::make_room`],
-//! [`Journal::commit`] and what the pusher does unasked.
+//! [`Journal::commit`], [`Journal::relieve`] and what the pusher does unasked.
 
 mod ail;
 mod cil;
@@ -396,7 +396,8 @@ impl Journal {
     pub fn relieve(&self) {
         let core = &*self.core;
         let landed = core.ail.landed();
-        if core.pushing.relieve(landed) {
+        // In step, every full checkpoint is written back; what else the caches hold is not for the order of changes to tell.
+        if core.pace == Pace::Background && core.pushing.relieve(landed) {
             core.orders.push(core.cil.opened());
         }
     }
