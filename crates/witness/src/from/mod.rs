@@ -294,7 +294,9 @@ fn first_difference(one: &Path, two: &Path) -> Result<Option<u64>> {
             return Ok(None);
         }
         two.read_exact(&mut right[..len])?;
-        if let Some(byte) = left[..len].iter().zip(&right[..len]).position(|(a, b)| a != b) {
+        if left[..len] != right[..len]
+            && let Some(byte) = left[..len].iter().zip(&right[..len]).position(|(a, b)| a != b)
+        {
             return Ok(Some(at + byte as u64));
         }
         at += len as u64;
