@@ -183,7 +183,8 @@ impl BufCache {
     }
 
     /// Puts a buffer in, unless another thread was faster; gives the one that stays. Where a transaction is about to
-    /// make the place's next content, what was read of it stays outside, for this reader alone.
+    /// make the place's next content, or the log does not say yet that the last one is gone, what was read stays
+    /// outside, for this reader alone: no transaction may change it ([`holds`](Self::holds)).
     fn enter(
         &self,
         key: (u64, u64),
@@ -195,7 +196,8 @@ impl BufCache {
         let weight = key.1 + OVERHEAD_BYTES;
         // What is stale, or made of other pieces, is of blocks that were freed since.
         let is_old = |old: &Arc<MetaBuf>| old.pieces() != pieces || old.is_stale();
-        let replaceable = |old: &Arc<MetaBuf>| is_old(old) && old.try_own().is_some();
+        let replaceable =
+            |old: &Arc<MetaBuf>| is_old(old) && !old.is_stale_and_pinned() && old.try_own().is_some();
         let kept = self.cache.get_or_replace(key, Arc::clone(&made), weight, replaceable);
         if is_old(&kept) { made } else { kept }
     }

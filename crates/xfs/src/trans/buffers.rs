@@ -177,9 +177,10 @@ impl Trans<'_> {
         loop {
             let handle = self.volume.bufs().read_handle(pieces, verifier)?;
             let owned = handle.own();
-            // Freed while we waited for it: what is there now is read anew.
+            // Freed while we waited for it, or read while another transaction was making it: what is there now is
+            // read anew.
             let look = handle.look();
-            if !look.stale {
+            if !look.stale && self.volume.bufs().holds(&handle) {
                 return Ok(self.join(Joined::new(handle, owned, look)));
             }
             drop(owned);
@@ -206,7 +207,7 @@ impl Trans<'_> {
         let handle = self.volume.bufs().read_handle(&pieces, verifier)?;
         let Some(owned) = handle.try_own() else { return Ok(None) };
         let look = handle.look();
-        if look.stale {
+        if look.stale || !self.volume.bufs().holds(&handle) {
             return Ok(None);
         }
         Ok(Some(self.join(Joined::new(handle, owned, look))))
