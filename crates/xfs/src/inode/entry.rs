@@ -169,7 +169,9 @@ impl InodeEntry {
 
     /// Where it is to be written, if it has changed since it was, and that still exists.
     pub(crate) fn site(&self) -> Option<Site> {
-        self.state.lock().site.clone().filter(|site| !site.cluster.is_stale())
+        // Not looked at with the lock held: who writes a cluster has it locked while its inodes are laid into it.
+        let site = self.words().site.clone();
+        site.filter(|site| !site.cluster.is_stale())
     }
 
     /// Bytes of memory, for the cache, which takes it to weigh that from now on.
