@@ -16,7 +16,7 @@
 //! background, so that the order of commits alone does not tell which checkpoint holds one, nor what an item's next
 //! vector holds. Where the same changes must give the same bytes it works in step: whoever begins a transaction, or
 //! goes on with one, and finds the open checkpoint full (or no room in the log) has all of it written, and written
-//! back, and waits for that. Nothing happens otherwise. All that [`Pace`] changes is in [`Journal::make_room`],
+//! back, and waits for that. Nothing happens otherwise. All that [`Pace`] changes is in `Journal::make_room`,
 //! [`Journal::commit`], [`Journal::relieve`] and what the pusher does unasked.
 
 mod ail;
