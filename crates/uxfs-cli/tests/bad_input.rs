@@ -107,7 +107,7 @@ fn features_that_are_not_supported_are_named() {
 }
 
 #[test]
-fn a_dirty_log_is_refused_and_can_be_ignored() {
+fn a_dirty_log_is_replayed_in_memory_and_can_be_ignored() {
     let image = Image::new(&[]);
     {
         let mount = image.mount(&[]);
@@ -120,10 +120,14 @@ fn a_dirty_log_is_refused_and_can_be_ignored() {
         std::fs::write(mount.dir().join("later"), "text").unwrap();
         run("xfs_io", &[&"-x", &"-c", &"shutdown -f", &mount.dir()]);
     }
-    uxfs_fails(&[&"ls", &image.path], 7, "--norecovery");
+    uxfs_fails(&[&"check", &image.path], 7, "--norecovery");
+    let before = std::fs::read(&image.path).unwrap();
+    let replayed = uxfs_ok(&[&"ls", &image.path]);
+    assert!(replayed.starts_with(b"early\nlate\n"), "{}", String::from_utf8_lossy(&replayed));
     let listed = uxfs_ok(&[&"ls", &"--norecovery", &image.path]);
     assert!(listed.starts_with(b"early\n"), "{}", String::from_utf8_lossy(&listed));
     uxfs_ok(&[&"info", &"--norecovery", &image.path]);
+    assert!(std::fs::read(&image.path).unwrap() == before, "the image was written");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Image, assert_same, blocks, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -216,7 +217,7 @@ fn a_signal_leaves_a_clean_log() {
     input.write_all(first).unwrap();
     let mut said = BufReader::new(untar.stderr.take().unwrap());
     said.read_line(&mut String::new()).unwrap();
-    run("kill", &[&"-INT", &untar.id().to_string()]);
+    kill_process(Pid::from_child(&untar), Signal::INT).unwrap();
     // It stops reading.
     let _ = input.write_all(rest);
     drop(input);
