@@ -4,6 +4,7 @@
 //! - the committed bytes never change in place: a commit publishes new ones. Readers take a snapshot, at any time;
 //! - who changes the buffer holds `owner` from the first look to the commit;
 //! - what is pinned is not written: a snapshot taken with no pins is wholly in the log;
+//! - no write is under way when a transaction frees the buffer's blocks, and none begins after that;
 //! - `dirty` names every chunk that was logged since the buffer was last written. It is forgotten only when what was
 //!   written is still the newest version.
 
@@ -13,10 +14,11 @@ use crate::log::{ItemState, Journal, Landing, LogItem, Outcome, Push, WriteJob};
 use blockdev::{AlignedBuf, DeviceError};
 use fileio::lockstat::{self, Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::ArcMutexGuard;
-use parking_lot::{Mutex, MutexGuard, RawMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use xfs_format::ag::{AGF, AGFL, AGI};
 use xfs_format::identity;
 use xfs_format::types::{DiskAddr, Lsn};
@@ -24,6 +26,9 @@ use xfs_format::verify::Verifier;
 
 /// The lock of a buffer, while a transaction has it.
 pub(crate) type Owned = Counted<ArcMutexGuard<RawMutex, ()>>;
+
+/// How long a waiter sleeps at most before it looks whether the journal still runs.
+const MOMENT: Duration = Duration::from_millis(20);
 
 static BUFFER: LockClass = LockClass::new("buffer");
 static AG_HEADER: LockClass = LockClass::new("group header");
@@ -47,6 +52,9 @@ pub(crate) struct MetaBuf {
     owner: Arc<Mutex<()>>,
     state: RwLock<State>,
     overlays: Mutex<Vec<Arc<dyn Overlay>>>,
+    /// Where those wait who need a write to be over.
+    settling: Mutex<()>,
+    settled: Condvar,
     item: ItemState,
     /// Of `owner`, of `state` and `overlays`.
     owner_users: Users,
@@ -94,6 +102,8 @@ impl MetaBuf {
             owner: Arc::default(),
             state: RwLock::new(state),
             overlays: Mutex::default(),
+            settling: Mutex::default(),
+            settled: Condvar::new(),
             item: ItemState::default(),
             owner_users: Users::new(),
             users: Users::new(),
@@ -149,6 +159,19 @@ impl MetaBuf {
     pub(crate) fn is_stale_and_pinned(&self) -> bool {
         let state = self.read();
         state.stale && state.pins > 0
+    }
+
+    /// Whether a write of it is under way.
+    pub(crate) fn is_being_written(&self) -> bool {
+        self.read().writing
+    }
+
+    /// Waits a moment, or until a write that is under way is over.
+    pub(crate) fn wait_for_write(&self) {
+        let mut settling = self.settling.lock();
+        if self.is_being_written() {
+            self.settled.wait_for(&mut settling, MOMENT);
+        }
     }
 
     /// Remembers that `verifier` passed it, too.
@@ -308,6 +331,14 @@ impl MetaBuf {
 
     /// The write is over; gives what the AIL may forget.
     fn settle(self: &Arc<Self>, written: Written, ok: bool) -> Vec<(Arc<dyn LogItem>, Lsn)> {
+        let settled = self.settle_state(written, ok);
+        // Who waits looks with this lock held.
+        drop(self.settling.lock());
+        self.settled.notify_all();
+        settled
+    }
+
+    fn settle_state(self: &Arc<Self>, written: Written, ok: bool) -> Vec<(Arc<dyn LogItem>, Lsn)> {
         let Written { version, lsn, laid } = written;
         self.writes.fetch_add(1, Ordering::AcqRel);
         let mut state = self.write();
@@ -400,6 +431,31 @@ mod tests {
     fn change<'a>(dirty: &'a ChunkMap) -> Change<'a> {
         let bytes = Arc::from(vec![0; 512]);
         Change::Bytes { bytes, dirty, verifier: &AGF, fresh: false, unlogged: false, inodes: false }
+    }
+
+    /// The block of a directory was freed while its last version was being written, and that write landed on the data of
+    /// the file that had got the block meanwhile.
+    #[test]
+    fn a_write_under_way_can_be_waited_for() {
+        let piece = Piece { daddr: DiskAddr(8), len: 512 };
+        let buf = Arc::new(MetaBuf::new(&[piece], Arc::from(vec![0; 512]), &AGF, &Arc::default()));
+        let mut dirty = ChunkMap::default();
+        dirty.mark(0..128);
+        buf.publish(change(&dirty));
+        let Push::Write(job) = buf.write_back() else { panic!("nothing to be written") };
+        assert!(buf.is_being_written());
+        buf.wait_for_write();
+        assert!(buf.is_being_written(), "a moment passes, the write goes on");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while buf.is_being_written() {
+                    buf.wait_for_write();
+                }
+            });
+            let written = Written { version: 1, lsn: Lsn(0), laid: Vec::new() };
+            assert_eq!(buf.settle(written, true).len(), 1);
+        });
+        drop(job);
     }
 
     /// What a freed buffer's older changes say is needed until the freeing is in the log: the AIL must keep them.

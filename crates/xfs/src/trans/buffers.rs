@@ -278,9 +278,14 @@ impl Trans<'_> {
         self.bufs[index.0].inodes = true;
     }
 
-    /// Takes a buffer back whose blocks are freed: earlier changes of it will not be replayed.
+    /// Takes a buffer back whose blocks are freed: earlier changes of it will not be replayed, and none is on its way to
+    /// the device any more, where it would land on what the blocks hold next.
     pub fn invalidate(&mut self, index: BufIndex) {
         let buf = &mut self.bufs[index.0];
+        // No write begins while a transaction has the buffer.
+        while buf.handle.is_being_written() && self.journal.is_shut_down().is_none() {
+            buf.handle.wait_for_write();
+        }
         buf.stale = true;
         buf.dirty.clear();
     }
