@@ -11,6 +11,7 @@ use super::Run;
 use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::types::AgNumber;
@@ -26,6 +27,12 @@ impl BusyMark {
     /// Whether the commit freed anything.
     pub fn any(&self) -> bool {
         !self.runs.is_empty()
+    }
+
+    /// What it made busy.
+    #[cfg(test)]
+    pub fn runs(&self) -> &[(AgNumber, Run)] {
+        &self.runs
     }
 }
 
@@ -48,6 +55,12 @@ impl Drop for BusyGuard {
 struct Entry {
     len: u32,
     id: u64,
+}
+
+impl Entry {
+    fn run(&self, start: u32) -> Run {
+        Run::new(start, self.len)
+    }
 }
 
 type Runs = BTreeMap<u32, Entry>;
@@ -128,13 +141,28 @@ impl BusyExtents {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// The busy parts of `run`, ascending.
-    pub fn within(&self, ag: AgNumber, run: Run) -> Vec<Run> {
+    /// The first busy run that ends behind block `at`.
+    pub fn behind(&self, ag: AgNumber, at: u32) -> Option<Run> {
+        self.look(ag, |group| {
+            let over =
+                group.range(..=at).next_back().filter(|(start, entry)| entry.run(**start).end() > at.into());
+            over.or_else(|| group.range(at..).next()).map(|(&start, entry)| entry.run(start))
+        })
+    }
+
+    /// The last busy run that begins before block `end`.
+    pub fn before(&self, ag: AgNumber, end: u64) -> Option<Run> {
+        let end = u32::try_from(end).map_or(Bound::Unbounded, Bound::Excluded);
+        self.look(ag, |group| {
+            group.range((Bound::Unbounded, end)).next_back().map(|(&start, entry)| entry.run(start))
+        })
+    }
+
+    fn look(&self, ag: AgNumber, look: impl FnOnce(&Runs) -> Option<Run>) -> Option<Run> {
         if !self.any() {
-            return Vec::new();
+            return None;
         }
-        let shard = self.shard(ag).read();
-        shard.get(&ag).map(|group| overlaps(group, run).map(|(part, _)| part).collect()).unwrap_or_default()
+        self.shard(ag).read().get(&ag).and_then(look)
     }
 
     fn shard(&self, ag: AgNumber) -> &Shard {
@@ -170,26 +198,16 @@ fn cut(group: &mut Runs, run: Run, which: impl Fn(u64) -> bool) {
     }
 }
 
-/// The parts of `run` that none of `busy` (ascending, within `run`) covers.
-pub(super) fn gaps(run: Run, busy: &[Run]) -> Vec<Run> {
-    let mut gaps = Vec::with_capacity(busy.len() + 1);
-    let mut at = u64::from(run.start.0);
-    for part in busy {
-        gaps.extend(Run::between(at, part.start.0.into()));
-        at = at.max(part.end());
-    }
-    gaps.extend(Run::between(at, run.end()));
-    gaps
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const AG: AgNumber = AgNumber(3);
 
-    fn within(busy: &BusyExtents) -> Vec<(u32, u32)> {
-        busy.within(AG, Run::new(0, u32::MAX)).iter().map(|run| (run.start.0, run.len)).collect()
+    /// All that is busy in a group, from its front on.
+    fn all(busy: &BusyExtents, ag: AgNumber) -> Vec<(u32, u32)> {
+        let next = |run: &Run| busy.behind(ag, u32::try_from(run.end()).unwrap());
+        std::iter::successors(busy.behind(ag, 0), next).map(|run| (run.start.0, run.len)).collect()
     }
 
     #[test]
@@ -197,21 +215,24 @@ mod tests {
         let busy = BusyExtents::default();
         let first = busy.mark(vec![(AG, Run::new(10, 10)), (AgNumber(4), Run::new(1, 1))]);
         let second = busy.mark(vec![(AG, Run::new(14, 2))]);
-        assert_eq!(within(&busy), [(10, 4), (14, 2), (16, 4)]);
+        assert_eq!(all(&busy, AG), [(10, 4), (14, 2), (16, 4)]);
         busy.release(first);
-        assert_eq!(within(&busy), [(14, 2)]);
-        assert!(busy.within(AgNumber(4), Run::new(0, 9)).is_empty());
+        assert_eq!(all(&busy, AG), [(14, 2)]);
+        assert!(all(&busy, AgNumber(4)).is_empty());
         busy.release(second);
-        assert!(!busy.any() && within(&busy).is_empty());
+        assert!(!busy.any() && all(&busy, AG).is_empty());
     }
 
     #[test]
-    fn only_what_overlaps_is_told() {
+    fn neighbours_are_found_from_both_sides() {
         let busy = BusyExtents::default();
         let _mark = busy.mark(vec![(AG, Run::new(10, 10)), (AG, Run::new(30, 5))]);
-        let parts = busy.within(AG, Run::new(15, 17));
-        assert_eq!(parts, [Run::new(15, 5), Run::new(30, 2)]);
-        assert_eq!(gaps(Run::new(15, 17), &parts), [Run::new(20, 10)]);
-        assert_eq!(gaps(Run::new(5, 3), &busy.within(AG, Run::new(5, 3))), [Run::new(5, 3)]);
+        let (first, second) = (Some(Run::new(10, 10)), Some(Run::new(30, 5)));
+        let behind = |at| busy.behind(AG, at);
+        assert_eq!([behind(0), behind(10), behind(19)], [first; 3]);
+        assert_eq!([behind(20), behind(34), behind(35)], [second, second, None]);
+        let before = |end| busy.before(AG, end);
+        assert_eq!([before(10), before(11), before(30)], [None, first, first]);
+        assert_eq!([before(31), before(u64::MAX)], [second; 2]);
     }
 }

@@ -126,15 +126,11 @@ impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
         Ok(false)
     }
 
-    /// Blocks for the ring: such as nobody waits for, or else busy ones.
+    /// Blocks for the ring: such as nobody waits for, if they are found soon, or else busy ones.
     fn find_for_ring(&mut self, missing: u32) -> Result<Found> {
         let request = Request::new(1, missing, Purpose::Metadata);
-        let mut search = Search::new(&mut *self.store, self.ag, request);
-        match search.by_size()? {
-            Found::Busy => {
-                search.take_busy = true;
-                search.by_size()
-            }
+        match Search::new(&mut *self.store, self.ag, request).by_size_soon()? {
+            Found::Busy => Search::new(&mut *self.store, self.ag, request).taking_busy().by_size(),
             other => Ok(other),
         }
     }

@@ -1,7 +1,7 @@
 //! Free space in a transaction: the seam of the allocator on [`Trans`].
 
 use super::trees;
-use super::{Allocated, Order, Purpose, Request, Run, SpaceStore, Spent, Target, VolumeStore};
+use super::{Allocated, Freed, Order, Purpose, Request, Run, SpaceStore, Spent, Target, VolumeStore};
 use crate::error::{Error, Result};
 use crate::trans::{BufIndex, Trans};
 use std::mem::size_of;
@@ -145,12 +145,12 @@ impl SpaceStore for LockedSpace<'_, '_> {
         }
     }
 
-    fn busy_in(&self, ag: AgNumber, run: Run) -> Vec<Run> {
-        self.trans.busy_in(ag, run)
+    fn busy_behind(&self, ag: AgNumber, at: u32, freed: Freed) -> Option<Run> {
+        self.trans.busy_behind(ag, at, freed)
     }
 
-    fn freed_here(&self, ag: AgNumber, block: u32) -> bool {
-        self.trans.freed_here(ag, block)
+    fn busy_before(&self, ag: AgNumber, end: u64, freed: Freed) -> Option<Run> {
+        self.trans.busy_before(ag, end, freed)
     }
 
     fn note_busy(&mut self, ag: AgNumber, run: Run) {

@@ -5,10 +5,11 @@
 
 use super::agfl::{self, RingUse};
 use super::busy::{BusyExtents, BusyMark};
-use super::seam::{Order, SpaceStore, Spent, VolumeStore};
+use super::seam::{Freed, Order, SpaceStore, Spent, VolumeStore};
 use super::{Limits, Run};
 use crate::error::{Error, Result};
 use crate::testing::geometry;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use xfs_format::ag::{AGF_MAGIC, Agf, Agfl};
@@ -49,6 +50,7 @@ pub struct MemorySpace {
     pub marks: Vec<BusyMark>,
     /// Groups whose lock somebody else has for a moment.
     pub held: BTreeSet<AgNumber>,
+    looks: Cell<u64>,
 }
 
 const fn at(order: Order) -> usize {
@@ -94,6 +96,7 @@ impl MemorySpace {
             busy: Arc::default(),
             marks: Vec::new(),
             held: BTreeSet::new(),
+            looks: Cell::new(0),
         }
     }
 
@@ -194,6 +197,30 @@ impl MemorySpace {
     pub fn locked(&self) -> &BTreeSet<AgNumber> {
         &self.locked
     }
+
+    /// Whether any block of a run is busy.
+    pub fn is_busy(&self, ag: AgNumber, run: Run) -> bool {
+        let marked =
+            self.marks.iter().flat_map(BusyMark::runs).filter(|(of, _)| *of == ag).map(|(_, run)| *run);
+        self.freed_in(ag).chain(marked).any(|busy| busy.common(run).is_some())
+    }
+
+    /// How often free extents and busy ones have been looked for.
+    pub fn looks(&self) -> u64 {
+        self.looks.get()
+    }
+
+    fn look(&self) {
+        self.looks.set(self.looks.get() + 1);
+    }
+
+    fn freed_in(&self, ag: AgNumber) -> impl Iterator<Item = Run> + '_ {
+        self.freed.iter().filter(move |(of, _)| *of == ag).map(|(_, run)| *run)
+    }
+
+    fn others(&self, freed: Freed) -> Option<&BusyExtents> {
+        (freed == Freed::ByAnybody).then_some(&*self.busy)
+    }
 }
 
 /// Blocks and levels of a tree of so many records.
@@ -231,10 +258,12 @@ impl SpaceStore for MemorySpace {
     }
 
     fn at_or_before(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
+        self.look();
         Ok(self.group(ag).sets[at(order)].range(..=rank).next_back().map(|(_, &run)| run))
     }
 
     fn at_or_after(&mut self, ag: AgNumber, order: Order, rank: (u32, u32)) -> Result<Option<Run>> {
+        self.look();
         Ok(self.group(ag).sets[at(order)].range(rank..).next().map(|(_, &run)| run))
     }
 
@@ -257,19 +286,16 @@ impl SpaceStore for MemorySpace {
         Ok(())
     }
 
-    fn busy_in(&self, ag: AgNumber, run: Run) -> Vec<Run> {
-        let mut blocks: BTreeSet<u32> = BTreeSet::new();
-        let own = self.freed.iter().filter(|(of, _)| *of == ag).map(|(_, own)| *own);
-        for part in self.busy.within(ag, run).into_iter().chain(own) {
-            let whole = run.start.0..run.start.0 + run.len;
-            blocks.extend((part.start.0..part.start.0 + part.len).filter(|block| whole.contains(block)));
-        }
-        blocks.into_iter().map(|block| Run::new(block, 1)).collect()
+    fn busy_behind(&self, ag: AgNumber, at: u32, freed: Freed) -> Option<Run> {
+        self.look();
+        let own = self.freed_in(ag).filter(|run| run.end() > at.into());
+        own.chain(self.others(freed).and_then(|busy| busy.behind(ag, at))).min_by_key(|run| run.start)
     }
 
-    fn freed_here(&self, ag: AgNumber, block: u32) -> bool {
-        let holds = |run: &Run| run.start.0 <= block && u64::from(block) < run.end();
-        self.freed.iter().any(|(of, run)| *of == ag && holds(run))
+    fn busy_before(&self, ag: AgNumber, end: u64, freed: Freed) -> Option<Run> {
+        self.look();
+        let own = self.freed_in(ag).filter(|run| u64::from(run.start.0) < end);
+        own.chain(self.others(freed).and_then(|busy| busy.before(ag, end))).max_by_key(|run| run.end())
     }
 
     fn note_busy(&mut self, ag: AgNumber, run: Run) {

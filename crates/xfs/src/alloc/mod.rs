@@ -17,6 +17,8 @@
 
 mod agfl;
 mod busy;
+#[cfg(test)]
+mod effort;
 mod group;
 mod limits;
 mod locked;
@@ -35,7 +37,7 @@ pub use group::Group;
 pub use limits::Limits;
 pub(crate) use locked::LockedSpace;
 pub use pick::{Allocated, Space, Target};
-pub use seam::{Order, SpaceStore, Spent, VolumeStore};
+pub use seam::{Freed, Order, SpaceStore, Spent, VolumeStore};
 
 use xfs_format::types::AgBlock;
 

@@ -70,7 +70,7 @@ impl Model {
         if run.len - run.len % request.multiple >= request.min {
             assert!(run.len.is_multiple_of(request.multiple));
         }
-        assert!(self.store.busy_in(ag, run).is_empty(), "busy blocks are given out");
+        assert!(!self.store.is_busy(ag, run), "busy blocks are given out");
         if let Target::Exact(block) = target {
             assert_eq!(got.start(self.store.geometry()), block);
         }

@@ -42,6 +42,15 @@ pub enum Spent {
     SpaceTrees(i64),
 }
 
+/// Whose freeing makes a block busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// Freed by this very transaction.
+    Here,
+    /// Freed by it, or by one that is not on disk yet.
+    ByAnybody,
+}
+
 /// Free space of groups that the transaction has locked.
 pub trait SpaceStore {
     /// The volume's shape.
@@ -64,10 +73,10 @@ pub trait SpaceStore {
     fn remove(&mut self, ag: AgNumber, order: Order, run: Run) -> Result<()>;
     /// Changes an extent in one tree, where no other extent lies between `old` and `new` in its order.
     fn replace(&mut self, ag: AgNumber, order: Order, old: Run, new: Run) -> Result<()>;
-    /// The busy parts of `run`, ascending and apart: those of this transaction and of others.
-    fn busy_in(&self, ag: AgNumber, run: Run) -> Vec<Run>;
-    /// Whether a block was freed by this very transaction.
-    fn freed_here(&self, ag: AgNumber, block: u32) -> bool;
+    /// Of the busy runs that end behind block `at`, the one that begins first.
+    fn busy_behind(&self, ag: AgNumber, at: u32, freed: Freed) -> Option<Run>;
+    /// Of the busy runs that begin before block `end`, the one that ends last.
+    fn busy_before(&self, ag: AgNumber, end: u64, freed: Freed) -> Option<Run>;
     /// Makes a run busy once the transaction commits, until that commit is on disk.
     fn note_busy(&mut self, ag: AgNumber, run: Run);
     /// Counts blocks that changed hands, for the volume's counters. [`Error::NoSpace`] if the transaction takes more

@@ -1,7 +1,7 @@
 //! What a transaction knows of free space: what it freed, what it took, and what is busy.
 
 use super::Trans;
-use crate::alloc::{Run, Spent};
+use crate::alloc::{BusyExtents, Freed, Run, Spent};
 use crate::error::Result;
 use std::sync::Arc;
 use xfs_format::types::AgNumber;
@@ -12,24 +12,28 @@ impl Trans<'_> {
         self.freed.push((ag, run));
     }
 
-    /// The busy parts of a run: what others freed, and what this transaction did.
-    pub(crate) fn busy_in(&self, ag: AgNumber, run: Run) -> Vec<Run> {
-        let mut busy = match self.volume.write_side() {
-            Ok(write) => write.busy.within(ag, run),
-            Err(_) => Vec::new(),
-        };
-        let own = self.freed.iter().filter(|(of, _)| *of == ag).filter_map(|(_, own)| own.common(run));
-        let before = busy.len();
-        busy.extend(own);
-        if busy.len() > before {
-            Run::normalize(&mut busy);
-        }
-        busy
+    /// Of the busy runs that end behind block `at`, the one that begins first.
+    pub(crate) fn busy_behind(&self, ag: AgNumber, at: u32, freed: Freed) -> Option<Run> {
+        let own = self.freed_in(ag).filter(|run| run.end() > at.into());
+        let others = self.busy_of_others(freed).and_then(|busy| busy.behind(ag, at));
+        own.chain(others).min_by_key(|run| run.start)
     }
 
-    /// Whether this transaction freed a block.
-    pub(crate) fn freed_here(&self, ag: AgNumber, block: u32) -> bool {
-        self.freed.iter().any(|(of, run)| *of == ag && run.common(Run::new(block, 1)).is_some())
+    /// Of the busy runs that begin before block `end`, the one that ends last.
+    pub(crate) fn busy_before(&self, ag: AgNumber, end: u64, freed: Freed) -> Option<Run> {
+        let own = self.freed_in(ag).filter(|run| u64::from(run.start.0) < end);
+        let others = self.busy_of_others(freed).and_then(|busy| busy.before(ag, end));
+        own.chain(others).max_by_key(|run| run.end())
+    }
+
+    /// What this transaction freed in a group: little, as each rolled part has its own.
+    fn freed_in(&self, ag: AgNumber) -> impl Iterator<Item = Run> + '_ {
+        self.freed.iter().filter(move |(of, _)| *of == ag).map(|(_, run)| *run)
+    }
+
+    fn busy_of_others(&self, freed: Freed) -> Option<&BusyExtents> {
+        let write = self.volume.write_side().ok()?;
+        (freed == Freed::ByAnybody).then_some(&*write.busy)
     }
 
     /// Counts blocks that changed hands.
