@@ -22,5 +22,5 @@ mod queue;
 pub use direct::DirectFile;
 pub use error::{FileError, Refusal};
 pub use locking::{Locking, UnknownLocking};
-pub use mapping::{Extent, ExtentState, FileMapping, FileMappingMut, MapSeq};
+pub use mapping::{Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq};
 pub use queue::{DirectQueue, FileCompletion};

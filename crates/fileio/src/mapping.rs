@@ -27,9 +27,20 @@ pub struct Extent {
     pub state: ExtentState,
 }
 
-/// Names one version of a file's map: equal values mean that the map has not changed in between.
+/// Names one version of a file's map and size: equal values mean that neither has changed in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSeq(pub u64);
+
+/// What one look at a file's map gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The run that holds the byte that was asked for. It may reach behind the end of the file.
+    pub extent: Extent,
+    /// Size of the file in bytes.
+    pub size: u64,
+    /// The version that says so, or an earlier one.
+    pub seq: MapSeq,
+}
 
 /// How a format tells the data path where bytes lie.
 ///
@@ -43,16 +54,15 @@ pub trait FileMapping: Send + Sync {
     fn size(&self) -> u64;
     /// Allocation unit of the format in bytes, a power of two.
     fn block_size(&self) -> u32;
-    /// The run that holds byte `offset`, and the version of the map that says so. The run starts at or before
-    /// `offset` and ends behind it; it may reach behind the end of the file. No lock is held on return.
-    fn lookup(&self, offset: u64) -> Result<(Extent, MapSeq), Self::Error>;
+    /// The run that holds byte `offset`: it starts at or before `offset` and ends behind it. No lock is held on return.
+    fn lookup(&self, offset: u64) -> Result<Found, Self::Error>;
     /// As [`lookup`](Self::lookup), for a reader: shared blocks may be called written, as it makes no difference
     /// to it, if telling them apart has a price.
     #[inline]
-    fn lookup_to_read(&self, offset: u64) -> Result<(Extent, MapSeq), Self::Error> {
+    fn lookup_to_read(&self, offset: u64) -> Result<Found, Self::Error> {
         self.lookup(offset)
     }
-    /// The map's version now.
+    /// The version now: a load. Whoever changes where bytes lie makes it another one before they let go of these bytes.
     fn seq(&self) -> MapSeq;
     /// Says that some of the file was written over in place: a format that keeps times takes note. On the path of every
     /// overwrite, as `lookup` is.
@@ -112,12 +122,12 @@ impl<M: FileMapping + ?Sized> FileMapping for std::sync::Arc<M> {
     }
 
     #[inline]
-    fn lookup(&self, offset: u64) -> Result<(Extent, MapSeq), Self::Error> {
+    fn lookup(&self, offset: u64) -> Result<Found, Self::Error> {
         (**self).lookup(offset)
     }
 
     #[inline]
-    fn lookup_to_read(&self, offset: u64) -> Result<(Extent, MapSeq), Self::Error> {
+    fn lookup_to_read(&self, offset: u64) -> Result<Found, Self::Error> {
         (**self).lookup_to_read(offset)
     }
 

@@ -10,7 +10,7 @@ use blockdev::{
     Op,
 };
 use common::{BLOCK, Damaged, FakeMap, Fixture, Random, States, fixture, fixture_on, plain};
-use fileio::{DirectFile, Extent, ExtentState, FileError, FileMapping, Locking, MapSeq, Refusal};
+use fileio::{DirectFile, Extent, ExtentState, FileError, FileMapping, Found, Locking, MapSeq, Refusal};
 
 /// A range that may reach behind the end, often with an end on a boundary of sectors or blocks.
 fn range(random: &mut Random, size: u64, longest: u64) -> (u64, usize) {
@@ -186,8 +186,8 @@ impl FileMapping for Liar {
     fn block_size(&self) -> u32 {
         4096
     }
-    fn lookup(&self, _: u64) -> Result<(Extent, MapSeq), Damaged> {
-        self.0.map(|extent| (extent, MapSeq(0))).map_err(|()| Damaged)
+    fn lookup(&self, _: u64) -> Result<Found, Damaged> {
+        self.0.map(|extent| Found { extent, size: self.size(), seq: MapSeq(0) }).map_err(|()| Damaged)
     }
     fn seq(&self) -> MapSeq {
         MapSeq(0)
@@ -249,7 +249,7 @@ impl FileMapping for Restless {
     fn block_size(&self) -> u32 {
         4096
     }
-    fn lookup(&self, offset: u64) -> Result<(Extent, MapSeq), Damaged> {
+    fn lookup(&self, offset: u64) -> Result<Found, Damaged> {
         let less = |left: u64| left.checked_sub(1);
         if self.changes_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
             self.inner.seq.fetch_add(1, Ordering::Relaxed);
@@ -276,6 +276,63 @@ fn a_map_that_changes_elsewhere_does_not_disturb() {
         file.read_at(333, &mut back).unwrap();
         assert!(back == data);
     }
+}
+
+/// A file of one block that moves to the device's next one.
+#[derive(Default)]
+struct Moving {
+    moves: AtomicU64,
+    lookups: AtomicU64,
+}
+
+impl FileMapping for Moving {
+    type Error = Damaged;
+    fn size(&self) -> u64 {
+        4096
+    }
+    fn block_size(&self) -> u32 {
+        4096
+    }
+    fn lookup(&self, _: u64) -> Result<Found, Damaged> {
+        let seq = self.seq();
+        self.lookups.fetch_add(1, Ordering::SeqCst);
+        let extent = Extent { offset: 0, len: 4096, state: ExtentState::Written(seq.0 * 4096) };
+        Ok(Found { extent, size: 4096, seq })
+    }
+    fn seq(&self) -> MapSeq {
+        MapSeq(self.moves.load(Ordering::SeqCst))
+    }
+}
+
+/// Memory is looked for before the range is held: what was seen counts only if the map stayed as it was.
+#[test]
+fn what_moves_while_a_request_waits_is_found_where_it_went() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(3 * BLOCK).unwrap());
+    assert!(device.prefetches());
+    device.write(BLOCK, &[1; BLOCK as usize], Durability::Volatile).unwrap();
+    let file = DirectFile::new(Arc::clone(&device), Moving::default(), Locking::Range);
+    let while_held = |request: &(dyn Fn() + Sync)| {
+        let looked = file.map().lookups.load(Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let held = file.hold(0..BLOCK, rangelock::Mode::Exclusive);
+            scope.spawn(request);
+            while file.map().lookups.load(Ordering::SeqCst) == looked {
+                std::thread::yield_now();
+            }
+            file.map().moves.fetch_add(1, Ordering::SeqCst);
+            drop(held);
+        });
+    };
+    while_held(&|| {
+        let mut data = [9; BLOCK as usize];
+        file.read_at(0, &mut data).unwrap();
+        assert!(data == [1; BLOCK as usize]);
+    });
+    while_held(&|| assert_eq!(file.overwrite_at(0, &[2; BLOCK as usize]).unwrap(), 4096));
+    let mut all = [9; 3 * BLOCK as usize];
+    device.read(0, &mut all).unwrap();
+    let blocks: Vec<u8> = all.chunks(BLOCK as usize).map(|block| block[0]).collect();
+    assert_eq!(blocks, [0, 1, 2]);
 }
 
 #[test]

@@ -308,7 +308,7 @@ impl File {
         let size = self.size();
         let mut at = offset;
         while at < size {
-            let (extent, end) = self.bounds(at, self.data.map().lookup_to_read(at)?.0)?;
+            let (extent, end) = self.bounds(at, self.data.map().lookup_to_read(at)?.extent)?;
             if is_data(extent.state) == want_data {
                 return Ok(Some(at));
             }
@@ -343,7 +343,7 @@ impl Extents<'_> {
     fn step(&mut self) -> Result<Option<Extent>> {
         // Blocks may be preallocated behind the end of the file, so that the map's own end counts.
         while self.at < self.file.data.map().map_end() {
-            let found = self.file.data.map().lookup(self.at)?.0;
+            let found = self.file.data.map().lookup(self.at)?.extent;
             let (extent, end) = self.file.bounds(self.at, found)?;
             self.at = end;
             let (physical, unwritten, shared) = match extent.state {

@@ -56,7 +56,7 @@ fn walk(image: &Image) -> u32 {
                     let mut at = 0;
                     for _ in 0..2000 {
                         match fileio::FileMapping::lookup(&map, at) {
-                            Ok((extent, _)) if at < map.map_end() => at = extent.offset + extent.len,
+                            Ok(found) if at < map.map_end() => at = found.extent.offset + found.extent.len,
                             Ok(_) => break,
                             Err(_) => {
                                 errors += 1;

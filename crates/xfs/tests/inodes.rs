@@ -157,7 +157,7 @@ fn read_all(volume: &Arc<Volume>, map: &FileMap) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(map.size()).unwrap()];
     let mut at = 0;
     while at < map.size() {
-        let (extent, _) = map.lookup(at).unwrap();
+        let extent = map.lookup(at).unwrap().extent;
         assert!(extent.offset <= at && at < extent.offset + extent.len, "{extent:?} for {at}");
         let end = map.size().min(extent.offset.saturating_add(extent.len));
         if let ExtentState::Written(device) | ExtentState::Shared(device) = extent.state {
@@ -220,7 +220,7 @@ fn engine_map(volume: &Arc<Volume>, ino: u64) -> Vec<Run> {
     let mut runs = Vec::new();
     let mut at = 0;
     while at < map.map_end() {
-        let (extent, _) = map.lookup(at).unwrap();
+        let extent = map.lookup(at).unwrap().extent;
         let (from, end) = (extent.offset / 512, (extent.offset + extent.len) / 512);
         match extent.state {
             ExtentState::Hole => {}

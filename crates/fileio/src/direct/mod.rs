@@ -31,7 +31,7 @@ pub(crate) const FILE_END_MAX: u64 = i64::MAX as u64;
 ///
 /// ```
 /// # use blockdev::{BlockDevice, MemoryDevice};
-/// # use fileio::{DirectFile, Extent, ExtentState, FileMapping, Locking, MapSeq};
+/// # use fileio::{DirectFile, Extent, ExtentState, FileMapping, Found, Locking, MapSeq};
 /// # use std::sync::Arc;
 /// /// A file of one extent.
 /// struct Plain;
@@ -39,8 +39,9 @@ pub(crate) const FILE_END_MAX: u64 = i64::MAX as u64;
 ///     type Error = std::convert::Infallible;
 ///     fn size(&self) -> u64 { 100_000 }
 ///     fn block_size(&self) -> u32 { 4096 }
-///     fn lookup(&self, _: u64) -> Result<(Extent, MapSeq), Self::Error> {
-///         Ok((Extent { offset: 0, len: 1 << 20, state: ExtentState::Written(8192) }, self.seq()))
+///     fn lookup(&self, _: u64) -> Result<Found, Self::Error> {
+///         let extent = Extent { offset: 0, len: 1 << 20, state: ExtentState::Written(8192) };
+///         Ok(Found { extent, size: self.size(), seq: self.seq() })
 ///     }
 ///     fn seq(&self) -> MapSeq { MapSeq(0) }
 /// }
@@ -111,18 +112,18 @@ impl<M: FileMapping> DirectFile<M> {
     /// [`AlignedBuf`](blockdev::AlignedBuf) spare a copy.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
         let Some(range) = self.read_range(offset, buf.len()) else { return Ok(0) };
-        self.foresee(offset);
+        let seen = self.foresee(offset, false);
         let _held = self.lock.hold(range, Mode::Shared);
-        self.read_held(offset, buf)
+        self.read_held(offset, buf, seen)
     }
 
     /// Writes `buf` over what is at byte `offset`; gives the number of bytes, which is all of them. The range must
     /// lie inside the file, on blocks that are its own and were written before; otherwise nothing is written.
     pub fn overwrite_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         let Some((range, mode)) = self.write_range(offset, buf.len())? else { return Ok(0) };
-        self.foresee(offset);
+        let seen = self.foresee(offset, true);
         let _held = self.lock.hold(range, mode);
-        self.overwrite_held(offset, buf)?;
+        self.overwrite_held(offset, buf, seen)?;
         self.map.overwritten();
         Ok(buf.len())
     }
@@ -139,17 +140,33 @@ impl<M: FileMapping> DirectFile<M> {
         held
     }
 
-    /// Has the device bring near what lies at `offset`, where that is worth it, while the lock is being taken: both
-    /// wait for memory that other threads used last. The map may change before the lock is held; then it was the
-    /// wrong place, and nothing worse.
+    /// Looks up the run at `offset` and has the device bring near what lies there, where that is worth it, while the
+    /// lock is being taken: both wait for memory that other threads used last. Before the lock is held the map may
+    /// change; then it was the wrong place, and what was seen is no longer [`known`](Self::known).
     #[inline]
-    pub(crate) fn foresee(&self, offset: u64) {
+    pub(crate) fn foresee(&self, offset: u64, is_write: bool) -> Option<Run> {
         if !self.foresees {
-            return;
+            return None;
         }
-        if let Ok(Run { kind: Kind::Data, device, .. }) = self.run_to_read(offset) {
-            self.device.prefetch(device);
+        let run = self.look(offset, is_write).ok()?;
+        if run.kind == Kind::Data {
+            self.device.prefetch(run.device);
         }
+        Some(run)
+    }
+
+    /// The run at `offset`, whose range is held: as it was foreseen, if the map is the same.
+    #[inline]
+    pub(crate) fn known(&self, offset: u64, is_write: bool, seen: Option<Run>) -> Outcome<Run, M> {
+        match seen {
+            Some(run) if run.seq == self.map.seq() => Ok(run),
+            _ => self.look(offset, is_write),
+        }
+    }
+
+    #[inline]
+    fn look(&self, offset: u64, is_write: bool) -> Outcome<Run, M> {
+        if is_write { self.run_at(offset) } else { self.run_to_read(offset) }
     }
 
     /// The device's sector size less 1.
@@ -191,18 +208,17 @@ impl<M: FileMapping> DirectFile<M> {
         Ok(Some((range, mode)))
     }
 
-    /// A read whose range is held.
+    /// A read whose range is held, and whose first run may have been `seen` before.
     #[inline]
-    pub(crate) fn read_held(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
-        let size = self.map.size();
-        if offset >= size {
+    pub(crate) fn read_held(&self, offset: u64, buf: &mut [u8], seen: Option<Run>) -> Outcome<usize, M> {
+        let mut run = self.known(offset, false, seen)?;
+        if offset >= run.size {
             return Ok(0);
         }
-        let len = (size - offset).min(buf.len() as u64) as usize;
+        let len = (run.size - offset).min(buf.len() as u64) as usize;
         let mut buf = &mut buf[..len];
         let mut at = offset;
-        while !buf.is_empty() {
-            let run = self.run_to_read(at)?;
+        loop {
             let (piece, rest) = buf.split_at_mut(run.take(buf.len()));
             match run.kind {
                 Kind::Zeroes(_) => piece.fill(0),
@@ -210,14 +226,17 @@ impl<M: FileMapping> DirectFile<M> {
             }
             at += piece.len() as u64;
             buf = rest;
+            if buf.is_empty() {
+                return Ok(len);
+            }
+            run = self.run_to_read(at)?;
         }
-        Ok(len)
     }
 
-    /// An overwrite whose range is held, exclusively if it is not whole sectors.
+    /// An overwrite whose range is held, exclusively if it is not whole sectors; its first run may have been `seen` before.
     #[inline]
-    pub(crate) fn overwrite_held(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
-        let run = self.first_run(offset, buf.len())?;
+    pub(crate) fn overwrite_held(&self, offset: u64, buf: &[u8], seen: Option<Run>) -> Outcome<usize, M> {
+        let run = self.first_run(offset, buf.len(), seen)?;
         if run.take(buf.len()) == buf.len() {
             self.write_device(run.device, buf)?;
         } else {
@@ -226,15 +245,14 @@ impl<M: FileMapping> DirectFile<M> {
         Ok(buf.len())
     }
 
-    /// The run at an overwrite's first byte, if that can be overwritten and the file does not end too early.
+    /// The run at the first byte of an overwrite whose range is held, if that can be overwritten and the file does not end too early.
     #[inline]
-    pub(crate) fn first_run(&self, offset: u64, len: usize) -> Outcome<Run, M> {
-        let size = self.map.size();
+    pub(crate) fn first_run(&self, offset: u64, len: usize, seen: Option<Run>) -> Outcome<Run, M> {
+        let run = self.known(offset, true, seen)?;
         // `write_range` has checked that the sum is a file offset.
-        if offset + len as u64 > size {
-            return Err(FileError::NotOverwritable { offset: size.max(offset), why: Refusal::PastEnd });
+        if offset + len as u64 > run.size {
+            return Err(FileError::NotOverwritable { offset: run.size.max(offset), why: Refusal::PastEnd });
         }
-        let run = self.run_at(offset)?;
         run.check_overwritable(offset)?;
         Ok(run)
     }

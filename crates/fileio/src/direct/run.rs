@@ -1,6 +1,6 @@
 //! The part of an extent from a request's byte on, checked: whatever a format says, no address overflows.
 
-use crate::{Extent, ExtentState, FileError, FileMapping, MapSeq, Refusal};
+use crate::{ExtentState, FileError, FileMapping, Found, MapSeq, Refusal};
 
 use super::{DirectFile, Outcome};
 
@@ -22,6 +22,9 @@ pub(crate) struct Run {
     pub device: u64,
     /// Bytes up to the end of the extent, at least 1.
     pub len: u64,
+    /// Size of the file in bytes.
+    pub size: u64,
+    /// The version of the map that says so.
     pub seq: MapSeq,
 }
 
@@ -60,8 +63,8 @@ impl<M: FileMapping> DirectFile<M> {
     /// Looks up the run at byte `offset`, which may be space that was never written: with its place, to write it.
     pub(crate) fn run_anywhere(&self, offset: u64) -> Outcome<Run, M> {
         let found = self.map.lookup(offset).map_err(|source| FileError::Map { offset, source })?;
-        let (extent, seq) = found;
-        let run = self.run_from(offset, Ok((extent, seq)))?;
+        let extent = found.extent;
+        let run = self.run_from(offset, Ok(found))?;
         match extent.state {
             ExtentState::Unwritten(start) => {
                 let device = start.checked_add(offset - extent.offset);
@@ -73,28 +76,31 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     #[inline]
-    fn run_from(&self, offset: u64, found: Result<(Extent, MapSeq), M::Error>) -> Outcome<Run, M> {
-        let (extent, seq) = found.map_err(|source| FileError::Map { offset, source })?;
-        match self.run_of(offset, extent, seq) {
+    fn run_from(&self, offset: u64, found: Result<Found, M::Error>) -> Outcome<Run, M> {
+        let found = found.map_err(|source| FileError::Map { offset, source })?;
+        match self.run_of(offset, found) {
             Some(run) => Ok(run),
-            None => Err(FileError::BadExtent { offset, extent }),
+            None => Err(FileError::BadExtent { offset, extent: found.extent }),
         }
     }
 
     #[inline]
-    fn run_of(&self, offset: u64, extent: Extent, seq: MapSeq) -> Option<Run> {
+    fn run_of(&self, offset: u64, found: Found) -> Option<Run> {
+        let Found { extent, size, seq } = found;
         let skipped = offset.checked_sub(extent.offset)?;
         let len = extent.len.checked_sub(skipped).filter(|len| *len > 0)?;
         let (kind, start) = match extent.state {
             ExtentState::Written(start) => (Kind::Data, start),
             ExtentState::Shared(start) => (Kind::SharedData, start),
-            ExtentState::Hole => return Some(Run { kind: Kind::Zeroes(Refusal::Hole), device: 0, len, seq }),
+            ExtentState::Hole => {
+                return Some(Run { kind: Kind::Zeroes(Refusal::Hole), device: 0, len, size, seq });
+            }
             ExtentState::Unwritten(_) => {
-                return Some(Run { kind: Kind::Zeroes(Refusal::Unwritten), device: 0, len, seq });
+                return Some(Run { kind: Kind::Zeroes(Refusal::Unwritten), device: 0, len, size, seq });
             }
         };
         let device = start.checked_add(skipped)?;
         // Sectors of the file are sectors of the device: locking and merging count on it.
-        ((device ^ offset) & self.sector_mask == 0).then_some(Run { kind, device, len, seq })
+        ((device ^ offset) & self.sector_mask == 0).then_some(Run { kind, device, len, size, seq })
     }
 }

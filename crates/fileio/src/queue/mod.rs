@@ -20,7 +20,7 @@ use std::task::Waker;
 use blockdev::{AlignedBuf, DeviceError, Durability, IoQueue};
 use rangelock::Mode;
 
-use crate::direct::{Kind, Outcome};
+use crate::direct::{Kind, Outcome, Run};
 use crate::lock::{Attempt, Token};
 use crate::{DirectFile, FileError, FileMapping};
 
@@ -161,9 +161,10 @@ impl<M: FileMapping> DirectQueue<M> {
     /// Takes a request's range, or sets it aside.
     #[inline]
     fn start(&mut self, index: u32, range: std::ops::Range<u64>, mode: Mode) {
-        self.state.file.foresee(range.start);
+        let is_write = self.state.requests[index as usize].is_write;
+        let seen = self.state.file.foresee(range.start, is_write);
         match self.state.file.lock().try_acquire(range.clone(), mode) {
-            Some(token) => self.issue(index, token),
+            Some(token) => self.issue(index, token, seen),
             None => self.get_in_line(index, range, mode),
         }
     }
@@ -171,7 +172,7 @@ impl<M: FileMapping> DirectQueue<M> {
     #[cold]
     fn get_in_line(&mut self, index: u32, range: std::ops::Range<u64>, mode: Mode) {
         match self.state.file.lock().attempt(range.clone(), mode, &self.waker) {
-            Attempt::Held(token) => self.issue(index, token),
+            Attempt::Held(token) => self.issue(index, token, None),
             Attempt::InLine(pending) => self.set_aside(Deferred { index, line: Line::In(pending) }),
             Attempt::Busy => self.set_aside(Deferred { index, line: Line::None(range, mode) }),
         }
@@ -204,7 +205,7 @@ impl<M: FileMapping> DirectQueue<M> {
                 Line::None(range, mode) => self.state.file.lock().try_acquire(range.clone(), *mode),
             };
             match token {
-                Some(token) => self.issue(deferred.index, token),
+                Some(token) => self.issue(deferred.index, token, None),
                 None if self.state.file.lock().is_whole_file() => {
                     // All others wait for the same lock.
                     self.deferred.push_front(deferred);
@@ -225,14 +226,15 @@ impl<M: FileMapping> DirectQueue<M> {
                 let (index, range, mode) = (*index, range.clone(), *mode);
                 let token = self.state.file.lock().acquire(range, mode);
                 self.deferred.pop_front();
-                self.issue(index, token);
+                self.issue(index, token, None);
             }
         }
     }
 
-    /// A request whose range is held goes to the device, or is done in place.
+    /// A request whose range is held goes to the device, or is done in place. Its first run may have been `seen` before
+    /// it was.
     #[inline]
-    fn issue(&mut self, index: u32, token: Token) {
+    fn issue(&mut self, index: u32, token: Token, seen: Option<Run>) {
         let Self { state, .. } = self;
         let request = &mut state.requests[index as usize];
         request.token = Some(token);
@@ -240,7 +242,8 @@ impl<M: FileMapping> DirectQueue<M> {
         if (offset | len as u64) & state.file.sector_mask() != 0 {
             return state.do_in_place(index);
         }
-        let planned = if request.is_write { state.plan_write(index) } else { state.plan_read(index) };
+        let planned =
+            if request.is_write { state.plan_write(index, seen) } else { state.plan_read(index, seen) };
         match planned {
             Ok(Some(device)) if self.io.in_flight() < self.io.depth() => self.push_whole(index, device),
             // Spans extents, or pieces of others take all the room.

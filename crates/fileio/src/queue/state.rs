@@ -12,7 +12,7 @@ use std::sync::Arc;
 use blockdev::{AlignedBuf, Completion, DeviceError};
 use rangelock::{Mode, Pending, RangeLock};
 
-use crate::direct::{Kind, Outcome};
+use crate::direct::{Kind, Outcome, Run};
 use crate::lock::Token;
 use crate::{DirectFile, FileCompletion, FileError, FileMapping};
 
@@ -118,27 +118,26 @@ impl<M: FileMapping> State<M> {
 
     /// Where a write of whole sectors goes, if it lies in one extent.
     #[inline]
-    pub(super) fn plan_write(&mut self, index: u32) -> Planned<M> {
+    pub(super) fn plan_write(&mut self, index: u32, seen: Option<Run>) -> Planned<M> {
         let request = &mut self.requests[index as usize];
         let (offset, len) = (request.offset, request.len());
-        let run = self.file.first_run(offset, len).map_err(Some)?;
+        let run = self.file.first_run(offset, len, seen).map_err(Some)?;
         request.count = Some(len);
         Ok((run.take(len) == len).then_some(run.device))
     }
 
     /// Where a read of whole sectors comes from, if it lies in one extent; or does it, if that needs no device.
     #[inline]
-    pub(super) fn plan_read(&mut self, index: u32) -> Planned<M> {
-        let size = self.file.map().size();
+    pub(super) fn plan_read(&mut self, index: u32, seen: Option<Run>) -> Planned<M> {
         let request = &mut self.requests[index as usize];
         let (offset, len) = (request.offset, request.len());
-        if offset >= size {
+        let run = self.file.known(offset, false, seen).map_err(Some)?;
+        if offset >= run.size {
             self.finish(index, Ok(0));
             return Err(None);
         }
-        let count = (size - offset).min(len as u64) as usize;
+        let count = (run.size - offset).min(len as u64) as usize;
         request.count = Some(count);
-        let run = self.file.run_to_read(offset).map_err(Some)?;
         if matches!(run.kind, Kind::Zeroes(_)) && run.take(count) == count {
             self.zero(index, 0..count);
             self.finish(index, Ok(count));
@@ -158,9 +157,9 @@ impl<M: FileMapping> State<M> {
             return;
         };
         let result = if request.is_write {
-            self.file.overwrite_held(request.offset, &buf)
+            self.file.overwrite_held(request.offset, &buf, None)
         } else {
-            self.file.read_held(request.offset, &mut buf)
+            self.file.read_held(request.offset, &mut buf, None)
         };
         self.requests[index as usize].buf = Some(buf);
         self.finish(index, result);

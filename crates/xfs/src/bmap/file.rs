@@ -10,7 +10,7 @@ use crate::file::Wanted;
 use crate::inode::{ForkKind, Inode, InodeEntry};
 use crate::volume::Volume;
 use blockdev::DeviceError;
-use fileio::{Extent, ExtentState, FileMapping, FileMappingMut, MapSeq};
+use fileio::{Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use xfs_format::types::{FileBlock, FsBlock};
@@ -158,15 +158,22 @@ impl FileMap {
         Ok(self.shared.get_or_init(|| Some(runs.into())).as_deref())
     }
 
-    /// Finds what holds byte `offset` in the committed map, and calls `then` with it.
-    fn find<R>(&self, offset: u64, then: impl FnOnce(&Inode, FileBlock, Mapped) -> Result<R>) -> Result<R> {
+    /// Finds what holds byte `offset` in the committed map; `then` makes an extent of it.
+    fn find(
+        &self,
+        offset: u64,
+        then: impl FnOnce(&Inode, FileBlock, Mapped) -> Result<Extent>,
+    ) -> Result<Found> {
+        // First the version, then the map: a change in between is noticed, at worst in vain.
+        let seq = self.seq();
         let block = FileBlock(offset >> self.volume.geometry().block_log);
         let inode = self.entry.peek();
         let mapped = match inode.fork_state(ForkKind::Data).and_then(|fork| fork.loaded()) {
             Some(extents) => extents.lookup(block),
             None => self.volume.extents(&inode, ForkKind::Data)?.lookup(block),
         };
-        then(&inode, block, mapped)
+        let extent = then(&inode, block, mapped)?;
+        Ok(Found { extent, size: inode.size(), seq })
     }
 
     fn blocks(&self, bytes: &Range<u64>) -> Range<FileBlock> {
@@ -199,28 +206,23 @@ impl FileMapping for FileMap {
         self.volume.geometry().block_size
     }
 
-    fn lookup(&self, offset: u64) -> Result<(Extent, MapSeq)> {
-        self.find(offset, |inode, block, mapped| {
-            let found = match mapped {
-                Mapped::Hole(start, end) => self.hole(start, end),
-                Mapped::Extent(extent) => self.cut_at_sharing(inode, extent, block)?,
-            };
-            Ok((found, MapSeq(inode.map_seq())))
+    fn lookup(&self, offset: u64) -> Result<Found> {
+        self.find(offset, |inode, block, mapped| match mapped {
+            Mapped::Hole(start, end) => Ok(self.hole(start, end)),
+            Mapped::Extent(extent) => self.cut_at_sharing(inode, extent, block),
         })
     }
 
-    fn lookup_to_read(&self, offset: u64) -> Result<(Extent, MapSeq)> {
-        self.find(offset, |inode, _, mapped| {
-            let found = match mapped {
-                Mapped::Hole(start, end) => self.hole(start, end),
-                Mapped::Extent(extent) => self.mapped(extent),
-            };
-            Ok((found, MapSeq(inode.map_seq())))
+    fn lookup_to_read(&self, offset: u64) -> Result<Found> {
+        self.find(offset, |_, _, mapped| match mapped {
+            Mapped::Hole(start, end) => Ok(self.hole(start, end)),
+            Mapped::Extent(extent) => Ok(self.mapped(extent)),
         })
     }
 
+    #[inline]
     fn seq(&self) -> MapSeq {
-        MapSeq(self.entry.peek().map_seq())
+        MapSeq(self.entry.map_version())
     }
 
     fn overwritten(&self) {

@@ -49,6 +49,8 @@ pub struct InodeEntry {
     ino: InodeNumber,
     lock: Arc<RwLock<()>>,
     current: ArcSwap<Inode>,
+    /// Counts the versions that differ from the ones before in the map of the data or in size.
+    map_version: AtomicU64,
     geometry: Arc<Geometry>,
     state: Mutex<State>,
     item: ItemState,
@@ -84,6 +86,7 @@ impl InodeEntry {
             ino,
             lock: Arc::default(),
             current: ArcSwap::new(inode),
+            map_version: AtomicU64::new(0),
             geometry: Arc::clone(geometry),
             state: Mutex::new(State {
                 site: None,
@@ -116,6 +119,13 @@ impl InodeEntry {
     /// The committed version, for a look of a few instructions: costs no reference count.
     pub fn peek(&self) -> arc_swap::Guard<Arc<Inode>> {
         self.current.load()
+    }
+
+    /// Another number whenever a version was published that maps the data differently, or has another size. Who looks at
+    /// it first and at [`peek`](Self::peek) then knows, while it stays the same, that there is no later version.
+    #[inline]
+    pub(crate) fn map_version(&self) -> u64 {
+        self.map_version.load(Ordering::Acquire)
     }
 
     /// Locks the inode for changes.
@@ -244,7 +254,12 @@ impl InodeEntry {
 
     /// Publishes what a transaction committed. The caller has the lock, and has pinned the inode.
     pub(crate) fn publish(&self, inode: Arc<Inode>, fields: InodeFields, site: &Site) {
+        let maps = |inode: &Inode| (inode.map_seq(), inode.size());
+        let (before, now) = (maps(&self.peek()), maps(&inode));
         self.current.store(inode);
+        if before != now {
+            self.map_version.fetch_add(1, Ordering::Release);
+        }
         let mut state = self.words();
         state.version += 1;
         state.fields = fields;
