@@ -15,13 +15,14 @@ use rustix::io::Errno;
 
 use crate::DeviceError;
 
-/// udev holds a shared lock for some milliseconds while it probes a device that was just closed.
+/// Some hold a lock for milliseconds and mean nothing by it: udev, while it probes a device that was just closed; and a
+/// process that was just forked off the last holder, until it becomes another program.
 const PROBE_RETRIES: u32 = 20;
 const PROBE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Takes the writer's lock of `file`; it is released when the file is closed.
-pub(crate) fn lock_for_writing(file: &File, is_block: bool) -> Result<(), DeviceError> {
-    let mut retries = if is_block { PROBE_RETRIES } else { 0 };
+pub(crate) fn lock_for_writing(file: &File) -> Result<(), DeviceError> {
+    let mut retries = PROBE_RETRIES;
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),

@@ -87,7 +87,7 @@ impl FileOptions {
         let path = path.as_ref();
         let opened = host::open(path, self.write, self.direct)?;
         if self.write {
-            crate::lock::lock_for_writing(&opened.file, opened.is_block)?;
+            crate::lock::lock_for_writing(&opened.file)?;
         }
         let sector = self.sector_size.unwrap_or(opened.sector_min.max(opened.direct_unit.unwrap_or(0)));
         if opened.is_block && sector < opened.sector_min {
