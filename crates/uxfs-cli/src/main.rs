@@ -27,6 +27,11 @@ use options::Global;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+/// Versions of metadata are made by one thread and mostly freed by another, the journal's: what is meant for that does
+/// not have the two wait for each other.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Read and write XFS volumes without mounting them, and run many threads through one file.
 #[derive(Parser)]
 #[command(name = "uxfs", version, after_help = exit::HELP)]
