@@ -6,6 +6,7 @@
 use crate::error::FormatError;
 use crate::types::{DiskAddr, InodeNumber, Uuid};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Ranges closer than this are named as one: the journal counts in units larger than that.
 const GAP: usize = 64;
@@ -14,7 +15,7 @@ const GAP: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Image {
     structure: &'static str,
-    bytes: Vec<u8>,
+    bytes: Arc<[u8]>,
     changed: Vec<Range<usize>>,
 }
 
@@ -32,14 +33,20 @@ pub struct Stamp {
 }
 
 impl Image {
-    /// A block with these bytes, unchanged so far; `structure` names it in errors.
-    pub const fn new(structure: &'static str, bytes: Vec<u8>) -> Self {
-        Self { structure, bytes, changed: Vec::new() }
+    /// A block with these bytes, unchanged so far; `structure` names it in errors. The first change copies bytes that
+    /// somebody else has, too.
+    pub fn new(structure: &'static str, bytes: impl Into<Arc<[u8]>>) -> Self {
+        Self { structure, bytes: bytes.into(), changed: Vec::new() }
     }
 
     /// The bytes as they are now.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// The bytes as they are now, to be kept, and where they may differ from those at the start.
+    pub fn into_parts(self) -> (Arc<[u8]>, Vec<Range<usize>>) {
+        (self.bytes, self.changed)
     }
 
     /// Where the bytes may differ from those at the start. Ranges may overlap.
@@ -56,9 +63,9 @@ impl Image {
     pub fn put(&mut self, at: usize, with: &[u8]) -> Result<(), FormatError> {
         let outside = FormatError::value(self.structure, "place of a change", at as u64);
         let end = at.checked_add(with.len()).ok_or(outside.clone())?;
-        let place = self.bytes.get_mut(at..end).ok_or(outside)?;
+        let place = self.bytes.get(at..end).ok_or(outside)?;
         if place != with {
-            place.copy_from_slice(with);
+            Arc::make_mut(&mut self.bytes)[at..end].copy_from_slice(with);
             self.mark(at..end);
         }
         Ok(())
@@ -73,7 +80,7 @@ impl Image {
             return Err(outside);
         }
         if len > 0 && from.start != to {
-            self.bytes.copy_within(from, to);
+            Arc::make_mut(&mut self.bytes).copy_within(from, to);
             self.mark(to..end);
         }
         Ok(())

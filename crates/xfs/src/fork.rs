@@ -6,6 +6,7 @@
 use crate::buf::Buf;
 use crate::error::Result;
 use std::ops::Range;
+use std::sync::Arc;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{DiskAddr, FileBlock, InodeNumber};
 use xfs_format::verify::Verifier;
@@ -53,6 +54,24 @@ pub trait ForkMut: Fork {
         verifier: &'static Verifier,
         range: Range<usize>,
     ) -> Result<&mut [u8]>;
+    /// Has the buffer of `blocks` blocks at `at`, which held `old` when it was read last, hold `new`. The two differ in
+    /// `changed` at most, which will be logged.
+    fn replace(
+        &mut self,
+        at: FileBlock,
+        blocks: u32,
+        verifier: &'static Verifier,
+        old: Buf,
+        new: Arc<[u8]>,
+        changed: &[Range<usize>],
+    ) -> Result<()> {
+        debug_assert_eq!(old.len(), new.len(), "a buffer's size does not change");
+        for range in changed {
+            let whole = self.modify(at, blocks, verifier, range.clone())?;
+            whole[range.clone()].copy_from_slice(&new[range.clone()]);
+        }
+        Ok(())
+    }
     /// As [`modify`](Self::modify) for blocks whose old content does not matter, as they were just mapped: zeroes.
     /// All of it is logged; `verifier` says what it will be.
     fn create(&mut self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<&mut [u8]>;

@@ -4,7 +4,7 @@ use super::locking::join_all;
 use super::{NameProblem, add_links, check_directory, check_name, lookup, touch};
 use crate::dir::edit as dir_edit;
 use crate::error::Result;
-use crate::inode::{ForkKind, InodeEntry};
+use crate::inode::{ForkKind, Inode, InodeEntry};
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
@@ -33,14 +33,17 @@ impl Volume {
     ) -> Result<()> {
         check_name(name)?;
         loop {
-            let child = self.child_of(dir, name)?;
+            let (child, seen) = self.child_of(dir, name)?;
             let mut trans = Trans::start(self, self.need_to_remove().reservation().or_no_blocks())?;
             join_all(&mut trans, &[dir, &child])?;
             check_directory(trans.inode(dir.ino()))?;
-            match lookup(&mut trans, dir.ino(), name)? {
-                None => return Err(NameProblem::Missing.into()),
-                Some(ino) if ino != child.ino() => continue,
-                Some(_) => {}
+            // Whoever changes a directory changes its inode.
+            if !Arc::ptr_eq(&seen, &dir.peek()) {
+                match lookup(&mut trans, dir.ino(), name)? {
+                    None => return Err(NameProblem::Missing.into()),
+                    Some(ino) if ino != child.ino() => continue,
+                    Some(_) => {}
+                }
             }
             check_removable(&mut trans, child.ino(), what)?;
             dir_edit::remove(&mut TransFork::new(&mut trans, dir.ino(), ForkKind::Data), name)?;
@@ -55,20 +58,24 @@ impl Volume {
         Need::new(self.geometry()).inodes(3).dir_change().unlinked().inode_chunk().steps(2)
     }
 
-    /// What a name stands for at the moment.
-    pub(super) fn child_of(self: &Arc<Self>, dir: &Arc<InodeEntry>, name: &[u8]) -> Result<Arc<InodeEntry>> {
+    /// What a name stands for at the moment, and the version of the directory that says so.
+    pub(super) fn child_of(
+        self: &Arc<Self>,
+        dir: &Arc<InodeEntry>,
+        name: &[u8],
+    ) -> Result<(Arc<InodeEntry>, Arc<Inode>)> {
         loop {
-            let ino = {
-                let _shared = dir.share();
-                let inode = dir.current();
-                check_directory(&inode)?;
-                let fork = self.fork(&inode, ForkKind::Data).ok_or(NameProblem::Missing)?;
-                crate::dir::lookup(&*fork, name)?.ok_or(NameProblem::Missing)?.0
-            };
+            let shared = dir.share();
+            let inode = dir.current();
+            check_directory(&inode)?;
+            let fork = self.fork(&inode, ForkKind::Data).ok_or(NameProblem::Missing)?;
+            let ino = crate::dir::lookup(&*fork, name)?.ok_or(NameProblem::Missing)?.0;
+            drop(fork);
+            drop(shared);
             match self.entry(ino) {
                 // It was removed since.
                 Err(crate::Error::NoSuchInode(_)) if self.is_writable() => continue,
-                other => return other,
+                other => return Ok((other?, inode)),
             }
         }
     }

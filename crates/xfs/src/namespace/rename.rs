@@ -63,9 +63,9 @@ impl Volume {
         how: RenameFlags,
         now: Timestamp,
     ) -> Result<Option<Option<Arc<InodeEntry>>>> {
-        let moved = self.child_of(source.dir, source.name)?;
+        let moved = self.child_of(source.dir, source.name)?.0;
         let there = match self.child_of(target.dir, target.name) {
-            Ok(entry) => Some(entry),
+            Ok((entry, _)) => Some(entry),
             Err(crate::Error::Name(NameProblem::Missing)) => None,
             Err(error) => return Err(error),
         };
@@ -180,7 +180,7 @@ impl Volume {
             if at.ino() == root {
                 return Ok(false);
             }
-            at = self.child_of(&at, b"..")?;
+            at = self.child_of(&at, b"..")?.0;
         }
         Err(NameProblem::IntoItself.into())
     }

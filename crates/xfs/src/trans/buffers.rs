@@ -2,7 +2,7 @@
 
 use super::Trans;
 use crate::btree::edit::Block;
-use crate::buf::{Buf, Change, ChunkMap, Look, MetaBuf, Owned, Piece, Words, copy_of, runs};
+use crate::buf::{Buf, Change, ChunkMap, Look, MetaBuf, Owned, Piece, Words, copy_of, keep, runs};
 use crate::error::Result;
 use crate::log::{LogItem, LogVector, VecSize};
 use smallvec::{SmallVec, smallvec};
@@ -263,6 +263,32 @@ impl Trans<'_> {
             buf.dirty.mark(range);
         }
         buf.bytes_mut()
+    }
+
+    /// Has a buffer, which held `old` when it was read last, hold `new`. The two differ in `changed` at most, which will
+    /// be logged.
+    pub(crate) fn replace_bytes(
+        &mut self,
+        index: BufIndex,
+        old: Buf,
+        new: Arc<[u8]>,
+        changed: &[Range<usize>],
+    ) {
+        let buf = &mut self.bufs[index.0];
+        debug_assert_eq!(buf.bytes.len(), new.len(), "a buffer's size does not change");
+        if !buf.unlogged {
+            changed.iter().for_each(|range| buf.dirty.mark(range.clone()));
+        }
+        let is_old = old.is_of(&buf.bytes);
+        drop(old);
+        if is_old {
+            keep(std::mem::replace(&mut buf.bytes, new));
+            return;
+        }
+        // It was written back in between, which says in it up to where the log has it.
+        let bytes = buf.bytes_mut();
+        changed.iter().for_each(|range| bytes[range.clone()].copy_from_slice(&new[range.clone()]));
+        keep(new);
     }
 
     /// Says that a buffer made anew is rebuilt from another log item when the log is replayed.

@@ -79,7 +79,11 @@ impl<'t, 'v> TransFork<'t, 'v> {
     }
 
     fn pieces(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Pieces> {
-        bmap::pieces(self.trans.geometry(), self.ino, &*self.extents()?, at, blocks, verifier)
+        let geometry = self.trans.geometry();
+        match self.state().and_then(ForkState::loaded) {
+            Some(extents) => bmap::pieces(geometry, self.ino, extents, at, blocks, verifier),
+            None => bmap::pieces(geometry, self.ino, &*self.extents()?, at, blocks, verifier),
+        }
     }
 
     fn literal_bytes(&self) -> usize {
@@ -204,6 +208,22 @@ impl ForkMut for TransFork<'_, '_> {
         let ino = self.ino;
         let buf = self.trans.buf_read(&pieces, verifier).map_err(|error| error.of_inode(ino))?;
         Ok(self.trans.bytes_mut(buf, range))
+    }
+
+    fn replace(
+        &mut self,
+        at: FileBlock,
+        blocks: u32,
+        verifier: &'static Verifier,
+        old: Buf,
+        new: Arc<[u8]>,
+        changed: &[Range<usize>],
+    ) -> Result<()> {
+        let pieces = self.pieces(at, blocks, verifier)?;
+        let ino = self.ino;
+        let buf = self.trans.buf_read(&pieces, verifier).map_err(|error| error.of_inode(ino))?;
+        self.trans.replace_bytes(buf, old, new, changed);
+        Ok(())
     }
 
     fn create(&mut self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<&mut [u8]> {

@@ -46,9 +46,9 @@ pub(super) fn find(fork: &dyn Fork, name: &[u8]) -> Result<Hit> {
             if entry.hash.get() != hash {
                 return Err(missing(fork));
             }
-            if let Some((db, offset, inode)) = candidate(fork, &shape, entry, name)? {
+            if let Some((data, db, offset, inode)) = candidate(fork, &shape, entry, name)? {
                 let leaf = Block::of(fork, path.leaf, index.blocks, index.verifier, &buf);
-                let data = read_data(fork, &shape, db)?;
+                let data = Block::of(fork, shape.data_at(db), shape.blocks, shape.data, &data.buf);
                 return Ok(Hit { path, leaf, slot, data, db, offset, inode });
             }
         }
@@ -59,13 +59,14 @@ pub(super) fn find(fork: &dyn Fork, name: &[u8]) -> Result<Hit> {
     }
 }
 
-/// Where the entry that the index points to lies, and what it names, if it has this name.
+/// The data block of the entry that the index points to, where in it the entry lies, and what it names, if it has this
+/// name.
 fn candidate(
     fork: &dyn Fork,
     shape: &Shape,
     entry: &LeafEntry,
     name: &[u8],
-) -> Result<Option<(u64, usize, InodeNumber)>> {
+) -> Result<Option<(Data, u64, usize, InodeNumber)>> {
     if entry.is_stale() {
         return Ok(None);
     }
@@ -73,7 +74,8 @@ fn candidate(
     let (db, offset) = (entry.data_offset() / size, (entry.data_offset() % size) as usize);
     let data = Data::read(fork, shape.data_at(db))?;
     let found = data.view(fork)?.entry_at(offset).map_err(|problem| data.corrupt(fork, problem))?;
-    Ok((found.name == name).then_some((db, offset, found.inode)))
+    let (is_it, inode) = (found.name == name, found.inode);
+    Ok(is_it.then_some((data, db, offset, inode)))
 }
 
 /// Has the name that was found name another inode.

@@ -5,6 +5,7 @@
 
 use super::Shape;
 use super::tree::{Block, scatter};
+use crate::buf::Buf;
 use crate::da::check_owner;
 use crate::dir::NAME;
 use crate::error::{Error, Result};
@@ -37,23 +38,30 @@ pub(super) fn free_at(fork: &dyn Fork, shape: &Shape, fdb: u64) -> FileBlock {
     FileBlock((FREE_SPACE >> fork.geometry().block_log) + fdb * u64::from(shape.blocks))
 }
 
-/// Reads free block `fdb`, if it is there.
+/// Reads free block `fdb` to change it, if it is there.
 pub(super) fn read(fork: &dyn Fork, shape: &Shape, fdb: u64) -> Result<Option<Block>> {
+    let at = free_at(fork, shape, fdb);
+    let block = |buf: &Buf| Block::of(fork, at, shape.blocks, &FREE, buf);
+    Ok(look(fork, shape, fdb)?.as_ref().map(block))
+}
+
+/// Reads free block `fdb`, if it is there.
+fn look(fork: &dyn Fork, shape: &Shape, fdb: u64) -> Result<Option<Buf>> {
     let at = free_at(fork, shape, fdb);
     let mapped = fork.next_mapped(at)?;
     if mapped.is_none_or(|mapped| mapped.0 >= at.0 + u64::from(shape.blocks)) {
         return Ok(None);
     }
     let buf = fork.read(at, shape.blocks, &FREE)?;
-    let block = Block::of(fork, at, shape.blocks, &FREE, &buf);
-    let view = view(&block, shape)?;
+    let bad = |problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem);
+    let view = FreeBlock::parse(&buf, shape.v5).map_err(bad)?;
     check_owner(fork, &buf, FREE.name, view.owner)?;
     let first = fdb * places(shape);
     if u64::from(view.first_db) != first {
         let problem = FormatError::mismatch(FREE.name, "first data block", view.first_db.into(), first);
-        return Err(block.place.bad(problem));
+        return Err(bad(problem));
     }
-    Ok(Some(block))
+    Ok(Some(buf))
 }
 
 pub(super) fn view<'a>(block: &'a Block, shape: &Shape) -> Result<FreeBlock<'a>> {
@@ -72,11 +80,12 @@ pub(super) fn find_room(fork: &dyn Fork, shape: &Shape, need: usize, seed: u32) 
     let mut hole = None;
     for fdb in near.chain(far) {
         let first = fdb * places(shape);
-        let Some(block) = read(fork, shape, fdb)? else {
+        let Some(buf) = look(fork, shape, fdb)? else {
             hole = Some(first);
             continue;
         };
-        let view = view(&block, shape)?;
+        let bad = |problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem);
+        let view = FreeBlock::parse(&buf, shape.v5).map_err(bad)?;
         let room = |best: u16| best != BEST_NONE && usize::from(best) >= need;
         if let Some(slot) = view.bests.iter().rposition(|best| room(best.get())) {
             return Ok(Room::In(first + slot as u64));

@@ -52,7 +52,8 @@ pub(crate) struct Block {
     pub(crate) place: Place,
     blocks: u32,
     verifier: &'static Verifier,
-    fresh: bool,
+    /// What was read; nothing of a new block.
+    old: Option<Buf>,
 }
 
 impl Block {
@@ -76,7 +77,14 @@ impl Block {
         buf: &Buf,
     ) -> Self {
         let place = Place { daddr: buf.daddr(), inode: fork.inode() };
-        Self { at, image: Image::new(verifier.name, buf.to_vec()), place, blocks, verifier, fresh: false }
+        Self {
+            at,
+            image: Image::new(verifier.name, buf.copy()),
+            place,
+            blocks,
+            verifier,
+            old: Some(buf.clone()),
+        }
     }
 
     /// Allocates the block at `at`: zeroes.
@@ -94,7 +102,7 @@ impl Block {
         fork.map(at, blocks)?;
         let place = Place { daddr: fork.daddr(at)?, inode: fork.inode() };
         let len = (fork.geometry().block_size as usize) * blocks as usize;
-        Ok(Self { at, image: Image::new(verifier.name, vec![0; len]), place, blocks, verifier, fresh: true })
+        Ok(Self { at, image: Image::new(verifier.name, vec![0; len]), place, blocks, verifier, old: None })
     }
 
     /// What a new block at its place says of itself.
@@ -110,15 +118,11 @@ impl Block {
 
     /// Hands the changes to the fork, and no more than these.
     pub(crate) fn write(self, fork: &mut dyn ForkMut) -> Result<()> {
-        let bytes = self.image.bytes();
-        if self.fresh {
-            fork.create(self.at, self.blocks, self.verifier)?.copy_from_slice(bytes);
-            return Ok(());
-        }
-        for range in self.image.changed() {
-            let whole = fork.modify(self.at, self.blocks, self.verifier, range.clone())?;
-            debug_assert_eq!(whole.len(), bytes.len(), "a buffer's size does not change");
-            whole[range.clone()].copy_from_slice(&bytes[range.clone()]);
+        let (bytes, changed) = self.image.into_parts();
+        match self.old {
+            None => fork.create(self.at, self.blocks, self.verifier)?.copy_from_slice(&bytes),
+            Some(_) if changed.is_empty() => {}
+            Some(old) => fork.replace(self.at, self.blocks, self.verifier, old, bytes, &changed)?,
         }
         Ok(())
     }
