@@ -179,7 +179,7 @@ fn content(volume: &Arc<Volume>, inode: &Arc<xfs::volume::Inode>, hash: Hash) ->
     let (mut data, mut extents) = (Vec::new(), Vec::new());
     let mut at = 0;
     loop {
-        let (run, _) = map.lookup(at)?;
+        let run = map.lookup(at)?.extent;
         let end = run.offset.checked_add(run.len).context("a run that ends behind every file")?;
         ensure!(run.offset <= at && end > at, "byte {at} is not in the run {run:?} that was found for it");
         let (device, state) = match run.state {

@@ -219,7 +219,7 @@ impl Walk<'_> {
         let mut at = 0;
         let mut written = None;
         for _ in 0..self.limits.runs {
-            let Some((run, _)) = self.ok(map.lookup(at)) else { break };
+            let Some(run) = self.ok(map.lookup(at)).map(|found| found.extent) else { break };
             assert!(run.offset <= at && run.len > 0, "the run {run:?} was found for byte {at}");
             let end = run.offset.saturating_add(run.len);
             assert!(end > at, "the run {run:?} was found for byte {at}");
