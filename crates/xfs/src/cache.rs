@@ -5,7 +5,8 @@
 //! is handed back uncached. The exception are entries that must stay ([`Evict::must_stay`]): changes that are not on
 //! disk yet, whose number the log bounds. While these fill a shard, an insertion looks at [`STUCK_LOOKS`] entries and
 //! no more, so that it costs the same however many there are. What goes far beyond the limit makes the cache *crowded*:
-//! whoever begins a change has changes written back then.
+//! whoever begins a change has changes written back then. An entry that is too heavy for any shard, as a file of a
+//! million extents, crowds nobody: it would be as heavy once it is written.
 
 use crate::keyed_hash::KeyedHash;
 use fileio::lockstat::{Counted, LockClass, Mode, Users};
@@ -48,7 +49,6 @@ pub(crate) struct Cache<K, V> {
     shards: Box<[Shard<K, V>]>,
     /// Random keys: numbers in an image cannot be chosen to collide.
     hasher: KeyedHash,
-    shard_limit: u64,
     /// By how much a shard may exceed its limit before it is crowded.
     shard_slack: u64,
     /// How many shards are crowded.
@@ -68,6 +68,10 @@ struct Ring<K, V> {
     entries: Vec<Entry<K, V>>,
     hand: usize,
     weight: u64,
+    /// What the shard may weigh.
+    limit: u64,
+    /// What the entries weigh that are heavier than the limit each.
+    giants: u64,
     /// Two whole rounds made too little room, and nobody has made enough since.
     stuck: bool,
     /// It weighs far more than its limit.
@@ -93,6 +97,8 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
                 entries: Vec::new(),
                 hand: 0,
                 weight: 0,
+                limit: limit / count as u64,
+                giants: 0,
                 stuck: false,
                 crowded: false,
             }),
@@ -102,7 +108,6 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         Self {
             shards: std::iter::repeat_with(shard).take(count).collect(),
             hasher: KeyedHash::new(),
-            shard_limit: limit / count as u64,
             shard_slack: u64::MAX,
             crowded: AtomicUsize::new(0),
         }
@@ -120,8 +125,8 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
 
     /// Puts an entry into a ring that is locked; gives back those that had to go.
     fn enter(&self, ring: &mut Ring<K, V>, key: K, value: V, weight: u64) -> Vec<V> {
-        let dropped = ring.insert(key, value, weight, self.shard_limit);
-        let crowded = ring.weight.saturating_sub(self.shard_limit) > self.shard_slack;
+        let dropped = ring.insert(key, value, weight);
+        let crowded = (ring.weight - ring.giants).saturating_sub(ring.limit) > self.shard_slack;
         if crowded != ring.crowded {
             ring.crowded = crowded;
             match crowded {
@@ -233,7 +238,8 @@ impl<K, V> Shard<K, V> {
 
 impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
     /// Puts an entry in and gives back those that had to go.
-    fn insert(&mut self, key: K, value: V, weight: u64, limit: u64) -> Vec<V> {
+    fn insert(&mut self, key: K, value: V, weight: u64) -> Vec<V> {
+        let limit = self.limit;
         let mut dropped = Vec::new();
         if let Some(&slot) = self.slots.get(&key) {
             dropped.push(self.remove(slot));
@@ -252,7 +258,13 @@ impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
         self.slots.insert(key, self.entries.len());
         self.entries.push(Entry { key, value, weight, used: AtomicBool::new(false) });
         self.weight += weight;
+        self.giants += self.giant(weight);
         dropped
+    }
+
+    /// The part of a weight that no shard has room for: all or nothing.
+    fn giant(&self, weight: u64) -> u64 {
+        if weight > self.limit { weight } else { 0 }
     }
 
     /// The next entry that may go and was not used since the hand passed it last. Two rounds clear every bit: if
@@ -280,6 +292,7 @@ impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
             self.slots.insert(moved.key, slot);
         }
         self.weight -= entry.weight;
+        self.giants -= self.giant(entry.weight);
         entry.value
     }
 }
@@ -391,6 +404,29 @@ mod tests {
         // Once they are on disk, the cache shrinks to its limit.
         dirty.0.0.store(false, Ordering::Relaxed);
         cache.insert(10_000, dirty.clone(), 1);
+        assert!(cache.weight() <= 1000 && !cache.is_crowded(), "{}", cache.weight());
+    }
+
+    /// A file of a million extents had every checkpoint written back at once.
+    #[test]
+    fn one_that_is_too_heavy_crowds_nobody() {
+        let mut cache = Cache::<u64, Dirty>::new(1000, 1, &CLASS);
+        cache.set_slack(1000);
+        let dirty = Dirty(Arc::new((AtomicBool::new(true), 0.into())));
+        cache.insert(0, dirty.clone(), 10_000);
+        assert!(cache.weight() == 10_000 && !cache.is_crowded());
+        for key in 1..=2000 {
+            cache.insert(key, dirty.clone(), 1);
+        }
+        assert!(!cache.is_crowded());
+        cache.insert(2001, dirty.clone(), 1);
+        assert!(cache.is_crowded());
+        // It may get lighter.
+        cache.reweigh(0, 100);
+        assert!(cache.weight() == 2101 && cache.is_crowded());
+        cache.remove(&0);
+        dirty.0.0.store(false, Ordering::Relaxed);
+        cache.insert(2002, dirty.clone(), 1);
         assert!(cache.weight() <= 1000 && !cache.is_crowded(), "{}", cache.weight());
     }
 
