@@ -5,7 +5,7 @@
 //! is handed back uncached. The exception are entries that must stay ([`Evict::must_stay`]): changes that are not on
 //! disk yet, whose number the log bounds. While these fill a shard, an insertion looks at [`STUCK_LOOKS`] entries and
 //! no more, so that it costs the same however many there are. What goes far beyond the limit makes the cache *crowded*:
-//! whoever begins a change has changes written back then. An entry that is too heavy for any shard, as a file of a
+//! whoever begins a change has changes written back then; twice as far makes it *swamped*, and they wait for that. An entry that is too heavy for any shard, as a file of a
 //! million extents, crowds nobody: it would be as heavy once it is written.
 
 use crate::keyed_hash::KeyedHash;
@@ -51,8 +51,9 @@ pub(crate) struct Cache<K, V> {
     hasher: KeyedHash,
     /// By how much a shard may exceed its limit before it is crowded.
     shard_slack: u64,
-    /// How many shards are crowded.
+    /// How many shards are crowded, and swamped.
     crowded: AtomicUsize,
+    swamped: AtomicUsize,
 }
 
 /// Its own cache lines, so that threads in different shards do not disturb each other.
@@ -74,8 +75,9 @@ struct Ring<K, V> {
     giants: u64,
     /// Two whole rounds made too little room, and nobody has made enough since.
     stuck: bool,
-    /// It weighs far more than its limit.
+    /// It weighs far more than its limit, and all that it may.
     crowded: bool,
+    swamped: bool,
 }
 
 struct Entry<K, V> {
@@ -101,6 +103,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
                 giants: 0,
                 stuck: false,
                 crowded: false,
+                swamped: false,
             }),
             class,
             users: Users::new(),
@@ -110,6 +113,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
             hasher: KeyedHash::new(),
             shard_slack: u64::MAX,
             crowded: AtomicUsize::new(0),
+            swamped: AtomicUsize::new(0),
         }
     }
 
@@ -123,18 +127,38 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         self.crowded.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether they take twice as much: all that they may.
+    pub(crate) fn is_swamped(&self) -> bool {
+        self.swamped.load(Ordering::Relaxed) > 0
+    }
+
     /// Puts an entry into a ring that is locked; gives back those that had to go.
     fn enter(&self, ring: &mut Ring<K, V>, key: K, value: V, weight: u64) -> Vec<V> {
         let dropped = ring.insert(key, value, weight);
-        let crowded = (ring.weight - ring.giants).saturating_sub(ring.limit) > self.shard_slack;
-        if crowded != ring.crowded {
-            ring.crowded = crowded;
-            match crowded {
-                true => self.crowded.fetch_add(1, Ordering::Relaxed),
-                false => self.crowded.fetch_sub(1, Ordering::Relaxed),
-            };
-        }
+        self.judge(ring);
         dropped
+    }
+
+    /// Counts a ring whose weight has changed among the crowded, and the swamped.
+    fn judge(&self, ring: &mut Ring<K, V>) {
+        let beyond = (ring.weight - ring.giants).saturating_sub(ring.limit);
+        note(&mut ring.crowded, beyond > self.shard_slack, &self.crowded);
+        note(&mut ring.swamped, beyond > self.shard_slack.saturating_mul(2), &self.swamped);
+    }
+
+    /// Lets go of what need not stay any more in shards that are crowded.
+    pub(crate) fn shed(&self) {
+        for shard in &self.shards {
+            if !shard.read().crowded {
+                continue;
+            }
+            let mut ring = shard.write();
+            ring.stuck = false;
+            let dropped = ring.make_room(0);
+            self.judge(&mut ring);
+            drop(ring);
+            drop(dropped);
+        }
     }
 
     /// The value of `key`.
@@ -226,6 +250,17 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
     }
 }
 
+/// Keeps a shard's flag, and the number of shards that have it.
+fn note(flag: &mut bool, now: bool, count: &AtomicUsize) {
+    if *flag != now {
+        *flag = now;
+        match now {
+            true => count.fetch_add(1, Ordering::Relaxed),
+            false => count.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+}
+
 impl<K, V> Shard<K, V> {
     fn read(&self) -> Counted<RwLockReadGuard<'_, Ring<K, V>>> {
         self.class.lock_by(&self.users, Mode::Shared, || self.ring.try_read(), || self.ring.read())
@@ -239,26 +274,32 @@ impl<K, V> Shard<K, V> {
 impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
     /// Puts an entry in and gives back those that had to go.
     fn insert(&mut self, key: K, value: V, weight: u64) -> Vec<V> {
-        let limit = self.limit;
         let mut dropped = Vec::new();
         if let Some(&slot) = self.slots.get(&key) {
             dropped.push(self.remove(slot));
         }
-        if weight > limit && !value.must_stay() {
+        if weight > self.limit && !value.must_stay() {
             return dropped;
         }
-        while self.weight + weight > limit {
+        dropped.extend(self.make_room(weight));
+        self.slots.insert(key, self.entries.len());
+        self.entries.push(Entry { key, value, weight, used: AtomicBool::new(false) });
+        self.weight += weight;
+        self.giants += self.giant(weight);
+        dropped
+    }
+
+    /// Has entries go until `weight` more fit in, or all that are left must stay.
+    fn make_room(&mut self, weight: u64) -> Vec<V> {
+        let mut dropped = Vec::new();
+        while self.weight + weight > self.limit {
             let Some(victim) = self.victim() else {
                 self.stuck = true;
                 break;
             };
             dropped.push(self.remove(victim));
         }
-        self.stuck &= self.weight + weight > limit;
-        self.slots.insert(key, self.entries.len());
-        self.entries.push(Entry { key, value, weight, used: AtomicBool::new(false) });
-        self.weight += weight;
-        self.giants += self.giant(weight);
+        self.stuck &= self.weight + weight > self.limit;
         dropped
     }
 
@@ -420,7 +461,7 @@ mod tests {
         }
         assert!(!cache.is_crowded());
         cache.insert(2001, dirty.clone(), 1);
-        assert!(cache.is_crowded());
+        assert!(cache.is_crowded() && !cache.is_swamped());
         // It may get lighter.
         cache.reweigh(0, 100);
         assert!(cache.weight() == 2101 && cache.is_crowded());
@@ -428,6 +469,27 @@ mod tests {
         dirty.0.0.store(false, Ordering::Relaxed);
         cache.insert(2002, dirty.clone(), 1);
         assert!(cache.weight() <= 1000 && !cache.is_crowded(), "{}", cache.weight());
+    }
+
+    #[test]
+    fn shedding_lets_go_of_what_was_written_and_of_nothing_else() {
+        let mut cache = Cache::<u64, Dirty>::new(1000, 1, &CLASS);
+        cache.set_slack(1000);
+        let [written, waiting] = [(); 2].map(|()| Dirty(Arc::new((AtomicBool::new(true), 0.into()))));
+        for key in 0..3000 {
+            cache.insert(key, if key % 2 == 0 { written.clone() } else { waiting.clone() }, 1);
+        }
+        assert!(cache.is_crowded() && !cache.is_swamped());
+        cache.insert(3000, written.clone(), 1);
+        assert!(cache.is_swamped());
+        cache.shed();
+        assert!(cache.weight() == 3001 && cache.is_swamped());
+        written.0.0.store(false, Ordering::Relaxed);
+        cache.shed();
+        assert!(cache.weight() == 1500 && !cache.is_crowded() && !cache.is_swamped(), "{}", cache.weight());
+        waiting.0.0.store(false, Ordering::Relaxed);
+        cache.shed();
+        assert_eq!(cache.weight(), 1500, "a shard that is not crowded sheds nothing");
     }
 
     #[test]

@@ -29,8 +29,6 @@ pub use crate::info::{VolumeInfo, VolumeStat};
 pub use crate::inode::{ForkKind, Inode, InodeEntry};
 
 const INODE_SHARDS: usize = 32;
-/// How many bytes of changes may wait in memory, beyond the limits of the caches, for each byte of the log.
-const CHANGES_PER_LOG: u64 = 2;
 
 static INODE_SHARD_LOCK: LockClass = LockClass::new("inode cache");
 
@@ -116,8 +114,10 @@ impl Volume {
         let half = options.cache_size / 2;
         let mut bufs = BufCache::new(Arc::clone(&device), &geometry, half);
         let mut inodes = Cache::new(half, INODE_SHARDS, &INODE_SHARD_LOCK);
-        // An item's place in memory is larger than in the log, most of all that of a lone inode: its whole cluster.
-        let slack = CHANGES_PER_LOG * (u64::from(superblock.raw().logblocks.get()) << geometry.block_log);
+        // Beyond the limit of a cache, changes may take as much again, or twice what the log has: from half of that on they
+        // are written back. An item is larger in memory than in the log, most of all a lone inode: its whole cluster.
+        let log_bytes = u64::from(superblock.raw().logblocks.get()) << geometry.block_log;
+        let slack = log_bytes.min(half / 2);
         bufs.set_slack(slack);
         inodes.set_slack(slack);
         let write = match ends {
@@ -286,11 +286,18 @@ impl Volume {
         Ok(list)
     }
 
-    /// Has changes written back if they take much more memory than the caches have.
-    pub(crate) fn relieve_caches(&self, journal: &Journal) {
+    /// Has changes written back if they take much more memory than the caches have; waits for it if they take all that
+    /// they may.
+    pub(crate) fn relieve_caches(&self, journal: &Journal) -> Result<()> {
         if self.bufs.is_crowded() || self.inodes.is_crowded() {
             journal.relieve();
+            if self.bufs.is_swamped() || self.inodes.is_swamped() {
+                journal.wait_for_relief()?;
+                self.bufs.shed();
+                self.inodes.shed();
+            }
         }
+        Ok(())
     }
 
     /// Has the cache know what an inode weighs after a change, if that differs by much.

@@ -101,16 +101,22 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Bytes that may be allocated: the caches' limit, what the log may keep from being written back, and the subject
-    /// itself.
+    /// Bytes that may be allocated: what the caches hold, as much again of changes that cannot leave them before they
+    /// are written back, what is committed and on its way into the log, and the subject itself.
     fn memory_bound(&self) -> u64 {
-        const REST: u64 = 16 << 20;
-        self.args.setting.cache_bytes() + LOG_FACTOR * self.log_bytes + self.subject.bytes() + REST
+        const REST: u64 = 8 << 20;
+        let caches = 2 * self.args.setting.cache_bytes();
+        // What a checkpoint should gather.
+        let checkpoint = self.log_bytes / 8;
+        caches + CHECKPOINTS * checkpoint * ITEM_FACTOR + self.subject.bytes() + REST
     }
 }
 
-/// How much memory a byte of the log may stand for: a log item is smaller than what it is of.
-const LOG_FACTOR: u64 = 4;
+/// Checkpoints in memory: the open one holds up to two before commits wait, and so do the one that is being written and
+/// the one whose last record is.
+const CHECKPOINTS: u64 = 3 * 2;
+/// How many bytes there are for one that goes into the log: itself, and the item that it is of.
+const ITEM_FACTOR: u64 = 2;
 
 /// Processor time that this process has taken.
 fn cpu_seconds() -> f64 {

@@ -117,6 +117,16 @@ impl BufCache {
         self.cache.is_crowded()
     }
 
+    /// Whether they take all that they may.
+    pub(crate) fn is_swamped(&self) -> bool {
+        self.cache.is_swamped()
+    }
+
+    /// Lets go of what was written, where changes take too much.
+    pub(crate) fn shed(&self) {
+        self.cache.shed();
+    }
+
     /// The `len` bytes at `daddr`, as `verifier` passed them.
     pub fn read(&self, daddr: DiskAddr, len: u64, verifier: &'static Verifier) -> Result<Buf> {
         self.read_pieces(&[Piece { daddr, len }], verifier)

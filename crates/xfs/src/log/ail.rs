@@ -7,11 +7,12 @@
 
 use super::item::LogItem;
 use super::layout::{Layout, Pos};
-use super::sync::{Condvar, Mutex, MutexGuard, lock, lock_by, wait};
+use super::sync::{Condvar, Mutex, MutexGuard, lock, lock_by, wait, wait_for};
 use fileio::lockstat::{Counted, LockClass, Users};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Duration;
 use xfs_format::types::Lsn;
 
 static LIST: LockClass = LockClass::new("ail");
@@ -35,7 +36,8 @@ struct List {
 pub(super) struct Ail {
     list: Mutex<List>,
     users: Users,
-    emptied: Condvar,
+    /// The tail has moved, or nothing is left.
+    moved: Condvar,
     layout: Layout,
 }
 
@@ -46,7 +48,7 @@ impl Ail {
     /// An empty list of a log that goes on at `head`.
     pub(super) fn new(layout: Layout, head: Pos) -> Self {
         let list = List { buckets: BTreeMap::new(), landed: head, tail: head, dead: false };
-        Self { list: Mutex::new(list), users: Users::new(), emptied: Condvar::new(), layout }
+        Self { list: Mutex::new(list), users: Users::new(), moved: Condvar::new(), layout }
     }
 
     /// Takes in the items of the checkpoint that begins at `lsn` and ends at `end`; takes out `gone`. Gives the
@@ -106,10 +108,10 @@ impl Ail {
     /// Moves the tail to where it belongs.
     fn settle(&self, list: &mut List) -> u64 {
         let tail = list.buckets.keys().next().map_or(list.landed, |&lsn| self.layout.pos(lsn));
-        if list.buckets.is_empty() {
-            self.emptied.notify_all();
-        }
         let moved = tail.bytes_since(list.tail);
+        if moved != 0 || list.buckets.is_empty() {
+            self.moved.notify_all();
+        }
         list.tail = list.tail.max(tail);
         moved
     }
@@ -165,15 +167,27 @@ impl Ail {
             if list.dead {
                 return false;
             }
-            list = wait(&self.emptied, list);
+            list = wait(&self.moved, list);
         }
         !list.dead
+    }
+
+    /// Waits until all items up to `upto` are written back, or have moved on, but no longer than `most`.
+    pub(super) fn wait_until_behind(&self, upto: Lsn, most: Duration) {
+        let mut list = lock(&self.list);
+        while !list.dead && list.buckets.keys().next().is_some_and(|&lsn| lsn < upto) {
+            let (guard, timed_out) = wait_for(&self.moved, list, most);
+            list = guard;
+            if timed_out {
+                return;
+            }
+        }
     }
 
     /// Wakes who waits.
     pub(super) fn kill(&self) {
         lock(&self.list).dead = true;
-        self.emptied.notify_all();
+        self.moved.notify_all();
     }
 
     /// Lets go of all items. The tail stays where it was.

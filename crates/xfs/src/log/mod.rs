@@ -51,6 +51,7 @@ use blockdev::BlockDevice;
 use fileio::lockstat::{self, LockClass, Mode};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use xfs_format::log::LogEnds;
 use xfs_format::superblock::Superblock;
 use xfs_format::types::Lsn;
@@ -400,6 +401,19 @@ impl Journal {
         if core.pace == Pace::Background && core.pushing.relieve(landed) {
             core.orders.push(core.cil.opened());
         }
+    }
+
+    /// As [`relieve`](Self::relieve), and waits for it: changes come faster than they can be written back. Not for ever,
+    /// as there may be items that only the caller's next transaction can settle. No ticket may be held.
+    pub fn wait_for_relief(&self) -> Result<()> {
+        const PATIENCE: Duration = Duration::from_millis(100);
+        if self.core.pace == Pace::Background {
+            self.force_all()?;
+            let landed = self.core.ail.landed();
+            self.push_ail(landed);
+            self.core.ail.wait_until_behind(landed, PATIENCE);
+        }
+        Ok(())
     }
 
     /// Takes an item out of the AIL, unless a later checkpoint has moved it on from `lsn`. For

@@ -66,7 +66,7 @@ impl<'v> Trans<'v> {
     /// a transaction takes. [`Error::NoSpace`] comes before anything has changed.
     pub fn start(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
         let write = volume.write_side()?;
-        volume.relieve_caches(&write.journal);
+        volume.relieve_caches(&write.journal)?;
         let blocks = match write.counters.reserve_blocks(reservation.blocks) {
             Ok(()) => reservation.blocks,
             Err(Error::NoSpace) if reservation.blocks_optional => 0,
