@@ -93,7 +93,7 @@ pub struct Changes {
     pub ctime: Option<Timestamp>,
     /// Project.
     pub project: Option<u32>,
-    /// Whether what is made in this directory belongs to its project.
+    /// Whether what is made in this directory belongs to its project. Other files have no such flag.
     pub project_inherit: Option<bool>,
 }
 

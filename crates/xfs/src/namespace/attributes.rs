@@ -13,6 +13,7 @@ use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::acl::AclEntry;
+use xfs_format::inode::{InodeFlags, InodeType};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
@@ -36,7 +37,7 @@ pub struct Change {
     pub ctime: Option<Timestamp>,
     /// Project.
     pub project: Option<u32>,
-    /// Whether what is made in this directory belongs to its project.
+    /// Whether what is made in this directory belongs to its project. Other files have no such flag.
     pub project_inherit: Option<bool>,
 }
 
@@ -77,8 +78,8 @@ impl Volume {
         core.mtime = change.mtime.unwrap_or(core.mtime);
         core.crtime = change.crtime.or(core.crtime);
         core.projid = change.project.unwrap_or(core.projid);
-        if let Some(inherit) = change.project_inherit {
-            core.flags.set(xfs_format::inode::InodeFlags::PROJINHERIT, inherit);
+        if let (Some(inherit), InodeType::Directory) = (change.project_inherit, core.kind) {
+            core.flags.set(InodeFlags::PROJINHERIT, inherit);
         }
         core.ctime = change.ctime.unwrap_or(now);
         if let Some(permissions) = change.permissions {

@@ -1,7 +1,7 @@
 //! Further names of an inode that exists.
 
 use super::locking::join_all;
-use super::{NameProblem, add_links, check_directory, check_name, file_type, lookup, touch};
+use super::{NameProblem, add_links, check_directory, check_name, check_project, file_type, lookup, touch};
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::Result;
 use crate::inode::{ForkKind, InodeEntry};
@@ -10,7 +10,6 @@ use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::sync::Arc;
-use xfs_format::inode::InodeFlags;
 use xfs_format::timestamp::Timestamp;
 
 impl Volume {
@@ -34,13 +33,10 @@ impl Volume {
         if trans.inode(ino).is_free() {
             return Err(NameProblem::Missing.into());
         }
-        let parent = trans.inode(dir).core();
-        if parent.flags.contains(InodeFlags::PROJINHERIT) && parent.projid != trans.inode(ino).core().projid {
-            return Err(NameProblem::OtherProject.into());
-        }
         if lookup(&mut trans, dir, name)?.is_some() {
             return Err(NameProblem::Exists.into());
         }
+        check_project(trans.inode(dir), trans.inode(ino))?;
         if trans.inode(ino).nlink() == 0 {
             trans.remove_unlinked(ino)?;
         }

@@ -34,7 +34,7 @@ use crate::symlink::TargetError;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use xfs_format::dir::is_valid_name;
-use xfs_format::inode::InodeType;
+use xfs_format::inode::{InodeFlags, InodeType};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
@@ -110,6 +110,17 @@ fn check_directory(inode: &Inode) -> Result<()> {
     }
     if inode.nlink() == 0 {
         return Err(NameProblem::Removed.into());
+    }
+    Ok(())
+}
+
+/// A directory that hands its project down takes no inode of another one in. Special files without a project may
+/// come: tools that set up projects pass them over.
+fn check_project(dir: &Inode, inode: &Inode) -> Result<()> {
+    let (dir, inode) = (dir.core(), inode.core());
+    let passed_over = inode.kind.is_special() && inode.projid == 0;
+    if dir.flags.contains(InodeFlags::PROJINHERIT) && dir.projid != inode.projid && !passed_over {
+        return Err(NameProblem::OtherProject.into());
     }
     Ok(())
 }

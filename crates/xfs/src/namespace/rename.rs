@@ -2,7 +2,9 @@
 
 use super::locking::join_all;
 use super::remove::{check_removable, drop_name};
-use super::{NameProblem, Removal, add_links, check_directory, check_name, file_type, lookup, touch};
+use super::{
+    NameProblem, Removal, add_links, check_directory, check_name, check_project, file_type, lookup, touch,
+};
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::Result;
 use crate::inode::{ForkKind, InodeEntry};
@@ -11,7 +13,6 @@ use crate::trans::fork::TransFork;
 use crate::volume::Volume;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
-use xfs_format::inode::InodeFlags;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
 
@@ -91,17 +92,19 @@ impl Volume {
             return Ok(None);
         }
         let ino = moved.ino();
-        check_project(&trans, dirs.1, ino)?;
-        let outcome = match (&there, how) {
+        match (&there, how) {
             (Some(_), RenameFlags::NoReplace) => return Err(NameProblem::Exists.into()),
             (None, RenameFlags::Exchange) => return Err(NameProblem::Missing.into()),
+            // Two names of one inode: nothing happens, as POSIX wants it.
+            (Some(other), _) if other.ino() == ino => return Ok(Some(None)),
+            // Of two that change places, the kernel asks the first alone.
+            _ => check_project(trans.inode(dirs.1), trans.inode(ino))?,
+        }
+        let outcome = match (&there, how) {
             (Some(other), RenameFlags::Exchange) => {
-                check_project(&trans, dirs.0, other.ino())?;
                 exchange(&mut trans, (dirs.0, source.name, ino), (dirs.1, target.name, other.ino()), now)?;
                 None
             }
-            // Two names of one inode: nothing happens, as POSIX wants it.
-            (Some(other), _) if other.ino() == ino => return Ok(Some(None)),
             (Some(other), _) => {
                 let what = if trans.inode(ino).is_dir() { Removal::Directory } else { Removal::File };
                 check_removable(&mut trans, other.ino(), what)?;
@@ -184,15 +187,6 @@ impl Volume {
         }
         Err(NameProblem::IntoItself.into())
     }
-}
-
-/// A directory with a project of its own takes nothing in that belongs to another.
-fn check_project(trans: &Trans<'_>, dir: InodeNumber, ino: InodeNumber) -> Result<()> {
-    let parent = trans.inode(dir).core();
-    if parent.flags.contains(InodeFlags::PROJINHERIT) && parent.projid != trans.inode(ino).core().projid {
-        return Err(NameProblem::OtherProject.into());
-    }
-    Ok(())
 }
 
 fn replace_entry(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8], ino: InodeNumber) -> Result<()> {
