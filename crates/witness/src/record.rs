@@ -61,6 +61,9 @@ pub struct Inode {
     /// Target of a symbolic link, escaped like a path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
+    /// Where it was asked for: its project.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub project: Option<Project>,
     /// Extended attributes by escaped name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub xattrs: BTreeMap<String, Bytes>,
@@ -71,6 +74,15 @@ pub struct Inode {
     /// which the directory gives them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entries: Option<(u64, String)>,
+}
+
+/// Which project a file belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Project {
+    /// Its number; 0 is none.
+    pub id: u32,
+    /// Whether what is made in this directory belongs to it too.
+    pub inherit: bool,
 }
 
 /// A string of bytes: its length, and itself in hexadecimal if it is short, else its SHA-256.

@@ -7,6 +7,7 @@ use super::HASH;
 use super::generator::{SHARED, STRIPED};
 use super::model::{Id, Kind, Model, Node, Time};
 use super::op::{Name, NodeKind};
+use super::projects;
 use crate::compare::compare;
 use crate::record::{Bytes, FileType, Inode, Record, escape};
 use crate::sandbox::{Mounted, repair_finds_nothing};
@@ -45,7 +46,7 @@ pub fn views_agree(
 ) -> Result<Vec<Record>> {
     let theirs = by_kernel(image, mnt)?;
     first(&theirs)?;
-    let ours = engine::manifests(image, 1, HASH).context("uxfs")?.remove(0);
+    let ours = by_uxfs(image).context("uxfs")?;
     let outcome = compare(&theirs, &ours)?;
     none("uxfs's view differs from the kernel's", &outcome.differences)?;
     ensure!(outcome.one_sided.is_empty(), "uxfs does not say everything: {:?}", outcome.one_sided);
@@ -61,10 +62,18 @@ fn checker_finds_nothing(image: &Path) -> Result<()> {
 }
 
 /// What the kernel says of an image, mounted read-only.
-fn by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
+pub(super) fn by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
     let mounted = Mounted::new(image, mnt, true).context("the kernel's mount")?;
-    let manifest = kernel::manifest(mounted.dir(), HASH)?;
+    let mut manifest = kernel::manifest(mounted.dir(), HASH)?;
+    projects::add_by_kernel(&mut manifest, mounted.dir())?;
     mounted.unmount()?;
+    Ok(manifest)
+}
+
+/// What uxfs says of an image, open for reading.
+pub(super) fn by_uxfs(image: &Path) -> Result<Vec<Record>> {
+    let mut manifest = engine::manifests(image, 1, HASH)?.remove(0);
+    projects::add_by_uxfs(&mut manifest, image)?;
     Ok(manifest)
 }
 
@@ -202,6 +211,9 @@ fn base(node: &Node, inode: &Inode, differ: &mut dyn FnMut(String)) {
     if (inode.uid, inode.gid) != (node.uid, node.gid) {
         differ(format!("owner {}:{} instead of {}:{}", inode.uid, inode.gid, node.uid, node.gid));
     }
+    if inode.project != Some(node.project) {
+        differ(format!("project {:?} instead of {:?}", inode.project, node.project));
+    }
     let (expected, found) = (attributes(node), listed(inode));
     if expected != found {
         let odd = expected.iter().find(|(name, value)| found.get(*name) != Some(value));
@@ -275,4 +287,27 @@ pub(super) fn attributes(node: &Node) -> BTreeMap<String, Bytes> {
 pub(super) fn listed(inode: &Inode) -> BTreeMap<String, Bytes> {
     let all = inode.xattrs.iter().filter(|(name, _)| !name.starts_with("trusted.SGI_ACL_"));
     all.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Project;
+
+    #[test]
+    fn every_difference_of_projects_is_found() {
+        let project = Project { id: 7, inherit: true };
+        let node = Node { project, ..Node::new(Kind::Dir(BTreeMap::new()), 0o755, 0) };
+        let found = |project| {
+            let mode = "0755".to_owned();
+            let inode = Inode { file_type: FileType::Directory, mode, project, ..Inode::default() };
+            let mut differences = Vec::new();
+            base(&node, &inode, &mut |what| differences.push(what));
+            differences.len()
+        };
+        assert_eq!(found(Some(project)), 0);
+        assert_eq!(found(Some(Project { id: 8, ..project })), 1);
+        assert_eq!(found(Some(Project { inherit: false, ..project })), 1);
+        assert_eq!(found(None), 1, "nobody asked");
+    }
 }

@@ -15,6 +15,7 @@ mod geometry;
 mod judge;
 mod model;
 mod op;
+mod projects;
 pub mod recover;
 mod redo;
 pub mod replay;

@@ -250,6 +250,12 @@ pub enum Op {
         uid: u32,
         gid: u32,
     },
+    /// To other files than directories, nothing can be handed down.
+    SetProject {
+        path: Name,
+        id: u32,
+        inherit: bool,
+    },
     Utimens {
         path: Name,
         atime: Moment,
@@ -312,6 +318,7 @@ impl Op {
             Self::SetAcl { .. } => "set acl",
             Self::Chmod { .. } => "chmod",
             Self::Chown { .. } => "chown",
+            Self::SetProject { .. } => "set project",
             Self::Utimens { .. } => "utimens",
             Self::ReadDir { .. } => "readdir",
             Self::ReadLink { .. } => "readlink",

@@ -12,9 +12,7 @@ use super::target::EngineTarget;
 use super::{History, Which, Who, judge};
 use crate::command;
 use crate::compare::compare;
-use crate::record::{Hash, Record};
-use crate::sandbox::Mounted;
-use crate::{engine, kernel};
+use crate::record::Record;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args as ClapArgs;
 use std::fs::File;
@@ -81,9 +79,9 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     copy(&image, &theirs)?;
     copy(&image, &ours)?;
     recover(&theirs, &history.mnt()).context("the kernel's recovery")?;
-    let expected = seen_by_kernel(&theirs, &history.mnt())?;
+    let expected = judge::by_kernel(&theirs, &history.mnt())?;
 
-    let seen = engine::manifests(&image, 1, Hash::Blake3).context("uxfs, reading")?.remove(0);
+    let seen = judge::by_uxfs(&image).context("uxfs, reading")?;
     same("what uxfs reads without recovery on the device", &expected, &seen)?;
     ensure!(equal(&image, &ours)?, "uxfs, open for reading, changed the image");
 
@@ -91,7 +89,7 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     let report = target.recovery().context("uxfs says that there was nothing to recover")?;
     target.close()?;
     judge::is_sound(&ours).context("after the recovery by uxfs")?;
-    same("what uxfs recovered", &expected, &seen_by_kernel(&ours, &history.mnt())?)?;
+    same("what uxfs recovered", &expected, &judge::by_kernel(&ours, &history.mnt())?)?;
     let mut places = Vec::new();
     for (thread, (durable, actor)) in durable.iter().zip(&history.actors).enumerate() {
         match durable.judge(actor, thread, &expected) {
@@ -109,13 +107,6 @@ fn beside(image: &Path, who: &str) -> PathBuf {
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
     command::run(Command::new("cp").arg("--sparse=always").args([from, to]))
-}
-
-fn seen_by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
-    let mounted = Mounted::new(image, mnt, true).context("the kernel's mount")?;
-    let manifest = kernel::manifest(mounted.dir(), Hash::Blake3)?;
-    mounted.unmount()?;
-    Ok(manifest)
 }
 
 fn same(what: &str, expected: &[Record], found: &[Record]) -> Result<()> {

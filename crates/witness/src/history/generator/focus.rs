@@ -195,6 +195,9 @@ fn grow_dir(
     let path = generator.in_dir(path, name);
     let mode = 0o644;
     let objects = model.files().len() + model.dirs().len() + model.others().len();
+    // Once refused for its project, it always is.
+    let refused = |source: &&Name| model.lookup(source).is_ok_and(|id| model.keeps_out(dir, id));
+    let source = source.as_ref().filter(|source| !refused(source));
     // Many names need not be many objects.
     let links = if objects > generator.bounds.objects { 20 } else { 14 };
     Some(match (generator.rng.u32(..20), source) {
@@ -216,8 +219,12 @@ fn shrink_dir(generator: &mut Generator, model: &Model, dir: Id, until: usize) -
     let path = Name(path);
     match &model.node(id).kind {
         Kind::Dir(inner) if inner.is_empty() => Some(Op::Rmdir { path }),
-        // What is not empty moves away.
+        // What is not empty moves away, if it may.
         Kind::Dir(_) => {
+            let away = model.lookup(&folder(generator.bounds.thread)).ok()?;
+            if model.keeps_out(away, id) {
+                return None;
+            }
             let name = names::letters(&mut generator.rng, 4, 12);
             let to = generator.in_dir(folder(generator.bounds.thread), name);
             let how = crate::history::op::RenameHow::Plain;

@@ -133,7 +133,8 @@ impl Generator {
             825..845 => Op::Chmod { path: self.existing(model), mode: self.any_mode() },
             845..860 => self.chown(model),
             860..880 => self.times(model),
-            880..900 => Op::Stat { path: self.existing(model) },
+            880..888 => self.set_project(model),
+            888..900 => Op::Stat { path: self.existing(model) },
             900..910 => Op::ReadLink { path: self.path_of(model, model.others()) },
             910..920 => Op::ReadDir { path: self.directory(model) },
             920..955 => self.striped(),
@@ -350,6 +351,22 @@ impl Generator {
     fn chown(&mut self, model: &Model) -> Op {
         let (uid, gid) = (self.rng.u32(..5), self.rng.u32(..70_000));
         Op::Chown { path: self.existing(model), uid, gid }
+    }
+
+    /// Few projects, and none at all most of the time, so that most files can be moved to most places.
+    fn set_project(&mut self, model: &Model) -> Op {
+        let id = match self.rng.u32(..8) {
+            0..4 => 0,
+            4 | 5 => 1,
+            6 => 2,
+            _ => u32::MAX - 1,
+        };
+        let inherit = id > 0 && self.rng.bool();
+        let path = match self.rng.u32(..3) {
+            0 => self.path_of(model, model.files()),
+            _ => self.directory(model),
+        };
+        Op::SetProject { path, id, inherit }
     }
 
     fn times(&mut self, model: &Model) -> Op {

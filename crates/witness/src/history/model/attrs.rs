@@ -4,6 +4,7 @@ use super::{Id, Key, Kind, Model, Time};
 use crate::history::acl::Acl;
 use crate::history::content::Blob;
 use crate::history::op::{AclKind, Moment, Name, Outcome, XattrHow};
+use crate::record::Project;
 use rustix::io::Errno;
 
 type Applied = Result<Outcome, Errno>;
@@ -122,6 +123,15 @@ impl Model {
             }
         }
         self.touch(Key::Inode(id));
+        Ok(Outcome::Done)
+    }
+
+    /// Only a directory can hand its project down; asked of other files, that is passed over.
+    pub(super) fn set_project(&mut self, path: &Name, id: u32, inherit: bool) -> Applied {
+        let file = self.lookup(path)?;
+        let node = self.node_mut(file);
+        node.project = Project { id, inherit: inherit && matches!(node.kind, Kind::Dir(_)) };
+        self.touch(Key::Inode(file));
         Ok(Outcome::Done)
     }
 

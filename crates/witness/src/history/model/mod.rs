@@ -269,6 +269,7 @@ impl Model {
             Op::SetAcl { path, kind, acl } => self.set_acl(path, *kind, acl.as_ref()),
             Op::Chmod { path, mode } => self.chmod(path, *mode),
             Op::Chown { path, uid, gid } => self.chown(path, *uid, *gid),
+            Op::SetProject { path, id, inherit } => self.set_project(path, *id, *inherit),
             Op::Utimens { path, atime, mtime } => self.set_times(path, *atime, *mtime),
             Op::ReadDir { path } => self.read_dir(path),
             Op::ReadLink { path } => self.read_link(path),
@@ -290,7 +291,7 @@ impl Model {
     }
 
     /// Whether the model can tell what an operation does. It cannot where a path leads through a symbolic link, where
-    /// something is opened that is no file, or where other threads have a say.
+    /// something is opened that is no file, where kernels differ, or where other threads have a say.
     pub fn predictable(&self, op: &Op) -> bool {
         let free = |slot: usize| self.slots.get(slot) == Some(&None);
         match op {
@@ -306,10 +307,13 @@ impl Model {
                 self.plain(path) && self.slots.get(*slot).copied().flatten().is_some()
             }
             Op::Mkdir { path, .. } | Op::Mknod { path, .. } | Op::Symlink { path, .. } => self.plain(path),
-            Op::Link { from, to } => self.plain(from) && self.plain(to) && self.own(from),
+            Op::Link { from, to } => {
+                self.plain(from) && self.plain(to) && self.own(from) && !self.may_be_let_in(from, to)
+            }
             Op::Unlink { path } | Op::Rmdir { path } => self.plain(path) && self.movable(path),
             Op::Rename { from, to, .. } => {
-                self.plain(from) && self.plain(to) && self.movable(from) && self.movable(to)
+                let plain = self.plain(from) && self.plain(to);
+                plain && self.movable(from) && self.movable(to) && !self.may_be_let_in(from, to)
             }
             Op::Write { file, .. } | Op::Read { file, .. } | Op::Fsync { file } => self.reachable(file),
             Op::Allocate { file, how, .. } => {
@@ -330,6 +334,12 @@ impl Model {
             | Op::Utimens { path, .. }
             | Op::ReadLink { path }
             | Op::Stat { path } => self.plain(path) && self.own(path),
+            Op::SetProject { path, .. } => {
+                // Through the mount, it takes an open file.
+                let end = self.lookup(path).map(|id| &self.node(id).kind);
+                let opens = matches!(end, Ok(Kind::File(_) | Kind::Dir(_)) | Err(Errno::NOENT));
+                self.plain(path) && self.own(path) && opens
+            }
             Op::ReadDir { path } => {
                 let end = self.lookup(path).map(|id| &self.node(id).kind);
                 self.plain(path) && self.own(path) && matches!(end, Ok(Kind::Dir(_)) | Err(Errno::NOENT))
@@ -366,6 +376,13 @@ impl Model {
     /// Whether the names of a thread's own objects are meant; its folder stays where it is.
     fn movable(&self, path: &Name) -> bool {
         self.own(path) && path.components().nth(1).is_some()
+    }
+
+    /// Whether a special file of no project goes to a directory that hands one down, which newer kernels alone allow.
+    fn may_be_let_in(&self, from: &Name, to: &Name) -> bool {
+        let (Ok(id), Ok((dir, _))) = (self.lookup(from), self.parent(to)) else { return false };
+        let special = matches!(self.node(id).kind, Kind::Special(_));
+        special && self.node(id).project.id == 0 && self.keeps_out(dir, id)
     }
 
     fn opens_safely(&self, path: &Name) -> bool {

@@ -3,6 +3,7 @@
 use super::{Id, Key, Kind, Model, Node, Time};
 use crate::history::content::Content;
 use crate::history::op::{Name, NodeKind, Outcome, RenameHow};
+use crate::record::Project;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
@@ -32,6 +33,9 @@ impl Model {
         if let (Some(list), false) = (&parent.default_acl, matches!(node.kind, Kind::Symlink(_))) {
             (node.mode, node.acl) = list.inherit(mode);
             node.default_acl = is_dir.then(|| list.clone());
+        }
+        if parent.project.inherit {
+            node.project = Project { inherit: is_dir, ..parent.project };
         }
         node
     }
@@ -138,6 +142,7 @@ impl Model {
         if node.nlink == 0 && !node.linkable {
             return Err(Errno::NOENT);
         }
+        self.may_enter(dir, id)?;
         self.enter(dir, name, id);
         Ok(Outcome::Done)
     }
@@ -167,6 +172,7 @@ impl Model {
         if matches!(self.node(id).kind, Kind::Dir(_)) {
             return Err(Errno::PERM);
         }
+        self.may_enter(dir, id)?;
         self.enter(dir, name, id);
         Ok(Outcome::Done)
     }
@@ -206,6 +212,16 @@ impl Model {
         }
     }
 
+    /// Whether a directory hands a project down that a node does not belong to.
+    pub fn keeps_out(&self, dir: Id, id: Id) -> bool {
+        let project = self.node(dir).project;
+        project.inherit && project.id != self.node(id).project.id
+    }
+
+    fn may_enter(&self, dir: Id, id: Id) -> Result<(), Errno> {
+        if self.keeps_out(dir, id) { Err(Errno::XDEV) } else { Ok(()) }
+    }
+
     pub(super) fn rename(&mut self, from: &Name, to: &Name, how: RenameHow) -> Applied {
         let (old_dir, old_name) = self.parent(from)?;
         let (new_dir, new_name) = self.parent(to)?;
@@ -229,11 +245,17 @@ impl Model {
         match other {
             Some(other) if other == id => return Ok(Outcome::Done),
             Some(other) if how == RenameHow::Exchange => {
+                // The one that goes the other way is not asked.
+                self.may_enter(new_dir, id)?;
                 self.exchange((old_dir, old_name, id), (new_dir, new_name, other));
                 return Ok(Outcome::Done);
             }
-            Some(other) => self.may_replace(id, other)?,
-            None => {}
+            // The project is looked at when the types fit, and before the old directory must be empty.
+            Some(other) => match self.may_replace(id, other) {
+                Err(error) if error != Errno::NOTEMPTY => return Err(error),
+                replaced => self.may_enter(new_dir, id).and(replaced)?,
+            },
+            None => self.may_enter(new_dir, id)?,
         }
         if let Some(other) = other {
             self.leave(new_dir, new_name.clone(), other);
@@ -257,10 +279,8 @@ impl Model {
             }
             _ => {}
         }
-        if let (Ok(id), Ok((dir, _))) = (id, &new)
-            && self.holds(id, *dir)
-        {
-            mistakes.push(Some(Errno::INVAL));
+        if let (Ok(id), Ok((dir, _))) = (id, &new) {
+            mistakes.extend([self.holds(id, *dir).then_some(Errno::INVAL), self.may_enter(*dir, id).err()]);
         }
         if let (Ok(other), Ok((dir, _))) = (other, &old)
             && self.holds(other, *dir)
@@ -274,7 +294,9 @@ impl Model {
     pub(super) fn link_mistakes(&self, from: &Name, to: &Name) -> Vec<Errno> {
         let id = self.lookup(from);
         let is_dir = id.is_ok_and(|id| matches!(self.node(id).kind, Kind::Dir(_)));
-        let mistakes = [id.err(), self.place(to).err(), is_dir.then_some(Errno::PERM)];
+        let enters = |id| self.parent(to).and_then(|(dir, _)| self.may_enter(dir, id));
+        let other_project = id.and_then(enters).err();
+        let mistakes = [id.err(), self.place(to).err(), is_dir.then_some(Errno::PERM), other_project];
         mistakes.into_iter().flatten().collect()
     }
 

@@ -3,6 +3,7 @@
 use crate::history::acl::Acl;
 use crate::history::content::{Blob, Content};
 use crate::history::op::{Moment, Name, NodeKind, Stat};
+use crate::record::Project;
 use std::collections::{BTreeMap, HashMap};
 
 /// Which object: a number that no other object of the same model ever has.
@@ -36,6 +37,7 @@ pub struct Node {
     pub mode: u16,
     pub uid: u32,
     pub gid: u32,
+    pub project: Project,
     pub nlink: u32,
     pub xattrs: BTreeMap<Name, Blob>,
     pub acl: Option<Acl>,
@@ -67,6 +69,7 @@ impl Node {
             mode,
             uid: 0,
             gid,
+            project: Project::default(),
             nlink,
             xattrs: BTreeMap::new(),
             acl: None,

@@ -317,6 +317,11 @@ impl Target for EngineTarget {
         node.change(&changes).map_err(errno)
     }
 
+    fn set_project(&self, path: &[u8], id: u32, inherit: bool) -> Called<()> {
+        let changes = Changes { project: Some(id), project_inherit: Some(inherit), ..Changes::default() };
+        self.node(path)?.change(&changes).map_err(errno)
+    }
+
     fn set_times(&self, path: &[u8], atime: Moment, mtime: Moment) -> Called<()> {
         let time = |moment: Moment| Some(Timestamp { seconds: moment.0, nanoseconds: moment.1 });
         let changes = Changes { atime: time(atime), mtime: time(mtime), ..Changes::default() };

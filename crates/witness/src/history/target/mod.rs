@@ -74,6 +74,8 @@ pub trait Target: Sync {
     fn chmod(&self, path: &[u8], mode: u16) -> Called<()>;
     /// Changes owner and group.
     fn chown(&self, path: &[u8], uid: u32, gid: u32) -> Called<()>;
+    /// Sets the project, and whether a directory hands it down.
+    fn set_project(&self, path: &[u8], id: u32, inherit: bool) -> Called<()>;
     /// Sets times of last access and last modification.
     fn set_times(&self, path: &[u8], atime: Moment, mtime: Moment) -> Called<()>;
     /// Names in a directory without the dots, in any order, each with the letter of its type.
@@ -165,6 +167,7 @@ pub fn perform<T: Target>(target: &T, slots: &mut Slots<T>, op: &Op) -> Called<O
         Op::SetAcl { path, kind, acl } => target.set_acl(&path.0, *kind, acl.as_ref()).map(done),
         Op::Chmod { path, mode } => target.chmod(&path.0, *mode).map(done),
         Op::Chown { path, uid, gid } => target.chown(&path.0, *uid, *gid).map(done),
+        Op::SetProject { path, id, inherit } => target.set_project(&path.0, *id, *inherit).map(done),
         Op::Utimens { path, atime, mtime } => target.set_times(&path.0, *atime, *mtime).map(done),
         Op::ReadDir { path } => {
             let mut names: Vec<_> =

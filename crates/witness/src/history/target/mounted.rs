@@ -1,6 +1,7 @@
-//! A directory that the kernel has mounted, by system calls.
+//! A directory that the kernel has mounted, by system calls; for projects, by `xfs_io`.
 
 use super::{Called, Target};
+use crate::command;
 use crate::history::acl::Acl;
 use crate::history::op::{AclKind, AllocateHow, Ino, Moment, NodeKind, RenameHow, Stat, XattrHow};
 use anyhow::{Context, Result};
@@ -9,9 +10,11 @@ use rustix::fs::{
     Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
+use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A mounted directory.
 #[derive(Debug)]
@@ -35,7 +38,7 @@ impl MountedTarget {
     fn through_proc(&self, path: &[u8]) -> PathBuf {
         let mut all = format!("/proc/self/fd/{}/", self.root.as_raw_fd()).into_bytes();
         all.extend_from_slice(path);
-        std::ffi::OsString::from_vec(all).into()
+        OsString::from_vec(all).into()
     }
 
     fn open_with(&self, path: &[u8], flags: OFlags, mode: u16) -> Called<OwnedFd> {
@@ -233,6 +236,25 @@ impl Target for MountedTarget {
     fn chown(&self, path: &[u8], uid: u32, gid: u32) -> Called<()> {
         let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
         rustix::fs::chownat(&self.root, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    fn set_project(&self, path: &[u8], id: u32, inherit: bool) -> Called<()> {
+        let is_dir = self.stat(path)?.letter == 'd';
+        let mut all = format!("/proc/{}/fd/{}/", std::process::id(), self.root.as_raw_fd()).into_bytes();
+        all.extend_from_slice(path);
+        let mut program = Command::new("xfs_io");
+        program.args(["-c", &format!("chproj {id}")]);
+        if is_dir {
+            program.args(["-c", if inherit { "chattr +P" } else { "chattr -P" }]);
+        }
+        // Some of its failures are said, and no more.
+        match command::finish(program.arg(OsString::from_vec(all))) {
+            Ok(output) if output.status.success() && output.stderr.is_empty() => Ok(()),
+            failed => {
+                eprintln!("history: kernel: {:?}", failed.map(|output| command::said(&output)));
+                Err(Errno::IO)
+            }
+        }
     }
 
     fn set_times(&self, path: &[u8], atime: Moment, mtime: Moment) -> Called<()> {
