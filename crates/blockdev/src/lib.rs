@@ -8,6 +8,7 @@
 //! | [`FileDevice`] | an image file or a block device: O_DIRECT where the host allows it, io_uring queues |
 //! | [`MemoryDevice`] | anonymous memory, or a mapped file (tmpfs, DAX) |
 //! | [`Window`] | a part of another device, such as one partition of an image |
+//! | [`Deferred`] | another device, of which nothing is made durable before the end |
 //! | [`Recorder`], [`FaultDevice`], [`DelayDevice`], [`Counter`] | wrappers that tests put around any device |
 //!
 //! ```
@@ -25,6 +26,7 @@
 mod blocking;
 mod buf;
 mod check;
+mod deferred;
 mod device;
 mod error;
 mod file;
@@ -36,6 +38,7 @@ mod window;
 
 pub use blocking::BlockingQueue;
 pub use buf::AlignedBuf;
+pub use deferred::Deferred;
 pub use device::{BlockDevice, Completion, Durability, IoQueue};
 pub use error::DeviceError;
 pub use file::{FileDevice, FileOptions, HostIo, QueueKind};

@@ -19,6 +19,7 @@ pub struct OpenOptions {
     pub(crate) cache_size: u64,
     pub(crate) repeatable: Option<Timestamp>,
     pub(crate) direct: bool,
+    pub(crate) durable_at_close: bool,
     pub(crate) locking: Locking,
 }
 
@@ -32,6 +33,7 @@ impl Default for OpenOptions {
             cache_size: Self::DEFAULT_CACHE_SIZE,
             repeatable: None,
             direct: true,
+            durable_at_close: false,
             locking: Locking::default(),
         }
     }
@@ -88,6 +90,14 @@ impl OpenOptions {
     /// Whether to go round the host's page cache (`O_DIRECT`) where the host can do that.
     pub fn direct(mut self, direct: bool) -> Self {
         self.direct = direct;
+        self
+    }
+
+    /// Makes nothing durable before the volume is closed: for one that is being made, which nobody has yet. Calls that
+    /// make changes durable come back at once; if the host goes down before the close, there is no volume. Goes best
+    /// through the page cache ([`direct`](Self::direct)).
+    pub fn durable_at_close(mut self, durable_at_close: bool) -> Self {
+        self.durable_at_close = durable_at_close;
         self
     }
 

@@ -14,7 +14,7 @@ use crate::options::OpenOptions;
 use crate::path;
 use crate::probe;
 use crate::recovery::Recovery;
-use blockdev::{BlockDevice, FileOptions, Window};
+use blockdev::{BlockDevice, Deferred, FileOptions, Window};
 use fileio::Locking;
 use std::path::Path;
 use std::sync::Arc;
@@ -38,6 +38,8 @@ pub struct Volume {
 struct Shared {
     engine: Arc<xfs::volume::Volume>,
     device: Arc<dyn BlockDevice>,
+    /// The same, if nothing is made durable before the volume is closed.
+    deferred: Option<Arc<Deferred>>,
     locking: Locking,
     open_files: OpenFiles,
 }
@@ -76,6 +78,8 @@ impl Volume {
     /// Opens the volume on any device, of which `options` may choose a part.
     pub fn open_device(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Self> {
         let device = part(device, options)?;
+        let deferred = options.durable_at_close.then(|| Arc::new(Deferred::new(Arc::clone(&device))));
+        let device = deferred.clone().map_or(device, |deferred| deferred);
         let engine_options = xfs::volume::OpenOptions {
             norecovery: options.norecovery,
             writable: options.writable,
@@ -85,7 +89,7 @@ impl Volume {
         let engine = xfs::volume::Volume::open(Arc::clone(&device), &engine_options)
             .map_err(|error| explain(error, &*device))?;
         let (locking, open_files) = (options.locking, OpenFiles::default());
-        Ok(Self { shared: Arc::new(Shared { engine, device, locking, open_files }) })
+        Ok(Self { shared: Arc::new(Shared { engine, device, deferred, locking, open_files }) })
     }
 
     /// The root directory.
@@ -163,7 +167,11 @@ impl Volume {
     /// Writes everything back and leaves a clean log. Nothing can be changed any more after it. A writable volume that
     /// is dropped without it is as after a crash: its log has to be replayed.
     pub fn close(&self) -> Result<()> {
-        Ok(self.engine().close()?)
+        self.engine().close()?;
+        match &self.shared.deferred {
+            Some(deferred) => Ok(deferred.finish()?),
+            None => Ok(()),
+        }
     }
 
     /// The device, or the part of it, that the volume is on.

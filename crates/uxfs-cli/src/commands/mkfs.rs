@@ -130,8 +130,8 @@ fn fill(args: &Args, global: &Global, source: Source, time: Option<Timestamp>) -
     interrupt::watch();
     let mut filler = Filler::new(rules, &bar);
     let mut problems = Problems::beside(&bar);
-    // Where the time is given, nothing is left to chance.
-    let how = global.open_options().writable(true).repeatable(time);
+    // Where the time is given, nothing is left to chance. Until all is in it, nobody has the volume.
+    let how = global.open_options().writable(true).repeatable(time).direct(false).durable_at_close(true);
     let volume = uxfs::Volume::open(&args.image, &how).map_err(failure)?;
     let done = volume.root().and_then(|root| root.as_dir()).map_err(failure).and_then(|root| match source {
         Source::Dir(path) => {
@@ -143,6 +143,8 @@ fn fill(args: &Args, global: &Global, source: Source, time: Option<Timestamp>) -
         }
     });
     let closed = volume.close().map_err(failure);
+    // What the caches hold goes with the process.
+    std::mem::forget(volume);
     bar.finish_and_clear();
     done.and(closed)?;
     say_lost(&filler);

@@ -324,16 +324,22 @@ impl<'a> Filler<'a> {
     ) -> Outcome<()> {
         let mut at = start;
         while at < end {
-            go_on()?;
             let want = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
             let len = read(&mut self.buf[..want], at)?;
             if len == 0 {
                 break;
             }
-            to.append_at(&self.buf[..len], at)?;
+            self.append(to, at, &self.buf[..len])?;
             at += len as u64;
-            self.bar.inc(len as u64);
         }
+        Ok(())
+    }
+
+    /// Adds bytes to the end of a file, or behind it.
+    pub fn append(&self, to: &File, at: u64, data: &[u8]) -> Outcome<()> {
+        go_on()?;
+        to.append_at(data, at)?;
+        self.bar.inc(data.len() as u64);
         Ok(())
     }
 }

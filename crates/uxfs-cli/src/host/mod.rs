@@ -12,7 +12,6 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// A directory is opened for reading, and never through a link.
@@ -31,11 +30,6 @@ impl Identity {
         // The types of the two differ between machines.
         #[allow(clippy::useless_conversion)]
         Self(stat.st_dev.into(), stat.st_ino.into())
-    }
-
-    /// The same, where the standard library has asked.
-    pub fn of_metadata(found: &std::fs::Metadata) -> Self {
-        Self(found.dev(), found.ino())
     }
 
     /// Of what a path leads to, if it leads to something.

@@ -50,10 +50,6 @@ pub struct Args {
     uid: u32,
 }
 
-/// What makes a volume the same every time.
-const FIXED: [&str; 4] =
-    ["-m", "uuid=3e3a4f8c-7a52-4a5e-9f0e-0f6d1b3c5a77", "--time", "2026-01-31T12:00:00Z"];
-
 /// Runs the command. `Ok(true)`: every volume was right.
 pub fn run(args: &Args) -> Result<bool> {
     let place = Place::new(args)?;
@@ -67,7 +63,8 @@ pub fn run(args: &Args) -> Result<bool> {
     let start = Instant::now();
     let source = place.source();
     let made = tree::make(&source, args.seed, args.files)?;
-    let size = (2 * made.bytes + 12_000 * (made.files + made.dirs)).next_multiple_of(64 << 20).max(512 << 20);
+    // Beside the content: inodes and blocks that are not full, and what the kernel sets aside for files that grow.
+    let size = (2 * made.bytes + 40_000 * (made.files + made.dirs)).next_multiple_of(64 << 20).max(512 << 20);
     println!(
         "from: seed {}: {} files and {} directories with {} MiB, in {:.1} s",
         args.seed,
@@ -99,6 +96,8 @@ fn size_for(source: &Path) -> Result<u64> {
 struct Place {
     folder: tempfile::TempDir,
     uid: u32,
+    /// What makes a volume the same every time. The kernel mounts no two of one UUID, so that each run has its own.
+    fixed: [String; 4],
 }
 
 impl Place {
@@ -107,7 +106,9 @@ impl Place {
             Some(program) => program.clone(),
             None => std::env::current_exe()?.with_file_name("uxfs"),
         };
-        let place = Self { folder: scratch()?, uid: args.uid };
+        let uuid = format!("3e3a4f8c-7a52-4a5e-9f0e-{:012x}", std::process::id());
+        let fixed = ["-m", &format!("uuid={uuid}"), "--time", "2026-01-31T12:00:00Z"].map(str::to_owned);
+        let place = Self { folder: scratch()?, uid: args.uid, fixed };
         // Where the program lies, others may not come.
         std::fs::copy(&program, place.path("uxfs"))
             .with_context(|| format!("{} (cargo build --release -p uxfs-cli makes it)", program.display()))?;
@@ -151,7 +152,7 @@ impl Place {
         source: &Path,
         shape: &str,
         size: u64,
-        more: &[&str],
+        more: &[String],
     ) -> Result<(PathBuf, Duration)> {
         let image = self.path("out").join(name);
         if image.exists() {
@@ -166,8 +167,8 @@ impl Place {
 
     /// Makes two volumes that must have the same bytes.
     fn twice(&self, source: &Path, shape: &str, size: u64) -> Result<PathBuf> {
-        let (one, first) = self.make("one", source, shape, size, &FIXED)?;
-        let (two, second) = self.make("two", source, shape, size, &FIXED)?;
+        let (one, first) = self.make("one", source, shape, size, &self.fixed)?;
+        let (two, second) = self.make("two", source, shape, size, &self.fixed)?;
         let differs = first_difference(&one, &two)?;
         std::fs::remove_file(&two)?;
         let what = format!("{}{}{shape}", source.display(), if shape.is_empty() { "" } else { " " });
@@ -222,7 +223,7 @@ impl Place {
     fn race(&self, source: &Path, size: u64, rounds: usize) -> Result<()> {
         let (mut ours, mut repeatable, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
-            for (times, more) in [(&mut ours, &[][..]), (&mut repeatable, &FIXED[..])] {
+            for (times, more) in [(&mut ours, &[][..]), (&mut repeatable, &self.fixed[..])] {
                 let start = Instant::now();
                 let (image, _) = self.make("one", source, "", size, more)?;
                 run_program(Command::new("sync").arg(&image))?;

@@ -1,0 +1,227 @@
+//! Files of the host, read for a volume.
+//!
+//! Invariants: names come sorted by their bytes; symbolic links are copied, never followed, but for the one that was
+//! named itself; reading leaves no trace in times of access where the host permits that, and is ahead of writing.
+
+mod read;
+
+use self::read::{Copied, Key, Reader, Step, Steps};
+use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at};
+use crate::exit::{Exit, Failure, Result, host_name};
+use crate::host::Identity;
+use crate::problems::Problems;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+use uxfs::{Dir, File, Node};
+
+/// Copies trees of the host into a volume.
+pub struct FromHost<'a, 'b> {
+    filler: &'a mut Filler<'b>,
+    problems: &'a mut Problems,
+    /// Files with several names that were copied, by device and inode number.
+    linked: HashMap<Key, Node>,
+    /// The same, for who reads.
+    copied: Copied,
+    /// The image that is written, which is not copied into itself.
+    image: Option<Identity>,
+}
+
+/// Where a copy goes.
+pub enum Target {
+    /// A name in a directory.
+    Named(Dir, Vec<u8>),
+    /// What is in the source goes into this directory.
+    Into(Dir),
+}
+
+/// Where in a tree the copying is.
+struct Place<'t> {
+    target: &'t Target,
+    /// The directories on the way down, with what is said of each.
+    dirs: Vec<(Dir, Attributes)>,
+    /// In the source.
+    path: PathBuf,
+    /// Directories on the way down, inside one that could not be made.
+    lost: u64,
+}
+
+impl<'a, 'b> FromHost<'a, 'b> {
+    /// Copies with a filler; what fails is said.
+    pub fn new(filler: &'a mut Filler<'b>, problems: &'a mut Problems, image: &Path) -> Self {
+        let (linked, copied, image) = (HashMap::new(), Copied::default(), Identity::of_path(image));
+        Self { filler, problems, linked, copied, image }
+    }
+
+    /// Copies what is at `path`, a directory with all that is in it. A link there is followed if `follow`.
+    pub fn copy(&mut self, path: &Path, target: Target, follow: bool) -> Result<()> {
+        let at = if follow { path.canonicalize() } else { Ok(path.to_owned()) };
+        let found = at.and_then(|at| at.symlink_metadata().map(|found| (at, found)));
+        let (at, found) = found.map_err(|error| missing(path, &error))?;
+        if !found.is_dir() && matches!(target, Target::Into(_)) {
+            return Err(Failure::new(Exit::NotFound, format!("{}: not a directory", host_name(&at))));
+        }
+        let rules = *self.filler.rules();
+        let copied = Copied::clone(&self.copied);
+        let (reader, steps) = Reader::new(rules.keep_links, rules.keep.xattrs, self.image, copied);
+        std::thread::scope(|scope| {
+            scope.spawn(|| reader.run(&at));
+            self.tree(Place { target: &target, dirs: Vec::new(), path: at.clone(), lost: 0 }, steps)
+        })
+    }
+
+    fn tree(&mut self, mut place: Place<'_>, mut steps: Steps) -> Result<()> {
+        while let Some(step) = steps.next() {
+            if let Step::Leave = step {
+                let done = place.leave(self.filler);
+                self.check(&place.path, done)?;
+                place.path.pop();
+            } else {
+                self.found(&mut place, step, &mut steps)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what was found, unless its directory could not be made; says what went wrong.
+    fn found(&mut self, place: &mut Place<'_>, step: Step, steps: &mut Steps) -> Result<()> {
+        let is_root = place.dirs.is_empty() && place.lost == 0;
+        let enters = matches!(step, Step::Enter(..));
+        if !is_root {
+            place.path.push(OsStr::from_bytes(step.name()));
+        }
+        let outcome = if place.lost == 0 { self.step(place, step, steps) } else { Ok(()) };
+        steps.skip_file();
+        if enters && (outcome.is_err() || place.lost > 0) {
+            place.lost += 1;
+        }
+        match outcome {
+            Err(trouble) if is_root => return Err(trouble.failure(host_name(&place.path))),
+            outcome => self.check(&place.path, outcome)?,
+        }
+        if !is_root && !enters {
+            place.path.pop();
+        }
+        Ok(())
+    }
+
+    /// Copies what was found, or goes into it.
+    fn step(&mut self, place: &mut Place<'_>, step: Step, steps: &mut Steps) -> Outcome<()> {
+        if !matches!(step, Step::Enter(..) | Step::Trouble(..)) {
+            self.filler.at(place.path.as_os_str().as_bytes());
+        }
+        match step {
+            Step::Enter(name, of) => {
+                let dir = match (place.end(&name), place.target) {
+                    (Some((dir, name)), _) => self.filler.directory(dir, name, &of)?,
+                    (None, Target::Named(dir, _) | Target::Into(dir)) => dir.clone(),
+                };
+                place.dirs.push((dir, of));
+                Ok(())
+            }
+            Step::File(name, of, key) => self.once(place, &name, key, |filler, dir, name| {
+                filler.file(dir, name, &of, |filler, file| content(filler, steps, file))
+            }),
+            Step::Symlink(name, of, key, target) => self.once(place, &name, key, |filler, dir, name| {
+                filler.leaf(dir, name, &of, &Leaf::Symlink(&target))
+            }),
+            Step::Special(name, of, key, special) => self.once(place, &name, key, |filler, dir, name| {
+                filler.leaf(dir, name, &of, &Leaf::Special(special))
+            }),
+            Step::Again(name, key) => self.once(place, &name, Some(key), |_, _, _| Err(ended_early())),
+            Step::Trouble(_, trouble) => Err(trouble),
+            Step::Leave | Step::Data(..) | Step::End(_) => Ok(()),
+        }
+    }
+
+    /// Makes a file that is no directory, or another name of it if it was made before.
+    fn once(
+        &mut self,
+        place: &Place<'_>,
+        name: &[u8],
+        key: Option<Key>,
+        make: impl FnOnce(&mut Filler<'b>, &Dir, &[u8]) -> Outcome<Node>,
+    ) -> Outcome<()> {
+        let Some((dir, name)) = place.end(name) else { return Err(ended_early()) };
+        if let Some(node) = key.and_then(|key| self.linked.get(&key)) {
+            return self.filler.link(dir, name, node);
+        }
+        let node = make(self.filler, dir, name)?;
+        if let Some(key) = key {
+            self.linked.insert(key, node);
+            self.copied.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        }
+        Ok(())
+    }
+
+    /// Says what went wrong with one file; what ends the work is the verb's failure.
+    fn check(&mut self, path: &Path, outcome: Outcome<()>) -> Result<()> {
+        match outcome {
+            Ok(()) => {}
+            Err(trouble) if trouble.ends() => return Err(trouble.failure(host_name(path))),
+            Err(trouble) => self.problems.say(&format!("{}: {trouble}", host_name(path))),
+        }
+        Ok(())
+    }
+}
+
+impl Place<'_> {
+    /// Where something of this name goes; `None`: it is the directory itself that was told.
+    fn end<'p>(&'p self, name: &'p [u8]) -> Option<(&'p Dir, &'p [u8])> {
+        match (self.dirs.last(), self.target) {
+            (Some((dir, _)), _) => Some((dir, name)),
+            (None, Target::Named(dir, name)) => Some((dir, name)),
+            (None, Target::Into(_)) => None,
+        }
+    }
+
+    /// Goes back up.
+    fn leave(&mut self, filler: &mut Filler<'_>) -> Outcome<()> {
+        if self.lost > 0 {
+            self.lost -= 1;
+            return Ok(());
+        }
+        match self.dirs.pop() {
+            Some((dir, of)) => filler.finish(dir.node(), &of),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Copies the data of a file as they come.
+fn content(filler: &mut Filler<'_>, steps: &mut Steps, to: &File) -> Outcome<()> {
+    while let Some(step) = steps.next_in_file() {
+        match step {
+            Step::Data(at, data, len) => filler.append(to, at, &data[..len])?,
+            Step::End(size) => return end_at(to, size?),
+            _ => break,
+        }
+    }
+    Err(ended_early())
+}
+
+fn ended_early() -> Trouble {
+    Trouble::end(Exit::Io, "reading the source ended early")
+}
+
+/// What the host says of a path that leads nowhere.
+fn missing(path: &Path, error: &std::io::Error) -> Failure {
+    match error.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
+            Failure::new(Exit::NotFound, format!("{}: no such file or directory", host_name(path)))
+        }
+        _ => Failure::of_host(path, error),
+    }
+}
+
+/// The last part of a path of the host, if it is a name.
+pub fn file_name(path: &Path) -> Option<Vec<u8>> {
+    let bytes = path.as_os_str().as_bytes();
+    // `dir/.` is what is in the directory.
+    if bytes.ends_with(b"/.") || bytes == b"." {
+        return None;
+    }
+    PathBuf::from(path).file_name().map(|name| name.as_bytes().to_vec())
+}

@@ -1,0 +1,472 @@
+//! Reads files of the host ahead of who copies them, in a thread of its own.
+//!
+//! Invariants: what is sent follows from the tree alone: a directory is entered, its names come sorted by their bytes,
+//! it is left; content comes in pieces that are full but for the last of a run. No path is longer than a name: every
+//! step is taken relative to an open directory. Of those on the way down only the innermost are kept open; the way
+//! back to others is `..`, believed only where it is the directory that was come from. No more is read ahead than
+//! the channel holds.
+
+use super::super::{Attributes, CHUNK, Outcome, Trouble};
+use crate::exit::Exit;
+use crate::host::Identity;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, Stat};
+use rustix::io::Errno;
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use uxfs::{AlignedBuf, Special, Timestamp};
+
+/// Steps, and bytes of content, that are handed over at once.
+const BATCH_STEPS: usize = 64;
+const BATCH_BYTES: usize = 256 << 10;
+/// Batches that wait to be taken.
+const BATCHES: usize = 8;
+/// Directories that are kept open.
+const OPEN_MAX: usize = 200;
+/// Alignment of what devices are handed.
+const SECTOR: usize = 4096;
+
+/// What makes a file with several names the same one.
+pub type Key = (u64, u64);
+
+/// Files with several names of which the first is copied, so that nobody reads them again.
+pub type Copied = Arc<Mutex<HashSet<Key>>>;
+
+/// What is found in a tree. What the tree begins with has no name.
+pub enum Step {
+    /// A directory, then all that is in it, then [`Leave`](Self::Leave).
+    Enter(Vec<u8>, Attributes),
+    Leave,
+    /// A regular file, then its [`Data`](Self::Data), then [`End`](Self::End). With a key if it has more names.
+    File(Vec<u8>, Attributes, Option<Key>),
+    /// Bytes of the file, from a place on.
+    Data(u64, AlignedBuf, usize),
+    /// The file ends at this size, or could not be read to its end.
+    End(Outcome<u64>),
+    Symlink(Vec<u8>, Attributes, Option<Key>, Vec<u8>),
+    Special(Vec<u8>, Attributes, Option<Key>, Special),
+    /// Another name of a file that was copied.
+    Again(Vec<u8>, Key),
+    /// What cannot be read.
+    Trouble(Vec<u8>, Trouble),
+}
+
+impl Step {
+    /// The name of what was found.
+    pub fn name(&self) -> &[u8] {
+        match self {
+            Self::Enter(name, ..)
+            | Self::File(name, ..)
+            | Self::Symlink(name, ..)
+            | Self::Special(name, ..)
+            | Self::Again(name, ..)
+            | Self::Trouble(name, ..) => name,
+            Self::Leave | Self::Data(..) | Self::End(_) => &[],
+        }
+    }
+}
+
+/// The steps, as they are taken.
+pub struct Steps {
+    from: Receiver<Vec<Step>>,
+    batch: std::vec::IntoIter<Step>,
+    /// A file was begun and not ended.
+    in_file: bool,
+}
+
+impl Steps {
+    /// What comes next of the file that was begun; `None` behind its end.
+    pub fn next_in_file(&mut self) -> Option<Step> {
+        if self.in_file { self.next() } else { None }
+    }
+
+    /// Leaves out what is still to come of a file.
+    pub fn skip_file(&mut self) {
+        while self.next_in_file().is_some() {}
+    }
+}
+
+impl Iterator for Steps {
+    type Item = Step;
+
+    fn next(&mut self) -> Option<Step> {
+        let step = loop {
+            match self.batch.next() {
+                Some(step) => break Some(step),
+                None => match self.from.recv() {
+                    Ok(batch) => self.batch = batch.into_iter(),
+                    Err(_) => break None,
+                },
+            }
+        };
+        self.in_file = match step {
+            Some(Step::File(..) | Step::Data(..)) => true,
+            _ => false,
+        };
+        step
+    }
+}
+
+/// Why a step was not taken.
+enum Stop {
+    /// Nobody takes steps any more.
+    Gone,
+    Trouble(Trouble),
+}
+
+impl From<std::io::Error> for Stop {
+    fn from(error: std::io::Error) -> Self {
+        Self::Trouble(error.into())
+    }
+}
+
+impl From<Errno> for Stop {
+    fn from(error: Errno) -> Self {
+        std::io::Error::from(error).into()
+    }
+}
+
+/// A directory on the way down.
+struct Level {
+    /// `None`: to be opened again on the way back.
+    dir: Option<OwnedFd>,
+    identity: Identity,
+    names: std::vec::IntoIter<Vec<u8>>,
+}
+
+/// Reads a tree.
+pub struct Reader {
+    keep_links: bool,
+    keep_xattrs: bool,
+    /// The image that is written, which is not copied into itself.
+    image: Option<Identity>,
+    copied: Copied,
+    user: u32,
+    to: SyncSender<Vec<Step>>,
+    batch: Vec<Step>,
+    batch_bytes: usize,
+}
+
+impl Reader {
+    /// A reader, and what it will find once it [`run`](Self::run)s.
+    pub fn new(
+        keep_links: bool,
+        keep_xattrs: bool,
+        image: Option<Identity>,
+        copied: Copied,
+    ) -> (Self, Steps) {
+        let (to, from) = sync_channel(BATCHES);
+        let user = rustix::process::geteuid().as_raw();
+        let reader =
+            Self { keep_links, keep_xattrs, image, copied, user, to, batch: Vec::new(), batch_bytes: 0 };
+        (reader, Steps { from, batch: Vec::new().into_iter(), in_file: false })
+    }
+
+    /// Reads what is at `path`, and all below, until nobody wants it any more.
+    pub fn run(mut self, path: &Path) {
+        if self.walk(path).is_ok() {
+            let _ = self.hand_over();
+        }
+    }
+
+    fn walk(&mut self, path: &Path) -> Result<(), Stop> {
+        let mut levels: Vec<Level> = Vec::new();
+        levels.extend(self.step(CWD, path.as_os_str().as_bytes(), &[])?);
+        while let Some(level) = levels.last_mut() {
+            let Some(name) = level.names.next() else {
+                self.leave(&mut levels)?;
+                continue;
+            };
+            let Some(dir) = level.dir.take() else { return Ok(()) };
+            let inner = self.step(dir.as_fd(), &name, &name);
+            level.dir = Some(dir);
+            levels.extend(inner?);
+            if let Some(outer) = levels.len().checked_sub(OPEN_MAX + 1) {
+                levels[outer].dir = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, levels: &mut Vec<Level>) -> Result<(), Stop> {
+        let left = levels.pop().and_then(|level| level.dir);
+        self.send(Step::Leave)?;
+        let (Some(left), Some(level)) = (left, levels.last_mut()) else { return Ok(()) };
+        if level.dir.is_none() {
+            let outer = open_dir(left.as_fd(), b"..").ok();
+            let same = |dir: &OwnedFd| {
+                rustix::fs::fstat(dir).is_ok_and(|found| Identity::of(&found) == level.identity)
+            };
+            level.dir = outer.filter(same);
+            if level.dir.is_none() {
+                let trouble = Trouble::end(Exit::Io, "the source was moved while it was read");
+                self.send(Step::Trouble(Vec::new(), trouble))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what is at `name`, to be sent as `called`; gives a directory to go into.
+    fn step(&mut self, dir: BorrowedFd<'_>, name: &[u8], called: &[u8]) -> Result<Option<Level>, Stop> {
+        match self.read(dir, name, called) {
+            Err(Stop::Trouble(trouble)) => {
+                self.send(Step::Trouble(called.to_vec(), trouble))?;
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    fn read(&mut self, dir: BorrowedFd<'_>, name: &[u8], called: &[u8]) -> Result<Option<Level>, Stop> {
+        let found = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let kind = FileType::from_raw_mode(found.st_mode);
+        if kind == FileType::Directory {
+            let dir = open_dir(dir, name)?;
+            let of = self.attributes(&found, &Place::Open(dir.as_fd()))?;
+            let names = names(&dir)?.into_iter();
+            self.send(Step::Enter(called.to_vec(), of))?;
+            return Ok(Some(Level { dir: Some(dir), identity: Identity::of(&found), names }));
+        }
+        #[allow(clippy::useless_conversion)]
+        let key =
+            (self.keep_links && found.st_nlink > 1).then_some((found.st_dev.into(), found.st_ino.into()));
+        let copied = |key: &Key| self.copied.lock().unwrap_or_else(PoisonError::into_inner).contains(key);
+        if let Some(key) = key.filter(copied) {
+            self.send(Step::Again(called.to_vec(), key))?;
+            return Ok(None);
+        }
+        if kind == FileType::RegularFile {
+            self.file(dir, name, called, &found, key)?;
+            return Ok(None);
+        }
+        let of = self.attributes(&found, &Place::below(dir, name))?;
+        let step = if kind == FileType::Symlink {
+            let target = rustix::fs::readlinkat(dir, name, Vec::new())?.into_bytes();
+            Step::Symlink(called.to_vec(), of, key, target)
+        } else {
+            Step::Special(called.to_vec(), of, key, special(kind, &found))
+        };
+        self.send(step)?;
+        Ok(None)
+    }
+
+    fn file(
+        &mut self,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        called: &[u8],
+        found: &Stat,
+        key: Option<Key>,
+    ) -> Result<(), Stop> {
+        if self.image == Some(Identity::of(found)) {
+            let what = "this is the image that is written; it is left out";
+            return Err(Stop::Trouble(Trouble::new(Exit::Io, what)));
+        }
+        let file = self.open(dir, name, found)?;
+        let of = self.attributes(found, &Place::Open(file.as_fd()))?;
+        self.send(Step::File(called.to_vec(), of, key))?;
+        let end = match self.content(&file) {
+            Ok(size) => Ok(size),
+            Err(Stop::Trouble(trouble)) => Err(trouble),
+            Err(Stop::Gone) => return Err(Stop::Gone),
+        };
+        self.send(Step::End(end))
+    }
+
+    /// Opens a file so that its time of access stays, where that may be asked for.
+    fn open(&self, dir: BorrowedFd<'_>, name: &[u8], found: &Stat) -> Result<File, Errno> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let open = |flags| rustix::fs::openat(dir, name, flags, Mode::empty()).map(File::from);
+        if [0, found.st_uid].contains(&self.user)
+            && let Ok(file) = open(flags | OFlags::NOATIME)
+        {
+            return Ok(file);
+        }
+        open(flags)
+    }
+
+    /// Sends data; holes stay holes. Gives the size.
+    fn content(&mut self, from: &File) -> Result<u64, Stop> {
+        let size = from.metadata()?.len();
+        let mut at = 0;
+        while at < size {
+            let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+                Ok(start) => start,
+                Err(Errno::NXIO) => break,
+                // A file system that doesn't know of holes.
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
+                Err(error) => return Err(error.into()),
+            };
+            let end = rustix::fs::seek(from, SeekFrom::Hole(start)).unwrap_or(size).min(size);
+            if end <= start {
+                break;
+            }
+            self.run_of_data(from, start, end)?;
+            at = end;
+        }
+        Ok(size)
+    }
+
+    fn run_of_data(&mut self, from: &File, start: u64, end: u64) -> Result<(), Stop> {
+        let mut at = start;
+        while at < end {
+            let want = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
+            let mut buf = AlignedBuf::zeroed(want.next_multiple_of(SECTOR));
+            let len = read_full(from, &mut buf[..want], at)?;
+            if len == 0 {
+                break;
+            }
+            self.send(Step::Data(at, buf, len))?;
+            at += len as u64;
+        }
+        Ok(())
+    }
+
+    fn attributes(&self, found: &Stat, place: &Place<'_>) -> Result<Attributes, Errno> {
+        Ok(Attributes {
+            permissions: (found.st_mode & 0o7777) as u16,
+            uid: found.st_uid,
+            gid: found.st_gid,
+            atime: Some(time(found.st_atime, found.st_atime_nsec)),
+            mtime: time(found.st_mtime, found.st_mtime_nsec),
+            xattrs: if self.keep_xattrs { place.xattrs()? } else { Vec::new() },
+        })
+    }
+
+    fn send(&mut self, step: Step) -> Result<(), Stop> {
+        if let Step::Data(_, _, len) = &step {
+            self.batch_bytes += len;
+        }
+        self.batch.push(step);
+        if self.batch.len() < BATCH_STEPS && self.batch_bytes < BATCH_BYTES {
+            return Ok(());
+        }
+        self.hand_over()
+    }
+
+    fn hand_over(&mut self) -> Result<(), Stop> {
+        self.batch_bytes = 0;
+        let batch = std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH_STEPS));
+        self.to.send(batch).map_err(|_| Stop::Gone)
+    }
+}
+
+fn open_dir(dir: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(dir, name, flags, Mode::empty())
+}
+
+/// Names in a directory, sorted.
+fn names(dir: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
+    let mut buf = Vec::with_capacity(32 << 10);
+    let mut entries = RawDir::new(dir, buf.spare_capacity_mut());
+    let mut names = Vec::new();
+    while let Some(entry) = entries.next() {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if !matches!(&*name, b"." | b"..") {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Fills a buffer, unless the file ends.
+fn read_full(from: &File, buf: &mut [u8], at: u64) -> std::io::Result<usize> {
+    let mut len = 0;
+    while len < buf.len() {
+        match from.read_at(&mut buf[len..], at + len as u64) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(len)
+}
+
+fn special(kind: FileType, found: &Stat) -> Special {
+    let (major, minor) = (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
+    match kind {
+        FileType::CharacterDevice => Special::CharDevice(major, minor),
+        FileType::BlockDevice => Special::BlockDevice(major, minor),
+        FileType::Fifo => Special::Fifo,
+        _ => Special::Socket,
+    }
+}
+
+fn time(seconds: i64, nanoseconds: impl TryInto<u32>) -> Timestamp {
+    Timestamp { seconds, nanoseconds: nanoseconds.try_into().unwrap_or_default() }
+}
+
+/// How attributes of a file are asked for.
+enum Place<'a> {
+    Open(BorrowedFd<'a>),
+    /// Of what cannot be opened.
+    Path(PathBuf),
+}
+
+impl<'a> Place<'a> {
+    /// A name in a directory, by a path that is not long however deep that is.
+    fn below(dir: BorrowedFd<'a>, name: &[u8]) -> Self {
+        let name = Path::new(OsStr::from_bytes(name));
+        Self::Path(match dir.as_raw_fd() == CWD.as_raw_fd() {
+            true => name.to_owned(),
+            false => Path::new(&format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name),
+        })
+    }
+
+    fn list(&self, buf: &mut [u8]) -> rustix::io::Result<usize> {
+        match self {
+            Self::Open(fd) => rustix::fs::flistxattr(fd, buf),
+            Self::Path(path) => rustix::fs::llistxattr(path, buf),
+        }
+    }
+
+    fn get(&self, name: &[u8], buf: &mut [u8]) -> rustix::io::Result<usize> {
+        match self {
+            Self::Open(fd) => rustix::fs::fgetxattr(fd, name, buf),
+            Self::Path(path) => rustix::fs::lgetxattr(path, name, buf),
+        }
+    }
+
+    fn xattrs(&self) -> rustix::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let names = match sized(|buf| self.list(buf)) {
+            Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
+            names => names?,
+        };
+        let mut names: Vec<&[u8]> = names.split(|&byte| byte == 0).filter(|name| !name.is_empty()).collect();
+        names.sort_unstable();
+        let mut xattrs = Vec::with_capacity(names.len());
+        for name in names {
+            match sized(|buf| self.get(name, buf)) {
+                Ok(value) => xattrs.push((name.to_vec(), value)),
+                // Gone meanwhile, or only for others.
+                Err(Errno::NODATA | Errno::PERM | Errno::ACCESS) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(xattrs)
+    }
+}
+
+/// What a call gives that fails where the buffer is too small. No list and no value has more than 64 KiB.
+fn sized(mut call: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
+    let mut buf = vec![0; 256];
+    loop {
+        match call(&mut buf) {
+            Ok(len) => {
+                buf.truncate(len);
+                return Ok(buf);
+            }
+            Err(Errno::RANGE) if buf.len() < 1 << 17 => buf.resize(1 << 17, 0),
+            Err(error) => return Err(error),
+        }
+    }
+}
