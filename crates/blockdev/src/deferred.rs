@@ -1,54 +1,193 @@
-//! A device that makes nothing durable before it is told that the work is done.
+//! A device that makes nothing durable before it is told that the work is done, and is written by threads of its own.
 //!
-//! For something that is being made, which nobody has yet: if the host goes down meanwhile, it is made again. Invariant:
-//! only after [`Deferred::finish`] is anything that was written known to be durable, and then all of it.
+//! For something that is being made, which nobody has yet: if the host goes down meanwhile, it is made again. Invariants:
+//! writes reach the device below in the order in which they came, and a read waits for all before it; only after
+//! [`Deferred::finish`] is anything that was written known to be durable, and then all of it; a failure is told by
+//! whatever is asked for next, and by all that follows.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
-use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
+use crate::{AlignedBuf, BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
 
-/// A device whose flushes wait for [`finish`](Self::finish). Meant for one that is reached through the page cache, which
-/// takes writes at once.
+/// Bytes that wait to be written before the thread is woken, and before a writer has to wait.
+const WAKE_BYTES: usize = 256 << 10;
+const WAITING_BYTES_MAX: usize = 8 << 20;
+
+/// A device whose flushes wait for [`finish`](Self::finish). Meant for one that is reached through the page cache.
 #[derive(Debug)]
 pub struct Deferred {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
     inner: Arc<dyn BlockDevice>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: Vec<(u64, AlignedBuf)>,
+    bytes: usize,
+    /// Writes are under way.
+    writing: bool,
+    /// Somebody waits for all writes.
+    hurry: bool,
+    /// What was written is to be on its way to where it is durable.
+    flush: bool,
+    failed: Option<(&'static str, String)>,
+    ended: bool,
 }
 
 impl Deferred {
     /// Defers what `inner` is asked to make durable.
     pub fn new(inner: Arc<dyn BlockDevice>) -> Self {
-        Self { inner }
+        let shared = Arc::new(Shared { inner, state: Mutex::default(), changed: Condvar::new() });
+        let (writer, flusher) = (Arc::clone(&shared), Arc::clone(&shared));
+        let threads =
+            vec![std::thread::spawn(move || writer.write()), std::thread::spawn(move || flusher.flush())];
+        Self { shared, threads }
     }
 
     /// Makes everything durable that was written before.
     pub fn finish(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
+        drop(self.shared.drained()?);
+        self.shared.inner.flush()
+    }
+}
+
+impl Drop for Deferred {
+    fn drop(&mut self) {
+        self.shared.lock().ended = true;
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until nothing waits to be written.
+    fn drained(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
+        let mut state = self.lock();
+        while !state.waiting.is_empty() || state.writing {
+            state.hurry = true;
+            self.changed.notify_all();
+            state = self.wait(state);
+        }
+        state.hurry = false;
+        state.check()?;
+        Ok(state)
+    }
+
+    /// Writes what comes until the end.
+    fn write(&self) {
+        let mut state = self.lock();
+        loop {
+            if state.waiting.is_empty() && state.ended {
+                return;
+            }
+            if state.waiting.is_empty() || !(state.hurry || state.ended || state.bytes >= WAKE_BYTES) {
+                state = self.wait(state);
+                continue;
+            }
+            let batch = std::mem::take(&mut state.waiting);
+            (state.bytes, state.writing) = (0, true);
+            drop(state);
+            let mut written = Ok(());
+            for (offset, buf) in batch {
+                written = written.and_then(|()| self.inner.write(offset, &buf, Durability::Volatile));
+            }
+            state = self.lock();
+            state.writing = false;
+            state.note("write", written);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Has what was written sent on its way, so that little is left for the end.
+    fn flush(&self) {
+        let mut state = self.lock();
+        while !state.ended {
+            if !std::mem::take(&mut state.flush) {
+                state = self.wait(state);
+                continue;
+            }
+            drop(state);
+            let flushed = self.inner.flush();
+            state = self.lock();
+            state.note("flush", flushed);
+        }
+    }
+}
+
+impl State {
+    fn note(&mut self, op: &'static str, outcome: Result<(), DeviceError>) {
+        if let Err(error) = outcome {
+            self.failed.get_or_insert((op, error.to_string()));
+        }
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        match &self.failed {
+            Some((op, what)) => Err(DeviceError::io(op, 0, 0, std::io::Error::other(what.clone()))),
+            None => Ok(()),
+        }
     }
 }
 
 impl BlockDevice for Deferred {
     fn size(&self) -> u64 {
-        self.inner.size()
+        self.shared.inner.size()
     }
 
     fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
+        self.shared.inner.sector_size()
     }
 
     fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
+        self.shared.inner.is_read_only()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read(offset, buf)
+        drop(self.shared.drained()?);
+        self.shared.inner.read(offset, buf)
     }
 
-    fn write(&self, offset: u64, buf: &[u8], _: Durability) -> Result<(), DeviceError> {
-        self.inner.write(offset, buf, Durability::Volatile)
+    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+        crate::blocking::check_push(self, crate::blocking::Verb::Write(durability), offset, buf.len())?;
+        let copy = AlignedBuf::copied(buf);
+        let mut state = self.shared.lock();
+        while state.bytes >= WAITING_BYTES_MAX {
+            state = self.shared.wait(state);
+        }
+        state.check()?;
+        let before = state.bytes;
+        state.bytes += buf.len();
+        state.waiting.push((offset, copy));
+        if before < WAKE_BYTES && state.bytes >= WAKE_BYTES {
+            self.shared.changed.notify_all();
+        }
+        Ok(())
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
-        Ok(())
+        let mut state = self.shared.lock();
+        state.flush = true;
+        self.shared.changed.notify_all();
+        state.check()
     }
 
     fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
@@ -59,20 +198,42 @@ impl BlockDevice for Deferred {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Counter, MemoryDevice};
+    use crate::{Counter, Fault, FaultDevice, MemoryDevice, Op, Repeat};
+
+    fn memory() -> Arc<dyn BlockDevice> {
+        Arc::new(MemoryDevice::anonymous(1 << 20).unwrap())
+    }
 
     #[test]
-    fn nothing_is_flushed_before_the_end() {
-        let counter = Arc::new(Counter::new(Arc::new(MemoryDevice::anonymous(1 << 20).unwrap())));
+    fn what_was_written_is_read_and_durable_in_the_end() {
+        let counter = Arc::new(Counter::new(memory()));
         let device = Arc::new(Deferred::new(Arc::clone(&counter) as Arc<dyn BlockDevice>));
-        device.write(0, &[1; 512], Durability::Fua).unwrap();
+        for nth in 0..1000_u64 {
+            device.write(nth % 7 * 512, &[nth as u8; 512], Durability::Fua).unwrap();
+        }
         let mut queue = Arc::clone(&device).queue(4).unwrap();
-        queue.push_write(512, crate::AlignedBuf::zeroed(512), Durability::Fua, 0).unwrap();
+        queue.push_write(7 * 512, AlignedBuf::zeroed(512), Durability::Fua, 0).unwrap();
         queue.wait(1, &mut |over| over.result.unwrap()).unwrap();
-        device.flush().unwrap();
-        let counts = counter.counts();
-        assert_eq!((counts.writes, counts.fua_writes, counts.flushes), (2, 0, 0));
+        let mut sector = [0; 512];
+        for last in 993..1000_u64 {
+            device.read(last % 7 * 512, &mut sector).unwrap();
+            assert_eq!(sector, [last as u8; 512]);
+        }
+        assert_eq!((counter.counts().writes, counter.counts().fua_writes), (1001, 0));
         device.finish().unwrap();
-        assert_eq!(counter.counts().flushes, 1);
+        assert!(counter.counts().flushes > 0);
+    }
+
+    #[test]
+    fn a_failed_write_is_told_by_all_that_follows() {
+        let fault = Fault::fail(Op::Write, 2).then(Repeat::Once);
+        let device = Deferred::new(Arc::new(FaultDevice::new(memory(), vec![fault])));
+        for nth in 0..4_u64 {
+            device.write(nth * 512, &[1; 512], Durability::Volatile).unwrap();
+        }
+        assert!(device.read(0, &mut [0; 512]).is_err());
+        assert!(device.write(0, &[1; 512], Durability::Volatile).is_err());
+        assert!(device.flush().is_err());
+        assert!(device.finish().is_err());
     }
 }

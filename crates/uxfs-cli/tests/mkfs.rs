@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use rustix::fs::{Mode, OFlags};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
@@ -232,4 +233,32 @@ fn the_same_tree_gives_the_same_image() {
         let blocks = ((lsn >> 32) - 1) * 12_288 + (lsn & 0xffff_ffff);
         assert!(blocks > 2 * 1536, "the journal wrote {blocks} blocks only: too little to tell");
     }
+}
+
+/// Deeper than a path of the host may be long, and than directories are kept open.
+#[test]
+fn a_deep_tree_goes_in_whole() {
+    let dir = scratch();
+    let tree = dir.path().join("tree");
+    std::fs::create_dir(&tree).unwrap();
+    let mut at = rustix::fs::open(&tree, OFlags::PATH, Mode::empty()).unwrap();
+    let name = "a-directory-with-a-name-of-some-length";
+    for _ in 0..300 {
+        rustix::fs::mkdirat(&at, name, Mode::RWXU).unwrap();
+        rustix::fs::symlinkat("to nowhere", &at, "link-behind").unwrap();
+        at = rustix::fs::openat(&at, name, OFlags::PATH, Mode::empty()).unwrap();
+    }
+    let image = Image { path: dir.path().join("image"), dir };
+    uxfs_ok(&[&"mkfs", &"-q", &"--from", &tree, &image.path, &"300M"]);
+    assert_sound(&image.path);
+    let mounted = image.mount(&["ro"]);
+    let listed = |dir: &Path| {
+        let found = run("find", &[&dir, &"-mindepth", &"1", &"-printf", &"%d %y %f %l\n"]);
+        let mut lines: Vec<Vec<u8>> = found.split(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
+        lines.sort_unstable();
+        lines
+    };
+    let ours = listed(mounted.dir());
+    assert_eq!(ours.len(), 601);
+    assert_eq!(ours, listed(&tree));
 }
