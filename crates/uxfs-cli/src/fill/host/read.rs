@@ -105,10 +105,7 @@ impl Iterator for Steps {
                 },
             }
         };
-        self.in_file = match step {
-            Some(Step::File(..) | Step::Data(..)) => true,
-            _ => false,
-        };
+        self.in_file = matches!(step, Some(Step::File(..) | Step::Data(..)));
         step
     }
 }
