@@ -252,6 +252,15 @@ impl InodeEntry {
         STATE.lock_by(&self.state_users, Mode::Exclusive, || state.try_lock(), || state.lock())
     }
 
+    /// Lets go of a cluster that was freed, which would stay in memory as long as the inode does otherwise; unless there
+    /// is another version since.
+    fn let_go(&self, version: u64) {
+        let mut state = self.words();
+        if state.version == version && state.pins == 0 && !state.attached {
+            state.site = None;
+        }
+    }
+
     /// Publishes what a transaction committed. The caller has the lock, and has pinned the inode.
     pub(crate) fn publish(&self, inode: Arc<Inode>, fields: InodeFields, site: &Site) {
         let maps = |inode: &Inode| (inode.map_seq(), inode.size());
@@ -365,13 +374,16 @@ impl LogItem for InodeEntry {
         if state.pins > 0 {
             return Push::Pinned;
         }
-        let site = state.site.clone();
+        let (site, version) = (state.site.clone(), state.version);
         let detached = !state.attached;
         drop(state);
         match site {
             // Its cluster was freed, and perhaps made again since, without it: once the log says so, nothing is left to
             // be written.
-            Some(site) if detached && !site.cluster.is_stale_and_pinned() => Push::Gone,
+            Some(site) if detached && !site.cluster.is_stale_and_pinned() => {
+                self.let_go(version);
+                Push::Gone
+            }
             Some(site) => site.cluster.write_back(),
             None => Push::Gone,
         }
@@ -381,5 +393,67 @@ impl LogItem for InodeEntry {
 impl Debug for InodeEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("InodeEntry").field("ino", &self.ino).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::{Change, Piece};
+    use crate::ialloc::CLUSTER;
+    use crate::testing::geometry;
+    use xfs_format::inode::{CORE_LEN_V3, ForkInfo, InodeCore, InodeFlags, InodeFlags2, InodeType};
+    use xfs_format::types::DiskAddr;
+
+    fn free_inode() -> Inode {
+        let core = InodeCore {
+            version: 3,
+            mode: 0,
+            kind: InodeType::Regular,
+            uid: 0,
+            gid: 0,
+            nlink: 0,
+            projid: 0,
+            atime: Timestamp::default(),
+            mtime: Timestamp::default(),
+            ctime: Timestamp::default(),
+            crtime: None,
+            size: 0,
+            nblocks: 0,
+            extsize: 0,
+            cowextsize: 0,
+            flags: InodeFlags::empty(),
+            flags2: InodeFlags2::empty(),
+            generation: 1,
+            changecount: 1,
+            data: ForkInfo { format: ForkFormat::Extents, nextents: 0, range: CORE_LEN_V3..512 },
+            attr: None,
+        };
+        Inode::fresh(InodeNumber(64), core, true)
+    }
+
+    /// Each inode of a removed file that was still in memory kept the cluster there that it had been in.
+    #[test]
+    fn a_cluster_that_was_freed_is_let_go_of() {
+        let piece = Piece { daddr: DiskAddr(32), len: 16384 };
+        let bytes = Arc::from(vec![0; 16384]);
+        let cluster = Arc::new(MetaBuf::new(&[piece], bytes, &CLUSTER, &Arc::default()));
+        let site = Site { cluster: Arc::clone(&cluster), offset: 0 };
+        let inode = Arc::new(free_inode());
+        let entry = InodeEntry::new(InodeNumber(64), Arc::clone(&inode), &Arc::new(geometry(true, 12, 0)));
+        entry.pin();
+        entry.publish(inode, InodeFields::CORE, &site);
+        cluster.pin();
+        cluster.publish(Change::Stale);
+        drop(site);
+        entry.unpin(Outcome::Committed);
+        assert!(
+            matches!(Arc::clone(&entry).push(), Push::Pinned),
+            "the log does not say yet that it is freed"
+        );
+        assert!(Arc::strong_count(&cluster) > 1);
+        cluster.unpin(Outcome::Committed);
+        assert!(matches!(Arc::clone(&entry).push(), Push::Gone));
+        assert_eq!(Arc::strong_count(&cluster), 1);
     }
 }
