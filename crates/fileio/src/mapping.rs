@@ -74,7 +74,8 @@ pub trait FileMapping: Send + Sync {
 ///
 /// Whoever calls holds the bytes in question exclusively, and no other lock.
 pub trait FileMappingMut: FileMapping {
-    /// Gives every hole in `range` (whole blocks) space that was never written. What has space keeps it.
+    /// Gives every hole in `range` (whole blocks) space that was never written, and sees to it that telling of data there
+    /// ([`written`](Self::written)) will not fail for want of space. What has space keeps it.
     fn allocate(&self, range: Range<u64>) -> Result<(), Self::Error>;
     /// Says that all of `range` (whole blocks) holds data now, and that the file ends at byte `size` at the earliest.
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error>;

@@ -229,6 +229,66 @@ fn a_full_volume_can_be_emptied() {
     repair_finds_nothing(&image);
 }
 
+/// A write over several extents that never held data told of the first ones that they do, and found no room in the map
+/// for the last: an error, and half of the data were there.
+#[test]
+fn a_write_to_a_full_volume_is_there_or_it_is_not() {
+    const BLOCK: u64 = 4096;
+    let dir = tempfile::tempdir().expect("a place");
+    let image = common::made(dir.path(), &[]);
+    let volume = open(&image);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let made = |name: &str| {
+        root.create_file(name.as_bytes(), &NewNode::default()).and_then(|node| node.open()).expect("made")
+    };
+    let (between, filler) = (made("between"), made("filler"));
+    let blocks = |from: u64, count: u64| from * BLOCK..(from + count) * BLOCK;
+    let mut gap = 0;
+    // The inode has room for 19 to 21 extents: some of these files have just as many.
+    let files: Vec<_> = (10..24)
+        .map(|count| {
+            let file = made(&format!("with {count}"));
+            for nth in 0..count {
+                file.write_at(&[1; BLOCK as usize], 2 * nth * BLOCK).expect("written");
+            }
+            for nth in 0..3 {
+                file.allocate(blocks(1000 + 4 * nth, 4), false).expect("allocated");
+                // What comes next does not lie right behind.
+                between.allocate(blocks(2 * gap, 1), false).expect("allocated");
+                gap += 1;
+            }
+            file
+        })
+        .collect();
+    let mut at = 0;
+    for len in [4 << 20, 64 << 10, BLOCK] {
+        let data = vec![5; len as usize];
+        while filler.write_at(&data, at).is_ok() {
+            at += len;
+        }
+    }
+    let written = [7; 8 * BLOCK as usize];
+    let mut refused = 0;
+    for file in &files {
+        let outcome = file.write_at(&written, 1002 * BLOCK);
+        let mut found = [9; 8 * BLOCK as usize];
+        assert_eq!(file.read_at(&mut found, 1002 * BLOCK).expect("read"), found.len());
+        match outcome {
+            Ok(()) => assert!(found == written, "all of it"),
+            Err(error) => {
+                assert_eq!(error.kind(), uxfs::ErrorKind::NoSpace);
+                assert!(found.iter().all(|&byte| byte == 0), "none of it");
+                refused += 1;
+            }
+        }
+    }
+    assert!((1..files.len()).contains(&refused), "{refused} were refused");
+    drop((files, between, filler, root));
+    volume.close().expect("closed");
+    drop(volume);
+    repair_finds_nothing(&image);
+}
+
 /// A chunk of inodes that was made where one was freed does not know the inodes of that: their last changes waited for
 /// ever to be written, and the volume to be closed.
 #[test]

@@ -232,7 +232,9 @@ impl FileMapping for FileMap {
 
 impl FileMappingMut for FileMap {
     fn allocate(&self, range: Range<u64>) -> Result<()> {
-        self.volume.allocate_blocks(&self.entry, self.blocks(&range), Wanted::ForData)
+        let blocks = self.blocks(&range);
+        self.volume.allocate_blocks(&self.entry, blocks.clone(), Wanted::ForData)?;
+        self.volume.prepare_blocks(&self.entry, &blocks)
     }
 
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {

@@ -19,6 +19,9 @@ use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
 const EXTENT_BLOCKS_MAX: u64 = (1 << BLOCKCOUNT_BITS) - 1;
 /// Extents that one transaction converts.
 const CONVERTED_AT_ONCE: usize = 2;
+/// With so many free blocks, there are some for a map until the data are written that it is to tell of, whatever others
+/// take meanwhile.
+const PLENTY: u64 = 4096;
 
 /// What an allocation is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +45,28 @@ impl Volume {
             at = self.fill_hole(entry, hole, wanted)?;
         }
         Ok(())
+    }
+
+    /// Sees to it that [`data_written`](Self::data_written) will not be out of space half-way: where there is little,
+    /// extents that never held data are cut at both ends of `blocks` now, and what comes then needs none.
+    /// [`Error::NoSpace`] comes before any data are written.
+    pub fn prepare_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
+        if self.write_side()?.counters.available_blocks() >= PLENTY {
+            return Ok(());
+        }
+        let extents = self.extents(&entry.current(), ForkKind::Data)?;
+        let is_inside = |at: &FileBlock| matches!(extents.lookup(*at), Mapped::Extent(extent) if extent.unwritten && extent.startoff < *at);
+        let cuts: Vec<FileBlock> = [blocks.start, blocks.end].into_iter().filter(is_inside).collect();
+        if cuts.is_empty() {
+            return Ok(());
+        }
+        let need = Need::new(self.geometry()).inodes(1).map_changes(2).steps(2);
+        let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
+        join_file(&mut trans, entry)?;
+        for at in cuts {
+            trans.split_map(entry.ino(), at)?;
+        }
+        Ok(trans.commit().map(|_| ())?)
     }
 
     /// The first run without blocks, as far as it lies in `blocks`.
