@@ -66,7 +66,8 @@ impl Volume {
         for at in cuts {
             trans.split_map(entry.ino(), at)?;
         }
-        Ok(trans.commit().map(|_| ())?)
+        trans.commit()?;
+        Ok(())
     }
 
     /// The first run without blocks, as far as it lies in `blocks`.
