@@ -192,7 +192,9 @@ fn default_volume() {
 #[test]
 fn small_blocks() {
     let forms = check_volume(&["-b", "size=1024"], 6000, &[(12, 5, 0), (3000, 2500, 65_536)]);
-    assert_eq!(forms, ["leaf", "tree of level 2"]);
+    // Some long names by chance are more than a leaf of 1 KiB holds.
+    assert!(["leaf", "tree of level 1"].contains(&&*forms[0]), "{forms:?}");
+    assert_eq!(forms[1], "tree of level 2");
 }
 
 #[test]
