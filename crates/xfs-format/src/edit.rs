@@ -1,6 +1,6 @@
 //! A block under change: its bytes as they will be, and which of them differ from what was read.
 //!
-//! Invariant: every byte that was changed lies in one of the ranges that [`Image::changed`] names. Writers of
+//! Invariant: every byte that was changed lies in one of the ranges that [`Image::into_parts`] names. Writers of
 //! structures work on an image and know nothing of journals; who logs the block asks the image what to log.
 
 use crate::error::FormatError;
@@ -44,14 +44,9 @@ impl Image {
         &self.bytes
     }
 
-    /// The bytes as they are now, to be kept, and where they may differ from those at the start.
+    /// The bytes as they are now, to be kept, and where they may differ from those at the start. Ranges may overlap.
     pub fn into_parts(self) -> (Arc<[u8]>, Vec<Range<usize>>) {
         (self.bytes, self.changed)
-    }
-
-    /// Where the bytes may differ from those at the start. Ranges may overlap.
-    pub fn changed(&self) -> &[Range<usize>] {
-        &self.changed
     }
 
     /// The structure's name in errors.
@@ -105,11 +100,11 @@ mod tests {
     fn changes_are_named_and_stay_inside() {
         let mut image = Image::new("x", vec![0; 1024]);
         image.put(10, &[0; 4]).unwrap();
-        assert!(image.changed().is_empty(), "nothing changed");
+        assert!(image.changed.is_empty(), "nothing changed");
         image.put(10, &[1; 4]).unwrap();
         image.put(20, &[1; 4]).unwrap();
         image.shift(10..24, 1000).unwrap();
-        assert_eq!(image.changed(), [10..24, 1000..1014]);
+        assert_eq!(image.changed, [10..24, 1000..1014]);
         assert_eq!(image.bytes()[1010], 1);
         assert!(image.put(1022, &[1; 4]).is_err());
         assert!(image.put(usize::MAX, &[1; 4]).is_err());

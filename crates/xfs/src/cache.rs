@@ -5,8 +5,9 @@
 //! is handed back uncached. The exception are entries that must stay ([`Evict::must_stay`]): changes that are not on
 //! disk yet, whose number the log bounds. While these fill a shard, an insertion looks at [`STUCK_LOOKS`] entries and
 //! no more, so that it costs the same however many there are. What goes far beyond the limit makes the cache *crowded*:
-//! whoever begins a change has changes written back then; twice as far makes it *swamped*, and they wait for that. An entry that is too heavy for any shard, as a file of a
-//! million extents, crowds nobody: it would be as heavy once it is written.
+//! whoever begins a change has changes written back then; twice as far makes it *swamped*, and they wait for that. An
+//! entry that is too heavy for any shard, as a file of a million extents, crowds nobody: it would be as heavy once it is
+//! written.
 
 use crate::keyed_hash::KeyedHash;
 use fileio::lockstat::{Counted, LockClass, Mode, Users};

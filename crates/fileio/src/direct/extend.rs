@@ -41,10 +41,11 @@ impl<M: FileMappingMut> DirectFile<M> {
         }
         let blocks = offset..end.next_multiple_of(block);
         let held = self.lock().hold(size & !(block - 1)..blocks.end, Mode::Exclusive);
-        let first = self.map().lookup(offset).map_err(|source| FileError::Map { offset, source })?.extent;
+        let found = self.map().lookup(offset).map_err(|source| FileError::Map { offset, source })?;
+        let first = found.extent;
         let is_hole =
             first.state == ExtentState::Hole && first.offset.saturating_add(first.len) >= blocks.end;
-        if self.map().size() != size || !is_hole {
+        if found.size != size || !is_hole {
             // Somebody else was faster, or space was set aside.
             drop(held);
             return self.write_at(offset, buf);

@@ -233,7 +233,8 @@ impl<M: FileMapping> DirectFile<M> {
         }
     }
 
-    /// An overwrite whose range is held, exclusively if it is not whole sectors; its first run may have been `seen` before.
+    /// An overwrite whose range is held, exclusively if it is not whole sectors; its first run may have been `seen`
+    /// before.
     #[inline]
     pub(crate) fn overwrite_held(&self, offset: u64, buf: &[u8], seen: Option<Run>) -> Outcome<usize, M> {
         let run = self.first_run(offset, buf.len(), seen)?;
@@ -245,7 +246,8 @@ impl<M: FileMapping> DirectFile<M> {
         Ok(buf.len())
     }
 
-    /// The run at the first byte of an overwrite whose range is held, if that can be overwritten and the file does not end too early.
+    /// The run at the first byte of an overwrite whose range is held, if that can be overwritten and the file does not
+    /// end too early.
     #[inline]
     pub(crate) fn first_run(&self, offset: u64, len: usize, seen: Option<Run>) -> Outcome<Run, M> {
         let run = self.known(offset, true, seen)?;
