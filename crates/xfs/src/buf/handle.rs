@@ -247,9 +247,14 @@ impl MetaBuf {
         }
     }
 
-    /// Adds something that is to be written with the buffer.
-    pub(crate) fn attach(&self, overlay: Arc<dyn Overlay>) {
-        self.overlays().push(overlay);
+    /// Adds something that is to be written with the buffer. `false`: its blocks were freed, it is not written.
+    pub(crate) fn attach(&self, overlay: Arc<dyn Overlay>) -> bool {
+        // Held until it is in: who frees the blocks takes out all that is there by then.
+        let state = self.read();
+        if !state.stale {
+            self.overlays().push(overlay);
+        }
+        !state.stale
     }
 
     /// Begins to write the buffer with everything that is laid over it, as far as the log has it.

@@ -280,8 +280,10 @@ impl InodeEntry {
         drop(state);
         if !(attached && known)
             && let Some(this) = self.this.upgrade()
+            && !site.cluster.attach(this)
         {
-            site.cluster.attach(this);
+            // The last inode of a chunk was freed, and the chunk with it, in one transaction.
+            self.detached();
         }
     }
 }
@@ -432,9 +434,16 @@ mod tests {
         Inode::fresh(InodeNumber(64), core, true)
     }
 
-    /// Each inode of a removed file that was still in memory kept the cluster there that it had been in.
+    /// Each inode of a removed file that was still in memory kept the cluster there that it had been in; and the inode
+    /// whose removal freed the cluster, published behind that, stayed in memory itself, held by the cluster.
     #[test]
     fn a_cluster_that_was_freed_is_let_go_of() {
+        for freed_first in [false, true] {
+            a_freed_cluster(freed_first);
+        }
+    }
+
+    fn a_freed_cluster(freed_first: bool) {
         let piece = Piece { daddr: DiskAddr(32), len: 16384 };
         let bytes = Arc::from(vec![0; 16384]);
         let cluster = Arc::new(MetaBuf::new(&[piece], bytes, &CLUSTER, &Arc::default()));
@@ -442,9 +451,14 @@ mod tests {
         let inode = Arc::new(free_inode());
         let entry = InodeEntry::new(InodeNumber(64), Arc::clone(&inode), &Arc::new(geometry(true, 12, 0)));
         entry.pin();
-        entry.publish(inode, InodeFields::CORE, &site);
         cluster.pin();
-        cluster.publish(Change::Stale);
+        if freed_first {
+            cluster.publish(Change::Stale);
+            entry.publish(inode, InodeFields::CORE, &site);
+        } else {
+            entry.publish(inode, InodeFields::CORE, &site);
+            cluster.publish(Change::Stale);
+        }
         drop(site);
         entry.unpin(Outcome::Committed);
         assert!(
@@ -455,5 +469,6 @@ mod tests {
         cluster.unpin(Outcome::Committed);
         assert!(matches!(Arc::clone(&entry).push(), Push::Gone));
         assert_eq!(Arc::strong_count(&cluster), 1);
+        assert_eq!(Arc::strong_count(&entry), 1);
     }
 }
