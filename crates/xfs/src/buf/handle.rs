@@ -17,7 +17,7 @@ use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use xfs_format::ag::{AGF, AGFL, AGI};
 use xfs_format::identity;
@@ -55,6 +55,8 @@ pub(crate) struct MetaBuf {
     /// Where those wait who need a write to be over.
     settling: Mutex<()>,
     settled: Condvar,
+    /// Another one has its place in the cache, or it never had one.
+    displaced: AtomicBool,
     item: ItemState,
     /// Of `owner`, of `state` and `overlays`.
     owner_users: Users,
@@ -104,6 +106,7 @@ impl MetaBuf {
             overlays: Mutex::default(),
             settling: Mutex::default(),
             settled: Condvar::new(),
+            displaced: AtomicBool::new(false),
             item: ItemState::default(),
             owner_users: Users::new(),
             users: Users::new(),
@@ -159,6 +162,17 @@ impl MetaBuf {
     pub(crate) fn is_stale_and_pinned(&self) -> bool {
         let state = self.read();
         state.stale && state.pins > 0
+    }
+
+    /// Whether others get this one when they ask for its place, as long as the caller has it: what somebody has does not
+    /// leave the cache but by [`displace`](Self::displace).
+    pub(crate) fn is_found(&self) -> bool {
+        !self.displaced.load(Ordering::Acquire)
+    }
+
+    /// Says that others get another one from now on. The caller owns it, or knows that no transaction wants it.
+    pub(super) fn displace(&self) {
+        self.displaced.store(true, Ordering::Release);
     }
 
     /// Whether a write of it is under way.

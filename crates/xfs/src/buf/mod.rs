@@ -199,8 +199,9 @@ impl BufCache {
     pub(crate) fn forget(&self, piece: Piece) {
         self.writes.fetch_add(1, Ordering::Release);
         let key = (piece.daddr.0, piece.len);
-        if self.cached(&key, &[piece]).is_some_and(|cached| !cached.is_stale()) {
+        if let Some(cached) = self.cached(&key, &[piece]).filter(|cached| !cached.is_stale()) {
             self.cache.remove(&key);
+            cached.displace();
         }
     }
 
@@ -208,15 +209,9 @@ impl BufCache {
         self.cache.get(key).filter(|cached| cached.pieces() == pieces)
     }
 
-    /// Whether `handle` is what others get of its place.
-    pub(crate) fn holds(&self, handle: &Arc<MetaBuf>) -> bool {
-        let key = (handle.daddr().0, handle.len() as u64);
-        self.cache.get(&key).is_some_and(|cached| Arc::ptr_eq(&cached, handle))
-    }
-
     /// Puts a buffer in, unless another thread was faster; gives the one that stays. Where a transaction is about to
     /// make the place's next content, or the log does not say yet that the last one is gone, what was read stays
-    /// outside, for this reader alone: no transaction may change it ([`holds`](Self::holds)).
+    /// outside, for this reader alone: no transaction may change it ([`MetaBuf::is_found`]).
     fn enter(
         &self,
         key: (u64, u64),
@@ -228,10 +223,16 @@ impl BufCache {
         let weight = key.1 + OVERHEAD_BYTES;
         // What is stale, or made of other pieces, is of blocks that were freed since.
         let is_old = |old: &Arc<MetaBuf>| old.pieces() != pieces || old.is_stale();
-        let replaceable =
-            |old: &Arc<MetaBuf>| is_old(old) && !old.is_stale_and_pinned() && old.try_own().is_some();
+        let replaceable = |old: &Arc<MetaBuf>| {
+            let owned = if is_old(old) && !old.is_stale_and_pinned() { old.try_own() } else { None };
+            owned.map(|_owned| old.displace()).is_some()
+        };
         let kept = self.cache.get_or_replace(key, Arc::clone(&made), weight, replaceable);
-        if is_old(&kept) { made } else { kept }
+        if !is_old(&kept) {
+            return kept;
+        }
+        made.displace();
+        made
     }
 
     /// Bytes that the cache holds now.
@@ -292,18 +293,18 @@ mod tests {
         freed.publish(Change::Stale);
         let owned = freed.own();
         let late = cache.read_handle(&[piece], &RAW).expect("read");
-        assert!(cache.holds(&freed) && !cache.holds(&late));
+        assert!(freed.is_found() && !late.is_found());
         drop(owned);
         let read = cache.read_handle(&[piece], &RAW).expect("read");
-        assert!(cache.holds(&read), "nobody makes anything of it any more");
+        assert!(read.is_found() && !freed.is_found(), "nobody makes anything of it any more");
     }
 
     #[test]
     fn what_is_written_past_the_cache_is_read_again() {
         let (cache, piece) = cache();
         let read = cache.read_handle(&[piece], &RAW).expect("read");
-        assert!(cache.holds(&read));
+        assert!(read.is_found());
         cache.forget(piece);
-        assert!(!cache.holds(&read));
+        assert!(!read.is_found());
     }
 }

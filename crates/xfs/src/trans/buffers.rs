@@ -180,7 +180,7 @@ impl Trans<'_> {
             // Freed while we waited for it, or read while another transaction was making it: what is there now is
             // read anew.
             let look = handle.look();
-            if !look.stale && self.volume.bufs().holds(&handle) {
+            if !look.stale && handle.is_found() {
                 return Ok(self.join(Joined::new(handle, owned, look)));
             }
             drop(owned);
@@ -207,7 +207,7 @@ impl Trans<'_> {
         let handle = self.volume.bufs().read_handle(&pieces, verifier)?;
         let Some(owned) = handle.try_own() else { return Ok(None) };
         let look = handle.look();
-        if look.stale || !self.volume.bufs().holds(&handle) {
+        if look.stale || !handle.is_found() {
             return Ok(None);
         }
         Ok(Some(self.join(Joined::new(handle, owned, look))))
@@ -221,7 +221,7 @@ impl Trans<'_> {
             None => loop {
                 let handle = self.volume.bufs().fresh_handle(pieces, verifier)?;
                 let owned = handle.own();
-                if !self.volume.bufs().holds(&handle) {
+                if !handle.is_found() {
                     // A reader of what was here put another one in its place before we had it.
                     continue;
                 }
