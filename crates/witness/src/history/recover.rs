@@ -5,10 +5,14 @@
 //! - uxfs, open for reading, saw what the kernel's recovery made, and had not changed a byte of the image;
 //! - uxfs, open for writing, left a volume where `xfs_repair -n` and `uxfs check` find nothing, and where the kernel
 //!   sees the tree that its own recovery made;
-//! - every thread's part of the tree is one that its history passed through, no earlier than the last sync.
+//! - every thread's part of the tree is one that its history passed through, no earlier than the last sync;
+//! - uxfs, which recovered a third copy and went straight on, could remove all of it and do a new history there, that the
+//!   kernel, `xfs_repair -n` and the model agree about.
 
+use super::drive::{self, Blind, Source};
+use super::model::{Model, Rules};
 use super::replay::{by_kernel, by_uxfs, recover};
-use super::target::EngineTarget;
+use super::target::{EngineTarget, Target};
 use super::{History, Which, Who, judge};
 use crate::command;
 use crate::compare::compare;
@@ -19,10 +23,13 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 /// How many differences are shown.
 const SHOWN: usize = 20;
+
+/// Operations that uxfs does to a volume that it recovered, all threads together.
+const AFTERWARDS: u64 = 600;
 
 /// Leaves volumes with a dirty log, and has both kernel and uxfs recover a copy.
 #[derive(ClapArgs, Debug)]
@@ -75,9 +82,10 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
         Who::Uxfs => by_uxfs(history, ops)?,
     };
     let image = history.image();
-    let (theirs, ours) = (beside(&image, "kernel"), beside(&image, "uxfs"));
-    copy(&image, &theirs)?;
-    copy(&image, &ours)?;
+    let (theirs, ours, on) = (beside(&image, "kernel"), beside(&image, "uxfs"), beside(&image, "on"));
+    for to in [&theirs, &ours, &on] {
+        copy(&image, to)?;
+    }
     recover(&theirs, &history.mnt()).context("the kernel's recovery")?;
     let expected = judge::by_kernel(&theirs, &history.mnt())?;
 
@@ -97,8 +105,41 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
             Err(what) => bail!("thread {thread}: {what}"),
         }
     }
+    go_on(history, &on).context("going on after the recovery")?;
     let ops = ops * threads;
     Ok((ops, format!("{ops} operations; {report}; recovered behind the last sync: {}", places.join(", "))))
+}
+
+/// Has uxfs recover a volume and, in the same breath, remove all that is in it and do another history there.
+fn go_on(history: &History, image: &Path) -> Result<()> {
+    let since = SystemTime::now();
+    let target = EngineTarget::open(image)?;
+    remove_all(&target, b"").context("removing what was recovered")?;
+    let seed = history.seed.wrapping_add(1 << 32);
+    let mut actors = drive::actors(&target, seed, history.threads, &history.geometry)?;
+    let rules = Rules { tight: history.geometry.tight, strict: EngineTarget::STRICT };
+    let mut observers = vec![Blind; history.threads];
+    let source = Source::Generated(AFTERWARDS / history.threads as u64);
+    drive::run(&target, &mut actors, &mut observers, source, rules, false)?;
+    target.close()?;
+    let models: Vec<&Model> = actors.iter().map(|actor| &actor.model).collect();
+    judge::judge(image, &history.mnt(), &models, since)
+}
+
+/// Removes everything in a directory.
+fn remove_all(target: &EngineTarget, dir: &[u8]) -> Result<()> {
+    for (name, kind) in target.read_dir(dir)? {
+        let path = if dir.is_empty() { name } else { [dir, b"/", &name].concat() };
+        let removed = match kind {
+            'd' => {
+                remove_all(target, &path)?;
+                target.rmdir(&path)
+            }
+            _ => target.unlink(&path),
+        };
+        removed.with_context(|| path.escape_ascii().to_string())?;
+    }
+    Ok(())
 }
 
 fn beside(image: &Path, who: &str) -> PathBuf {
