@@ -9,6 +9,7 @@
 //! | [`MemoryDevice`] | anonymous memory, or a mapped file (tmpfs, DAX) |
 //! | [`Window`] | a part of another device, such as one partition of an image |
 //! | [`Deferred`] | another device, of which nothing is made durable before the end |
+//! | [`Rewind`] | a device that can be taken back to what it held before |
 //! | [`Recorder`], [`FaultDevice`], [`DelayDevice`], [`Counter`] | wrappers that tests put around any device |
 //!
 //! ```
@@ -46,5 +47,7 @@ pub use memory::{MemoryDevice, MemoryOptions};
 pub use testing::counter::{Counter, Counts};
 pub use testing::delay::{Delay, DelayDevice};
 pub use testing::fault::{Effect, Fault, FaultDevice, Op, Repeat};
+pub use testing::power_cuts::PowerCuts;
 pub use testing::recorder::{Fate, FlushRecord, Recorder, Recording, WriteRecord};
+pub use testing::rewind::Rewind;
 pub use window::Window;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use blockdev::{
     AlignedBuf, BlockDevice, Counter, Delay, DelayDevice, Durability, Effect, Fate, Fault, FaultDevice,
-    MemoryDevice, Op, Recorder, Repeat,
+    MemoryDevice, Op, PowerCuts, Recorder, Recording, Repeat, Rewind,
 };
 
 const SECTOR: usize = 512;
@@ -26,13 +26,20 @@ fn put(device: &dyn BlockDevice, index: u64, sectors: usize, value: u8, durabili
     device.write(index * SECTOR as u64, &vec![value; sectors * SECTOR], durability).unwrap();
 }
 
+fn marked(device: Arc<MemoryDevice>) -> Rewind {
+    let device = Rewind::new(device);
+    device.mark();
+    device
+}
+
 #[test]
 fn wrappers_without_a_plan_are_the_device() {
-    let wrapped: [Arc<dyn BlockDevice>; 4] = [
+    let wrapped: [Arc<dyn BlockDevice>; 5] = [
         Arc::new(Counter::new(memory())),
         Arc::new(FaultDevice::new(memory(), Vec::new())),
         Arc::new(DelayDevice::new(memory())),
         Arc::new(Recorder::new(memory())),
+        Arc::new(marked(memory())),
     ];
     for device in wrapped {
         common::check_blocking(&*device, 200);
@@ -207,4 +214,74 @@ fn a_failed_flush_makes_nothing_durable() {
     let recording = recorder.recording();
     assert_eq!(recording.in_doubt(recording.end()).count(), 1);
     assert_eq!(recording.cuts().len(), 1);
+}
+
+#[test]
+fn what_was_written_since_a_mark_is_taken_back() {
+    let below = memory();
+    put(&*below, 0, 20, 1, Durability::Volatile);
+    let device = Rewind::new(below.clone());
+    let seen = || [0, 7, 8, 17].map(|index| sector(&*below, index));
+    device.mark();
+    put(&device, 7, 2, 2, Durability::Volatile);
+    device.mark();
+    put(&device, 7, 1, 3, Durability::Fua);
+    put(&device, 17, 1, 3, Durability::Volatile);
+    put(&device, 17, 1, 4, Durability::Volatile);
+    assert_eq!(seen(), [1, 3, 2, 4]);
+    device.rewind().unwrap();
+    assert_eq!(seen(), [1, 2, 2, 1]);
+    device.rewind().unwrap();
+    assert_eq!(seen(), [1, 1, 1, 1]);
+    put(&device, 0, 1, 5, Durability::Volatile);
+    device.rewind().unwrap();
+    assert_eq!(seen(), [5, 1, 1, 1], "without a mark, what is written stays");
+}
+
+/// Writes and flushes of two threads' kinds, in an order that follows from a seed.
+fn recorded(seed: u64) -> Recording {
+    let recorder = Arc::new(Recorder::new(memory()));
+    let mut queue = Arc::clone(&recorder).queue(8).unwrap();
+    let mut state = seed;
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for step in 1..=60_u8 {
+        let durability = if random(6) == 0 { Durability::Fua } else { Durability::Volatile };
+        match random(8) {
+            0 => recorder.flush().unwrap(),
+            1 => drop(queue.wait(0, &mut |_| {}).unwrap()),
+            2..=4 if queue.in_flight() < 8 => {
+                let mut bytes = AlignedBuf::zeroed(SECTOR * (1 + random(3) as usize));
+                bytes.fill(step);
+                queue.push_write(random(40) * SECTOR as u64, bytes, durability, 0).unwrap();
+            }
+            _ => put(&*recorder, random(40), 1 + random(3) as usize, step, durability),
+        }
+    }
+    recorder.recording()
+}
+
+#[test]
+fn images_made_in_turn_are_those_made_from_the_start() {
+    for seed in 0..30 {
+        let recording = recorded(seed);
+        let shown = memory();
+        let device = Arc::new(Rewind::new(shown.clone()));
+        let mut cuts = PowerCuts::new(&recording, Arc::clone(&device));
+        for cut in 0..=recording.end() {
+            cuts.advance(cut).unwrap();
+            let in_doubt: Vec<u64> = recording.in_doubt(cut).map(|write| write.started).collect();
+            assert_eq!(cuts.in_doubt().map(|write| write.started).collect::<Vec<_>>(), in_doubt);
+            for fate in [Fate::Dropped, Fate::Applied, Fate::Torn(vec![false, true])] {
+                cuts.make(|_| fate.clone()).unwrap();
+                let whole = memory();
+                recording.rebuild(cut, &*whole, |_| fate.clone()).unwrap();
+                let bytes = |device: &MemoryDevice| (0..48).map(|i| sector(device, i)).collect::<Vec<_>>();
+                assert_eq!(bytes(&shown), bytes(&whole), "seed {seed}, cut at {cut}, {fate:?}");
+                device.rewind().unwrap();
+            }
+        }
+    }
 }

@@ -3,4 +3,6 @@
 pub(crate) mod counter;
 pub(crate) mod delay;
 pub(crate) mod fault;
+pub(crate) mod power_cuts;
 pub(crate) mod recorder;
+pub(crate) mod rewind;

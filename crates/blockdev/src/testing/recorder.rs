@@ -90,6 +90,11 @@ impl Recorder {
         }
     }
 
+    /// A moment that nothing else has, between what happened before it and what happens later.
+    pub fn moment(&self) -> u64 {
+        self.log().tick()
+    }
+
     fn log(&self) -> MutexGuard<'_, Log> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -139,6 +144,11 @@ impl Recording {
         &self.flushes
     }
 
+    /// Bytes of a sector of the device: what a torn write is torn into.
+    pub fn sector_size(&self) -> u32 {
+        self.sector
+    }
+
     /// The time after everything that was recorded.
     pub fn end(&self) -> u64 {
         self.end
@@ -175,15 +185,26 @@ impl Recording {
     ) -> Result<(), DeviceError> {
         for write in self.writes.iter().filter(|w| w.started < cut) {
             let fate = if self.is_durable(write, cut) { Fate::Applied } else { choose(write) };
-            match fate {
-                Fate::Dropped => {}
-                Fate::Applied => target.write(write.offset, &write.data, Durability::Volatile)?,
-                Fate::Torn(kept) => {
-                    let sectors = write.data.chunks(self.sector as usize).zip(kept).enumerate();
-                    for (index, (piece, _)) in sectors.filter(|(_, (_, kept))| *kept) {
-                        let at = write.offset + index as u64 * u64::from(self.sector);
-                        target.write(at, piece, Durability::Volatile)?;
-                    }
+            self.apply(write, &fate, target)?;
+        }
+        Ok(())
+    }
+
+    /// Does to `target` what became of a write.
+    pub(crate) fn apply(
+        &self,
+        write: &WriteRecord,
+        fate: &Fate,
+        target: &dyn BlockDevice,
+    ) -> Result<(), DeviceError> {
+        match fate {
+            Fate::Dropped => {}
+            Fate::Applied => target.write(write.offset, &write.data, Durability::Volatile)?,
+            Fate::Torn(kept) => {
+                let sectors = write.data.chunks(self.sector as usize).zip(kept).enumerate();
+                for (index, (piece, _)) in sectors.filter(|(_, (_, kept))| **kept) {
+                    let at = write.offset + index as u64 * u64::from(self.sector);
+                    target.write(at, piece, Durability::Volatile)?;
                 }
             }
         }
