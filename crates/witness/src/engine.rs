@@ -10,7 +10,7 @@ use crate::record::{
     escape, push_data, push_run,
 };
 use anyhow::{Context, Result, ensure};
-use blockdev::FileDevice;
+use blockdev::{BlockDevice, FileDevice};
 use clap::Args as ClapArgs;
 use fileio::{DirectFile, ExtentState, FileMapping, Locking};
 use sha2::{Digest, Sha256};
@@ -49,6 +49,11 @@ pub fn manifests(image: &Path, threads: usize, hash: Hash) -> Result<Vec<Vec<Rec
         let walks: Vec<_> = (0..threads).map(|_| scope.spawn(|| manifest(&volume, hash))).collect();
         walks.into_iter().map(|walk| walk.join().expect("a walk does not panic")).collect()
     })
+}
+
+/// The manifest of the volume on a device, which is open for reading alone.
+pub fn manifest_of(device: Arc<dyn BlockDevice>, hash: Hash) -> Result<Vec<Record>> {
+    manifest(&Volume::open(device, &OpenOptions::default())?, hash)
 }
 
 fn open(image: &Path, norecovery: bool) -> Result<Arc<Volume>> {

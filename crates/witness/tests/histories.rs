@@ -1,7 +1,7 @@
 //! A slice of the history campaign. Needs root, `mkfs.xfs`, `xfs_repair` and a kernel with XFS.
 
 use clap::Parser;
-use witness::history::{self, recover, replay};
+use witness::history::{self, crash, recover, replay};
 
 #[derive(Parser)]
 struct Cli<A: clap::Args> {
@@ -57,4 +57,11 @@ fn uxfs_recovers_as_the_kernel_does() {
     let recovers = |arguments: &str| recover::run(&parsed(arguments)).unwrap();
     assert!(recovers("--target kernel --seed 21 --runs 2 --ops 900 --geometry default,small-log-b1024"));
     assert!(recovers("--target uxfs --seed 23 --runs 2 --ops 900 --geometry b1024,small-log"));
+}
+
+/// At every flush of a run, with what was not flushed lost, kept, or any part of it, and again amid the recovery.
+#[test]
+fn uxfs_recovers_from_power_cuts() {
+    let crashes = |arguments: &str| crash::run(&parsed(arguments)).unwrap();
+    assert!(crashes("--seed 5 --ops 120 --threads 2 --geometry small-log --samples 10 --kernel 2 --again 1"));
 }

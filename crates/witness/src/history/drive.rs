@@ -59,8 +59,10 @@ impl std::error::Error for Failure {}
 
 /// A look at every operation, once it was done and found right.
 pub trait Observer<T: Target>: Send {
-    /// Called with what was done, and the state after it.
-    fn done(&mut self, target: &T, slots: &Slots<T>, actor: &Actor, op: &Op) -> Result<(), Errno>;
+    /// Called before an operation is done.
+    fn begins(&mut self) {}
+    /// Called with what was done, whether it succeeded, and the state after it.
+    fn done(&mut self, target: &T, slots: &Slots<T>, actor: &Actor, op: &Op, ok: bool) -> Result<(), Errno>;
 }
 
 /// Looks at nothing.
@@ -68,7 +70,7 @@ pub trait Observer<T: Target>: Send {
 pub struct Blind;
 
 impl<T: Target> Observer<T> for Blind {
-    fn done(&mut self, _: &T, _: &Slots<T>, _: &Actor, _: &Op) -> Result<(), Errno> {
+    fn done(&mut self, _: &T, _: &Slots<T>, _: &Actor, _: &Op, _: bool) -> Result<(), Errno> {
         Ok(())
     }
 }
@@ -196,13 +198,14 @@ impl<T: Target, O: Observer<T>> Run<'_, T, O> {
         }
         let index = self.actor.trace.len();
         self.actor.trace.push(op.clone());
+        self.observer.begins();
         let got = perform(self.target, &mut self.slots, &op);
         let (ok, failed) = self.actor.counts.entry(op.kind()).or_default();
         *(if got.is_ok() { ok } else { failed }) += 1;
         let fail = |what| Failure { thread: self.thread, index, op: op.clone(), what };
         let checked = self.actor.model.check(&op, &got, self.rules).map_err(fail)?;
         self.observer
-            .done(self.target, &self.slots, self.actor, &op)
+            .done(self.target, &self.slots, self.actor, &op, got.is_ok())
             .map_err(|error| fail(format!("looking at it: {error}")))?;
         match checked {
             Checked::Right => {}

@@ -2,12 +2,15 @@
 //!
 //! A journal makes transactions durable in their order. So after recovery, names, modes, owners, links and
 //! attributes of what one thread owns are what they were after some number of its operations: at least as many as
-//! the last `sync` covered, and as many as the last change of each object that was fsynced; and of the operation
-//! behind these, any part may be there, as some operations are several transactions. Content is not in the journal:
-//! it must be right where the file was fsynced and not changed since.
+//! had ended when the last `sync` began, and as many as the last change of each object that was fsynced; and of the
+//! operation behind these, any part may be there, as some operations are several transactions. And there is one
+//! moment for all threads: what ended before it is there, what began after it is not. Content is not in the journal:
+//! it must be right where the file was made durable and not changed since.
 //!
-//! Invariant: facts are about inode numbers, not paths, so that a rename of a directory changes two facts and not
-//! one for every object below it.
+//! Invariants:
+//! - facts are about inode numbers, not paths, so that a rename of a directory changes two facts and not one for
+//!   every object below it;
+//! - the whole history is kept, with its times, so that a crash at any time of it can be judged.
 
 use super::content::Content;
 use super::drive::{Actor, Observer};
@@ -19,6 +22,39 @@ use super::target::{Called, Slots, Target};
 use crate::record::{Inode, Record, escape};
 use anyhow::{Context, Result};
 use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A clock that all threads of a history share; every look at it gives a later time.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> u64 + Send + Sync>);
+
+impl Clock {
+    /// A clock that asks something else for the time.
+    pub fn new(now: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    /// A clock that counts.
+    pub fn counting() -> Self {
+        let count = AtomicU64::new(1);
+        Self::new(move || count.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn now(&self) -> u64 {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+/// The end of a history, as a time to judge it at.
+pub const END: u64 = u64::MAX;
 
 /// What a fact is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,29 +86,100 @@ impl PartialEq for Fact {
 
 type Facts = HashMap<Subject, Fact>;
 
+/// From when to when something lasted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    begun: u64,
+    ended: u64,
+}
+
 /// The changes of facts that one operation made; `None`: there is no such fact any more.
 #[derive(Clone, Debug)]
 struct Step {
+    span: Span,
+    /// The model's clock.
     clock: u64,
+    /// What was done.
+    kind: &'static str,
     changes: Vec<(Subject, Option<Fact>)>,
 }
 
-/// Keeps what one thread's operations made durable, and what they changed since.
+/// When an `fsync` returned, and how many steps it covers.
+#[derive(Clone, Copy, Debug)]
+struct Fsync {
+    returned: u64,
+    covers: usize,
+}
+
+/// What was in a file after a change of it.
+#[derive(Clone, Debug)]
+struct Version {
+    span: Span,
+    content: Content,
+    /// When the first `fsync` of it returned.
+    fsynced: Option<u64>,
+}
+
+/// Keeps what one thread's operations changed, and what was made durable when.
 #[derive(Debug)]
 pub struct Durable {
+    thread: usize,
+    clock: Clock,
+    /// When the operation under way began.
+    begun: u64,
     numbers: HashMap<Id, u64>,
-    /// The facts at the last sync.
+    /// The facts when the history began.
     base: Facts,
-    /// What every operation since changed.
     steps: Vec<Step>,
-    /// How many of the steps are durable for certain.
-    certain: usize,
+    fsyncs: Vec<Fsync>,
+    syncs: Vec<Span>,
+    versions: HashMap<Id, Vec<Version>>,
+}
+
+/// A moment of a thread's history that is like what was found.
+#[derive(Clone, Debug)]
+struct Moment {
+    /// How many steps are there.
+    place: usize,
+    /// The kind of the step that is there in part.
+    amid: Option<&'static str>,
+    /// Times of the whole history at which this was so.
+    span: Span,
+}
+
+/// Where a crash left one thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// How many of the operations that changed something are there.
+    pub there: usize,
+    /// How many had to be.
+    pub certain: usize,
+    /// How many could be.
+    pub begun: usize,
+    /// The kind of the operation behind them that is there in part.
+    pub amid: Option<&'static str>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.there - self.certain.min(self.there), self.begun - self.certain)
+    }
 }
 
 impl Durable {
     /// Starts with what a thread has on a fresh volume, which must have been synced.
-    pub fn new<T: Target>(target: &T, actor: &Actor, thread: usize) -> Result<Self> {
-        let mut durable = Self { numbers: HashMap::new(), base: Facts::new(), steps: Vec::new(), certain: 0 };
+    pub fn new<T: Target>(target: &T, actor: &Actor, thread: usize, clock: Clock) -> Result<Self> {
+        let mut durable = Self {
+            thread,
+            clock,
+            begun: 0,
+            numbers: HashMap::new(),
+            base: Facts::new(),
+            steps: Vec::new(),
+            fsyncs: Vec::new(),
+            syncs: Vec::new(),
+            versions: HashMap::new(),
+        };
         let model = &actor.model;
         let own = model.lookup(&folder(thread)).context("the thread's folder")?;
         for path in [Name::default(), Name::from(SHARED), folder(thread)] {
@@ -126,67 +233,67 @@ impl Durable {
         Ok(())
     }
 
-    /// Everything up to the last change of this object is durable.
-    fn fsynced(&mut self, model: &Model, id: Id) {
+    /// Keeps what is in a file now, if that is something new.
+    fn keep_content(&mut self, model: &Model, id: Id, span: Span) {
+        let Some(Node { kind: Kind::File(content), foreign: false, .. }) = model.get(id) else { return };
+        let versions = self.versions.entry(id).or_default();
+        if versions.last().is_none_or(|last| last.content != *content) {
+            versions.push(Version { span, content: content.clone(), fsynced: None });
+        }
+    }
+
+    /// Everything up to the last change of this object is durable, and what is in it.
+    fn fsynced(&mut self, model: &Model, id: Id, returned: u64) {
         let Some(node) = model.get(id).filter(|node| !node.foreign) else { return };
-        let covered = self.steps.iter().take_while(|step| step.clock <= node.changed).count();
-        self.certain = self.certain.max(covered);
-    }
-
-    fn synced(&mut self) {
-        for step in self.steps.drain(..) {
-            for (subject, fact) in step.changes {
-                set(&mut self.base, subject, fact);
-            }
-        }
-        self.certain = 0;
-    }
-
-    /// Judges what was recovered. `Ok` says how many operations behind the last sync are there, of how many.
-    pub fn judge(&self, actor: &Actor, thread: usize, records: &[Record]) -> Result<(usize, usize), String> {
-        let found = facts_of(thread, records);
-        let (place, state) = self.place(&found)?;
-        let mut content = Vec::new();
-        for record in records {
-            let (Some(inode), Some(Fact::Is(_, Some(id)))) =
-                (&record.inode, state.get(&Subject::Inode(record.ino)))
-            else {
-                continue;
-            };
-            let Some(node) = actor.model.get(*id) else { continue };
-            if let (Kind::File(expected), true) = (&node.kind, node.durable == node.version) {
-                content.extend(wrong(expected, inode).map(|what| format!("{}: {what}", record.path)));
-            }
-        }
-        match content.first() {
-            None => Ok((place, self.steps.len())),
-            Some(first) => Err(format!("{} fsynced files are not as they were: {first}", content.len())),
+        let covers = self.steps.partition_point(|step| step.clock <= node.changed);
+        self.fsyncs.push(Fsync { returned, covers });
+        if let Some(version) = self.versions.get_mut(&id).and_then(|versions| versions.last_mut()) {
+            version.fsynced.get_or_insert(returned);
         }
     }
 
-    /// After how many steps the facts were what was found.
-    fn place(&self, found: &Facts) -> Result<(usize, Facts), String> {
+    /// How many steps must be there after a crash at `cut`.
+    fn certain(&self, cut: u64, syncs: &[Span]) -> usize {
+        let fsyncs = self.fsyncs.iter().filter(|fsync| fsync.returned < cut).map(|fsync| fsync.covers);
+        let synced = syncs.iter().map(|sync| self.steps.partition_point(|step| step.span.ended < sync.begun));
+        fsyncs.chain(synced).max().unwrap_or(0)
+    }
+
+    /// The moments of this thread's history that are like what was found.
+    fn moments(
+        &self,
+        found: &Facts,
+        cut: u64,
+        syncs: &[Span],
+        inodes: &Inodes,
+    ) -> Result<Vec<Moment>, String> {
+        let begun = self.begun_at(cut);
+        let certain = self.certain(cut, syncs);
         let mut state = self.base.clone();
         let subjects = state.keys().chain(found.keys());
         let mut odd: HashSet<Subject> =
             subjects.filter(|subject| state.get(*subject) != found.get(*subject)).cloned().collect();
-        let mut best: Option<(usize, HashSet<Subject>)> = None;
-        let mut amid: Option<(usize, Facts)> = None;
-        for place in 0..=self.steps.len() {
-            if place >= self.certain {
-                if odd.is_empty() {
-                    return Ok((place, state));
+        let mut nearest: Option<(usize, HashSet<Subject>)> = None;
+        let mut content = None;
+        let mut moments = Vec::new();
+        for place in 0..=begun {
+            let next = self.steps[..begun].get(place);
+            if place >= certain {
+                let in_next = |subject| {
+                    next.is_some_and(|step| step.changes.iter().any(|(changed, _)| changed == subject))
+                };
+                let amid = next.filter(|_| !odd.is_empty() && odd.iter().all(in_next));
+                if odd.is_empty() || amid.is_some() {
+                    match self.wrong_content(&state, cut, syncs, inodes) {
+                        None => moments.push(self.moment(place, amid)),
+                        Some(what) => content = Some(what),
+                    }
                 }
-                let next = self.steps.get(place).map(|step| &step.changes[..]).unwrap_or_default();
-                let in_next = |subject| next.iter().any(|(changed, _)| changed == subject);
-                if amid.is_none() && odd.iter().all(in_next) {
-                    amid = Some((place, state.clone()));
-                }
-                if best.as_ref().is_none_or(|(_, least)| odd.len() < least.len()) {
-                    best = Some((place, odd.clone()));
+                if nearest.as_ref().is_none_or(|(_, least)| odd.len() < least.len()) {
+                    nearest = Some((place, odd.clone()));
                 }
             }
-            for (subject, fact) in self.steps.get(place).into_iter().flat_map(|step| &step.changes) {
+            for (subject, fact) in next.into_iter().flat_map(|step| &step.changes) {
                 set(&mut state, subject.clone(), fact.clone());
                 if state.get(subject) == found.get(subject) {
                     odd.remove(subject);
@@ -195,11 +302,49 @@ impl Durable {
                 }
             }
         }
-        amid.ok_or_else(|| self.explain(best, found))
+        match (moments.is_empty(), content) {
+            (false, _) => Ok(moments),
+            (true, Some(what)) => Err(what),
+            (true, None) => Err(self.explain((certain, begun), nearest, found)),
+        }
     }
 
-    fn explain(&self, best: Option<(usize, HashSet<Subject>)>, found: &Facts) -> String {
-        let (place, odd) = best.unwrap_or_default();
+    /// How many steps had begun at a time.
+    fn begun_at(&self, cut: u64) -> usize {
+        self.steps.partition_point(|step| step.span.begun < cut)
+    }
+
+    fn moment(&self, place: usize, amid: Option<&Step>) -> Moment {
+        let last = amid.or_else(|| place.checked_sub(1).and_then(|last| self.steps.get(last)));
+        let begun = last.map_or(0, |step| step.span.begun);
+        let ended = self.steps.get(place).map_or(END, |step| step.span.ended);
+        Moment { place, amid: amid.map(|step| step.kind), span: Span { begun, ended } }
+    }
+
+    /// The first file that is durable as it was at `cut`, and is not as it was.
+    fn wrong_content(&self, state: &Facts, cut: u64, syncs: &[Span], inodes: &Inodes) -> Option<String> {
+        state.iter().find_map(|(subject, fact)| {
+            let (Subject::Inode(ino), Fact::Is(_, Some(id))) = (subject, fact) else { return None };
+            let (path, inode) = inodes.get(ino)?;
+            let versions = self.versions.get(id)?;
+            let begun = versions.partition_point(|version| version.span.begun < cut);
+            let version = versions[..begun].last()?;
+            let synced = || syncs.iter().any(|sync| version.span.ended < sync.begun);
+            if version.fsynced.is_some_and(|at| at < cut) || synced() {
+                let what = wrong(&version.content, inode)?;
+                return Some(format!("a file that was made durable is not as it was: {path}: {what}"));
+            }
+            None
+        })
+    }
+
+    fn explain(
+        &self,
+        (certain, begun): (usize, usize),
+        nearest: Option<(usize, HashSet<Subject>)>,
+        found: &Facts,
+    ) -> String {
+        let (place, odd) = nearest.unwrap_or_default();
         let mut state = self.base.clone();
         for (subject, fact) in self.steps[..place].iter().flat_map(|step| &step.changes) {
             set(&mut state, subject.clone(), fact.clone());
@@ -213,16 +358,63 @@ impl Durable {
                 format!("{subject:?}: {:?} instead of {:?}", found.get(subject), state.get(subject))
             })
             .collect();
+        let next = self.steps.get(place).map_or("nothing", |step| step.kind);
         format!(
-            "no moment of the history is like that: {} operations since the last sync, {} of them certain; nearest \
-             after {place}, with {} differences:\n{}",
-            self.steps.len(),
-            self.certain,
+            "no moment of the history is like that: {begun} operations, {certain} of them certain; nearest after \
+             {place}, before {next}, with {} differences:\n{}",
             odd.len(),
             lines.join("\n")
         )
     }
 }
+
+/// Judges what was recovered after a crash at `cut`: where that is in each thread's history, if it is anywhere.
+pub fn judge(threads: &[Durable], cut: u64, records: &[Record]) -> Result<Vec<Place>, String> {
+    let syncs: Vec<Span> = threads.iter().flat_map(|thread| &thread.syncs).copied().collect();
+    let syncs: Vec<Span> = syncs.into_iter().filter(|sync| sync.ended < cut).collect();
+    let described =
+        records.iter().filter_map(|record| Some((record.ino, (&*record.path, record.inode.as_ref()?))));
+    let inodes: Inodes = described.collect();
+    let mut all = Vec::new();
+    for durable in threads {
+        let found = facts_of(durable.thread, records);
+        let moments = durable.moments(&found, cut, &syncs, &inodes);
+        all.push(moments.map_err(|what| format!("thread {}: {what}", durable.thread))?);
+    }
+    let Some(chosen) = common(&all) else {
+        let spans: Vec<_> =
+            all.iter().map(|moments| moments.iter().map(|m| m.span).collect::<Vec<_>>()).collect();
+        return Err(format!(
+            "operations of different threads are there in an order that never was: {spans:?}"
+        ));
+    };
+    let place = |(durable, moment): (&Durable, &Moment)| Place {
+        there: moment.place,
+        certain: durable.certain(cut, &syncs),
+        begun: durable.begun_at(cut),
+        amid: moment.amid,
+    };
+    Ok(threads.iter().zip(chosen).map(place).collect())
+}
+
+/// One moment of each thread so that some time lies in all of them.
+fn common(all: &[Vec<Moment>]) -> Option<Vec<&Moment>> {
+    // If there is such a time, the beginning of one of the moments is one.
+    let mut times: Vec<u64> = all.iter().flatten().map(|moment| moment.span.begun).collect();
+    times.sort_unstable();
+    times.into_iter().rev().find_map(|time| {
+        let at = |moments: &&Vec<Moment>| -> Option<usize> {
+            let held = |moment: &Moment| moment.span.begun <= time && time < moment.span.ended;
+            // What is there as a whole comes before what is there in part.
+            let whole = moments.iter().position(|moment| moment.amid.is_none() && held(moment));
+            whole.or_else(|| moments.iter().position(held))
+        };
+        all.iter().map(|moments| at(&moments).map(|index| &moments[index])).collect()
+    })
+}
+
+/// What a manifest says of inodes, and a path of each.
+type Inodes<'a> = HashMap<u64, (&'a str, &'a Inode)>;
 
 fn set(facts: &mut Facts, subject: Subject, fact: Option<Fact>) {
     match fact {
@@ -232,24 +424,37 @@ fn set(facts: &mut Facts, subject: Subject, fact: Option<Fact>) {
 }
 
 impl<T: Target> Observer<T> for Durable {
-    fn done(&mut self, target: &T, slots: &Slots<T>, actor: &Actor, op: &Op) -> Called<()> {
+    fn begins(&mut self) {
+        self.begun = self.clock.now();
+    }
+
+    fn done(&mut self, target: &T, slots: &Slots<T>, actor: &Actor, op: &Op, ok: bool) -> Called<()> {
+        let span = Span { begun: self.begun, ended: self.clock.now() };
         let model = &actor.model;
         self.learn(target, slots, model)?;
         let changes: Vec<_> = model.touched.iter().filter_map(|key| self.fact(model, key)).collect();
         if !changes.is_empty() {
-            self.steps.push(Step { clock: model.clock, changes });
+            self.steps.push(Step { span, clock: model.clock, kind: op.kind(), changes });
         }
+        for id in
+            model.touched.iter().filter_map(|key| if let Key::Inode(id) = key { Some(*id) } else { None })
+        {
+            self.keep_content(model, id, span);
+        }
+        let at = |file: &Ref| match file {
+            Ref::Path(path) => model.lookup(path).ok(),
+            Ref::Slot(slot) => model.slots()[*slot],
+        };
         match op {
-            Op::Sync => self.synced(),
-            Op::Fsync { file: Ref::Path(path) } | Op::FsyncDir { path } => {
-                if let Ok(id) = model.lookup(path) {
-                    self.fsynced(model, id);
-                }
+            Op::Write { file, .. } | Op::Allocate { file, .. } | Op::Truncate { file, .. } => {
+                at(file).into_iter().for_each(|id| self.keep_content(model, id, span));
             }
-            Op::Fsync { file: Ref::Slot(slot) } => {
-                if let Some(id) = model.slots()[*slot] {
-                    self.fsynced(model, id);
-                }
+            Op::Sync if ok => self.syncs.push(span),
+            Op::Fsync { file } if ok => {
+                at(file).into_iter().for_each(|id| self.fsynced(model, id, span.ended));
+            }
+            Op::FsyncDir { path } if ok => {
+                model.lookup(path).into_iter().for_each(|id| self.fsynced(model, id, span.ended));
             }
             _ => {}
         }
@@ -324,23 +529,31 @@ mod tests {
     use crate::kernel;
 
     /// A directory and what a thread did in it: `t0/a` is synced, `t0/b`, `t0/c` and `t0/d` are not.
-    fn history(fsync: Option<&str>) -> (Durable, Actor, Vec<Record>) {
+    fn history(fsync: Option<&str>) -> (Durable, Vec<Record>) {
+        let mkdir = |name: &str| Op::Mkdir { path: own(name), mode: 0o700 };
+        let mut ops = vec![mkdir("a"), Op::Sync, mkdir("b"), mkdir("c"), mkdir("d")];
+        if let Some(name) = fsync {
+            ops.push(Op::FsyncDir { path: own(name) });
+        }
+        done(ops)
+    }
+
+    fn own(name: &str) -> Name {
+        Name(format!("t0/{name}").into_bytes())
+    }
+
+    fn done(ops: Vec<Op>) -> (Durable, Vec<Record>) {
         let folder = tempfile::tempdir().unwrap();
         let target = MountedTarget::new(folder.path()).unwrap();
         let mut actors = drive::actors(&target, 1, 1, &geometry::ALL[0]).unwrap();
         // Not every host has a map of the blocks of its scratch files.
         std::fs::remove_file(folder.path().join("shared/striped")).unwrap();
-        let mut durable = vec![Durable::new(&target, &actors[0], 0).unwrap()];
-        let mkdir = |name: &str| Op::Mkdir { path: Name(format!("t0/{name}").into_bytes()), mode: 0o700 };
-        let mut ops = vec![mkdir("a"), Op::Sync, mkdir("b"), mkdir("c"), mkdir("d")];
-        if let Some(name) = fsync {
-            ops.push(Op::FsyncDir { path: Name(format!("t0/{name}").into_bytes()) });
-        }
+        let mut durable = vec![Durable::new(&target, &actors[0], 0, Clock::counting()).unwrap()];
         let rules = Rules { tight: false, strict: false };
         let lists = [ops];
         drive::run(&target, &mut actors, &mut durable, Source::Listed(&lists), rules, true).unwrap();
         let records = kernel::manifest(folder.path(), HASH).unwrap();
-        (durable.remove(0), actors.remove(0), records)
+        (durable.remove(0), records)
     }
 
     /// The records without some names; the folder that had them has fewer links then.
@@ -353,10 +566,16 @@ mod tests {
         left
     }
 
+    /// How many operations behind the last sync are there.
+    fn behind(durable: &Durable, cut: u64, records: &[Record]) -> Result<(usize, usize), String> {
+        let place = judge(std::slice::from_ref(durable), cut, records)?.remove(0);
+        Ok((place.there - place.certain, place.begun - place.certain))
+    }
+
     #[test]
     fn every_moment_behind_the_sync_is_right_and_no_other() {
-        let (durable, actor, records) = history(None);
-        let judge = |names: &[&str]| durable.judge(&actor, 0, &without(&records, names));
+        let (durable, records) = history(None);
+        let judge = |names: &[&str]| behind(&durable, END, &without(&records, names));
         assert_eq!(judge(&[]), Ok((3, 3)));
         assert_eq!(judge(&["d"]), Ok((2, 3)));
         assert_eq!(judge(&["b", "c", "d"]), Ok((0, 3)));
@@ -367,17 +586,74 @@ mod tests {
 
     #[test]
     fn what_was_fsynced_must_be_there_with_all_that_came_before() {
-        let (durable, actor, records) = history(Some("c"));
-        let judge = |names: &[&str]| durable.judge(&actor, 0, &without(&records, names));
+        let (durable, records) = history(Some("c"));
+        let judge = |names: &[&str]| behind(&durable, END, &without(&records, names));
         assert!(judge(&["d"]).is_ok());
         assert!(judge(&["c", "d"]).is_err());
     }
 
     #[test]
+    fn a_crash_in_between_is_judged_by_what_was_then() {
+        let (durable, records) = history(Some("c"));
+        let sync = durable.syncs[0];
+        let judge = |cut, names: &[&str]| behind(&durable, cut, &without(&records, names));
+        let all = ["a", "b", "c", "d"];
+        assert!(judge(sync.ended, &all).is_ok(), "the sync had not returned");
+        assert!(judge(sync.ended + 1, &all).is_err(), "the sync had returned");
+        assert!(judge(sync.ended + 1, &["b", "c", "d"]).is_ok());
+        assert!(judge(sync.ended + 1, &["c", "d"]).is_err(), "`b` comes later");
+        let fsync = durable.fsyncs[0].returned;
+        assert!(judge(fsync, &["c", "d"]).is_ok());
+        assert!(judge(fsync + 1, &["c", "d"]).is_err());
+    }
+
+    #[test]
     fn a_mode_that_never_was_is_wrong() {
-        let (durable, actor, mut records) = history(None);
+        let (durable, mut records) = history(None);
         let record = records.iter_mut().find(|record| record.path == "/t0/b").unwrap();
         record.inode.as_mut().unwrap().mode = "0701".into();
-        assert!(durable.judge(&actor, 0, &records).is_err());
+        assert!(behind(&durable, END, &records).is_err());
+    }
+
+    #[test]
+    fn content_is_judged_where_it_was_made_durable_and_not_changed_since() {
+        let versions = |times: &[(u64, u64, Option<u64>)]| -> Vec<Version> {
+            let version = |(nth, &(begun, ended, fsynced)): (usize, &(u64, u64, Option<u64>))| {
+                let mut content = Content::default();
+                content.truncate(nth as u64);
+                Version { span: Span { begun, ended }, content, fsynced }
+            };
+            times.iter().enumerate().map(version).collect()
+        };
+        let (mut durable, _) = history(None);
+        let id = Id(77);
+        durable
+            .versions
+            .insert(id, versions(&[(1, 2, None), (5, 6, Some(10)), (20, 21, None), (30, 31, None)]));
+        let state = Facts::from([(Subject::Inode(9), Fact::Is(String::new(), Some(id)))]);
+        let judged = |cut, size, syncs: &[Span]| {
+            let inode = Inode { size, ..Inode::default() };
+            durable.wrong_content(&state, cut, syncs, &Inodes::from([(9, ("/t0/f", &inode))])).is_some()
+        };
+        assert!(!judged(10, 9, &[]), "the fsync had not returned");
+        assert!(judged(11, 9, &[]));
+        assert!(!judged(11, 1, &[]));
+        assert!(!judged(21, 9, &[]), "it was changed since");
+        let sync = Span { begun: 22, ended: 25 };
+        assert!(judged(26, 9, &[sync]) && !judged(26, 2, &[sync]));
+        assert!(!judged(26, 9, &[Span { begun: 21, ..sync }]), "the sync began before the change ended");
+        assert!(!judged(31, 9, &[sync]));
+    }
+
+    #[test]
+    fn one_moment_must_do_for_all_threads() {
+        let moment = |place, begun, ended| Moment { place, amid: None, span: Span { begun, ended } };
+        let places = |all: &[Vec<Moment>]| -> Option<Vec<usize>> {
+            Some(common(all)?.iter().map(|moment| moment.place).collect())
+        };
+        let one = vec![moment(1, 3, 8), moment(2, 6, 20)];
+        assert_eq!(places(&[one.clone(), vec![moment(5, 10, 12)]]), Some(vec![2, 5]));
+        assert_eq!(places(&[one.clone(), vec![moment(5, 1, 3)]]), None, "what ended before is not there");
+        assert_eq!(places(&[one, vec![moment(5, 20, 21)]]), None);
     }
 }

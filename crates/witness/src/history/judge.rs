@@ -13,7 +13,7 @@ use crate::record::{Bytes, FileType, Inode, Record, escape};
 use crate::sandbox::{Mounted, repair_finds_nothing};
 use crate::{engine, kernel};
 use anyhow::{Context, Result, bail, ensure};
-use blockdev::FileDevice;
+use blockdev::{BlockDevice, FileDevice};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub fn judge(image: &Path, mnt: &Path, models: &[&Model], since: SystemTime) -> 
 /// Neither `xfs_repair` nor our own checker finds anything.
 pub fn is_sound(image: &Path) -> Result<()> {
     repair_finds_nothing(image)?;
-    checker_finds_nothing(image)
+    checker_finds_nothing(Arc::new(FileDevice::open(image)?))
 }
 
 /// What the kernel says of a volume, which `first` is asked about, and then uxfs must say too.
@@ -54,8 +54,8 @@ pub fn views_agree(
 }
 
 /// The judge of our own house: `uxfs check`.
-fn checker_finds_nothing(image: &Path) -> Result<()> {
-    let report = check(Arc::new(FileDevice::open(image)?), &CheckOptions::default())?;
+pub(super) fn checker_finds_nothing(device: Arc<dyn BlockDevice>) -> Result<()> {
+    let report = check(device, &CheckOptions::default())?;
     ensure!(report.log_clean, "uxfs check: the log is not clean");
     let findings: Vec<String> = report.findings().iter().map(|finding| format!("{finding:?}")).collect();
     none("uxfs check finds damage", &findings)
@@ -63,7 +63,17 @@ fn checker_finds_nothing(image: &Path) -> Result<()> {
 
 /// What the kernel says of an image, mounted read-only.
 pub(super) fn by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
-    let mounted = Mounted::new(image, mnt, true).context("the kernel's mount")?;
+    by_mount(Mounted::new(image, mnt, true).context("the kernel's mount")?)
+}
+
+/// The same of an image whose log it has to recover.
+pub(super) fn by_kernel_after_recovery(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
+    let seen = by_mount(Mounted::new(image, mnt, false).context("recovery by the kernel")?)?;
+    repair_finds_nothing(image).context("after recovery by the kernel")?;
+    Ok(seen)
+}
+
+fn by_mount(mounted: Mounted) -> Result<Vec<Record>> {
     let mut manifest = kernel::manifest(mounted.dir(), HASH)?;
     projects::add_by_kernel(&mut manifest, mounted.dir())?;
     mounted.unmount()?;
@@ -72,8 +82,13 @@ pub(super) fn by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
 
 /// What uxfs says of an image, open for reading.
 pub(super) fn by_uxfs(image: &Path) -> Result<Vec<Record>> {
-    let mut manifest = engine::manifests(image, 1, HASH)?.remove(0);
-    projects::add_by_uxfs(&mut manifest, image)?;
+    by_uxfs_on(Arc::new(FileDevice::open(image)?))
+}
+
+/// The same of a device.
+pub(super) fn by_uxfs_on(device: Arc<dyn BlockDevice>) -> Result<Vec<Record>> {
+    let mut manifest = engine::manifest_of(Arc::clone(&device), HASH)?;
+    projects::add_by_uxfs(&mut manifest, device)?;
     Ok(manifest)
 }
 

@@ -8,6 +8,7 @@
 mod acl;
 mod campaign;
 mod content;
+pub mod crash;
 mod drive;
 mod durable;
 mod generator;

@@ -6,9 +6,11 @@
 use crate::command;
 use crate::record::{Project, Record};
 use anyhow::{Context, Result, bail};
+use blockdev::BlockDevice;
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use uxfs::{OpenOptions, Volume};
 
 /// In the flags that users see: new files belong to the directory's project.
@@ -21,9 +23,9 @@ pub fn add_by_kernel(manifest: &mut [Record], mnt: &Path) -> Result<()> {
     add(manifest, |ino| projects.get(&ino).copied().context("the kernel's list of inodes does not have it"))
 }
 
-/// Adds what uxfs says of the volume in `image`.
-pub fn add_by_uxfs(manifest: &mut [Record], image: &Path) -> Result<()> {
-    let volume = Volume::open(image, &OpenOptions::new())?;
+/// Adds what uxfs says of the volume on a device.
+pub fn add_by_uxfs(manifest: &mut [Record], device: Arc<dyn BlockDevice>) -> Result<()> {
+    let volume = Volume::open_device(device, &OpenOptions::new())?;
     add(manifest, |ino| {
         let found = volume.node(ino)?.metadata();
         Ok(Project { id: found.project_id, inherit: found.xflags & INHERIT != 0 })

@@ -11,13 +11,13 @@
 
 use super::drive::{self, Blind, Source};
 use super::model::{Model, Rules};
-use super::replay::{by_kernel, by_uxfs, recover};
+use super::replay::{by_kernel, by_uxfs, places, recover};
 use super::target::{EngineTarget, Target};
 use super::{History, Which, Who, judge};
 use crate::command;
 use crate::compare::compare;
 use crate::record::Record;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args as ClapArgs;
 use std::fs::File;
 use std::io::Read;
@@ -98,16 +98,10 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     target.close()?;
     judge::is_sound(&ours).context("after the recovery by uxfs")?;
     same("what uxfs recovered", &expected, &judge::by_kernel(&ours, &history.mnt())?)?;
-    let mut places = Vec::new();
-    for (thread, (durable, actor)) in durable.iter().zip(&history.actors).enumerate() {
-        match durable.judge(actor, thread, &expected) {
-            Ok((place, of)) => places.push(format!("{place} of {of}")),
-            Err(what) => bail!("thread {thread}: {what}"),
-        }
-    }
+    let places = places(&durable, &expected)?;
     go_on(history, &on).context("going on after the recovery")?;
     let ops = ops * threads;
-    Ok((ops, format!("{ops} operations; {report}; recovered behind the last sync: {}", places.join(", "))))
+    Ok((ops, format!("{ops} operations; {report}; recovered behind the last sync: {places}")))
 }
 
 /// Has uxfs recover a volume and, in the same breath, remove all that is in it and do another history there.
@@ -146,11 +140,11 @@ fn beside(image: &Path, who: &str) -> PathBuf {
     image.with_extension(who)
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     command::run(Command::new("cp").arg("--sparse=always").args([from, to]))
 }
 
-fn same(what: &str, expected: &[Record], found: &[Record]) -> Result<()> {
+pub(super) fn same(what: &str, expected: &[Record], found: &[Record]) -> Result<()> {
     let outcome = compare(expected, found)?;
     let differences = &outcome.differences;
     let shown: Vec<&str> = differences.iter().take(SHOWN).map(String::as_str).collect();

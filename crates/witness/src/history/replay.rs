@@ -5,13 +5,14 @@
 //! - a run succeeds only if the kernel mounted the volume, `xfs_repair -n` and `uxfs check` found nothing, uxfs sees
 //!   what the kernel sees, and every thread's part of the tree is one that its history passed through.
 
-use super::durable::Durable;
+use super::durable::{self, Clock, Durable, Place};
 use super::model::Rules;
 use super::target::{EngineTarget, MountedTarget, Target};
 use super::{Failure, History, Source, Which, Who, drive, judge};
 use crate::command;
+use crate::record::Record;
 use crate::sandbox::Mounted;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result};
 use clap::Args as ClapArgs;
 use std::path::Path;
 use std::process::Command;
@@ -69,15 +70,15 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     };
     recover(&history.image(), &history.mnt())?;
     let records = history.views_agree()?;
-    let mut places = Vec::new();
-    for (thread, (durable, actor)) in durable.iter().zip(&history.actors).enumerate() {
-        match durable.judge(actor, thread, &records) {
-            Ok((place, of)) => places.push(format!("{place} of {of}")),
-            Err(what) => bail!("thread {thread}: {what}"),
-        }
-    }
+    let places = places(&durable, &records)?;
     let ops = ops * history.threads as u64;
-    Ok((ops, format!("{ops} operations; recovered behind the last sync: {}", places.join(", "))))
+    Ok((ops, format!("{ops} operations; recovered behind the last sync: {places}")))
+}
+
+/// Where every thread is at the end of its history, in words.
+pub(super) fn places(threads: &[Durable], records: &[Record]) -> Result<String> {
+    let places = durable::judge(threads, durable::END, records).map_err(Error::msg)?;
+    Ok(places.iter().map(Place::to_string).collect::<Vec<_>>().join(", "))
 }
 
 pub(super) fn by_kernel(history: &mut History, ops: u64, flush: bool) -> Result<Vec<Durable>> {
@@ -105,16 +106,20 @@ fn until<T: Target>(
 ) -> Result<Vec<Durable>> {
     history.set_out(target)?;
     target.sync()?;
-    let durable = history.actors.iter().enumerate();
-    let durable = durable.map(|(thread, actor)| Durable::new(target, actor, thread));
-    let mut durable = durable.collect::<Result<Vec<_>>>()?;
+    let mut durable = watchers(history, target, &Clock::counting())?;
     let rules = Rules { tight: history.geometry.tight, strict: T::STRICT };
     let source = Source::Generated(ops);
     let open = drive::run(target, &mut history.actors, &mut durable, source, rules, true)
-        .map_err(|failure: Failure| anyhow::Error::new(failure))?;
+        .map_err(|failure: Failure| Error::new(failure))?;
     crash()?;
     drop(open);
     Ok(durable)
+}
+
+/// Those who watch what the threads of a history do. What there is must have been synced.
+pub(super) fn watchers<T: Target>(history: &History, target: &T, clock: &Clock) -> Result<Vec<Durable>> {
+    let actors = history.actors.iter().enumerate();
+    actors.map(|(thread, actor)| Durable::new(target, actor, thread, clock.clone())).collect()
 }
 
 /// Has the kernel give up a mounted volume at once, as a crash does: with its log written, or without.

@@ -19,7 +19,6 @@ impl Model {
     fn edit(&mut self, id: Id, mtime: Time, edit: impl FnOnce(&mut Content)) {
         let node = self.node_mut(id);
         node.mtime = mtime;
-        node.version += 1;
         let Kind::File(content) = &mut node.kind else { unreachable!("only files are edited") };
         let before = content.footprint();
         edit(content);

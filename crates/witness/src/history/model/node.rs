@@ -54,10 +54,6 @@ pub struct Node {
     pub foreign: bool,
     /// Clock at its last change that a journal knows of.
     pub changed: u64,
-    /// How often its content changed.
-    pub version: u64,
-    /// The version that is durable for certain.
-    pub durable: u64,
 }
 
 impl Node {
@@ -81,14 +77,7 @@ impl Node {
             linkable: false,
             foreign: false,
             changed: 0,
-            version: 1,
-            durable: 0,
         }
-    }
-
-    /// Notes that what it holds now is durable.
-    pub fn synced(&mut self) {
-        self.durable = self.version;
     }
 
     /// The letter that `ls -l` has for it.

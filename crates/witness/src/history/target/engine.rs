@@ -9,8 +9,10 @@ use crate::history::acl::Acl;
 use crate::history::model::NAME_BYTES_MAX;
 use crate::history::op::{AclKind, AllocateHow, Ino, Moment, NodeKind, RenameHow, Stat, XattrHow};
 use anyhow::Result;
+use blockdev::BlockDevice;
 use rustix::io::Errno;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use uxfs::{
     Changes, Dir, ErrorKind, File, FileType, NewNode, Node, OpenOptions, Rename, SetXattr, Special,
@@ -44,6 +46,11 @@ impl EngineTarget {
     /// Opens the volume in an image.
     pub fn open(image: &Path) -> Result<Self> {
         Ok(Self { volume: Volume::open(image, &OpenOptions::new().writable(true))? })
+    }
+
+    /// Opens the volume on a device.
+    pub fn open_device(device: Arc<dyn BlockDevice>) -> Result<Self> {
+        Ok(Self { volume: Volume::open_device(device, &OpenOptions::new().writable(true))? })
     }
 
     /// What its recovery was, in a line.

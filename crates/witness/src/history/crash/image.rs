@@ -1,0 +1,90 @@
+//! One image after a power cut: recovered, judged, and taken back.
+//!
+//! Invariant: whatever comes of it, the stage is left as the image was before its recovery.
+
+use super::super::durable::{self, Durable, Place};
+use super::super::{judge, recover};
+use crate::record::Record;
+use crate::sandbox::repair_finds_nothing;
+use anyhow::{Context, Error, Result, ensure};
+use blockdev::{BlockDevice, MemoryOptions, Recorder, Recording, Rewind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use uxfs::{OpenOptions, Volume};
+
+/// A device in memory on which images are made, which other programs see as a file.
+#[derive(Debug)]
+pub struct Stage {
+    device: Arc<Rewind>,
+    path: PathBuf,
+}
+
+/// Somewhere the kernel may mount a copy of an image.
+#[derive(Clone, Copy, Debug)]
+pub struct Beside<'a> {
+    pub copy: &'a Path,
+    pub mnt: &'a Path,
+}
+
+impl Stage {
+    /// The stage that is the file at `path`.
+    pub fn new(path: &Path, sector: u32) -> Result<Self> {
+        let device = MemoryOptions::new().sector_size(sector).map_file(path)?;
+        Ok(Self { device: Arc::new(Rewind::new(Arc::new(device))), path: path.to_owned() })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Rewind> {
+        &self.device
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Has uxfs recover what is on the stage, and judges that as a crash at `cut` of a history. Gives where it left
+    /// the threads, and what recovery wrote.
+    pub fn try_image(
+        &self,
+        threads: &[Durable],
+        cut: u64,
+        beside: Option<Beside<'_>>,
+    ) -> Result<(Vec<Place>, Recording)> {
+        let theirs = beside.map(|beside| self.by_kernel(beside)).transpose()?;
+        self.device.mark();
+        let tried = self.recovered().and_then(|(found, recording)| {
+            if let Some((recovered, replayed)) = &theirs {
+                recover::same("what uxfs recovered", recovered, &found)?;
+                recover::same("what uxfs reads without recovery on the device", recovered, replayed)?;
+            }
+            let places = durable::judge(threads, cut, &found).map_err(Error::msg)?;
+            Ok((places, recording))
+        });
+        self.device.rewind()?;
+        tried
+    }
+
+    /// What the kernel makes of the image, and what uxfs sees in it without a write to it.
+    fn by_kernel(&self, beside: Beside<'_>) -> Result<(Vec<Record>, Vec<Record>)> {
+        recover::copy(&self.path, beside.copy)?;
+        let recovered = judge::by_kernel_after_recovery(beside.copy, beside.mnt)?;
+        let recorder = Arc::new(Recorder::new(self.device.clone()));
+        let replayed = judge::by_uxfs_on(recorder.clone()).context("uxfs, reading")?;
+        ensure!(recorder.recording().writes().is_empty(), "uxfs, open for reading, wrote to the device");
+        Ok((recovered, replayed))
+    }
+
+    /// Recovers, and looks at what is there then.
+    fn recovered(&self) -> Result<(Vec<Record>, Recording)> {
+        let recorder = Arc::new(Recorder::new(self.device.clone()));
+        let device: Arc<dyn BlockDevice> = recorder.clone();
+        let volume = Volume::open_device(device, &OpenOptions::new().writable(true)).context("recovery")?;
+        volume.close().context("closing after the recovery")?;
+        drop(volume);
+        let recording = recorder.recording();
+        judge::checker_finds_nothing(self.device.clone())?;
+        repair_finds_nothing(&self.path)?;
+        Ok((judge::by_uxfs_on(self.device.clone())?, recording))
+    }
+}

@@ -1,0 +1,132 @@
+//! Power cuts: histories on a recorded device, cut at every flush and at random, recovered and judged.
+//!
+//! Invariants:
+//! - every image is one that the device could have been left with: what it had promised to keep is there, and of what
+//!   it had not, any part;
+//! - an image is right only if uxfs recovers it, `xfs_repair -n` and `uxfs check` find nothing, and every thread's
+//!   part of the tree is as it was at one moment that is not before what was durable when the power went;
+//! - where the kernel recovers a copy, both trees are the same;
+//! - what is found wrong is kept as an image, which is all that is needed to see it again.
+
+mod fate;
+mod image;
+mod run;
+
+use super::campaign::Which;
+use anyhow::Result;
+use clap::Args as ClapArgs;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::AddAssign;
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// Cuts the power under histories, at every flush and at random, and has every image recovered and judged.
+#[derive(ClapArgs, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    which: Which,
+    /// How many runs on each geometry, with one seed after the other.
+    #[arg(long, default_value_t = 1)]
+    runs: u64,
+    /// Operations of a run, all threads together.
+    #[arg(long, default_value_t = 400)]
+    ops: u64,
+    /// Images of a run with any subset of the writes in doubt, besides the two at every flush.
+    #[arg(long, default_value_t = 100)]
+    samples: u64,
+    /// Images of a run that the kernel recovers too.
+    #[arg(long, default_value_t = 5)]
+    kernel: u64,
+    /// Images of a run whose recovery is cut short in turn, at each of its writes.
+    #[arg(long, default_value_t = 0)]
+    again: u64,
+}
+
+/// How much was tried.
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    runs: u64,
+    ops: u64,
+    writes: u64,
+    flushes: u64,
+    /// Images at flushes.
+    boundaries: u64,
+    samples: u64,
+    /// Images that the kernel recovered too.
+    kernel: u64,
+    /// Recoveries that were cut short at each of their writes.
+    again: u64,
+    /// Writes of these.
+    again_writes: u64,
+    /// Images of these.
+    again_images: u64,
+    /// Images in which an operation is there in part, by its kind.
+    amid: BTreeMap<&'static str, u64>,
+    failed: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.runs += other.runs;
+        self.ops += other.ops;
+        self.writes += other.writes;
+        self.flushes += other.flushes;
+        self.boundaries += other.boundaries;
+        self.samples += other.samples;
+        self.kernel += other.kernel;
+        self.again += other.again;
+        self.again_writes += other.again_writes;
+        self.again_images += other.again_images;
+        for (kind, count) in other.amid {
+            *self.amid.entry(kind).or_default() += count;
+        }
+        self.failed += other.failed;
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} operations, {} writes; {} flushes, {} images at them; {} sampled subsets; {} beside the kernel; {} \
+             recoveries cut at each of {} writes, {} images; amid an operation: {:?}",
+            self.ops,
+            self.writes,
+            self.flushes,
+            self.boundaries,
+            self.samples,
+            self.kernel,
+            self.again,
+            self.again_writes,
+            self.again_images,
+            self.amid
+        )
+    }
+}
+
+/// Runs the command. `Ok(true)`: every image was recovered as it must be.
+pub fn run(args: &Args) -> Result<bool> {
+    let rest = format!(
+        "--ops {} --samples {} --kernel {} --again {}",
+        args.ops, args.samples, args.kernel, args.again
+    );
+    let tasks = args.which.tasks(args.runs, "crash", &rest)?;
+    let sum = Mutex::new(Counts::default());
+    let outcome = args.which.all("", tasks, |task| {
+        let start = Instant::now();
+        let counts = run::one(task, args)?;
+        let said = format!("{counts}; {:.0} s", start.elapsed().as_secs_f64());
+        let ops = counts.ops;
+        *sum.lock().expect("no panic") += counts;
+        Ok((ops, said))
+    })?;
+    let sum = sum.into_inner().expect("no panic");
+    println!(
+        "crash: {} runs right: {sum}; {} runs failed{}",
+        outcome.right,
+        outcome.failed.len(),
+        outcome.list()
+    );
+    Ok(outcome.failed.is_empty())
+}

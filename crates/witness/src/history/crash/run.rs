@@ -1,0 +1,226 @@
+//! One recorded run, and all its images.
+
+use super::super::campaign::Task;
+use super::super::durable::{Clock, Durable, Place};
+use super::super::model::Rules;
+use super::super::target::{EngineTarget, Target};
+use super::super::{Failure, History, Source, drive, recover, replay};
+use super::fate::Choice;
+use super::image::{Beside, Stage};
+use super::{Args, Counts};
+use anyhow::{Context, Error, Result, bail};
+use blockdev::{MemoryOptions, PowerCuts, Recorder, Recording};
+use fastrand::Rng;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How many wrong images end a run.
+const FAILURES_MAX: u64 = 3;
+
+/// A run that was recorded.
+struct Recorded {
+    recording: Recording,
+    threads: Vec<Durable>,
+    /// When the threads' folders were there.
+    begun: u64,
+}
+
+/// Records a run and tries its images.
+pub fn one(task: &Task, args: &Args) -> Result<Counts> {
+    let mut history = History::new(task)?;
+    let image = history.image();
+    let base = image.with_extension("base");
+    recover::copy(&image, &base)?;
+    let recorded = record(&mut history, args.ops)?;
+    // What the run left is of no use any more.
+    std::fs::remove_file(&image)?;
+    let stage = Stage::new(&base, sector(&history))?;
+    let mut images = Images {
+        name: format!("{}-{}", history.geometry.volume.name, history.seed),
+        args,
+        rng: Rng::with_seed(history.seed ^ history.geometry.salt()),
+        stage: &stage,
+        copy: image.with_extension("kernel"),
+        mnt: history.mnt(),
+        threads: &recorded.threads,
+        counts: Counts { runs: 1, ops: args.ops, ..Counts::default() },
+        wrong: Vec::new(),
+    };
+    images.all(&recorded)?;
+    if images.wrong.is_empty() { Ok(images.counts) } else { bail!("{}", images.wrong.join("\n")) }
+}
+
+/// Bytes that a device of the history's volume writes as a whole.
+fn sector(history: &History) -> u32 {
+    if history.geometry.volume.options.contains(&"-s") { 4096 } else { 512 }
+}
+
+/// Does a history on a recorded device. Half of them end with files open, the others with the volume closed.
+fn record(history: &mut History, ops: u64) -> Result<Recorded> {
+    let device = MemoryOptions::new().sector_size(sector(history)).map_file(&history.image())?;
+    let recorder = Arc::new(Recorder::new(Arc::new(device)));
+    let target = EngineTarget::open_device(recorder.clone())?;
+    history.set_out(&target)?;
+    target.sync()?;
+    let now = recorder.clone();
+    let mut threads = replay::watchers(history, &target, &Clock::new(move || now.moment()))?;
+    let begun = recorder.moment();
+    let rules = Rules { tight: history.geometry.tight, strict: EngineTarget::STRICT };
+    let source = Source::Generated((ops / history.threads as u64).max(1));
+    let open = drive::run(&target, &mut history.actors, &mut threads, source, rules, true)
+        .map_err(|failure: Failure| Error::new(failure))?;
+    if history.seed.is_multiple_of(2) {
+        drop(open);
+        target.close()?;
+    } else {
+        target.abandon();
+    }
+    Ok(Recorded { recording: recorder.recording(), threads, begun })
+}
+
+/// The images of a run.
+struct Images<'a> {
+    name: String,
+    args: &'a Args,
+    rng: Rng,
+    stage: &'a Stage,
+    copy: PathBuf,
+    mnt: PathBuf,
+    threads: &'a [Durable],
+    counts: Counts,
+    wrong: Vec<String>,
+}
+
+/// Which image.
+#[derive(Clone, Copy, Debug)]
+struct Planned {
+    cut: u64,
+    choice: Choice,
+    kernel: bool,
+    again: bool,
+}
+
+impl Images<'_> {
+    fn all(&mut self, recorded: &Recorded) -> Result<()> {
+        let recording = &recorded.recording;
+        self.counts.writes = recording.writes().len() as u64;
+        let plan = self.plan(recorded);
+        let mut cuts = PowerCuts::new(recording, Arc::clone(self.stage.device()));
+        for planned in plan {
+            cuts.advance(planned.cut)?;
+            if planned.choice == Choice::Applied && cuts.in_doubt().next().is_none() {
+                // As when all are lost.
+                continue;
+            }
+            cuts.make(planned.choice.chooser(recording.sector_size()))?;
+            self.image(planned)?;
+            self.stage.device().rewind()?;
+            if self.counts.failed >= FAILURES_MAX {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// All images, in the order of time.
+    fn plan(&mut self, recorded: &Recorded) -> Vec<Planned> {
+        let Recorded { recording, begun, .. } = recorded;
+        let at = |cut, choice| Planned { cut, choice, kernel: false, again: false };
+        let flushes: Vec<u64> = recording.cuts().into_iter().filter(|cut| cut > begun).collect();
+        let starts: Vec<u64> =
+            recording.writes().iter().map(|write| write.started + 1).filter(|cut| cut > begun).collect();
+        self.counts.flushes = flushes.len() as u64;
+        let mut plan: Vec<Planned> =
+            flushes.iter().flat_map(|&cut| [at(cut, Choice::Dropped), at(cut, Choice::Applied)]).collect();
+        for _ in 0..self.args.samples {
+            let times = if self.rng.bool() { &flushes } else { &starts };
+            let Some(&cut) = self.rng.choice(times) else { break };
+            plan.push(at(cut, Choice::Any(self.rng.u64(..))));
+        }
+        // The kernel does not stand torn blocks: it takes what its first sector says for the age of all of it.
+        for _ in 0..self.args.kernel {
+            let times = if self.rng.bool() { &flushes } else { &starts };
+            let Some(&cut) = self.rng.choice(times) else { break };
+            plan.push(Planned { kernel: true, ..at(cut, Choice::Whole(self.rng.u64(..))) });
+        }
+        for _ in 0..self.args.again {
+            let Some(&cut) = self.rng.choice(&starts) else { break };
+            plan.push(Planned { again: true, ..at(cut, Choice::Any(self.rng.u64(..))) });
+        }
+        plan.sort_by_key(|planned| planned.cut);
+        plan
+    }
+
+    /// Tries the image that is on the stage.
+    fn image(&mut self, planned: Planned) -> Result<()> {
+        let Planned { cut, choice, .. } = planned;
+        let beside = planned.kernel.then_some(Beside { copy: &self.copy, mnt: &self.mnt });
+        let tried = self.stage.try_image(self.threads, cut, beside);
+        match choice {
+            Choice::Dropped | Choice::Applied => self.counts.boundaries += 1,
+            Choice::Any(_) | Choice::Whole(_) => self.counts.samples += 1,
+        }
+        self.counts.kernel += u64::from(planned.kernel);
+        let what = format!("cut-{cut}-{choice}");
+        if let (Some(recovery), true) = (self.right(&what, tried)?, planned.again) {
+            self.again(cut, &what, &recovery)?;
+        }
+        Ok(())
+    }
+
+    /// Cuts a recovery short at each of its writes. Its image is on the stage.
+    fn again(&mut self, cut: u64, what: &str, recovery: &Recording) -> Result<()> {
+        let flushes = recovery.cuts().into_iter().map(|at| (at, Choice::Dropped));
+        let starts = recovery.writes().iter().map(|write| write.started + 1);
+        let writes: Vec<_> =
+            starts.map(|at| [(at, Choice::Applied), (at, Choice::Any(self.rng.u64(..)))]).collect();
+        let mut plan: Vec<(u64, Choice)> = flushes.chain(writes.into_iter().flatten()).collect();
+        plan.sort_unstable();
+        self.counts.again += 1;
+        self.counts.again_writes += recovery.writes().len() as u64;
+        self.stage.device().mark();
+        let mut cuts = PowerCuts::new(recovery, Arc::clone(self.stage.device()));
+        for (at, choice) in plan {
+            cuts.advance(at)?;
+            cuts.make(choice.chooser(recovery.sector_size()))?;
+            let tried = self.stage.try_image(self.threads, cut, None);
+            self.counts.again_images += 1;
+            self.right(&format!("{what}-recovery-{at}-{choice}"), tried)?;
+            self.stage.device().rewind()?;
+            if self.counts.failed >= FAILURES_MAX {
+                break;
+            }
+        }
+        Ok(self.stage.device().rewind()?)
+    }
+
+    /// Notes how an image was; gives what its recovery wrote if it was right.
+    fn right(&mut self, what: &str, tried: Result<(Vec<Place>, Recording)>) -> Result<Option<Recording>> {
+        match tried {
+            Ok((places, recovery)) => {
+                for kind in places.iter().filter_map(|place| place.amid) {
+                    *self.counts.amid.entry(kind).or_default() += 1;
+                }
+                Ok(Some(recovery))
+            }
+            Err(error) => {
+                self.counts.failed += 1;
+                let kept = self.keep(what)?;
+                self.wrong.push(format!("{what}: {error:#}{kept}"));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Keeps the image that is on the stage.
+    fn keep(&self, what: &str) -> Result<String> {
+        let Some(folder) = &self.args.which.keep else { return Ok(String::new()) };
+        std::fs::create_dir_all(folder)?;
+        let image = folder.join(format!("{}-{what}.img", self.name));
+        recover::copy(self.stage.path(), &image).context("keeping an image")?;
+        let image = image.display();
+        Ok(format!(
+            "\n  kept; see it again with: uxfs recover {image} && uxfs check {image} && xfs_repair -n {image}"
+        ))
+    }
+}
