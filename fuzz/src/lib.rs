@@ -12,5 +12,6 @@ pub mod dir;
 pub mod image;
 pub mod inode;
 pub mod log;
+pub mod recovery;
 pub mod seal;
 pub mod superblock;
