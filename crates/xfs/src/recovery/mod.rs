@@ -19,6 +19,7 @@
 pub mod clean;
 mod finish;
 mod patch;
+mod reading;
 mod records;
 mod replay;
 mod report;
@@ -78,6 +79,7 @@ pub(crate) fn replay(
     for_each_transaction(&records, &mut |transaction| replay.transaction(transaction))?;
     replay.verify()?;
     let Replay { patch, survey, .. } = replay;
+    patch.replayed();
     let (patch, superblock) = settle::settle(patch, superblock)?;
     let mut counts = survey.counts;
     counts.bytes_changed = patch.bytes_changed();

@@ -3,25 +3,55 @@
 //! Invariants: the device below is never written before [`Patch::write_out`]; only sectors that changed are kept, so
 //! that memory goes with what the log holds; nothing outside the volume, and nothing of the log, is ever changed.
 
+use super::reading::Reading;
 use crate::error::{Error, Result};
 use blockdev::{AlignedBuf, BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 use xfs_format::error::FormatError;
 use xfs_format::types::DiskAddr;
 
 const SECTOR: u64 = 512;
 /// Most bytes that are written at once.
 const WRITE_MAX: u64 = 1 << 20;
+/// How many write at once: they wait more than they compute.
+const WRITERS: usize = 4;
 /// No item of the log changes a buffer that is longer.
 const BUFFER_MAX: u64 = 64 << 10;
+
+/// Sectors that are found with one look: a cluster of inodes, at most.
+const UNIT_SECTORS: u64 = 32;
+
+/// Those sectors of a unit that changed.
+type Unit = [Option<Box<[u8; SECTOR as usize]>>; UNIT_SECTORS as usize];
+
+/// A part of the volume, for changing.
+#[derive(Debug)]
+pub(super) struct Change {
+    offset: u64,
+    /// Whole sectors, as they were.
+    old: Vec<u8>,
+    bytes: Vec<u8>,
+}
+
+impl Change {
+    /// What is to be there.
+    pub(super) fn bytes(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+}
 
 /// Changed sectors over a device.
 #[derive(Debug)]
 pub(crate) struct Patch {
     device: Arc<dyn BlockDevice>,
-    sectors: BTreeMap<u64, Box<[u8; SECTOR as usize]>>,
+    /// The device, while it is asked for the same again and again.
+    reading: Reading,
+    units: BTreeMap<u64, Box<Unit>>,
+    /// How many sectors changed.
+    sectors: u64,
     /// Bytes of the volume.
     volume: u64,
     /// Bytes of the device that the log takes.
@@ -31,16 +61,40 @@ pub(crate) struct Patch {
 impl Patch {
     /// Nothing changed yet of a volume of so many bytes, with its log at `log`.
     pub(super) fn new(device: Arc<dyn BlockDevice>, volume: u64, log: Range<u64>) -> Self {
-        Self { device, sectors: BTreeMap::new(), volume, log }
+        let reading = Reading::new(Arc::clone(&device));
+        Self { device, reading, units: BTreeMap::new(), sectors: 0, volume, log }
+    }
+
+    /// Lets go of what was kept for the replay, which is over.
+    pub(super) fn replayed(&self) {
+        self.reading.forget();
     }
 
     /// Bytes that changed, in whole sectors.
     pub(super) fn bytes_changed(&self) -> u64 {
-        self.sectors.len() as u64 * SECTOR
+        self.sectors * SECTOR
     }
 
     /// Reads bytes from `offset` on, which an item of the log names for `structure`.
     pub(super) fn get(&self, offset: u64, len: u64, structure: &'static str) -> Result<Vec<u8>> {
+        let sectors = self.sectors_of(offset, len, structure)?;
+        let mut bytes = self.read_sectors(&sectors)?;
+        bytes.truncate((offset + len - sectors.start) as usize);
+        bytes.drain(..(offset - sectors.start) as usize);
+        Ok(bytes)
+    }
+
+    /// As [`get`](Self::get), in order to change it.
+    pub(super) fn change(&self, offset: u64, len: u64, structure: &'static str) -> Result<Change> {
+        let sectors = self.sectors_of(offset, len, structure)?;
+        let old = self.read_sectors(&sectors)?;
+        let from = (offset - sectors.start) as usize;
+        let bytes = old[from..from + len as usize].to_vec();
+        Ok(Change { offset, old, bytes })
+    }
+
+    /// Bytes of the sectors around a place that an item of the log names.
+    fn sectors_of(&self, offset: u64, len: u64, structure: &'static str) -> Result<Range<u64>> {
         let bad = |check, found| {
             Error::corrupt_block(DiskAddr(offset / SECTOR), None, FormatError::value(structure, check, found))
         };
@@ -52,77 +106,104 @@ impl Patch {
         if offset < self.log.end && self.log.start < end {
             return Err(bad("place within the log", offset / SECTOR));
         }
-        let begin = offset - offset % SECTOR;
-        let mut bytes = self.read_sectors(begin, end.next_multiple_of(SECTOR) - begin)?;
-        bytes.truncate((end - begin) as usize);
-        bytes.drain(..(offset - begin) as usize);
-        Ok(bytes)
+        Ok(offset - offset % SECTOR..end.next_multiple_of(SECTOR))
     }
 
     /// Reads whole sectors of 512 bytes, whatever the device's are.
-    fn read_sectors(&self, begin: u64, len: u64) -> Result<Vec<u8>, DeviceError> {
-        let unit = u64::from(self.device.sector_size());
-        let aligned = begin - begin % unit;
-        let end = (begin + len).next_multiple_of(unit);
-        let mut below = AlignedBuf::zeroed((end - aligned) as usize);
-        self.device.read(aligned, &mut below)?;
-        let mut bytes = below[(begin - aligned) as usize..][..len as usize].to_vec();
-        self.lay(begin, &mut bytes);
+    fn read_sectors(&self, range: &Range<u64>) -> Result<Vec<u8>, DeviceError> {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.reading.read(range.start, &mut bytes)?;
+        self.lay(range.start, &mut bytes);
         Ok(bytes)
+    }
+
+    /// The sectors that changed among those of some bytes, by number.
+    fn changed(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &[u8; SECTOR as usize])> {
+        let (first, end) = (range.start / SECTOR, range.end.div_ceil(SECTOR));
+        let units = self.units.range(first / UNIT_SECTORS..end.div_ceil(UNIT_SECTORS));
+        units.flat_map(move |(unit, slots)| {
+            let begin = unit * UNIT_SECTORS;
+            let here = first.saturating_sub(begin)..(end - begin).min(UNIT_SECTORS);
+            here.filter_map(move |slot| Some((begin + slot, &**slots[slot as usize].as_ref()?)))
+        })
     }
 
     /// Puts what changed over bytes that were read from `begin` on: whole sectors.
     fn lay(&self, begin: u64, bytes: &mut [u8]) {
         let end = begin + bytes.len() as u64;
-        for (&sector, changed) in self.sectors.range(begin / SECTOR..end.div_ceil(SECTOR)) {
+        for (sector, changed) in self.changed(begin..end) {
             let at = (sector * SECTOR - begin) as usize;
             if let Some(place) = bytes.get_mut(at..at + changed.len()) {
-                place.copy_from_slice(&changed[..]);
+                place.copy_from_slice(changed);
             }
         }
     }
 
-    /// Replaces what [`get`](Self::get) gave for `offset`.
-    pub(super) fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        let begin = offset - offset % SECTOR;
-        let end = (offset + bytes.len() as u64).next_multiple_of(SECTOR);
-        let old = self.read_sectors(begin, end - begin)?;
-        let mut new = old.clone();
-        new[(offset - begin) as usize..][..bytes.len()].copy_from_slice(bytes);
+    /// Keeps a change.
+    pub(super) fn put(&mut self, change: Change) {
+        let Change { offset, old, bytes } = change;
+        let from = (offset % SECTOR) as usize;
+        let new = if bytes.len() == old.len() {
+            bytes
+        } else {
+            let mut new = old.clone();
+            new[from..from + bytes.len()].copy_from_slice(&bytes);
+            new
+        };
         let sectors = old.chunks_exact(SECTOR as usize).zip(new.chunks_exact(SECTOR as usize));
-        for (number, (old, new)) in (begin / SECTOR..).zip(sectors) {
+        for (number, (old, new)) in (offset / SECTOR..).zip(sectors) {
             if old != new
                 && let Ok(new) = <[u8; SECTOR as usize]>::try_from(new)
             {
-                self.sectors.insert(number, Box::new(new));
+                let unit = self.units.entry(number / UNIT_SECTORS).or_default();
+                match &mut unit[(number % UNIT_SECTORS) as usize] {
+                    Some(sector) => **sector = new,
+                    none => {
+                        *none = Some(Box::new(new));
+                        self.sectors += 1;
+                    }
+                }
             }
         }
-        Ok(())
     }
 
     /// Writes everything to the device and waits until it is on stable storage. Whatever order a crash leaves of it,
     /// the log still says all of it.
     pub(super) fn write_out(&self) -> Result<(), DeviceError> {
-        let unit = u64::from(self.device.sector_size()).max(SECTOR);
-        let mut run: Option<Range<u64>> = None;
-        for &sector in self.sectors.keys() {
-            let begin = sector * SECTOR / unit * unit;
-            let end = begin + unit;
-            match &mut run {
-                Some(run) if begin <= run.end && end - run.start <= WRITE_MAX => run.end = run.end.max(end),
-                _ => {
-                    run.take().map_or(Ok(()), |run| self.write_run(run))?;
-                    run = Some(begin..end);
-                }
-            }
-        }
-        run.map_or(Ok(()), |run| self.write_run(run))?;
+        let runs = self.runs();
+        let share = runs.len().div_ceil(WRITERS).max(1);
+        std::thread::scope(|scope| {
+            let write = |runs: &[Range<u64>]| runs.iter().try_for_each(|run| self.write_run(run));
+            let writers: Vec<_> = runs.chunks(share).map(|runs| scope.spawn(move || write(runs))).collect();
+            let join = |writer: ScopedJoinHandle<'_, _>| {
+                writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            writers.into_iter().map(join).fold(Ok(()), Result::and)
+        })?;
         self.device.flush()
     }
 
-    fn write_run(&self, run: Range<u64>) -> Result<(), DeviceError> {
+    /// What is to be written, in whole sectors of the device.
+    fn runs(&self) -> Vec<Range<u64>> {
+        let unit = u64::from(self.device.sector_size()).max(SECTOR);
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for (sector, _) in self.changed(0..self.volume) {
+            let begin = sector * SECTOR / unit * unit;
+            let end = begin + unit;
+            match runs.last_mut() {
+                Some(run) if begin <= run.end && end - run.start <= WRITE_MAX => run.end = run.end.max(end),
+                _ => runs.push(begin..end),
+            }
+        }
+        runs
+    }
+
+    fn write_run(&self, run: &Range<u64>) -> Result<(), DeviceError> {
         let mut bytes = AlignedBuf::zeroed((run.end - run.start) as usize);
-        self.device.read(run.start, &mut bytes)?;
+        let changed = self.changed(run.clone()).count() as u64;
+        if changed * SECTOR < run.end - run.start {
+            self.device.read(run.start, &mut bytes)?;
+        }
         self.lay(run.start, &mut bytes);
         self.device.write(run.start, &bytes, Durability::Volatile)
     }
@@ -178,10 +259,11 @@ mod tests {
     fn changes_lie_over_the_device_until_they_are_written() {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 20).unwrap());
         let mut patch = Patch::new(Arc::clone(&device), 1 << 20, 4096..8192);
-        let mut bytes = patch.get(1000, 3000, "x").unwrap();
-        bytes[0] = 1;
-        bytes[2999] = 2;
-        patch.put(1000, &bytes).unwrap();
+        let mut change = patch.change(1000, 3000, "x").unwrap();
+        change.bytes()[0] = 1;
+        change.bytes()[2999] = 2;
+        let bytes = change.bytes().clone();
+        patch.put(change);
         assert_eq!(patch.bytes_changed(), 1024, "two sectors changed");
         assert_eq!(patch.get(1000, 3000, "x").unwrap(), bytes);
         let whole = |device: &dyn BlockDevice| {

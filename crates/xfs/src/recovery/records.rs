@@ -1,11 +1,14 @@
 //! The records of a log from its tail to its head, one by one, each of them whole and checked.
 //!
 //! Finding the ends has already left out what a crash tore at the head. Whatever is wrong before it is damage, and an
-//! error that says where: nothing behind a bad record is believed. One record is in memory at a time.
+//! error that says where: nothing behind a bad record is believed. A few records are in memory at a time: a thread reads
+//! and checks the next ones while somebody takes in what the last ones say.
 
 use super::clean;
 use crate::error::{Error, Result};
 use blockdev::BlockDevice;
+use std::ops::Range;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use xfs_format::error::FormatError;
 use xfs_format::log::{
     BLOCK_SIZE, LogEnds, LogIdentity, MAX_RECORD_SIZE, Op, RecordHeader, RecordOps, unpack, verify_checksum,
@@ -16,6 +19,18 @@ use xfs_format::types::{DiskAddr, Lsn};
 const NAME: &str = "log record";
 /// As much may have been on its way behind the head when the crash came, in blocks: eight buffers of 256 KiB.
 const IN_FLIGHT_BLOCKS: u64 = 8 * (MAX_RECORD_SIZE as u64 / BLOCK_SIZE as u64);
+
+/// How many records may wait to be taken in.
+const AHEAD: usize = 8;
+
+/// A record that passed its checks.
+struct Record {
+    at: u64,
+    header: RecordHeader,
+    /// All of it, and where its operations are.
+    bytes: Vec<u8>,
+    data: Range<usize>,
+}
 
 /// The part of a log that is to be replayed.
 pub(super) struct Records<'d> {
@@ -93,20 +108,43 @@ impl<'d> Records<'d> {
 
     /// Calls `each` for every operation, in order, with its record's LSN. Gives the number of records.
     pub(super) fn for_each_op(&self, each: &mut dyn FnMut(Lsn, &Op<'_>) -> Result<()>) -> Result<u64> {
-        let mut at = self.tail;
         let mut records = 0;
-        let mut bytes = Vec::new();
-        while at < self.head {
-            let header = self.read(at, &mut bytes)?;
-            let damaged = |problem| self.damaged(at, problem);
-            let data = unpack(&header, &mut bytes).map_err(damaged)?;
-            for op in RecordOps::new(data, header.num_logops.get()) {
-                each(header.lsn(), &op.map_err(damaged)?)?;
+        std::thread::scope(|scope| {
+            let (give, take) = sync_channel(AHEAD);
+            scope.spawn(move || self.read_all(&give));
+            for record in take {
+                let Record { at, header, bytes, data } = record?;
+                for op in RecordOps::new(bytes.get(data).unwrap_or_default(), header.num_logops.get()) {
+                    each(header.lsn(), &op.map_err(|problem| self.damaged(at, problem))?)?;
+                }
+                records += 1;
             }
+            Ok(records)
+        })
+    }
+
+    /// Reads record after record, up to the first bad one or until nobody wants them any more.
+    fn read_all(&self, to: &SyncSender<Result<Record>>) {
+        let mut at = self.tail;
+        while at < self.head {
+            let record = self.read_whole(at);
+            let Ok(Record { header, .. }) = &record else {
+                let _ = to.send(record);
+                return;
+            };
             at += u64::from(header.total_blocks());
-            records += 1;
+            if to.send(record).is_err() {
+                return;
+            }
         }
-        Ok(records)
+    }
+
+    fn read_whole(&self, at: u64) -> Result<Record> {
+        let mut bytes = Vec::new();
+        let header = self.read(at, &mut bytes)?;
+        let len = unpack(&header, &mut bytes).map_err(|problem| self.damaged(at, problem))?.len();
+        let start = (header.total_blocks() - header.data_blocks()) as usize * BLOCK_SIZE;
+        Ok(Record { at, header, bytes, data: start..start + len })
     }
 
     /// Reads the record at a place, and checks all that it says of itself.

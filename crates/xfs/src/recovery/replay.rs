@@ -120,14 +120,14 @@ impl<'g> Replay<'g> {
             if self.survey.is_cancelled((piece.daddr, (piece.len / 512) as u32)) {
                 self.survey.counts.cancelled += 1;
             } else {
-                let mut bytes = vec![0; piece.len as usize];
+                let mut change = self.patch.change(piece.daddr.0 * 512, piece.len, NAME)?;
+                let bytes = change.bytes();
+                bytes.fill(0);
                 for (nth, inode) in (0..).zip(bytes.chunks_exact_mut(geometry.inode_size.into())) {
                     let ino = geometry.join_inode(ag, AgInode(first.0 + nth));
                     ialloc::encode_free(inode, ino, create.gen_.get(), geometry);
                 }
-                let at = piece.daddr.0 * 512;
-                self.patch.get(at, piece.len, NAME)?;
-                self.patch.put(at, &bytes)?;
+                self.patch.put(change);
             }
             first.0 += inodes;
         }
@@ -155,8 +155,8 @@ impl<'g> Replay<'g> {
             return Err(damaged(FormatError::value(NAME, "offset in its buffer", offset.into())));
         }
         let at = daddr.0.saturating_mul(512).saturating_add(offset.into());
-        let mut bytes = self.patch.get(at, size_of::<Dquot>() as u64, NAME)?;
-        let (dquot, _) = Dquot::mut_from_prefix(&mut bytes)
+        let mut change = self.patch.change(at, size_of::<Dquot>() as u64, NAME)?;
+        let (dquot, _) = Dquot::mut_from_prefix(change.bytes())
             .map_err(|_| damaged(FormatError::new(NAME, "truncated structure")))?;
         if dquot.lsn.get() > lsn.0 {
             self.survey.counts.newer += 1;
@@ -170,7 +170,7 @@ impl<'g> Replay<'g> {
         let dquot = *dquot;
         Dquot::check(dquot.as_bytes(), id, self.geometry.v5.then_some(self.geometry.meta_uuid))
             .map_err(damaged)?;
-        self.patch.put(at, &bytes)?;
+        self.patch.put(change);
         self.survey.counts.dquots += 1;
         Ok(())
     }

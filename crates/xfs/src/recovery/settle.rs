@@ -26,7 +26,7 @@ const STAGING: u32 = 1 << 31;
 pub(super) fn settle(patch: Patch, before: &Superblock) -> Result<(Arc<Patch>, Superblock)> {
     let wrap = |problem| Error::corrupt_block(DiskAddr(0), None, problem);
     let sector = Geometry::from_superblock(before).sector_size.into();
-    let mut bytes = patch.get(0, sector, SUPERBLOCK.name)?;
+    let bytes = patch.get(0, sector, SUPERBLOCK.name)?;
     let now = Superblock::parse(&bytes).map_err(wrap)?;
     let geometry = Geometry::from_superblock(&now);
     if u64::from(geometry.sector_size) != sector || now.uuid() != before.uuid() {
@@ -38,14 +38,16 @@ pub(super) fn settle(patch: Patch, before: &Superblock) -> Result<(Arc<Patch>, S
     let patch = Arc::new(patch);
     let (free, inodes, free_inodes) = sums(&patch, &geometry)?;
     let mut patch = Arc::into_inner(patch).ok_or_else(|| wrap(FormatError::new(SUPERBLOCK.name, "owner")))?;
-    let (raw, _) = RawSuperblock::mut_from_prefix(&mut bytes)
+    let mut change = patch.change(0, sector, SUPERBLOCK.name)?;
+    let bytes = change.bytes();
+    let (raw, _) = RawSuperblock::mut_from_prefix(bytes)
         .map_err(|_| wrap(FormatError::value(SUPERBLOCK.name, "length", sector)))?;
     raw.fdblocks = free.into();
     raw.icount = inodes.into();
     raw.ifree = free_inodes.into();
-    checksum::store(&mut bytes, CRC_OFFSET);
-    patch.put(0, &bytes)?;
-    let now = Superblock::parse(&bytes).map_err(wrap)?;
+    checksum::store(bytes, CRC_OFFSET);
+    let now = Superblock::parse(bytes).map_err(wrap)?;
+    patch.put(change);
     Ok((Arc::new(patch), now))
 }
 

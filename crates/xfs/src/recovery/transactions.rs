@@ -11,12 +11,16 @@ use xfs_format::types::Lsn;
 
 const NAME: &str = "log operation";
 
+/// Bytes that are kept in one piece: a transaction of many megabytes does not move as it grows.
+const CHUNK: usize = 256 << 10;
+
 /// A transaction: its regions, one behind the other.
 pub(super) struct Transaction {
     /// Where it begins: what its changes are stamped with.
     pub(super) lsn: Lsn,
-    bytes: Vec<u8>,
-    regions: Vec<Range<usize>>,
+    chunks: Vec<Vec<u8>>,
+    /// Each within a chunk.
+    regions: Vec<(usize, Range<usize>)>,
 }
 
 /// An item of a transaction: its format structure, and the regions behind that.
@@ -38,7 +42,42 @@ impl<'t> Item<'t> {
 
 impl Transaction {
     fn region(&self, index: usize) -> Option<&[u8]> {
-        self.bytes.get(self.regions.get(index)?.clone())
+        let (chunk, range) = self.regions.get(index)?;
+        self.chunks.get(*chunk)?.get(range.clone())
+    }
+
+    /// Takes in a region.
+    fn add(&mut self, data: &[u8]) {
+        let chunk = self.chunk_for(data.len());
+        let begin = self.chunks[chunk].len();
+        self.chunks[chunk].extend_from_slice(data);
+        self.regions.push((chunk, begin..begin + data.len()));
+    }
+
+    /// Takes in more of the last region; `false` if there is none.
+    fn go_on(&mut self, data: &[u8]) -> bool {
+        let Some((chunk, range)) = self.regions.pop() else { return false };
+        // It is the last one of its chunk.
+        let room = self.chunks[chunk].capacity() - range.end;
+        if room >= data.len() {
+            self.chunks[chunk].extend_from_slice(data);
+            self.regions.push((chunk, range.start..range.end + data.len()));
+        } else {
+            let begun = self.chunks[chunk].split_off(range.start);
+            let whole = [&begun, data].concat();
+            // A region that goes on and on does not move each time.
+            self.chunks.push(Vec::with_capacity(CHUNK.max(2 * whole.len())));
+            self.add(&whole);
+        }
+        true
+    }
+
+    /// A chunk with room for so many bytes: the last one.
+    fn chunk_for(&mut self, bytes: usize) -> usize {
+        if self.chunks.last().is_none_or(|chunk| chunk.capacity() - chunk.len() < bytes) {
+            self.chunks.push(Vec::with_capacity(CHUNK.max(bytes)));
+        }
+        self.chunks.len() - 1
     }
 
     /// Its items, in the order of the log.
@@ -77,7 +116,7 @@ impl Gather {
     /// Takes in an operation of a record with this LSN. Gives the transaction that it commits.
     pub(super) fn take(&mut self, lsn: Lsn, op: &Op<'_>) -> Result<Option<Transaction>, FormatError> {
         if op.flags.contains(OpFlags::START) {
-            let new = Transaction { lsn, bytes: Vec::new(), regions: Vec::new() };
+            let new = Transaction { lsn, chunks: Vec::new(), regions: Vec::new() };
             // The number may be that of one which an earlier crash cut off.
             self.dropped += u64::from(self.open.insert(op.tid, new).is_some());
             return Ok(None);
@@ -90,14 +129,10 @@ impl Gather {
         }
         // What began before the tail is on disk.
         let Some(transaction) = self.open.get_mut(&op.tid) else { return Ok(None) };
-        let begin = transaction.bytes.len();
-        transaction.bytes.extend_from_slice(op.data);
-        let end = transaction.bytes.len();
-        if op.flags.contains(OpFlags::WAS_CONT) {
-            let last = transaction.regions.last_mut();
-            last.ok_or(FormatError::value(NAME, "flags", op.flags.bits().into()))?.end = end;
-        } else {
-            transaction.regions.push(begin..end);
+        if !op.flags.contains(OpFlags::WAS_CONT) {
+            transaction.add(op.data);
+        } else if !transaction.go_on(op.data) {
+            return Err(FormatError::value(NAME, "flags", op.flags.bits().into()));
         }
         Ok(None)
     }
@@ -151,5 +186,29 @@ mod tests {
         let stray = op(2, OpFlags::WAS_CONT, b"x");
         assert!(gather.take(Lsn(5), &op(2, OpFlags::START, &[])).unwrap().is_none());
         assert!(gather.take(Lsn(5), &stray).is_err(), "a region that never began");
+    }
+
+    /// Regions that are continued lie in one piece, whatever was in front of them.
+    #[test]
+    fn regions_go_on_over_the_end_of_a_chunk() {
+        let mut transaction = Transaction { lsn: Lsn(1), chunks: Vec::new(), regions: Vec::new() };
+        assert!(!transaction.go_on(b"of none"));
+        let mut expected: Vec<Vec<u8>> = Vec::new();
+        for number in 0..40_u8 {
+            let parts: Vec<Vec<u8>> =
+                (0..number % 5 + 1).map(|part| vec![number ^ part; 9_000 * usize::from(part + 1)]).collect();
+            transaction.add(&parts[0]);
+            assert!(parts[1..].iter().all(|part| transaction.go_on(part)));
+            expected.push(parts.concat());
+        }
+        transaction.add(&[]);
+        for _ in 0..100 {
+            assert!(transaction.go_on(&[7; 10_000]));
+        }
+        expected.push(vec![7; 1_000_000]);
+        assert!(expected.iter().enumerate().all(|(index, region)| transaction.region(index) == Some(region)));
+        assert!(transaction.region(expected.len()).is_none());
+        let kept: usize = transaction.chunks.iter().map(Vec::capacity).sum();
+        assert!(kept < 4 * expected.iter().map(Vec::len).sum::<usize>(), "{kept}");
     }
 }

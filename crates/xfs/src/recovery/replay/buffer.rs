@@ -29,25 +29,28 @@ impl Replay<'_> {
             return Ok(());
         }
         let (at, len) = (format.daddr.0.saturating_mul(512), u64::from(format.len) * 512);
-        let mut bytes = self.patch.get(at, len, NAME)?;
+        let mut change = self.patch.change(at, len, NAME)?;
+        let bytes = change.bytes();
         if format.flags.contains(BufFlags::INODE_BUF) {
-            self.list_pointers(format, item, &mut bytes)?;
+            self.list_pointers(format, item, bytes)?;
             self.survey.counts.buffers += 1;
-            return Ok(self.patch.put(at, &bytes)?);
+            self.patch.put(change);
+            return Ok(());
         }
-        let own = identity::uuid_of(&bytes) == Some(self.geometry.meta_uuid);
-        if own && identity::lsn_of(&bytes).is_some_and(|there| there > lsn) {
+        let own = identity::uuid_of(bytes) == Some(self.geometry.meta_uuid);
+        if own && identity::lsn_of(bytes).is_some_and(|there| there > lsn) {
             self.survey.counts.newer += 1;
             return Ok(());
         }
-        apply(format, item, &mut bytes)?;
+        apply(format, item, bytes)?;
         if !format.flags.intersects(QUOTA) {
-            self.check_known(format, &bytes)?;
-            identity::stamp(&mut bytes, lsn);
+            self.check_known(format, bytes)?;
+            identity::stamp(bytes, lsn);
             self.buffers.insert((format.daddr, len));
         }
         self.survey.counts.buffers += 1;
-        Ok(self.patch.put(at, &bytes)?)
+        self.patch.put(change);
+        Ok(())
     }
 
     /// Refuses what is not understood: blocks without a known magic, and directory blocks in several pieces, whose

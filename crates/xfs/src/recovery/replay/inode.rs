@@ -34,7 +34,8 @@ impl Replay<'_> {
         if !inside || self.place_of(ino) != Some(at) {
             return Err(damaged(FormatError::value(NAME, "place", at / 512)));
         }
-        let mut inode = self.patch.get(at, size, NAME)?;
+        let mut change = self.patch.change(at, size, NAME)?;
+        let inode = change.bytes();
         if !inode.starts_with(&MAGIC.to_be_bytes()) {
             return Err(damaged(FormatError::new(NAME, "magic of the inode on disk")));
         }
@@ -43,11 +44,12 @@ impl Replay<'_> {
             self.survey.counts.newer += 1;
             return Ok(());
         }
-        self.lay(lsn, format, item, &mut inode).map_err(damaged)?;
-        checksum::store(&mut inode, CRC_OFFSET);
+        self.lay(lsn, format, item, inode).map_err(damaged)?;
+        checksum::store(inode, CRC_OFFSET);
         self.inodes.insert(ino);
         self.survey.counts.inodes += 1;
-        Ok(self.patch.put(at, &inode)?)
+        self.patch.put(change);
+        Ok(())
     }
 
     fn lay(
