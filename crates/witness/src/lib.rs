@@ -16,6 +16,7 @@ pub mod history;
 pub mod kernel;
 pub mod matrix;
 pub mod record;
+pub mod recover_time;
 pub mod sandbox;
 pub mod scale;
 pub mod v4;

@@ -4,7 +4,9 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use witness::{check, compare, damage, engine, fill, from, history, kernel, matrix, scale, v4, vm};
+use witness::{
+    check, compare, damage, engine, fill, from, history, kernel, matrix, recover_time, scale, v4, vm,
+};
 
 /// Outside witnesses for uxfs.
 #[derive(Parser)]
@@ -28,6 +30,7 @@ enum Command {
     Check(check::Args),
     Matrix(matrix::Args),
     Recover(history::recover::Args),
+    RecoverTime(recover_time::Args),
     Replay(history::replay::Args),
     Scale(scale::Args),
     V4(v4::Args),
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::History(args) => history::run(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::Recover(args) => history::recover::run(&args),
+        Command::RecoverTime(args) => recover_time::run(&args),
         Command::Replay(args) => history::replay::run(&args),
         Command::Scale(args) => scale::run(&args),
         Command::ScaleStep(args) => scale::step(&args),
