@@ -108,6 +108,37 @@ bitflags! {
     }
 }
 
+bitflags! {
+    /// `sb_qflags`: what is counted for users, projects and groups, and whether limits hold.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct QuotaFlags: u16 {
+        /// What users take is counted.
+        const USER = 0x0001;
+        /// Limits of users hold.
+        const USER_LIMITS = 0x0002;
+        /// The counts of users are right.
+        const USER_COUNTED = 0x0004;
+        /// What projects take is counted.
+        const PROJECT = 0x0008;
+        /// Limits of groups or projects hold, on volumes of version 4.
+        const OTHER_LIMITS = 0x0010;
+        /// The counts of groups or projects are right, on volumes of version 4.
+        const OTHER_COUNTED = 0x0020;
+        /// What groups take is counted.
+        const GROUP = 0x0040;
+        /// Limits of groups hold.
+        const GROUP_LIMITS = 0x0080;
+        /// The counts of groups are right.
+        const GROUP_COUNTED = 0x0100;
+        /// Limits of projects hold.
+        const PROJECT_LIMITS = 0x0200;
+        /// The counts of projects are right.
+        const PROJECT_COUNTED = 0x0400;
+        /// All that say that counts are right.
+        const COUNTED = 0x0004 | 0x0020 | 0x0100 | 0x0400;
+    }
+}
+
 /// Incompatible features that this code reads.
 pub const INCOMPAT_READ: Incompat = Incompat::FTYPE
     .union(Incompat::SPINODES)

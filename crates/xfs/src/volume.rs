@@ -142,8 +142,12 @@ impl Volume {
             superblock,
             geometry,
         });
-        if let Some(recovered) = recovered {
-            let owed = recovered.adopt(&volume.write_side()?.journal)?;
+        let adopt = |recovered: recovery::Recovered| recovered.adopt(&volume.write_side()?.journal);
+        let owed = recovered.map(adopt).transpose()?;
+        if volume.is_writable() {
+            trans::superblock::doubt_quota_counts(&volume)?;
+        }
+        if let Some(owed) = owed {
             let report = owed.finish(&volume)?;
             let _first = volume.recovery.set(report);
         }
@@ -252,7 +256,7 @@ impl Volume {
     /// that is dropped without this is as after a crash: its log has to be replayed.
     pub fn close(self: &Arc<Self>) -> Result<()> {
         let Some(write) = &self.write else { return Ok(()) };
-        trans::close::write_superblock(self)?;
+        trans::superblock::write_counters(self)?;
         write.journal.close()
     }
 

@@ -2,6 +2,7 @@
 
 mod common;
 
+use blockdev::FileOptions;
 use common::{Image, run};
 use std::sync::Arc;
 use xfs::Error;
@@ -222,4 +223,25 @@ fn damaged_superblocks_are_named() {
         }
     }
     assert!(opened > 0);
+}
+
+/// The kernel believes the counts of blocks and inodes of users and groups that it left, as long as the superblock says
+/// that they are right: after a change of ours they are not.
+#[test]
+fn quota_is_to_be_counted_anew_after_a_change() {
+    let image = Image::mkfs(300 << 20, &[]);
+    let path = image.path();
+    let qflags = || run("xfs_db", &["-r", "-c", "sb 0", "-c", "p qflags", path.to_str().unwrap()]);
+    // Users and groups: counted, with limits, checked.
+    edit_superblock(&image, |sb| set(sb, 176, &0x01c7_u16.to_be_bytes()));
+    image.open().unwrap();
+    assert_eq!(qflags().trim(), "qflags = 0x1c7", "open for reading");
+    let options = OpenOptions { writable: true, ..OpenOptions::default() };
+    let device = || Arc::new(FileOptions::new().direct(false).write(true).open(image.path()).unwrap());
+    drop(Volume::open(device(), &options).unwrap());
+    // Not closed: the log says it already.
+    assert_eq!(image.open().unwrap().superblock().raw().qflags.get(), 0x00c3);
+    Volume::open(device(), &options).unwrap().close().unwrap();
+    assert_eq!(qflags().trim(), "qflags = 0xc3");
+    run("xfs_repair", &["-n", path.to_str().unwrap()]);
 }

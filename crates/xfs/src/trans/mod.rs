@@ -12,7 +12,6 @@
 //! - inodes are joined in ascending order of their numbers, group headers in ascending order of their groups.
 
 mod buffers;
-pub(crate) mod close;
 pub mod counters;
 pub mod fork;
 mod frees;
@@ -20,6 +19,7 @@ mod inodes;
 mod map;
 pub mod reservation;
 mod space;
+pub(crate) mod superblock;
 
 pub use buffers::BufIndex;
 pub(crate) use frees::{OldIntent, ids_behind};
