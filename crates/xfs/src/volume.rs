@@ -142,14 +142,12 @@ impl Volume {
             superblock,
             geometry,
         });
-        let adopt = |recovered: recovery::Recovered| recovered.adopt(&volume.write_side()?.journal);
-        let owed = recovered.map(adopt).transpose()?;
-        if volume.is_writable() {
-            trans::superblock::doubt_quota_counts(&volume)?;
-        }
-        if let Some(owed) = owed {
+        if let Some(recovered) = recovered {
+            let owed = recovered.adopt(&volume.write_side()?.journal, &volume.geometry)?;
             let report = owed.finish(&volume)?;
             let _first = volume.recovery.set(report);
+        } else if volume.is_writable() {
+            trans::superblock::doubt_quota_counts(&volume)?;
         }
         Ok(volume)
     }

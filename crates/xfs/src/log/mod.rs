@@ -378,12 +378,18 @@ impl Journal {
 
     /// Takes an item into the AIL that the log holds from before this journal was opened: the tail does not move
     /// beyond `lsn` as long as it is there. To be called before anything is reserved; items come in the order of the
-    /// log. [`Error::LogTooSmall`]: what lies behind it leaves no room for transactions.
-    pub fn adopt(&self, lsn: Lsn, item: Arc<dyn LogItem>) -> Result<()> {
+    /// log.
+    pub fn adopt(&self, lsn: Lsn, item: Arc<dyn LogItem>) {
         let core = &*self.core;
         core.grant.take_regardless(core.ail.adopt(lsn, item));
+    }
+
+    /// [`Error::LogTooSmall`]: what was adopted leaves no room for a transaction of `count` steps of `unit` bytes, which
+    /// would wait for ever for what only it can settle.
+    pub fn check_room(&self, unit: u32, count: u32) -> Result<()> {
         let (used, capacity) = self.space();
-        let needed = used.saturating_add(capacity / 8);
+        let step = self.core.layout.step(unit);
+        let needed = used.saturating_add(step.saturating_mul(count.max(1).into()));
         if needed > capacity { Err(Error::LogTooSmall { needed, room: capacity }) } else { Ok(()) }
     }
 

@@ -8,7 +8,8 @@ use super::survey::Unfinished;
 use super::{Recovered, Report};
 use crate::error::{Error, Result};
 use crate::log::Journal;
-use crate::trans::reservation::Need;
+use crate::trans::reservation::{Need, Reservation};
+use crate::trans::superblock::doubt_quota_counts;
 use crate::trans::{OldIntent, Trans, ids_behind};
 use crate::volume::Volume;
 use std::sync::Arc;
@@ -40,14 +41,20 @@ pub(crate) struct Owed {
 }
 
 impl Recovered {
-    /// Lets the intents hold the tail of a journal that was just opened.
-    pub(crate) fn adopt(self, journal: &Journal) -> Result<Owed> {
+    /// Lets the intents hold the tail of a journal that was just opened. What is behind the tail may be most of the log;
+    /// but whoever promised something had the room reserved to do it.
+    pub(crate) fn adopt(self, journal: &Journal, geometry: &Geometry) -> Result<Owed> {
         ids_behind(self.highest_id);
         let mut intents = Vec::with_capacity(self.unfinished.len());
         for Unfinished { id, lsn, extents, .. } in self.unfinished {
             let intent = OldIntent::new(id, extents);
-            journal.adopt(lsn, Arc::clone(&intent) as Arc<dyn crate::log::LogItem>)?;
+            journal.adopt(lsn, Arc::clone(&intent) as Arc<dyn crate::log::LogItem>);
             intents.push(intent);
+        }
+        // In this order: each that is done lets the tail move on.
+        if let Some(first) = intents.first() {
+            let Reservation { log_bytes, log_count, .. } = reservation(first, geometry);
+            journal.check_room(log_bytes, log_count)?;
         }
         Ok(Owed { intents, report: self.report })
     }
@@ -58,11 +65,11 @@ impl Owed {
     pub(crate) fn finish(self, volume: &Arc<Volume>) -> Result<Report> {
         let mut report = self.report;
         for intent in &self.intents {
-            let need = Need::new(volume.geometry()).bytes(intent.log_bytes()).steps(2);
-            let mut trans = Trans::start(volume, need.reservation())?;
+            let mut trans = Trans::start(volume, reservation(intent, volume.geometry()))?;
             report.extents_freed += trans.take_over(intent);
             trans.commit()?;
         }
+        doubt_quota_counts(volume)?;
         for ag in (0..volume.geometry().ag_count).map(AgNumber) {
             for ino in unlinked(volume, ag)? {
                 volume.release_if_unused(volume.entry(ino)?)?;
@@ -72,6 +79,11 @@ impl Owed {
         volume.sync()?;
         Ok(report)
     }
+}
+
+/// What it takes to do what an intent promised: the intent is taken over, and done.
+fn reservation(intent: &OldIntent, geometry: &Geometry) -> Reservation {
+    Need::new(geometry).bytes(intent.log_bytes()).steps(2).reservation()
 }
 
 /// The inodes of a group that have no name and were in use.
