@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{made, mounted, repair_finds_nothing};
+use common::{Opened, made, mounted, repair_finds_nothing};
 use std::path::Path;
 use std::process::Command;
 use uxfs::{Dir, ErrorKind, NewNode, OpenOptions, SetXattr, Volume};
@@ -15,11 +15,7 @@ type Expected = Vec<(String, &'static str)>;
 
 const VALUE: &[u8] = b"a value of some length";
 
-fn open(image: &Path) -> Volume {
-    Volume::open(image, &OpenOptions::new().writable(true)).expect("a clean volume")
-}
-
-fn close(volume: Volume, image: &Path) {
+fn close(volume: Opened, image: &Path) {
     volume.close().expect("closed");
     drop(volume);
     repair_finds_nothing(image);
@@ -106,7 +102,7 @@ fn kernel_finds(image: &Path, expected: &Expected, with: bool) {
 fn attributes_come_and_go(options: &[&str], make: impl FnOnce(&Dir) -> Expected) {
     let place = tempfile::tempdir().expect("a place");
     let image = made(place.path(), options);
-    let volume = open(&image);
+    let volume = common::open(&image);
     let expected = make(&root(&volume));
     let node = |volume: &Volume, name: &str| volume.lookup_nofollow(name).expect("it is there");
     for (name, attribute) in &expected {
@@ -119,14 +115,14 @@ fn attributes_come_and_go(options: &[&str], make: impl FnOnce(&Dir) -> Expected)
     }
     close(volume, &image);
     kernel_finds(&image, &expected, true);
-    let volume = open(&image);
+    let volume = common::open(&image);
     for (name, attribute) in &expected {
         node(&volume, name).remove_xattr(attribute.as_bytes()).expect(name);
     }
     close(volume, &image);
     kernel_finds(&image, &expected, false);
     // Whatever is left of the attribute fork, it takes attributes again.
-    let volume = open(&image);
+    let volume = common::open(&image);
     for (name, attribute) in &expected {
         node(&volume, name).set_xattr(attribute.as_bytes(), VALUE, SetXattr::Create).expect(name);
     }
@@ -167,7 +163,7 @@ fn links_whose_target_fills_the_inode() {
 fn values_take_blocks_that_held_values() {
     let place = tempfile::tempdir().expect("a place");
     let image = made(place.path(), &["-b", "size=1024"]);
-    let volume = open(&image);
+    let volume = common::open(&image);
     for nth in 0..40_u8 {
         let name = [b'a' + nth % 26, b'a' + nth / 26];
         let file = root(&volume).create_file(&name, &NewNode::default()).expect("made");

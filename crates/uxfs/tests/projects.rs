@@ -2,17 +2,17 @@
 
 mod common;
 
-use common::{made, mounted, repair_finds_nothing};
+use common::{Opened, made, mounted, repair_finds_nothing};
 use std::path::Path;
 use std::process::Command;
-use uxfs::{Changes, Dir, ErrorKind, NewNode, Node, OpenOptions, Rename, Special, Volume};
+use uxfs::{Changes, Dir, ErrorKind, NewNode, Node, Rename, Special};
 
 /// In the flags that users see: what is made here belongs to the directory's project.
 const INHERIT: u32 = 0x200;
 
 /// A volume whose root belongs to no project, with one directory that hands down project 7 and one that hands down 8.
 struct Tree {
-    volume: Volume,
+    volume: Opened,
     root: Dir,
     seven: Dir,
     eight: Dir,
@@ -20,7 +20,7 @@ struct Tree {
 
 impl Tree {
     fn new(image: &Path) -> Self {
-        let volume = Volume::open(image, &OpenOptions::new().writable(true)).expect("a clean volume");
+        let volume = common::open(image);
         let root = volume.root().and_then(|root| root.as_dir()).expect("root");
         let tree = |name: &[u8], id| {
             let node = root.create_dir(name, &NewNode::default()).expect("made");

@@ -4,17 +4,13 @@ mod common;
 
 use common::repair_finds_nothing;
 use std::process::Command;
-use uxfs::{Changes, NewNode, OpenOptions, Rename, SetXattr, Special, Volume};
-
-fn open(image: &std::path::Path) -> Volume {
-    Volume::open(image, &OpenOptions::new().writable(true)).expect("a clean volume")
-}
+use uxfs::{Changes, NewNode, Rename, SetXattr, Special};
 
 #[test]
 fn names_of_every_kind_come_and_go() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
-    let volume = open(&image);
+    let volume = common::open(&image);
     let root = volume.root().expect("root").as_dir().expect("a directory");
     let new = NewNode::default();
     let sub =
@@ -47,7 +43,7 @@ fn names_of_every_kind_come_and_go() {
 fn many_files_in_many_directories() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
-    let volume = open(&image);
+    let volume = common::open(&image);
     let root = volume.root().expect("root").as_dir().expect("a directory");
     let new = NewNode::default();
     for d in 0..5 {
@@ -73,7 +69,7 @@ fn many_files_in_many_directories() {
 fn content_is_what_was_written() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
-    let volume = open(&image);
+    let volume = common::open(&image);
     let root = volume.root().expect("root").as_dir().expect("a directory");
     let file = root.create_file(b"data", &NewNode::default()).expect("made").open().expect("opened");
     let mut model = vec![0_u8; 0];
@@ -120,7 +116,7 @@ fn content_is_what_was_written() {
 fn the_kernel_replays_what_was_synced() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
-    let volume = open(&image);
+    let volume = common::open(&image);
     let root = volume.root().expect("root").as_dir().expect("a directory");
     for f in 0..2000 {
         let node = root.create_file(format!("f{f}").as_bytes(), &NewNode::default()).expect("made");
@@ -148,7 +144,7 @@ fn the_kernel_replays_what_was_synced() {
 fn an_overwrite_changes_the_time_of_the_content() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
-    let volume = open(&image);
+    let volume = common::open(&image);
     let root = volume.root().expect("root").as_dir().expect("a directory");
     let node = root.create_file(b"data", &NewNode::default()).expect("made");
     let long_ago = uxfs::Timestamp { seconds: 1_000_000_000, nanoseconds: 5 };
@@ -195,7 +191,7 @@ fn list(mask: u16) -> Vec<u8> {
 fn a_full_volume_can_be_emptied() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
-    let volume = open(&image);
+    let volume = common::open(&image);
     let root = volume.root().expect("root").as_dir().expect("a directory");
     let listed = root.create_file(b"listed", &NewNode::default()).expect("made");
     listed.set_xattr(b"system.posix_acl_access", &list(7), SetXattr::Either).expect("set");
@@ -236,7 +232,7 @@ fn a_write_to_a_full_volume_is_there_or_it_is_not() {
     const BLOCK: u64 = 4096;
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
-    let volume = open(&image);
+    let volume = common::open(&image);
     let root = volume.root().expect("root").as_dir().expect("a directory");
     let made = |name: &str| {
         root.create_file(name.as_bytes(), &NewNode::default()).and_then(|node| node.open()).expect("made")
@@ -295,7 +291,7 @@ fn a_write_to_a_full_volume_is_there_or_it_is_not() {
 fn inodes_whose_chunk_was_freed_are_not_waited_for() {
     let dir = tempfile::tempdir().expect("a place");
     let image = common::made(dir.path(), &[]);
-    let volume = open(&image);
+    let volume = common::open(&image);
     let root = volume.root().expect("root").as_dir().expect("a directory");
     let new = NewNode::default();
     for nth in 0..640 {

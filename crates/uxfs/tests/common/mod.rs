@@ -1,5 +1,11 @@
 //! Volumes to write to, and the kernel's view of them.
 
+mod crash;
+
+#[allow(unused_imports, reason = "not every test names its type")]
+pub use crash::Opened;
+pub use crash::open;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
