@@ -397,20 +397,18 @@ pub fn judge(threads: &[Durable], cut: u64, records: &[Record]) -> Result<Vec<Pl
     Ok(threads.iter().zip(chosen).map(place).collect())
 }
 
-/// One moment of each thread so that some time lies in all of them.
+/// One moment of each thread so that some time lies in all of them; if it can be, none at which a step is there in part.
 fn common(all: &[Vec<Moment>]) -> Option<Vec<&Moment>> {
     // If there is such a time, the beginning of one of the moments is one.
     let mut times: Vec<u64> = all.iter().flatten().map(|moment| moment.span.begun).collect();
     times.sort_unstable();
-    times.into_iter().rev().find_map(|time| {
-        let at = |moments: &&Vec<Moment>| -> Option<usize> {
-            let held = |moment: &Moment| moment.span.begun <= time && time < moment.span.ended;
-            // What is there as a whole comes before what is there in part.
-            let whole = moments.iter().position(|moment| moment.amid.is_none() && held(moment));
-            whole.or_else(|| moments.iter().position(held))
-        };
-        all.iter().map(|moments| at(&moments).map(|index| &moments[index])).collect()
-    })
+    let at = |time: u64, parts: bool| -> Option<Vec<&Moment>> {
+        let holds = |moment: &&Moment| moment.span.begun <= time && time < moment.span.ended;
+        let fits = |moment: &&Moment| holds(moment) && (parts || moment.amid.is_none());
+        all.iter().map(|moments| moments.iter().find(fits)).collect()
+    };
+    let first = |parts| times.iter().rev().find_map(|&time| at(time, parts));
+    first(false).or_else(|| first(true))
 }
 
 /// What a manifest says of inodes, and a path of each.
