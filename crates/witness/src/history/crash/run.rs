@@ -2,7 +2,9 @@
 
 use super::super::campaign::Task;
 use super::super::durable::{Clock, Durable, Place};
+use super::super::generator::STRIPED;
 use super::super::model::Rules;
+use super::super::op::Moment;
 use super::super::target::{EngineTarget, Target};
 use super::super::{Failure, History, Source, drive, recover, replay};
 use super::fate::Choice;
@@ -13,6 +15,12 @@ use blockdev::{MemoryOptions, PowerCuts, Recorder, Recording};
 use fastrand::Rng;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// Sizes of the caches that a run may have: usual ones, and such as have changes written back all the time.
+const CACHES: [u64; 3] = [64 << 20, 1 << 20, 128 << 10];
+
+/// As much may be logged before a run, so that the head of the log is anywhere, and its tail far behind.
+const LOGGED_BYTES_MAX: u64 = 8 << 20;
 
 /// How many wrong images end a run.
 const FAILURES_MAX: u64 = 3;
@@ -59,9 +67,12 @@ fn sector(history: &History) -> u32 {
 fn record(history: &mut History, ops: u64) -> Result<Recorded> {
     let device = MemoryOptions::new().sector_size(sector(history)).map_file(&history.image())?;
     let recorder = Arc::new(Recorder::new(Arc::new(device)));
-    let target = EngineTarget::open_device(recorder.clone())?;
+    let mut rng = Rng::with_seed(history.seed.wrapping_mul(history.geometry.salt()));
+    let target = EngineTarget::open_device(recorder.clone(), CACHES[rng.usize(..CACHES.len())])?;
     history.set_out(&target)?;
     target.sync()?;
+    let logged = (target.log_bytes()? * 5 / 4).min(LOGGED_BYTES_MAX);
+    fill_log(&recorder, &target, rng.u64(..=logged))?;
     let now = recorder.clone();
     let mut threads = replay::watchers(history, &target, &Clock::new(move || now.moment()))?;
     let begun = recorder.moment();
@@ -76,6 +87,20 @@ fn record(history: &mut History, ops: u64) -> Result<Recorded> {
         target.abandon();
     }
     Ok(Recorded { recording: recorder.recording(), threads, begun })
+}
+
+/// Changes one inode until the log has been given so many bytes.
+fn fill_log(recorder: &Recorder, target: &EngineTarget, bytes: u64) -> Result<()> {
+    const AT_ONCE: i64 = 64;
+    let mut nth = 0;
+    while recorder.recording().writes().iter().map(|write| write.data.len() as u64).sum::<u64>() < bytes {
+        for _ in 0..AT_ONCE {
+            nth += 1;
+            target.set_times(STRIPED, Moment(nth, 0), Moment(nth, 0))?;
+            target.sync()?;
+        }
+    }
+    Ok(())
 }
 
 /// The images of a run.
@@ -103,7 +128,6 @@ struct Planned {
 impl Images<'_> {
     fn all(&mut self, recorded: &Recorded) -> Result<()> {
         let recording = &recorded.recording;
-        self.counts.writes = recording.writes().len() as u64;
         let plan = self.plan(recorded);
         let mut cuts = PowerCuts::new(recording, Arc::clone(self.stage.device()));
         for planned in plan {
@@ -129,7 +153,7 @@ impl Images<'_> {
         let flushes: Vec<u64> = recording.cuts().into_iter().filter(|cut| cut > begun).collect();
         let starts: Vec<u64> =
             recording.writes().iter().map(|write| write.started + 1).filter(|cut| cut > begun).collect();
-        self.counts.flushes = flushes.len() as u64;
+        (self.counts.writes, self.counts.flushes) = (starts.len() as u64, flushes.len() as u64);
         let mut plan: Vec<Planned> =
             flushes.iter().flat_map(|&cut| [at(cut, Choice::Dropped), at(cut, Choice::Applied)]).collect();
         for _ in 0..self.args.samples {

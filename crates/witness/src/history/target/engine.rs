@@ -48,9 +48,16 @@ impl EngineTarget {
         Ok(Self { volume: Volume::open(image, &OpenOptions::new().writable(true))? })
     }
 
-    /// Opens the volume on a device.
-    pub fn open_device(device: Arc<dyn BlockDevice>) -> Result<Self> {
-        Ok(Self { volume: Volume::open_device(device, &OpenOptions::new().writable(true))? })
+    /// Opens the volume on a device, with caches of so many bytes.
+    pub fn open_device(device: Arc<dyn BlockDevice>, cache_size: u64) -> Result<Self> {
+        let options = OpenOptions::new().writable(true).cache_size(cache_size);
+        Ok(Self { volume: Volume::open_device(device, &options)? })
+    }
+
+    /// Bytes that the volume's log has.
+    pub fn log_bytes(&self) -> Result<u64> {
+        let info = self.volume.info()?;
+        Ok(u64::from(info.log_blocks) * u64::from(info.block_size))
     }
 
     /// What its recovery was, in a line.
