@@ -299,6 +299,12 @@ impl<'a> Agfl<'a> {
         Ok(Self { slots })
     }
 
+    /// The first slot, in use or not, that holds neither a block that a group can have nor that it is empty.
+    pub fn stray(self, geometry: &Geometry) -> Option<u32> {
+        let mut slots = self.slots.iter().map(|slot| slot.get());
+        slots.find(|&slot| slot != NULL_AG_BLOCK && slot >= geometry.ag_blocks)
+    }
+
     /// How many slots the ring of this volume has.
     pub fn slots(geometry: &Geometry) -> u32 {
         let header = if geometry.v5 { 36 } else { 0 };

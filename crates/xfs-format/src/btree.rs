@@ -148,6 +148,11 @@ pub trait Tree: Sized + Copy + Debug + 'static {
         keys.into_iter().next()
     }
 
+    /// Whether a key says of a child what it should.
+    fn same_key(found: &Self::Key, due: &Self::Key) -> bool {
+        Self::key_rank(found) == Self::key_rank(due)
+    }
+
     /// Whether a key says something of all records under its child, not of the first one alone.
     const OVERLAPPING: bool = false;
 
@@ -445,6 +450,11 @@ tree!(
     |k: &RmapKeyPair| { let low: RmapKey = k.low; rmap_rank(low.startblock, low.owner, low.offset) },
     rmap_keys,
     const OVERLAPPING: bool = true;
+    fn same_key(found: &RmapKeyPair, due: &RmapKeyPair) -> bool {
+        // Old kernels left the flag for unwritten in keys.
+        let rank = |key: &RmapKey| rmap_rank(key.startblock, key.owner, key.offset);
+        rank(&found.low) == rank(&due.low) && rank(&found.high) == rank(&due.high)
+    }
     fn span(keys: impl IntoIterator<Item = RmapKeyPair>) -> Option<RmapKeyPair> {
         keys.into_iter().reduce(|span, key| {
             let rank = |key: &RmapKey| rmap_rank(key.startblock, key.owner, key.offset);
@@ -472,6 +482,21 @@ mod tests {
     use crate::types::{DiskAddr, Uuid};
 
     const CONTEXT: VerifyContext = VerifyContext { v5: true, meta_uuid: Uuid([7; 16]), daddr: DiskAddr(80) };
+
+    #[test]
+    fn both_keys_of_a_reverse_mapping_must_be_right() {
+        let record =
+            RmapRecord { startblock: 8.into(), blockcount: 4.into(), owner: 131.into(), offset: 16.into() };
+        let due = Rmapbt::record_key(&record);
+        assert_eq!((due.high.startblock.get(), due.high.offset.get()), (11, 19));
+        assert!(Rmapbt::same_key(&due, &due));
+        let old = RmapKey { offset: (RmapRecord::UNWRITTEN | 16).into(), ..due.low };
+        assert!(Rmapbt::same_key(&RmapKeyPair { low: old, ..due }, &due));
+        let high = RmapKey { startblock: 12.into(), ..due.high };
+        assert!(!Rmapbt::same_key(&RmapKeyPair { high, ..due }, &due));
+        let low = RmapKey { owner: 132.into(), ..due.low };
+        assert!(!Rmapbt::same_key(&RmapKeyPair { low, ..due }, &due));
+    }
 
     fn leaf() -> [u8; 1024] {
         let mut block = [0; 1024];

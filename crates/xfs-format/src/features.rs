@@ -180,6 +180,11 @@ pub fn ro_compat_name(bit: u32) -> String {
     name.to_owned()
 }
 
+/// The name of a compatible feature; there is none so far.
+pub fn compat_name(bit: u32) -> String {
+    format!("compatible feature bit {bit:#x}")
+}
+
 /// Names of all bits of `bits`, lowest first.
 pub fn names(bits: u32, name: fn(u32) -> String) -> Vec<String> {
     (0..u32::BITS).map(|shift| 1 << shift).filter(|bit| bits & bit != 0).map(name).collect()

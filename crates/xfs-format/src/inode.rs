@@ -196,7 +196,8 @@ pub enum ForkFormat {
 }
 
 impl ForkFormat {
-    fn from_disk(format: u8) -> Option<Self> {
+    /// The format that a byte of the core stands for.
+    pub fn from_disk(format: u8) -> Option<Self> {
         Some(match format {
             0 => Self::Dev,
             1 => Self::Local,

@@ -164,6 +164,11 @@ impl Superblock {
         Ok(sb)
     }
 
+    /// Checks the numbers of a copy of this one. mkfs leaves copies as they were before it had a root directory.
+    pub fn check_copy(&self, raw: &RawSuperblock) -> Result<(), FormatError> {
+        Self { raw: RawSuperblock { inprogress: 0, rootino: self.raw.rootino, ..*raw } }.check_ranges()
+    }
+
     /// The fields as they lie on disk.
     pub fn raw(&self) -> &RawSuperblock {
         &self.raw
@@ -308,6 +313,16 @@ impl Superblock {
         }
         let unknown = self.ro_compat().difference(RoCompat::all()).bits();
         features::names(unknown, features::ro_compat_name)
+    }
+
+    /// Features because of which the volume cannot be checked: what they add is not known.
+    pub fn uncheckable(&self) -> Vec<String> {
+        if !self.is_v5() {
+            return Vec::new();
+        }
+        let mut names = self.unwritable();
+        names.extend(features::names(self.raw.features_compat.get(), features::compat_name));
+        names
     }
 
     /// Names of the features that are on, as the tools write them.

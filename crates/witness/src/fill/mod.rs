@@ -11,7 +11,7 @@ mod clones;
 mod data;
 mod dirs;
 mod names;
-mod site;
+pub mod site;
 mod special;
 
 use anyhow::{Context, Result};

@@ -46,6 +46,15 @@ pub struct LogEnds {
     pub clean: bool,
 }
 
+impl LogEnds {
+    /// The LSN that the next record would have. `None`: the log was never written.
+    pub fn head_lsn(&self) -> Option<Lsn> {
+        let last = self.last_record?;
+        let cycle = (self.lsn.0 >> 32) + u64::from(self.head <= last);
+        Some(Lsn(cycle << 32 | u64::from(self.head)))
+    }
+}
+
 /// Finds the ends of a log of `blocks` blocks of 512 bytes. `read` fills a buffer (a multiple of 512 bytes)
 /// from a block of the log on; it is never asked for anything behind the log's end.
 pub fn find_ends<E, F>(blocks: u32, identity: &LogIdentity, read: F) -> Result<LogEnds, E>
@@ -249,6 +258,15 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_head_is_in_the_next_cycle_once_the_log_wrapped() {
+        let ends = |head, last_record, lsn| LogEnds { head, last_record, lsn, tail: lsn, clean: true };
+        let lsn = |cycle: u64, block: u64| Lsn(cycle << 32 | block);
+        assert_eq!(ends(9, Some(7), lsn(3, 7)).head_lsn(), Some(lsn(3, 9)));
+        assert_eq!(ends(0, Some(7), lsn(3, 7)).head_lsn(), Some(lsn(4, 0)));
+        assert_eq!(ends(0, None, Lsn(0)).head_lsn(), None);
+    }
     use crate::log::{OpHeader, pack};
     use crate::types::Uuid;
     use zerocopy::{FromZeros, IntoBytes};

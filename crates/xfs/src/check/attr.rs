@@ -108,6 +108,11 @@ fn leaf(
         };
         check.report.counts.attributes += 1;
         pieces.push((entry.name_index(), entry_len(&attr)));
+        if attr.flags.contains(AttrFlags::INCOMPLETE) {
+            // What a crash left of a change; nobody sees it, and it takes up room for ever.
+            let problem = FormatError::new(LEAF, "attribute that is incomplete");
+            check.report.add_named(place, problem, attr.name);
+        }
         check_name(check, fork, entry, &attr, run);
         if let AttrValue::Remote { block, len } = attr.value
             && !attr.flags.contains(AttrFlags::INCOMPLETE)
@@ -172,9 +177,10 @@ fn check_layout(
     if pieces.windows(2).any(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
         report.add(place, FormatError::new(LEAF, "names that lie over each other"));
     }
-    for (base, len) in leaf.free_map().into_iter().filter(|free| free.1 != 0) {
+    for (base, len) in leaf.free_map() {
         let near = pieces.partition_point(|piece| piece.0 + piece.1 <= base);
-        if base % 4 != 0 || pieces.get(near).is_some_and(|piece| piece.0 < base + len) {
+        let taken = len != 0 && pieces.get(near).is_some_and(|piece| piece.0 < base + len);
+        if base % 4 != 0 || len % 4 != 0 || taken {
             report.add(place, FormatError::value(LEAF, "free map", base as u64));
         }
     }

@@ -100,7 +100,15 @@ fn check_list(check: &mut Check<'_>, ag: AgNumber, agf: &Agf) -> Result<()> {
         check.report.same(place, "AGFL", "group number", u32::from_be_bytes(*seqno), ag.0);
     }
     let list: Vec<AgBlock> = match Agfl::view(&bytes, &geometry) {
-        Ok(list) => list.blocks(agf).collect(),
+        Ok(list) => {
+            // v4 has no say in what is left in slots.
+            if let Some(stray) = list.stray(&geometry).filter(|_| geometry.v5) {
+                let problem =
+                    FormatError::value("AGFL", "slot with a block behind the group's end", stray.into());
+                check.report.add(place, problem);
+            }
+            list.blocks(agf).collect()
+        }
         Err(problem) => {
             check.report.add(place, problem);
             Vec::new()

@@ -2,7 +2,7 @@
 
 use super::map::{ForkOf, Map, Which};
 use super::report::Place;
-use super::{Check, attr, inode_trees, map, symlink};
+use super::{Check, attr, inode_trees, map, symlink, unused};
 use crate::error::Result;
 use blockdev::AlignedBuf;
 use xfs_format::ag::NULL_AG_BLOCK;
@@ -13,6 +13,9 @@ use xfs_format::types::{AgBlock, AgInode, AgNumber, DiskAddr, InodeNumber};
 use zerocopy::FromBytes;
 
 const NAME: &str = "inode";
+/// What new entries of a directory get; no other inode has these.
+const OF_DIRECTORIES: InodeFlags =
+    InodeFlags::RTINHERIT.union(InodeFlags::PROJINHERIT).union(InodeFlags::NOSYMLINKS);
 
 /// The inodes of one chunk, as they lie on the device.
 struct Cluster {
@@ -97,6 +100,7 @@ fn check_inode(check: &mut Check<'_>, ino: InodeNumber, bytes: &[u8], free: bool
     };
     let next_unlinked =
         Dinode::ref_from_prefix(bytes).map_or(NULL_AG_BLOCK, |(raw, _)| raw.next_unlinked.get());
+    unused::check(check, ino, bytes, core.is_none());
     match (core, free) {
         (None, true) => {
             if check.geometry().v5 && next_unlinked != NULL_AG_BLOCK {
@@ -177,8 +181,8 @@ fn check_core(check: &mut Check<'_>, ino: InodeNumber, core: &InodeCore) {
     if hint && core.extsize == 0 || !hint && core.extsize != 0 || core.extsize > ag_blocks / 2 {
         wrong("extent size hint", core.extsize.into());
     }
-    if flags.contains(InodeFlags::NEWRTBM) && !file {
-        wrong("flags: realtime bitmap", flags.bits().into());
+    if flags.intersects(OF_DIRECTORIES) && !dir {
+        wrong("flags: those of a directory", flags.bits().into());
     }
     if flags2.contains(InodeFlags2::COWEXTSIZE) && !(file || dir) {
         wrong("flags2: copy-on-write extent size hint", flags2.bits());

@@ -3,7 +3,8 @@
 //! One file a structure. The order of things:
 //! 1. each group: the copies of the superblock, the headers, the trees of free space, of inodes, of reference
 //!    counts and of owners (`superblock`, `group`, `free_space`, `inode_trees`, `refcount`, `rmap`);
-//! 2. each inode: its core, the maps of its forks, symbolic links and attributes (`inode`, `map`, `symlink`, `attr`),
+//! 2. each inode: its core, the maps of its forks, symbolic links and attributes (`inode`, `unused`, `map`, `symlink`,
+//!    `attr`),
 //!    and the lists of unlinked inodes (`unlinked`);
 //! 3. each directory: its blocks and indexes, and what its names name (`dir`, `links`);
 //! 4. what must agree in the end: owners of blocks, reference counts, the reverse map, link counts, the counters of
@@ -34,6 +35,7 @@ mod symlink;
 mod totals;
 mod tree;
 mod unlinked;
+mod unused;
 
 pub use report::{Counts, Finding, Place, Report};
 
@@ -83,10 +85,18 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
         Err(error) => return Err(error),
     };
     refuse_unhandled(&superblock)?;
+    let unknown = superblock.uncheckable();
+    if !unknown.is_empty() {
+        return Err(Error::UnsupportedFeature(unknown.join(", ")));
+    }
     let geometry = Geometry::from_superblock(&superblock);
     check_device(&*device, &geometry)?;
+    let mut log_head = None;
     match clean::log_ends(&*device, &superblock) {
-        Ok(ends) => report.log_clean = ends.clean,
+        Ok(ends) => {
+            report.log_clean = ends.clean;
+            log_head = ends.head_lsn();
+        }
         Err(Error::Corrupt { problem, .. }) => {
             report.log_clean = false;
             report.add(Place::VOLUME, problem);
@@ -101,7 +111,7 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
         inodes: InodeTable::new(&geometry),
         links: Links::default(),
         totals: Totals::default(),
-        reader: Reader::new(device, geometry),
+        reader: Reader::new(device, geometry, log_head),
         superblock: &superblock,
         report,
     };

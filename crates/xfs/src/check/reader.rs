@@ -10,7 +10,9 @@ use std::sync::Arc;
 use xfs_format::bmbt::Extent;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
-use xfs_format::types::{AgBlock, AgNumber, DiskAddr, FileBlock, FsBlock};
+use xfs_format::identity::{identify, lsn_of};
+use xfs_format::log::BufType;
+use xfs_format::types::{AgBlock, AgNumber, DiskAddr, FileBlock, FsBlock, Lsn};
 use xfs_format::verify::{Verifier, VerifyContext};
 
 /// No structure is longer.
@@ -20,11 +22,13 @@ const MAX_READ: u64 = 1 << 20;
 pub(super) struct Reader {
     device: Arc<dyn BlockDevice>,
     geometry: Geometry,
+    /// Where the log ends. `None`: that is not known.
+    log_head: Option<Lsn>,
 }
 
 impl Reader {
-    pub(super) fn new(device: Arc<dyn BlockDevice>, geometry: Geometry) -> Self {
-        Self { device, geometry }
+    pub(super) fn new(device: Arc<dyn BlockDevice>, geometry: Geometry, log_head: Option<Lsn>) -> Self {
+        Self { device, geometry, log_head }
     }
 
     pub(super) fn geometry(&self) -> &Geometry {
@@ -36,6 +40,17 @@ impl Reader {
         let mut bytes = AlignedBuf::zeroed(usize::try_from(len.min(MAX_READ)).unwrap_or(0));
         self.device.read(daddr.0.saturating_mul(512), &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// No block can be newer than the log: recovery would take what comes next for older than the block.
+    fn check_lsn(&self, bytes: &[u8], structure: &'static str, place: Place, report: &mut Report) {
+        // Remote values are never logged.
+        let logged = identify(bytes).is_some_and(|identity| identity.kind != BufType::AttrRemote);
+        if let (true, true, Some(head), Some(lsn)) = (self.geometry.v5, logged, self.log_head, lsn_of(bytes))
+            && lsn > head
+        {
+            report.add(place, FormatError::mismatch(structure, "LSN behind the log's head", lsn.0, head.0));
+        }
     }
 
     /// One sector of a group's headers. `None`: it failed its verifier, which is a finding.
@@ -132,7 +147,10 @@ impl Reader {
         let context = VerifyContext { v5: self.geometry.v5, meta_uuid: self.geometry.meta_uuid, daddr };
         report.counts.blocks += 1;
         match (verifier.check)(&bytes, &context) {
-            Ok(()) => Some(bytes),
+            Ok(()) => {
+                self.check_lsn(&bytes, verifier.name, place, report);
+                Some(bytes)
+            }
             Err(problem) => {
                 report.add(place, problem);
                 None

@@ -47,8 +47,12 @@ fn remote(
 ) -> Result<Option<Vec<u8>>> {
     let place = Place::inode(fork.ino);
     let v5 = check.geometry().v5;
-    let mut target = Vec::new();
+    let (mut target, mut end) = (Vec::new(), 0);
     for extent in extents {
+        if !check.report.same(place, NAME, "first block of an extent", extent.startoff.0, end) {
+            return Ok(None);
+        }
+        end += u64::from(extent.blockcount);
         let verifier = if v5 { &SYMLINK } else { &RAW };
         let left = len.saturating_sub(target.len());
         if left == 0 {

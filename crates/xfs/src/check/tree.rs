@@ -98,7 +98,7 @@ pub(super) fn walk_map(
     let only = root.keys().len() == 1;
     for (key, child) in root.keys().iter().zip(root.pointers()) {
         let level = root.level().saturating_sub(1);
-        walk.visit(child.0, level, Some(Bmbt::key_rank(key)), only)?;
+        walk.visit(child.0, level, Some(*key), only)?;
     }
     Ok(walk.end())
 }
@@ -151,7 +151,7 @@ impl<'a, 'c, T: Tree> Walk<'a, 'c, T> {
     }
 
     /// Takes in the subtree at `block`. `lone`: it may be less than half full.
-    fn visit(&mut self, block: u64, level: u16, key: Option<T::Rank>, lone: bool) -> Result<()> {
+    fn visit(&mut self, block: u64, level: u16, key: Option<T::Key>, lone: bool) -> Result<()> {
         let Some((ag, at)) = self.split(block) else {
             self.lost(level);
             let place = self.place(block);
@@ -190,13 +190,13 @@ impl<'a, 'c, T: Tree> Walk<'a, 'c, T> {
         }
         self.check_siblings(&node, block, level, place);
         self.check_count(&node, lone, place);
-        let first = if level == 0 {
-            node.records().first().map(T::record_rank)
+        let due = if level == 0 {
+            T::span(node.records().iter().map(T::record_key))
         } else {
-            node.keys().first().map(T::key_rank)
+            T::span(node.keys().iter().copied())
         };
-        if let (Some(key), Some(first)) = (key, first)
-            && key != first
+        if let (Some(key), Some(due)) = (key, due)
+            && !T::same_key(&key, &due)
         {
             self.check.report.add(place, FormatError::new(T::NAME, "key that the parent has of it"));
         }
@@ -209,7 +209,7 @@ impl<'a, 'c, T: Tree> Walk<'a, 'c, T> {
                 break;
             }
             if let Some(child) = node.pointer(index) {
-                self.visit(child, level - 1, Some(T::key_rank(key)), false)?;
+                self.visit(child, level - 1, Some(*key), false)?;
             }
         }
         Ok(())
