@@ -100,6 +100,7 @@ pub fn put_metadata(object: &mut Object, of: &Metadata) {
         "rdev": of.rdev.map(|rdev| json!({ "major": rdev.major, "minor": rdev.minor })),
         "project_id": of.project_id,
         "xflags": of.xflags,
+        "extent_size": of.extent_size,
         "generation": of.generation,
         "extents": of.extents,
     });

@@ -95,6 +95,16 @@ pub struct Changes {
     pub project: Option<u32>,
     /// Whether what is made in this directory belongs to its project. Other files have no such flag.
     pub project_inherit: Option<bool>,
+    /// Whether reading leaves the time of the last reading as it is. New files in a directory have this from it, as they
+    /// have the next three.
+    pub no_atime: Option<bool>,
+    /// Whether backups leave it out.
+    pub no_dump: Option<bool>,
+    /// Whether nobody should move its blocks to bring them together.
+    pub no_defrag: Option<bool>,
+    /// Bytes of which whole multiples should be allocated: a hint, a multiple of the block size; 0 takes it back. For
+    /// directories, and for regular files that have no blocks yet.
+    pub extent_size: Option<u32>,
 }
 
 /// Whether an attribute may or must exist.
@@ -228,6 +238,10 @@ impl Node {
             ctime: changes.ctime.map(engine_time),
             project: changes.project,
             project_inherit: changes.project_inherit,
+            no_atime: changes.no_atime,
+            no_dump: changes.no_dump,
+            no_defrag: changes.no_defrag,
+            extent_size: changes.extent_size,
         };
         Ok(self.volume.engine().change(&self.entry, &change, self.volume.now())?)
     }

@@ -125,7 +125,7 @@ impl From<xfs::Error> for Error {
             xfs::Error::WrongType { wanted: "directory", .. } => ErrorKind::NotADirectory,
             xfs::Error::WrongType { .. } => ErrorKind::WrongType,
             xfs::Error::ReadOnly(_) => ErrorKind::ReadOnly,
-            xfs::Error::Mkfs(_) => ErrorKind::InvalidInput,
+            xfs::Error::Mkfs(_) | xfs::Error::ExtentSize { .. } => ErrorKind::InvalidInput,
             xfs::Error::NoSpace => ErrorKind::NoSpace,
             xfs::Error::ShutDown => ErrorKind::ShutDown,
             xfs::Error::Name(problem) => name_kind(*problem),

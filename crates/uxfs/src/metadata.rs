@@ -127,6 +127,9 @@ pub struct Metadata {
     pub project_id: u32,
     /// Flags, as `FS_IOC_FSGETXATTR` gives them in `fsx_xflags` (immutable is `0x8`, append-only `0x10`, …).
     pub xflags: u32,
+    /// Bytes of which whole multiples should be allocated, where one of the flags (`0x800`, of a directory `0x1000`) says
+    /// that there is such a wish.
+    pub extent_size: u64,
     /// Extents that its content is in.
     pub extents: u64,
 }

@@ -64,6 +64,9 @@ pub struct Inode {
     /// Where it was asked for: its project.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub project: Option<Project>,
+    /// Likewise: how it wants to be treated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hints: Option<Hints>,
     /// Extended attributes by escaped name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub xattrs: BTreeMap<String, Bytes>,
@@ -83,6 +86,19 @@ pub struct Project {
     pub id: u32,
     /// Whether what is made in this directory belongs to it too.
     pub inherit: bool,
+}
+
+/// How a file wants to be treated. What is made in a directory has its hints from there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hints {
+    /// Reading leaves the time of the last reading as it is.
+    pub no_atime: bool,
+    /// Backups leave it out.
+    pub no_dump: bool,
+    /// Its blocks should stay where they are.
+    pub no_defrag: bool,
+    /// Blocks of which whole multiples should be allocated; 0: no such wish.
+    pub extent_blocks: u32,
 }
 
 /// A string of bytes: its length, and itself in hexadecimal if it is short, else its SHA-256.

@@ -113,6 +113,16 @@ pub enum Error {
     /// Blocks would lie behind what a file can address.
     #[error("inode {0} would become larger than a file can be")]
     FileTooLarge(InodeNumber),
+    /// No file can have this as its extent size hint. Nothing was changed.
+    #[error("{bytes} bytes cannot be the extent size of inode {inode}: {why}")]
+    ExtentSize {
+        /// The inode.
+        inode: InodeNumber,
+        /// What was asked for.
+        bytes: u32,
+        /// What it must be, or where.
+        why: &'static str,
+    },
     /// The volume has no room for what was asked, or may have no more inodes. Nothing was changed.
     #[error("no space left on the volume")]
     NoSpace,

@@ -497,7 +497,7 @@ fn described(node: &Node) -> String {
         Kind::Symlink(target) => escape(&target.0),
         _ => String::new(),
     };
-    let fields = (node.mode, node.uid, node.gid, node.project, node.nlink);
+    let fields = (node.mode, node.uid, node.gid, node.project, node.hints, node.nlink);
     format!("{:?} {fields:?} {target} {:?}", judge::file_type(node), judge::attributes(node))
 }
 
@@ -505,7 +505,8 @@ fn described(node: &Node) -> String {
 fn found(inode: &Inode) -> String {
     let mode = u16::from_str_radix(&inode.mode, 8).unwrap_or(u16::MAX);
     let target = inode.target.clone().unwrap_or_default();
-    let fields = (mode, inode.uid, inode.gid, inode.project.unwrap_or_default(), inode.nlink);
+    let (project, hints) = (inode.project.unwrap_or_default(), inode.hints.unwrap_or_default());
+    let fields = (mode, inode.uid, inode.gid, project, hints, inode.nlink);
     format!("{:?} {fields:?} {target} {:?}", inode.file_type, judge::listed(inode))
 }
 

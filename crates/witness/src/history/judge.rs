@@ -4,10 +4,10 @@
 //! there.
 
 use super::HASH;
+use super::bulkstat;
 use super::generator::{SHARED, STRIPED};
 use super::model::{Id, Kind, Model, Node, Time};
 use super::op::{Name, NodeKind};
-use super::projects;
 use crate::compare::compare;
 use crate::record::{Bytes, FileType, Inode, Record, escape};
 use crate::sandbox::{Mounted, repair_finds_nothing};
@@ -75,7 +75,7 @@ pub(super) fn by_kernel_after_recovery(image: &Path, mnt: &Path) -> Result<Vec<R
 
 fn by_mount(mounted: Mounted) -> Result<Vec<Record>> {
     let mut manifest = kernel::manifest(mounted.dir(), HASH)?;
-    projects::add_by_kernel(&mut manifest, mounted.dir())?;
+    bulkstat::add_by_kernel(&mut manifest, mounted.dir())?;
     mounted.unmount()?;
     Ok(manifest)
 }
@@ -88,7 +88,7 @@ pub(super) fn by_uxfs(image: &Path) -> Result<Vec<Record>> {
 /// The same of a device.
 pub(super) fn by_uxfs_on(device: Arc<dyn BlockDevice>) -> Result<Vec<Record>> {
     let mut manifest = engine::manifest_of(Arc::clone(&device), HASH)?;
-    projects::add_by_uxfs(&mut manifest, device)?;
+    bulkstat::add_by_uxfs(&mut manifest, device)?;
     Ok(manifest)
 }
 
@@ -229,6 +229,9 @@ fn base(node: &Node, inode: &Inode, differ: &mut dyn FnMut(String)) {
     if inode.project != Some(node.project) {
         differ(format!("project {:?} instead of {:?}", inode.project, node.project));
     }
+    if inode.hints != Some(node.hints) {
+        differ(format!("hints {:?} instead of {:?}", inode.hints, node.hints));
+    }
     let (expected, found) = (attributes(node), listed(inode));
     if expected != found {
         let odd = expected.iter().find(|(name, value)| found.get(*name) != Some(value));
@@ -307,22 +310,26 @@ pub(super) fn listed(inode: &Inode) -> BTreeMap<String, Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Project;
+    use crate::record::{Hints, Project};
 
     #[test]
-    fn every_difference_of_projects_is_found() {
+    fn every_difference_of_projects_and_hints_is_found() {
         let project = Project { id: 7, inherit: true };
-        let node = Node { project, ..Node::new(Kind::Dir(BTreeMap::new()), 0o755, 0) };
-        let found = |project| {
+        let hints = Hints { no_dump: true, extent_blocks: 3, ..Hints::default() };
+        let node = Node { project, hints, ..Node::new(Kind::Dir(BTreeMap::new()), 0o755, 0) };
+        let found = |project, hints| {
             let mode = "0755".to_owned();
-            let inode = Inode { file_type: FileType::Directory, mode, project, ..Inode::default() };
+            let inode = Inode { file_type: FileType::Directory, mode, project, hints, ..Inode::default() };
             let mut differences = Vec::new();
             base(&node, &inode, &mut |what| differences.push(what));
             differences.len()
         };
-        assert_eq!(found(Some(project)), 0);
-        assert_eq!(found(Some(Project { id: 8, ..project })), 1);
-        assert_eq!(found(Some(Project { inherit: false, ..project })), 1);
-        assert_eq!(found(None), 1, "nobody asked");
+        let right = (Some(project), Some(hints));
+        assert_eq!(found(right.0, right.1), 0);
+        assert_eq!(found(Some(Project { id: 8, ..project }), right.1), 1);
+        assert_eq!(found(Some(Project { inherit: false, ..project }), right.1), 1);
+        assert_eq!(found(right.0, Some(Hints { no_dump: false, ..hints })), 1);
+        assert_eq!(found(right.0, Some(Hints { extent_blocks: 4, ..hints })), 1);
+        assert_eq!(found(None, None), 2, "nobody asked");
     }
 }

@@ -6,6 +6,7 @@
 //! - a history that fails leaves what it did in a file, and that can be done again and made shorter.
 
 mod acl;
+mod bulkstat;
 mod campaign;
 mod content;
 pub mod crash;
@@ -16,7 +17,6 @@ mod geometry;
 mod judge;
 mod model;
 mod op;
-mod projects;
 pub mod recover;
 mod redo;
 pub mod replay;

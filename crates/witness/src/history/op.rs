@@ -2,7 +2,7 @@
 
 use super::acl::Acl;
 use super::content::Blob;
-use crate::record::escape;
+use crate::record::{Hints, escape};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
@@ -256,6 +256,11 @@ pub enum Op {
         id: u32,
         inherit: bool,
     },
+    /// Of other files than directories, the extent size stays as it is.
+    SetHints {
+        path: Name,
+        hints: Hints,
+    },
     Utimens {
         path: Name,
         atime: Moment,
@@ -319,6 +324,7 @@ impl Op {
             Self::Chmod { .. } => "chmod",
             Self::Chown { .. } => "chown",
             Self::SetProject { .. } => "set project",
+            Self::SetHints { .. } => "set hints",
             Self::Utimens { .. } => "utimens",
             Self::ReadDir { .. } => "readdir",
             Self::ReadLink { .. } => "readlink",

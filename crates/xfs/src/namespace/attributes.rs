@@ -5,15 +5,16 @@ use super::{NameProblem, touch};
 use crate::attr::acl::{self, AclKind};
 use crate::attr::edit::Put;
 use crate::attr::{self, Namespace};
-use crate::error::Result;
-use crate::inode::{ForkKind, InodeEntry};
+use crate::error::{Error, Result};
+use crate::inode::{ForkKind, Inode, InodeEntry};
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::acl::AclEntry;
-use xfs_format::inode::{InodeFlags, InodeType};
+use xfs_format::geometry::Geometry;
+use xfs_format::inode::{InodeCore, InodeFlags, InodeType};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
@@ -39,6 +40,15 @@ pub struct Change {
     pub project: Option<u32>,
     /// Whether what is made in this directory belongs to its project. Other files have no such flag.
     pub project_inherit: Option<bool>,
+    /// Whether reading leaves the time of the last reading as it is. New files in a directory have this from it, as they
+    /// have the next three.
+    pub no_atime: Option<bool>,
+    /// Whether backups leave it out.
+    pub no_dump: Option<bool>,
+    /// Whether nobody should move its blocks to bring them together.
+    pub no_defrag: Option<bool>,
+    /// Bytes of which whole multiples should be allocated; 0: no such wish. For directories and empty files.
+    pub extent_size: Option<u32>,
 }
 
 /// What to do with an extended attribute.
@@ -68,7 +78,11 @@ impl Volume {
             // What was written over before this is older news.
             entry.overwritten().take();
         }
+        if let Some(bytes) = change.extent_size {
+            check_extent_size(trans.inode(ino), self.geometry(), bytes)?;
+        }
         let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+        set_hints(core, change, self.geometry());
         if let Some(permissions) = change.permissions {
             core.mode = core.mode & 0o170_000 | permissions & 0o7777;
         }
@@ -161,6 +175,43 @@ impl Volume {
         touch(&mut trans, ino, false, now);
         trans.commit()?;
         Ok(())
+    }
+}
+
+/// Whether a file may have this extent size: what the kernel allows.
+fn check_extent_size(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<()> {
+    const BLOCKS_MAX: u32 = (1 << 21) - 1;
+    let bad = |why| Err(Error::ExtentSize { inode: inode.ino(), bytes, why });
+    match inode.core().kind {
+        InodeType::Directory => {}
+        InodeType::Regular if inode.core().data.nextents == 0 => {}
+        InodeType::Regular => return bad("the file has blocks already"),
+        _ => return bad("only regular files and directories have one"),
+    }
+    let blocks = bytes >> geometry.block_log;
+    if blocks << geometry.block_log != bytes {
+        return bad("it must be a multiple of the block size");
+    }
+    if blocks > BLOCKS_MAX || blocks > geometry.ag_blocks / 2 {
+        return bad("it must not be more than half an allocation group");
+    }
+    Ok(())
+}
+
+/// Sets what says how a file wants to be treated.
+fn set_hints(core: &mut InodeCore, change: &Change, geometry: &Geometry) {
+    let flags = [
+        (change.no_atime, InodeFlags::NOATIME),
+        (change.no_dump, InodeFlags::NODUMP),
+        (change.no_defrag, InodeFlags::NODEFRAG),
+    ];
+    for (wanted, flag) in flags {
+        core.flags.set(flag, wanted.unwrap_or(core.flags.contains(flag)));
+    }
+    if let Some(bytes) = change.extent_size {
+        let is_dir = core.kind == InodeType::Directory;
+        core.extsize = bytes >> geometry.block_log;
+        core.flags.set(if is_dir { InodeFlags::EXTSZINHERIT } else { InodeFlags::EXTSIZE }, bytes != 0);
     }
 }
 

@@ -13,6 +13,7 @@ use super::acl::{Acl, Tag};
 use super::content::Blob;
 use super::model::{Id, Kind, Model};
 use super::op::{AclKind, AllocateHow, Moment, Name, NodeKind, Op, Ref, RenameHow, XattrHow};
+use crate::record::Hints;
 use fastrand::Rng;
 use focus::Focus;
 
@@ -134,9 +135,10 @@ impl Generator {
             845..860 => self.chown(model),
             860..880 => self.times(model),
             880..888 => self.set_project(model),
-            888..900 => Op::Stat { path: self.existing(model) },
-            900..910 => Op::ReadLink { path: self.path_of(model, model.others()) },
-            910..920 => Op::ReadDir { path: self.directory(model) },
+            888..896 => self.set_hints(model),
+            896..904 => Op::Stat { path: self.existing(model) },
+            904..912 => Op::ReadLink { path: self.path_of(model, model.others()) },
+            912..920 => Op::ReadDir { path: self.directory(model) },
             920..955 => self.striped(),
             955..985 => Op::Fsync { file: self.file(model) },
             985..997 => Op::FsyncDir { path: self.directory(model) },
@@ -367,6 +369,16 @@ impl Generator {
             _ => self.directory(model),
         };
         Op::SetProject { path, id, inherit }
+    }
+
+    fn set_hints(&mut self, model: &Model) -> Op {
+        let extent_blocks = if self.rng.u32(..4) == 0 { self.rng.u32(1..5) } else { 0 };
+        let (no_atime, no_dump, no_defrag) = (self.rng.bool(), self.rng.bool(), self.rng.bool());
+        let path = match self.rng.u32(..3) {
+            0 => self.path_of(model, model.files()),
+            _ => self.directory(model),
+        };
+        Op::SetHints { path, hints: Hints { no_atime, no_dump, no_defrag, extent_blocks } }
     }
 
     fn times(&mut self, model: &Model) -> Op {

@@ -4,7 +4,7 @@ use super::{Id, Key, Kind, Model, Time};
 use crate::history::acl::Acl;
 use crate::history::content::Blob;
 use crate::history::op::{AclKind, Moment, Name, Outcome, XattrHow};
-use crate::record::Project;
+use crate::record::{Hints, Project};
 use rustix::io::Errno;
 
 type Applied = Result<Outcome, Errno>;
@@ -131,6 +131,17 @@ impl Model {
         let file = self.lookup(path)?;
         let node = self.node_mut(file);
         node.project = Project { id, inherit: inherit && matches!(node.kind, Kind::Dir(_)) };
+        self.touch(Key::Inode(file));
+        Ok(Outcome::Done)
+    }
+
+    /// A file that may have blocks keeps the extent size that it has.
+    pub(super) fn set_hints(&mut self, path: &Name, hints: Hints) -> Applied {
+        let file = self.lookup(path)?;
+        let node = self.node_mut(file);
+        let is_dir = matches!(node.kind, Kind::Dir(_));
+        let extent_blocks = if is_dir { hints.extent_blocks } else { node.hints.extent_blocks };
+        node.hints = Hints { extent_blocks, ..hints };
         self.touch(Key::Inode(file));
         Ok(Outcome::Done)
     }

@@ -270,6 +270,7 @@ impl Model {
             Op::Chmod { path, mode } => self.chmod(path, *mode),
             Op::Chown { path, uid, gid } => self.chown(path, *uid, *gid),
             Op::SetProject { path, id, inherit } => self.set_project(path, *id, *inherit),
+            Op::SetHints { path, hints } => self.set_hints(path, *hints),
             Op::Utimens { path, atime, mtime } => self.set_times(path, *atime, *mtime),
             Op::ReadDir { path } => self.read_dir(path),
             Op::ReadLink { path } => self.read_link(path),
@@ -330,7 +331,7 @@ impl Model {
             | Op::Utimens { path, .. }
             | Op::ReadLink { path }
             | Op::Stat { path } => self.plain(path) && self.own(path),
-            Op::SetProject { path, .. } => {
+            Op::SetProject { path, .. } | Op::SetHints { path, .. } => {
                 // Through the mount, it takes an open file.
                 let end = self.lookup(path).map(|id| &self.node(id).kind);
                 let opens = matches!(end, Ok(Kind::File(_) | Kind::Dir(_)) | Err(Errno::NOENT));

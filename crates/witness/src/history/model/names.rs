@@ -37,6 +37,9 @@ impl Model {
         if parent.project.inherit {
             node.project = Project { inherit: is_dir, ..parent.project };
         }
+        if is_dir || matches!(node.kind, Kind::File(_)) {
+            node.hints = parent.hints;
+        }
         node
     }
 

@@ -3,7 +3,7 @@
 use crate::history::acl::Acl;
 use crate::history::content::{Blob, Content};
 use crate::history::op::{Moment, Name, NodeKind, Stat};
-use crate::record::Project;
+use crate::record::{Hints, Project};
 use std::collections::{BTreeMap, HashMap};
 
 /// Which object: a number that no other object of the same model ever has.
@@ -38,6 +38,7 @@ pub struct Node {
     pub uid: u32,
     pub gid: u32,
     pub project: Project,
+    pub hints: Hints,
     pub nlink: u32,
     pub xattrs: BTreeMap<Name, Blob>,
     pub acl: Option<Acl>,
@@ -66,6 +67,7 @@ impl Node {
             uid: 0,
             gid,
             project: Project::default(),
+            hints: Hints::default(),
             nlink,
             xattrs: BTreeMap::new(),
             acl: None,

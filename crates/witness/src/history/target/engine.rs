@@ -8,6 +8,7 @@ use super::{Called, Target};
 use crate::history::acl::Acl;
 use crate::history::model::NAME_BYTES_MAX;
 use crate::history::op::{AclKind, AllocateHow, Ino, Moment, NodeKind, RenameHow, Stat, XattrHow};
+use crate::record::Hints;
 use anyhow::Result;
 use blockdev::BlockDevice;
 use rustix::io::Errno;
@@ -334,6 +335,19 @@ impl Target for EngineTarget {
     fn set_project(&self, path: &[u8], id: u32, inherit: bool) -> Called<()> {
         let changes = Changes { project: Some(id), project_inherit: Some(inherit), ..Changes::default() };
         self.node(path)?.change(&changes).map_err(errno)
+    }
+
+    fn set_hints(&self, path: &[u8], hints: Hints) -> Called<()> {
+        let node = self.node(path)?;
+        let found = node.metadata();
+        let changes = Changes {
+            no_atime: Some(hints.no_atime),
+            no_dump: Some(hints.no_dump),
+            no_defrag: Some(hints.no_defrag),
+            extent_size: found.is_dir().then_some(hints.extent_blocks * found.block_size),
+            ..Changes::default()
+        };
+        node.change(&changes).map_err(errno)
     }
 
     fn set_times(&self, path: &[u8], atime: Moment, mtime: Moment) -> Called<()> {

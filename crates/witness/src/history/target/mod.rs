@@ -15,6 +15,7 @@ pub use mounted::MountedTarget;
 
 use super::acl::Acl;
 use super::op::{AclKind, AllocateHow, Moment, Name, NodeKind, Op, Outcome, Ref, RenameHow, Stat, XattrHow};
+use crate::record::Hints;
 use rustix::io::Errno;
 
 /// What a call gives.
@@ -76,6 +77,8 @@ pub trait Target: Sync {
     fn chown(&self, path: &[u8], uid: u32, gid: u32) -> Called<()>;
     /// Sets the project, and whether a directory hands it down.
     fn set_project(&self, path: &[u8], id: u32, inherit: bool) -> Called<()>;
+    /// Sets how a file wants to be treated; the extent size of a directory only.
+    fn set_hints(&self, path: &[u8], hints: Hints) -> Called<()>;
     /// Sets times of last access and last modification.
     fn set_times(&self, path: &[u8], atime: Moment, mtime: Moment) -> Called<()>;
     /// Names in a directory without the dots, in any order, each with the letter of its type.
@@ -168,6 +171,7 @@ pub fn perform<T: Target>(target: &T, slots: &mut Slots<T>, op: &Op) -> Called<O
         Op::Chmod { path, mode } => target.chmod(&path.0, *mode).map(done),
         Op::Chown { path, uid, gid } => target.chown(&path.0, *uid, *gid).map(done),
         Op::SetProject { path, id, inherit } => target.set_project(&path.0, *id, *inherit).map(done),
+        Op::SetHints { path, hints } => target.set_hints(&path.0, *hints).map(done),
         Op::Utimens { path, atime, mtime } => target.set_times(&path.0, *atime, *mtime).map(done),
         Op::ReadDir { path } => {
             let mut names: Vec<_> =

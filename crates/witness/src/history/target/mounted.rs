@@ -4,6 +4,7 @@ use super::{Called, Target};
 use crate::command;
 use crate::history::acl::Acl;
 use crate::history::op::{AclKind, AllocateHow, Ino, Moment, NodeKind, RenameHow, Stat, XattrHow};
+use crate::record::Hints;
 use anyhow::{Context, Result};
 use rustix::fs::{
     AtFlags, Dev, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Statx, StatxFlags,
@@ -35,6 +36,22 @@ impl MountedTarget {
     }
 
     /// A path for calls that take no directory.
+    /// What no system call of a safe library does.
+    fn by_xfs_io(&self, path: &[u8], commands: &[String]) -> Called<()> {
+        let mut all = format!("/proc/{}/fd/{}/", std::process::id(), self.root.as_raw_fd()).into_bytes();
+        all.extend_from_slice(path);
+        let mut program = Command::new("xfs_io");
+        program.args(commands.iter().flat_map(|command| ["-c", command]));
+        // Some of its failures are said, and no more.
+        match command::finish(program.arg(OsString::from_vec(all))) {
+            Ok(output) if output.status.success() && output.stderr.is_empty() => Ok(()),
+            failed => {
+                eprintln!("history: kernel: {:?}", failed.map(|output| command::said(&output)));
+                Err(Errno::IO)
+            }
+        }
+    }
+
     fn through_proc(&self, path: &[u8]) -> PathBuf {
         let mut all = format!("/proc/self/fd/{}/", self.root.as_raw_fd()).into_bytes();
         all.extend_from_slice(path);
@@ -49,6 +66,11 @@ impl MountedTarget {
         let path = if path.is_empty() { b"." } else { path };
         self.open_with(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW, 0)
     }
+}
+
+/// How `chattr` is told whether a flag is to be set.
+fn sign(on: bool) -> char {
+    if on { '+' } else { '-' }
 }
 
 fn mode(mode: u16) -> Mode {
@@ -239,22 +261,22 @@ impl Target for MountedTarget {
     }
 
     fn set_project(&self, path: &[u8], id: u32, inherit: bool) -> Called<()> {
-        let is_dir = self.stat(path)?.letter == 'd';
-        let mut all = format!("/proc/{}/fd/{}/", std::process::id(), self.root.as_raw_fd()).into_bytes();
-        all.extend_from_slice(path);
-        let mut program = Command::new("xfs_io");
-        program.args(["-c", &format!("chproj {id}")]);
-        if is_dir {
-            program.args(["-c", if inherit { "chattr +P" } else { "chattr -P" }]);
+        let mut commands = vec![format!("chproj {id}")];
+        if self.stat(path)?.letter == 'd' {
+            commands.push(format!("chattr {}P", sign(inherit)));
         }
-        // Some of its failures are said, and no more.
-        match command::finish(program.arg(OsString::from_vec(all))) {
-            Ok(output) if output.status.success() && output.stderr.is_empty() => Ok(()),
-            failed => {
-                eprintln!("history: kernel: {:?}", failed.map(|output| command::said(&output)));
-                Err(Errno::IO)
-            }
+        self.by_xfs_io(path, &commands)
+    }
+
+    fn set_hints(&self, path: &[u8], hints: Hints) -> Called<()> {
+        let flags = [(hints.no_atime, 'A'), (hints.no_dump, 'd'), (hints.no_defrag, 'f')];
+        let mut commands: Vec<_> =
+            flags.iter().map(|(on, letter)| format!("chattr {}{letter}", sign(*on))).collect();
+        if self.stat(path)?.letter == 'd' {
+            let block = rustix::fs::fstatvfs(&self.root)?.f_bsize;
+            commands.push(format!("extsize {}", u64::from(hints.extent_blocks) * block));
         }
+        self.by_xfs_io(path, &commands)
     }
 
     fn set_times(&self, path: &[u8], atime: Moment, mtime: Moment) -> Called<()> {
