@@ -2,9 +2,9 @@
 //!
 //! A journal makes transactions durable in their order. So after recovery, names, modes, owners, links and
 //! attributes of what one thread owns are what they were after some number of its operations: at least as many as
-//! had ended when the last `sync` began, and as many as the last change of each object that was fsynced; and of the
-//! operation behind these, any part may be there, as some operations are several transactions. And there is one
-//! moment for all threads: what ended before it is there, what began after it is not. Content is not in the journal:
+//! had ended when the last `sync` began, and as many as the last change of each object that was fsynced. Of the
+//! operation behind these, nothing may be there; if the kernel did it, any part may, as some of its operations are
+//! several transactions. And there is one moment for all threads: what ended before it is there, what began after it is not. Content is not in the journal:
 //! it must be right where the file was made durable and not changed since.
 //!
 //! Invariants:
@@ -124,6 +124,8 @@ struct Version {
 #[derive(Debug)]
 pub struct Durable {
     thread: usize,
+    /// Every operation is there as a whole or not at all.
+    whole: bool,
     clock: Clock,
     /// When the operation under way began.
     begun: u64,
@@ -141,8 +143,8 @@ pub struct Durable {
 struct Moment {
     /// How many steps are there.
     place: usize,
-    /// The kind of the step that is there in part.
-    amid: Option<&'static str>,
+    /// Whether the next step is there in part.
+    amid: bool,
     /// Times of the whole history at which this was so.
     span: Span,
 }
@@ -156,8 +158,6 @@ pub struct Place {
     pub certain: usize,
     /// How many could be.
     pub begun: usize,
-    /// The kind of the operation behind them that is there in part.
-    pub amid: Option<&'static str>,
 }
 
 impl fmt::Display for Place {
@@ -171,6 +171,7 @@ impl Durable {
     pub fn new<T: Target>(target: &T, actor: &Actor, thread: usize, clock: Clock) -> Result<Self> {
         let mut durable = Self {
             thread,
+            whole: T::STRICT,
             clock,
             begun: 0,
             numbers: HashMap::new(),
@@ -282,7 +283,7 @@ impl Durable {
                 let in_next = |subject| {
                     next.is_some_and(|step| step.changes.iter().any(|(changed, _)| changed == subject))
                 };
-                let amid = next.filter(|_| !odd.is_empty() && odd.iter().all(in_next));
+                let amid = next.filter(|_| !self.whole && !odd.is_empty() && odd.iter().all(in_next));
                 if odd.is_empty() || amid.is_some() {
                     match self.wrong_content(&state, cut, syncs, inodes) {
                         None => moments.push(self.moment(place, amid)),
@@ -318,7 +319,7 @@ impl Durable {
         let last = amid.or_else(|| place.checked_sub(1).and_then(|last| self.steps.get(last)));
         let begun = last.map_or(0, |step| step.span.begun);
         let ended = self.steps.get(place).map_or(END, |step| step.span.ended);
-        Moment { place, amid: amid.map(|step| step.kind), span: Span { begun, ended } }
+        Moment { place, amid: amid.is_some(), span: Span { begun, ended } }
     }
 
     /// The first file that is durable as it was at `cut`, and is not as it was.
@@ -392,7 +393,6 @@ pub fn judge(threads: &[Durable], cut: u64, records: &[Record]) -> Result<Vec<Pl
         there: moment.place,
         certain: durable.certain(cut, &syncs),
         begun: durable.begun_at(cut),
-        amid: moment.amid,
     };
     Ok(threads.iter().zip(chosen).map(place).collect())
 }
@@ -404,7 +404,7 @@ fn common(all: &[Vec<Moment>]) -> Option<Vec<&Moment>> {
     times.sort_unstable();
     let at = |time: u64, parts: bool| -> Option<Vec<&Moment>> {
         let holds = |moment: &&Moment| moment.span.begun <= time && time < moment.span.ended;
-        let fits = |moment: &&Moment| holds(moment) && (parts || moment.amid.is_none());
+        let fits = |moment: &&Moment| holds(moment) && (parts || !moment.amid);
         all.iter().map(|moments| moments.iter().find(fits)).collect()
     };
     let first = |parts| times.iter().rev().find_map(|&time| at(time, parts));
@@ -584,6 +584,17 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_in_part_is_the_kernels_privilege() {
+        let (mut durable, records) = history(None);
+        // `d` has gone, and its directory still counts it.
+        let mut part = without(&records, &["d"]);
+        part.iter_mut().filter(|r| r.path == "/t0").for_each(|r| r.inode.as_mut().unwrap().nlink += 1);
+        assert_eq!(behind(&durable, END, &part), Ok((2, 3)));
+        durable.whole = true;
+        assert!(behind(&durable, END, &part).is_err());
+    }
+
+    #[test]
     fn what_was_fsynced_must_be_there_with_all_that_came_before() {
         let (durable, records) = history(Some("c"));
         let judge = |names: &[&str]| behind(&durable, END, &without(&records, names));
@@ -646,7 +657,7 @@ mod tests {
 
     #[test]
     fn one_moment_must_do_for_all_threads() {
-        let moment = |place, begun, ended| Moment { place, amid: None, span: Span { begun, ended } };
+        let moment = |place, begun, ended| Moment { place, amid: false, span: Span { begun, ended } };
         let places = |all: &[Vec<Moment>]| -> Option<Vec<usize>> {
             Some(common(all)?.iter().map(|moment| moment.place).collect())
         };

@@ -2,7 +2,7 @@
 //!
 //! Invariant: whatever comes of it, the stage is left as the image was before its recovery.
 
-use super::super::durable::{self, Durable, Place};
+use super::super::durable::{self, Durable};
 use super::super::{judge, recover};
 use crate::record::Record;
 use crate::sandbox::repair_finds_nothing;
@@ -43,14 +43,9 @@ impl Stage {
         &self.path
     }
 
-    /// Has uxfs recover what is on the stage, and judges that as a crash at `cut` of a history. Gives where it left
-    /// the threads, and what recovery wrote.
-    pub fn try_image(
-        &self,
-        threads: &[Durable],
-        cut: u64,
-        beside: Option<Beside<'_>>,
-    ) -> Result<(Vec<Place>, Recording)> {
+    /// Has uxfs recover what is on the stage, and judges that as a crash at `cut` of a history. Gives what
+    /// recovery wrote.
+    pub fn try_image(&self, threads: &[Durable], cut: u64, beside: Option<Beside<'_>>) -> Result<Recording> {
         let theirs = beside.map(|beside| self.by_kernel(beside)).transpose()?;
         self.device.mark();
         let tried = self.recovered().and_then(|(found, recording)| {
@@ -58,8 +53,8 @@ impl Stage {
                 recover::same("what uxfs recovered", recovered, &found)?;
                 recover::same("what uxfs reads without recovery on the device", recovered, replayed)?;
             }
-            let places = durable::judge(threads, cut, &found).map_err(Error::msg)?;
-            Ok((places, recording))
+            durable::judge(threads, cut, &found).map_err(Error::msg)?;
+            Ok(recording)
         });
         self.device.rewind()?;
         tried

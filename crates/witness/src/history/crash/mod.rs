@@ -15,7 +15,6 @@ mod run;
 use super::campaign::Which;
 use anyhow::Result;
 use clap::Args as ClapArgs;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::AddAssign;
 use std::sync::Mutex;
@@ -61,8 +60,6 @@ struct Counts {
     again_writes: u64,
     /// Images of these.
     again_images: u64,
-    /// Images in which an operation is there in part, by its kind.
-    amid: BTreeMap<&'static str, u64>,
     failed: u64,
 }
 
@@ -78,9 +75,6 @@ impl AddAssign for Counts {
         self.again += other.again;
         self.again_writes += other.again_writes;
         self.again_images += other.again_images;
-        for (kind, count) in other.amid {
-            *self.amid.entry(kind).or_default() += count;
-        }
         self.failed += other.failed;
     }
 }
@@ -90,7 +84,7 @@ impl fmt::Display for Counts {
         write!(
             f,
             "{} operations, {} writes; {} flushes, {} images at them; {} sampled subsets; {} beside the kernel; {} \
-             recoveries cut at each of {} writes, {} images; amid an operation: {:?}",
+             recoveries cut at each of {} writes, {} images",
             self.ops,
             self.writes,
             self.flushes,
@@ -99,8 +93,7 @@ impl fmt::Display for Counts {
             self.kernel,
             self.again,
             self.again_writes,
-            self.again_images,
-            self.amid
+            self.again_images
         )
     }
 }

@@ -1,7 +1,7 @@
 //! One recorded run, and all its images.
 
 use super::super::campaign::Task;
-use super::super::durable::{Clock, Durable, Place};
+use super::super::durable::{Clock, Durable};
 use super::super::generator::STRIPED;
 use super::super::model::Rules;
 use super::super::op::Moment;
@@ -219,14 +219,9 @@ impl Images<'_> {
     }
 
     /// Notes how an image was; gives what its recovery wrote if it was right.
-    fn right(&mut self, what: &str, tried: Result<(Vec<Place>, Recording)>) -> Result<Option<Recording>> {
+    fn right(&mut self, what: &str, tried: Result<Recording>) -> Result<Option<Recording>> {
         match tried {
-            Ok((places, recovery)) => {
-                for kind in places.iter().filter_map(|place| place.amid) {
-                    *self.counts.amid.entry(kind).or_default() += 1;
-                }
-                Ok(Some(recovery))
-            }
+            Ok(recovery) => Ok(Some(recovery)),
             Err(error) => {
                 self.counts.failed += 1;
                 let kept = self.keep(what)?;

@@ -26,7 +26,8 @@ pub trait Target: Sync {
     /// An open regular file.
     type File: Send;
 
-    /// Whether a call that fails for want of space leaves everything as it was, and a write is all or nothing.
+    /// Whether a call that fails for want of space leaves everything as it was, a write is all or nothing, and so is
+    /// every call when the power goes.
     const STRICT: bool;
 
     /// Makes a regular file that must not be there.
