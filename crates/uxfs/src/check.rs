@@ -2,6 +2,7 @@
 
 use crate::error::{ErrorKind, Result};
 use crate::options::OpenOptions;
+use crate::recovery::Recovery;
 use crate::volume;
 use blockdev::{BlockDevice, FileOptions};
 use std::fmt;
@@ -48,8 +49,11 @@ pub struct CheckReport {
     pub total: u64,
     /// Whether the check gave up, as there was no end of findings.
     pub stopped: bool,
-    /// Whether the log is clean. If not, what is in it was left out.
+    /// Whether the log is clean. If not, and [`recovery`](Self::recovery) is `None`, what is in it was left out.
     pub log_clean: bool,
+    /// What was replayed in memory of a dirty log: the volume was checked as its recovery will make it. Work that is
+    /// unfinished was not carried out, and hides who owns some blocks.
+    pub recovery: Option<Recovery>,
     /// Whether the owner of every block could be asked. If not, blocks without an owner are not reported.
     pub owners_known: bool,
     /// Whether every directory could be read. If not, link counts are not judged.
@@ -78,8 +82,10 @@ impl CheckReport {
 /// Checks the volume in an image file or on a block device: walks all metadata and compares what they say of each
 /// other. The volume is not written, and should not be in use.
 ///
-/// An error says that it cannot be checked: no volume, one that is not supported, or one whose log is dirty
-/// (unless `options` say [`norecovery`](OpenOptions::norecovery)). Damage is no error: it is in the report.
+/// A dirty log is replayed in memory first, unless `options` say [`norecovery`](OpenOptions::norecovery).
+///
+/// An error says that it cannot be checked: no volume, one that is not supported, or one whose dirty log cannot be
+/// replayed. Damage is no error: it is in the report.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), uxfs::Error> {
@@ -112,6 +118,7 @@ pub fn check_device(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Resu
         total: report.total(),
         stopped: report.stopped(),
         log_clean: report.log_clean,
+        recovery: report.replayed.as_ref().map(Recovery::from),
         owners_known: report.owners_known,
         names_known: report.names_known,
         groups: report.counts.groups,

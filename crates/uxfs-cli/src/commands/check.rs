@@ -59,6 +59,7 @@ fn summary(report: &CheckReport) -> Object {
             "findings_left_out": report.total - report.findings.len() as u64,
             "stopped": report.stopped,
             "log_clean": report.log_clean,
+            "log_replayed": report.recovery.is_some(),
             "owners_known": report.owners_known,
             "names_known": report.names_known,
             "groups": report.groups,
@@ -89,10 +90,19 @@ fn text(report: &CheckReport, out: &mut Output) -> Result<()> {
     if report.stopped {
         out.text("there is no end of findings: the rest was not checked\n")?;
     }
-    if !report.log_clean {
+    if let Some(recovery) = &report.recovery {
+        out.text("the log is dirty: it was replayed in memory, and the volume checked as it is then\n")?;
+        if !recovery.unfinished.is_empty() {
+            let names = recovery.unfinished.join(", ");
+            out.text(format_args!(
+                "recovery has work to finish, which hides some owners of blocks: {names}\n"
+            ))?;
+        }
+    } else if !report.log_clean {
         out.text("the log is dirty: what is in it was left out, and may be all that is missing\n")?;
     }
-    if !report.owners_known {
+    let unfinished = report.recovery.as_ref().is_some_and(|recovery| !recovery.unfinished.is_empty());
+    if !report.owners_known && !unfinished {
         out.text("blocks without an owner were not looked for, as some owners cannot be read\n")?;
     }
     if !report.names_known {

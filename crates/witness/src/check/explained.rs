@@ -83,8 +83,14 @@ const REASONS: &[Reason] = &[
     Reason {
         structures: &[],
         fields: &["lsn"],
-        when: |outcome| outcome.new >> 63 == 1,
-        why: "xfs_repair takes an LSN for a number with a sign: one that is so large is old",
+        when: |outcome| outcome.new >> 63 == 1 || outcome.new >> 31 & 1 == 1,
+        why: "xfs_repair takes cycle and block of an LSN for numbers with a sign: one that is so large is old",
+    },
+    Reason {
+        structures: &["attribute leaf"],
+        fields: &["count"],
+        when: |outcome| outcome.new == 0,
+        why: "xfs_repair lets a leaf without entries be, whatever its header says",
     },
     Reason {
         structures: &["attribute leaf", "attribute node"],

@@ -40,7 +40,7 @@ mod unused;
 pub use report::{Counts, Finding, Place, Report};
 
 use crate::error::{Error, Result};
-use crate::recovery::clean;
+use crate::recovery::{self, clean};
 use crate::volume::{check_device, read_superblock, refuse_unhandled};
 use blockdev::BlockDevice;
 use inode_table::InodeTable;
@@ -50,6 +50,7 @@ use reader::Reader;
 use std::sync::Arc;
 use totals::Totals;
 use xfs_format::geometry::Geometry;
+use xfs_format::log::LogEnds;
 use xfs_format::superblock::Superblock;
 use xfs_format::types::AgNumber;
 
@@ -71,11 +72,13 @@ impl Default for CheckOptions {
     }
 }
 
-/// Checks the volume on a device. `Err`: it cannot be checked, because the device fails, or holds no volume, or one
-/// with a feature that is not handled, or one whose log is dirty.
+/// Checks the volume on a device. A dirty log is replayed in memory first, as for reading: what is checked is what
+/// recovery will make of the volume. `Err`: it cannot be checked, because the device fails, or holds no volume, or one
+/// with a feature that is not handled, or one whose dirty log cannot be replayed.
 pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Report> {
     let mut report = Report::new(options.keep, options.stop);
-    let superblock = match read_superblock(&*device) {
+    let (mut device, mut log_head) = (device, None);
+    let mut superblock = match read_superblock(&*device) {
         Ok(superblock) => superblock,
         Err(Error::Corrupt { problem, .. }) => {
             report.add(Place::VOLUME, problem);
@@ -91,20 +94,14 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
     }
     let geometry = Geometry::from_superblock(&superblock);
     check_device(&*device, &geometry)?;
-    let mut log_head = None;
-    match clean::log_ends(&*device, &superblock) {
-        Ok(ends) => {
-            report.log_clean = ends.clean;
-            log_head = ends.head_lsn();
-        }
+    match look_at_log(&mut device, &mut superblock, options, &mut report) {
+        Ok(ends) => log_head = ends.head_lsn(),
+        // Nothing is replayed then: the volume is checked as it is.
         Err(Error::Corrupt { problem, .. }) => {
             report.log_clean = false;
             report.add(Place::VOLUME, problem);
         }
         Err(error) => return Err(error),
-    }
-    if !report.log_clean && report.is_clean() && !options.norecovery {
-        return Err(Error::DirtyLog);
     }
     let mut check = Check {
         owners: Owners::new(&geometry),
@@ -117,6 +114,32 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
     };
     check.run()?;
     Ok(check.report)
+}
+
+/// Finds the log's ends. If it is dirty it is replayed, and `device` is a layer in memory then.
+fn look_at_log(
+    device: &mut Arc<dyn BlockDevice>,
+    superblock: &mut Superblock,
+    options: &CheckOptions,
+    report: &mut Report,
+) -> Result<LogEnds> {
+    let ends = clean::log_ends(&**device, superblock)?;
+    report.log_clean = ends.clean;
+    if ends.clean || options.norecovery {
+        return Ok(ends);
+    }
+    if !superblock.is_v5() {
+        return Err(Error::DirtyLog);
+    }
+    let replayed = recovery::replay(device, superblock, &ends)?;
+    *superblock = *replayed.superblock();
+    refuse_unhandled(superblock)?;
+    let (patched, what) = replayed.into_device();
+    *device = patched;
+    // Blocks whose way from one owner to another was interrupted have none, or two.
+    report.owners_known &= what.unfinished.is_empty();
+    report.replayed = Some(what);
+    Ok(ends)
 }
 
 /// A check under way.

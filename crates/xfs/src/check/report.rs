@@ -3,6 +3,7 @@
 //! Invariants: a report keeps a bounded number of findings and counts the others; what was looked at is counted
 //! too, so that "nothing found" can be told from "nothing looked at". It knows nothing of how things are checked.
 
+use crate::recovery;
 use std::fmt;
 use xfs_format::error::FormatError;
 use xfs_format::types::{AgBlock, AgNumber, InodeNumber};
@@ -131,6 +132,8 @@ pub struct Report {
     /// Whether nothing in the log waits to be replayed. Where something does, the counters of the superblock are
     /// not judged.
     pub log_clean: bool,
+    /// What the log held that was replayed in memory, so that the volume was checked as recovery will make it.
+    pub replayed: Option<recovery::Report>,
     /// Whether every block's owner could be asked: if not, blocks without an owner are not reported.
     pub owners_known: bool,
     /// Whether every directory could be read: if not, link counts are not judged.
@@ -147,6 +150,7 @@ impl Report {
             stop,
             counts: Counts::default(),
             log_clean: true,
+            replayed: None,
             owners_known: true,
             names_known: true,
         }
