@@ -92,10 +92,20 @@ impl Volume {
         }
     }
 
-    /// What is used and what is free. With a clean log from the superblock, otherwise summed over all groups.
+    /// What is used and what is free now. Of a volume that is open for reading, from the superblock if the log is clean,
+    /// otherwise summed over all groups.
     pub fn stat(&self) -> Result<VolumeStat> {
         let raw = self.superblock().raw();
         let blocks = self.geometry().data_blocks.saturating_sub(raw.logblocks.get().into());
+        if let Ok(write) = self.write_side() {
+            let counters = &write.counters;
+            return Ok(VolumeStat {
+                blocks,
+                free_blocks: counters.free_blocks(),
+                inodes: counters.inodes(),
+                free_inodes: counters.free_inodes(),
+            });
+        }
         if self.log_is_clean() {
             return Ok(VolumeStat {
                 blocks,
