@@ -119,7 +119,7 @@ impl File {
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
         let _held = self.data.hold(range.start.min(self.size())..range.end, Mode::Exclusive);
-        engine.allocate_blocks(entry, self.blocks_around(&range), Wanted::Preallocated)?;
+        let _given = engine.allocate_blocks(entry, self.blocks_around(&range), Wanted::Preallocated)?;
         self.data.map().overwritten();
         self.grow(range.end, keep_size)
     }
@@ -141,11 +141,16 @@ impl File {
         if entry.peek().is_reflinked() {
             // Blocks that others share are given up: what is unwritten here may be written in place.
             self.clear(&range)?;
-            engine.allocate_blocks(entry, blocks, Wanted::Preallocated)?;
+            let _given = engine.allocate_blocks(entry, blocks, Wanted::Preallocated)?;
         } else {
             // Space first: where there is none, the content stays.
-            engine.allocate_blocks(entry, blocks, Wanted::Preallocated)?;
-            self.blank(&range)?;
+            let given = engine.allocate_blocks(entry, blocks, Wanted::Preallocated)?;
+            if let Err(error) = self.blank(&range) {
+                if error.kind() == ErrorKind::NoSpace {
+                    engine.take_back(entry, given)?;
+                }
+                return Err(error);
+            }
         }
         self.grow(range.end, keep_size)
     }
@@ -210,14 +215,15 @@ impl File {
     ) -> Result<()> {
         let block = u64::from(self.node.volume.engine().geometry().block_size);
         let (first, last) = (range.start.next_multiple_of(block), range.end & !(block - 1));
-        // Also where nothing but holes is cleared.
-        self.data.map().overwritten();
         if first >= last {
+            self.data.map().overwritten();
             // No whole block, but perhaps the ends of two.
             return Ok(self.data.zero_held(range.clone())?);
         }
         // What may find no space comes first.
         whole(self.blocks_around(&(first..last)))?;
+        // Also where nothing but holes is cleared.
+        self.data.map().overwritten();
         self.data.zero_held(range.start..first)?;
         self.data.zero_held(last..range.end)?;
         Ok(())

@@ -233,8 +233,12 @@ impl FileMapping for FileMap {
 impl FileMappingMut for FileMap {
     fn allocate(&self, range: Range<u64>) -> Result<()> {
         let blocks = self.blocks(&range);
-        self.volume.allocate_blocks(&self.entry, blocks.clone(), Wanted::ForData)?;
-        self.volume.prepare_blocks(&self.entry, &blocks)
+        let given = self.volume.allocate_blocks(&self.entry, blocks.clone(), Wanted::ForData)?;
+        let prepared = self.volume.prepare_blocks(&self.entry, &blocks);
+        if matches!(prepared, Err(Error::NoSpace)) {
+            self.volume.take_back(&self.entry, given)?;
+        }
+        prepared
     }
 
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {

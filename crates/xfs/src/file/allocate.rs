@@ -32,19 +32,81 @@ pub enum Wanted {
     Preallocated,
 }
 
+/// What a file was given by an allocation.
+#[derive(Debug)]
+#[must_use = "whoever gives up afterwards takes it back"]
+pub struct Given {
+    runs: Vec<Blocks>,
+    /// The inode did not remember before that space was set aside.
+    marked: bool,
+}
+
+impl Given {
+    fn add(&mut self, run: Blocks) {
+        match self.runs.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ if run.start < run.end => self.runs.push(run),
+            _ => {}
+        }
+    }
+}
+
 impl Volume {
-    /// Gives every hole of a file in `blocks` unwritten blocks. [`Error::NoSpace`] leaves what was allocated so far.
+    /// Gives every hole of a file in `blocks` unwritten blocks, all or none: [`Error::NoSpace`] leaves the file as it
+    /// was. The caller keeps others off `blocks`. Gives what [`take_back`](Self::take_back) needs.
     pub fn allocate_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
         blocks: Blocks,
         wanted: Wanted,
-    ) -> Result<()> {
+    ) -> Result<Given> {
+        let was_preallocated = entry.peek().core().flags.contains(InodeFlags::PREALLOC);
+        let mut given =
+            Given { runs: Vec::new(), marked: wanted == Wanted::Preallocated && !was_preallocated };
+        if self.missing_blocks(entry, blocks.clone())? > self.write_side()?.counters.available_blocks() {
+            return Err(Error::NoSpace);
+        }
         let mut at = blocks.start;
         while let Some(hole) = self.next_hole(entry, at..blocks.end)? {
-            at = self.fill_hole(entry, hole, wanted)?;
+            let start = hole.start;
+            match self.fill_hole(entry, hole, wanted) {
+                Ok(end) => {
+                    given.add(start..end);
+                    at = end;
+                }
+                // What is free may lie in too many pieces for the map to tell of.
+                Err(Error::NoSpace) => {
+                    self.take_back(entry, given)?;
+                    return Err(Error::NoSpace);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(given)
+    }
+
+    /// Frees what [`allocate_blocks`](Self::allocate_blocks) gave a file, which nothing was written to: the file is as
+    /// it was before.
+    pub fn take_back(self: &Arc<Self>, entry: &Arc<InodeEntry>, given: Given) -> Result<()> {
+        for blocks in given.runs.into_iter().rev() {
+            self.remove_blocks_and(entry, blocks, |core| {
+                if given.marked {
+                    core.flags.remove(InodeFlags::PREALLOC);
+                }
+            })?;
         }
         Ok(())
+    }
+
+    /// How many of `blocks` are holes.
+    fn missing_blocks(self: &Arc<Self>, entry: &InodeEntry, blocks: Blocks) -> Result<u64> {
+        let mut missing = 0;
+        let mut at = blocks.start;
+        while let Some(hole) = self.next_hole(entry, at..blocks.end)? {
+            missing += hole.end.0 - hole.start.0;
+            at = hole.end;
+        }
+        Ok(missing)
     }
 
     /// Sees to it that [`data_written`](Self::data_written) will not be out of space half-way: where there is little,

@@ -14,7 +14,7 @@ mod resize;
 mod shift;
 mod times;
 
-pub use allocate::Wanted;
+pub use allocate::{Given, Wanted};
 pub(crate) use remove::free_all;
 
 use crate::error::{Error, Result};

@@ -10,7 +10,7 @@ use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::attr::RAW;
 use xfs_format::bmbt::Extent;
-use xfs_format::inode::ForkFormat;
+use xfs_format::inode::{ForkFormat, InodeCore};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
@@ -26,12 +26,21 @@ impl Volume {
         blocks: Blocks,
         now: Timestamp,
     ) -> Result<()> {
+        self.remove_blocks_and(entry, blocks, |core| (core.mtime, core.ctime) = (now, now))
+    }
+
+    /// The same, with another change of the inode; times stay as they are.
+    pub(super) fn remove_blocks_and(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        change: impl Fn(&mut InodeCore),
+    ) -> Result<()> {
         loop {
             let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, blocks.clone())?;
-            let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
-            (core.mtime, core.ctime) = (now, now);
+            change(trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut());
             trans.commit()?;
             if !more {
                 return Ok(());
