@@ -127,7 +127,7 @@ impl From<xfs::Error> for Error {
             xfs::Error::ReadOnly(_) => ErrorKind::ReadOnly,
             xfs::Error::Mkfs(_) | xfs::Error::ExtentSize { .. } => ErrorKind::InvalidInput,
             xfs::Error::NoSpace => ErrorKind::NoSpace,
-            xfs::Error::ShutDown => ErrorKind::ShutDown,
+            xfs::Error::ShutDown | xfs::Error::Shutdown(_) => ErrorKind::ShutDown,
             xfs::Error::Name(problem) => name_kind(*problem),
             _ => ErrorKind::Io,
         };

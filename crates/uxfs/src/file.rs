@@ -304,10 +304,7 @@ impl File {
     }
 
     pub(crate) fn check_writable(&self) -> Result<()> {
-        if self.node.volume.engine().is_writable() {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::ReadOnly, "the volume is open for reading only"))
+        Ok(self.node.volume.engine().check_writable()?)
     }
 
     fn seek(&self, offset: u64, want_data: bool) -> Result<Option<u64>> {

@@ -172,6 +172,14 @@ impl Volume {
         self.write.is_some()
     }
 
+    /// Whether something can be changed now: the volume is open for writing, and was not shut down.
+    pub fn check_writable(&self) -> Result<()> {
+        match self.write_side()?.journal.is_shut_down() {
+            None => Ok(()),
+            Some(why) => Err(Error::Shutdown(why)),
+        }
+    }
+
     /// Whether nothing in the log waited to be replayed when the volume was opened.
     pub fn log_is_clean(&self) -> bool {
         self.log_clean
@@ -245,8 +253,10 @@ impl Volume {
         }
     }
 
-    /// Makes everything durable that was committed before this call.
+    /// Makes everything durable that was committed before this call. On a volume that was shut down it fails, even if
+    /// there was nothing left to do.
     pub fn sync(&self) -> Result<()> {
+        self.check_writable()?;
         self.write_side()?.journal.force_all()
     }
 

@@ -12,7 +12,7 @@ use super::layout::{Layout, Pos};
 use super::orders::Orders;
 use super::pipe::{Pipe, Sealed};
 use super::pusher::Pushing;
-use super::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
+use super::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, Padded};
 use super::{Pace, ShutdownReason};
 use crate::error::{Error, Result};
 use blockdev::{BlockDevice, DeviceError, Durability};
@@ -37,8 +37,8 @@ pub(super) struct Core {
     pub(super) uncovered: AtomicBool,
     /// Held by whoever settles the journal.
     pub(super) settling: Mutex<()>,
-    /// Why it was shut down; 0: it was not.
-    down: AtomicU32,
+    /// Why it was shut down; 0: it was not. Every change looks at it, so it is far from what changes.
+    down: Padded<AtomicU32>,
 }
 
 impl Core {
@@ -57,13 +57,13 @@ impl Core {
             head: AtomicU64::new(head.0),
             uncovered: AtomicBool::new(false),
             settling: Mutex::new(()),
-            down: AtomicU32::new(0),
+            down: Padded::default(),
         }
     }
 
     /// Stops everything, and wakes everybody who waits.
     pub(super) fn shutdown(&self, why: ShutdownReason) {
-        let first = self.down.compare_exchange(0, why.code(), Ordering::SeqCst, Ordering::SeqCst);
+        let first = self.down.0.compare_exchange(0, why.code(), Ordering::SeqCst, Ordering::SeqCst);
         if first.is_err() {
             return;
         }
@@ -76,7 +76,7 @@ impl Core {
     }
 
     pub(super) fn down(&self) -> Option<ShutdownReason> {
-        ShutdownReason::from_code(self.down.load(Ordering::SeqCst))
+        ShutdownReason::from_code(self.down.0.load(Ordering::SeqCst))
     }
 
     pub(super) fn check(&self) -> Result<()> {
