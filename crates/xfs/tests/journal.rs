@@ -467,6 +467,41 @@ fn a_small_log_is_written_round_many_times() {
 }
 
 #[test]
+fn thousands_who_wait_for_space_in_the_smallest_log_all_get_it() {
+    const THREADS: u64 = 2000;
+    const EACH: u64 = 3;
+    let image = small(&["-m", "rmapbt=0", "-l", "size=1368b"]);
+    let world = World::new(&image, 300, 1);
+    let (_, capacity) = world.journal.space();
+    let begun = std::sync::Barrier::new(THREADS as usize);
+    let (done, most) = (AtomicU64::new(0), AtomicU64::new(0));
+    let seed = seed();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (world, begun, done, most) = (&world, &begun, &done, &most);
+            scope.spawn(move || {
+                let mut rng = Rng::with_seed(seed ^ thread);
+                begun.wait();
+                for _ in 0..EACH {
+                    // So much that only some fit at once: most of the threads wait most of the time.
+                    let hog = world.journal.reserve(capacity as u32 / rng.u32(6..20), 1).expect("space");
+                    most.fetch_max(world.journal.space().0, Ordering::SeqCst);
+                    world.journal.release(hog);
+                    world.transaction(&mut rng).expect("a commit");
+                    done.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    assert_eq!(done.into_inner(), THREADS * EACH);
+    let most = most.into_inner();
+    assert!(most > capacity / 2 && most <= capacity, "{most} bytes of {capacity} were taken at most");
+    world.journal.close().unwrap();
+    world.check(true);
+    replay(&image);
+}
+
+#[test]
 fn a_failed_write_of_the_log_or_of_metadata_ends_everything() {
     for (op, nth) in [(Op::Write, 0), (Op::Write, 7), (Op::Write, 300), (Op::Flush, 0), (Op::Flush, 9)] {
         let image = small(&["-m", "rmapbt=0", "-l", "size=1368b"]);

@@ -253,6 +253,30 @@ mod tests {
     }
 
     #[test]
+    fn a_thousand_who_wait_are_served_in_the_order_in_which_they_came() {
+        const WAITERS: usize = 1000;
+        let grant = Grant::new(100);
+        assert!(grant.try_take(100, Turn::Fresh));
+        let served = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for nth in 0..WAITERS {
+                let (grant, served) = (&grant, &served);
+                scope.spawn(move || {
+                    // Now small, now large: who wants little does not overtake, and only one fits at a time.
+                    let bytes = if nth % 2 == 0 { 100 } else { 51 };
+                    grant.take(bytes, Turn::Fresh, || ()).unwrap();
+                    lock(served).push(nth);
+                    grant.give(bytes);
+                });
+                wait_for_waiters(grant, nth + 1);
+            }
+            grant.give(100);
+        });
+        assert_eq!(*lock(&served), (0..WAITERS).collect::<Vec<_>>());
+        assert_eq!((grant.used(), grant.wanted()), (0, 0));
+    }
+
+    #[test]
     fn a_dead_log_wakes_all() {
         let grant = Grant::new(10);
         assert!(grant.try_take(10, Turn::Fresh));
