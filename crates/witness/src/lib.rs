@@ -12,6 +12,7 @@ pub mod damage;
 pub mod engine;
 pub mod fill;
 pub mod from;
+pub mod full;
 pub mod history;
 pub mod kernel;
 pub mod matrix;

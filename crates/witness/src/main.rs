@@ -5,7 +5,7 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use witness::{
-    check, compare, damage, engine, fill, from, history, kernel, matrix, recover_time, scale, v4, vm,
+    check, compare, damage, engine, fill, from, full, history, kernel, matrix, recover_time, scale, v4, vm,
 };
 
 /// Outside witnesses for uxfs.
@@ -19,8 +19,10 @@ struct Cli {
 /// Each subcommand keeps its arguments, and its `run`, in its own module.
 #[derive(Subcommand)]
 enum Command {
+    Fault(history::fault::Args),
     Fill(fill::Args),
     From(from::Args),
+    Full(full::Args),
     ManifestKernel(kernel::Args),
     ManifestUxfs(engine::Args),
     Compare(compare::Args),
@@ -28,6 +30,7 @@ enum Command {
     Damage(damage::Args),
     History(history::Args),
     Check(check::Args),
+    Kill(history::kill::Args),
     Matrix(matrix::Args),
     Recover(history::recover::Args),
     RecoverTime(recover_time::Args),
@@ -37,6 +40,8 @@ enum Command {
     #[command(hide = true)]
     DamageWorker(damage::WorkerArgs),
     #[command(hide = true)]
+    KillWorker(history::kill::WorkerArgs),
+    #[command(hide = true)]
     ScaleStep(scale::StepArgs),
     #[command(hide = true)]
     VmGuest(vm::GuestArgs),
@@ -44,8 +49,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Fault(args) => history::fault::run(&args),
         Command::Fill(args) => fill::run(&args),
         Command::From(args) => from::run(&args),
+        Command::Full(args) => full::run(&args),
         Command::ManifestKernel(args) => kernel::run(&args),
         Command::ManifestUxfs(args) => engine::run(&args),
         Command::Compare(args) => compare::run(&args),
@@ -54,6 +61,8 @@ fn main() -> ExitCode {
         Command::Damage(args) => damage::run(&args),
         Command::DamageWorker(args) => damage::work(&args),
         Command::History(args) => history::run(&args),
+        Command::Kill(args) => history::kill::run(&args),
+        Command::KillWorker(args) => history::kill::work(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::Recover(args) => history::recover::run(&args),
         Command::RecoverTime(args) => recover_time::run(&args),

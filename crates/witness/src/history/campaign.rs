@@ -63,9 +63,14 @@ pub struct Outcome {
 impl Which {
     /// Those of `runs` seeds on each geometry that were not right before. `label` names the rest of their options.
     pub fn tasks(&self, runs: u64, who: &str, rest: &str) -> Result<Vec<Task>> {
+        self.tasks_on(&geometry::ALL, runs, who, rest)
+    }
+
+    /// The same, on volumes out of these.
+    pub fn tasks_on(&self, all: &[Geometry], runs: u64, who: &str, rest: &str) -> Result<Vec<Task>> {
         let done = done_before(self.resume.as_deref())?;
         let mut tasks = Vec::new();
-        for geometry in geometry::chosen(&self.geometry)? {
+        for geometry in geometry::chosen(all, &self.geometry)? {
             for nth in 0..runs {
                 let seed = self.seed + nth;
                 let turn = nth as usize % self.threads.len().max(1);

@@ -84,24 +84,35 @@ pub enum Source<'a> {
     Listed(&'a [Vec<Op>]),
 }
 
+/// What there is on a volume when a thread of a history begins.
+fn setup(thread: usize) -> [Op; 3] {
+    [
+        Op::Mkdir { path: Name::from(SHARED), mode: 0o755 },
+        Op::Create { path: Name::from(STRIPED), mode: 0o644, slot: None },
+        Op::Mkdir { path: folder(thread), mode: 0o755 },
+    ]
+}
+
 /// Threads for a fresh volume, and their folders in it.
 pub fn actors<T: Target>(target: &T, seed: u64, threads: usize, geometry: &Geometry) -> Result<Vec<Actor>> {
-    let setup = |thread: usize| {
-        vec![
-            Op::Mkdir { path: Name::from(SHARED), mode: 0o755 },
-            Op::Create { path: Name::from(STRIPED), mode: 0o644, slot: None },
-            Op::Mkdir { path: folder(thread), mode: 0o755 },
-        ]
-    };
     let mut slots = Slots::new(0);
+    for thread in 0..threads {
+        for op in setup(thread) {
+            if thread == 0 || matches!(&op, Op::Mkdir { path, .. } if *path == folder(thread)) {
+                perform(target, &mut slots, &op).with_context(|| format!("{op:?}"))?;
+            }
+        }
+    }
+    fresh_actors(seed, threads, geometry)
+}
+
+/// Threads for a volume that has their folders already.
+pub fn fresh_actors(seed: u64, threads: usize, geometry: &Geometry) -> Result<Vec<Actor>> {
     let mut actors = Vec::new();
     for thread in 0..threads {
         let mut model = Model::new(geometry.block(), SLOTS);
         for op in setup(thread) {
             model.apply(&op).with_context(|| format!("{op:?}"))?;
-            if thread == 0 || matches!(&op, Op::Mkdir { path, .. } if *path == folder(thread)) {
-                perform(target, &mut slots, &op).with_context(|| format!("{op:?}"))?;
-            }
         }
         model.share(&Name::from(SHARED));
         model.share(&Name::from(STRIPED));

@@ -169,12 +169,22 @@ impl fmt::Display for Place {
 impl Durable {
     /// Starts with what a thread has on a fresh volume, which must have been synced.
     pub fn new<T: Target>(target: &T, actor: &Actor, thread: usize, clock: Clock) -> Result<Self> {
+        let mut numbers = Vec::new();
+        for path in [Name::default(), Name::from(SHARED), folder(thread)] {
+            let id = actor.model.lookup(&path).context("a folder")?;
+            numbers.push((id.0, target.stat(&path.0)?.ino.0));
+        }
+        Self::told(actor, thread, numbers, clock)
+    }
+
+    /// The same, with the inode numbers of the root, the shared directory and the thread's folder.
+    pub fn told(actor: &Actor, thread: usize, numbers: Vec<(u32, u64)>, clock: Clock) -> Result<Self> {
         let mut durable = Self {
             thread,
             whole: T::STRICT,
             clock,
             begun: 0,
-            numbers: HashMap::new(),
+            numbers: numbers.into_iter().map(|(id, ino)| (Id(id), ino)).collect(),
             base: Facts::new(),
             steps: Vec::new(),
             fsyncs: Vec::new(),
@@ -183,10 +193,6 @@ impl Durable {
         };
         let model = &actor.model;
         let own = model.lookup(&folder(thread)).context("the thread's folder")?;
-        for path in [Name::default(), Name::from(SHARED), folder(thread)] {
-            let id = model.lookup(&path).context("a folder")?;
-            durable.numbers.insert(id, target.stat(&path.0)?.ino.0);
-        }
         let keys = [Key::Entry(Model::ROOT, folder(thread)), Key::Inode(own)];
         for key in &keys {
             if let Some((subject, Some(fact))) = durable.fact(model, key) {
@@ -232,6 +238,77 @@ impl Durable {
             self.numbers.insert(*id, ino);
         }
         Ok(())
+    }
+
+    /// The inode numbers that were learnt.
+    pub fn numbers(&self) -> impl Iterator<Item = (Id, u64)> + '_ {
+        self.numbers.iter().map(|(id, ino)| (*id, *ino))
+    }
+
+    /// The inode number of an object, if it was learnt.
+    pub fn number(&self, id: Id) -> Option<u64> {
+        self.numbers.get(&id).copied()
+    }
+
+    /// Tells of an object's inode number.
+    pub fn know(&mut self, id: Id, ino: u64) {
+        self.numbers.insert(id, ino);
+    }
+
+    /// Says when the operation began that is noted next.
+    pub fn began(&mut self, begun: u64) {
+        self.begun = begun;
+    }
+
+    /// Notes that everything done so far became durable just now.
+    pub fn all_durable(&mut self) {
+        let now = self.clock.now();
+        self.syncs.push(Span { begun: now, ended: now });
+    }
+
+    /// Notes an operation of which it is not known whether it was done, and how much of it. The model is as if it had
+    /// been; objects that it may have made are recognised in what was found afterwards.
+    pub fn unfinished(&mut self, model: &Model, op: &Op, records: &[Record]) {
+        for key in &model.touched {
+            let Key::Inode(id) = key else { continue };
+            let path = model.path(*id, 0).map(|path| format!("/{}", escape(&path.0)));
+            let found = records.iter().find(|record| Some(&record.path) == path.as_ref());
+            if let (None, Some(record)) = (self.numbers.get(id), found) {
+                self.numbers.insert(*id, record.ino);
+            }
+        }
+        self.note(model, op, false, END);
+    }
+
+    /// Notes what an operation changed, which ended at a time.
+    pub fn note(&mut self, model: &Model, op: &Op, ok: bool, ended: u64) {
+        let span = Span { begun: self.begun, ended };
+        let changes: Vec<_> = model.touched.iter().filter_map(|key| self.fact(model, key)).collect();
+        if !changes.is_empty() {
+            self.steps.push(Step { span, clock: model.clock, kind: op.kind(), changes });
+        }
+        for id in
+            model.touched.iter().filter_map(|key| if let Key::Inode(id) = key { Some(*id) } else { None })
+        {
+            self.keep_content(model, id, span);
+        }
+        let at = |file: &Ref| match file {
+            Ref::Path(path) => model.lookup(path).ok(),
+            Ref::Slot(slot) => model.slots()[*slot],
+        };
+        match op {
+            Op::Write { file, .. } | Op::Allocate { file, .. } | Op::Truncate { file, .. } => {
+                at(file).into_iter().for_each(|id| self.keep_content(model, id, span));
+            }
+            Op::Sync if ok => self.syncs.push(span),
+            Op::Fsync { file } if ok => {
+                at(file).into_iter().for_each(|id| self.fsynced(model, id, span.ended));
+            }
+            Op::FsyncDir { path } if ok => {
+                model.lookup(path).into_iter().for_each(|id| self.fsynced(model, id, span.ended));
+            }
+            _ => {}
+        }
     }
 
     /// Keeps what is in a file now, if that is something new.
@@ -427,35 +504,9 @@ impl<T: Target> Observer<T> for Durable {
     }
 
     fn done(&mut self, target: &T, slots: &Slots<T>, actor: &Actor, op: &Op, ok: bool) -> Called<()> {
-        let span = Span { begun: self.begun, ended: self.clock.now() };
-        let model = &actor.model;
-        self.learn(target, slots, model)?;
-        let changes: Vec<_> = model.touched.iter().filter_map(|key| self.fact(model, key)).collect();
-        if !changes.is_empty() {
-            self.steps.push(Step { span, clock: model.clock, kind: op.kind(), changes });
-        }
-        for id in
-            model.touched.iter().filter_map(|key| if let Key::Inode(id) = key { Some(*id) } else { None })
-        {
-            self.keep_content(model, id, span);
-        }
-        let at = |file: &Ref| match file {
-            Ref::Path(path) => model.lookup(path).ok(),
-            Ref::Slot(slot) => model.slots()[*slot],
-        };
-        match op {
-            Op::Write { file, .. } | Op::Allocate { file, .. } | Op::Truncate { file, .. } => {
-                at(file).into_iter().for_each(|id| self.keep_content(model, id, span));
-            }
-            Op::Sync if ok => self.syncs.push(span),
-            Op::Fsync { file } if ok => {
-                at(file).into_iter().for_each(|id| self.fsynced(model, id, span.ended));
-            }
-            Op::FsyncDir { path } if ok => {
-                model.lookup(path).into_iter().for_each(|id| self.fsynced(model, id, span.ended));
-            }
-            _ => {}
-        }
+        let ended = self.clock.now();
+        self.learn(target, slots, &actor.model)?;
+        self.note(&actor.model, op, ok, ended);
         Ok(())
     }
 }

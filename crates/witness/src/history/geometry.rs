@@ -81,9 +81,9 @@ pub const ALL: [Geometry; 13] = [
 ];
 
 /// Those of these names; all if none is given.
-pub fn chosen(names: &[String]) -> Result<Vec<Geometry>> {
+pub fn chosen(all: &[Geometry], names: &[String]) -> Result<Vec<Geometry>> {
     for name in names {
-        let known: Vec<&str> = ALL.iter().map(|geometry| geometry.volume.name).collect();
+        let known: Vec<&str> = all.iter().map(|geometry| geometry.volume.name).collect();
         ensure!(
             known.contains(&name.as_str()),
             "no geometry is named {name}; there are {}",
@@ -91,5 +91,5 @@ pub fn chosen(names: &[String]) -> Result<Vec<Geometry>> {
         );
     }
     let wanted = |geometry: &&Geometry| names.is_empty() || names.iter().any(|n| n == geometry.volume.name);
-    Ok(ALL.iter().filter(wanted).copied().collect())
+    Ok(all.iter().filter(wanted).copied().collect())
 }

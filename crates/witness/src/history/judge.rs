@@ -54,7 +54,7 @@ pub fn views_agree(
 }
 
 /// The judge of our own house: `uxfs check`.
-pub(super) fn checker_finds_nothing(device: Arc<dyn BlockDevice>) -> Result<()> {
+pub fn checker_finds_nothing(device: Arc<dyn BlockDevice>) -> Result<()> {
     let report = check(device, &CheckOptions::default())?;
     ensure!(report.log_clean, "uxfs check: the log is not clean");
     let findings: Vec<String> = report.findings().iter().map(|finding| format!("{finding:?}")).collect();

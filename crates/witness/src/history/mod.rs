@@ -7,14 +7,16 @@
 
 mod acl;
 mod bulkstat;
-mod campaign;
+pub(crate) mod campaign;
 mod content;
 pub mod crash;
 mod drive;
 mod durable;
+pub mod fault;
 mod generator;
-mod geometry;
-mod judge;
+pub(crate) mod geometry;
+pub(crate) mod judge;
+pub mod kill;
 mod model;
 mod op;
 pub mod recover;

@@ -67,7 +67,7 @@ pub fn run(path: &Path, args: &Args) -> Result<bool> {
 }
 
 fn again(header: &Header, steps: &[(usize, Op)], who: Who) -> Result<()> {
-    let chosen = geometry::chosen(std::slice::from_ref(&header.geometry))?;
+    let chosen = geometry::chosen(&geometry::ALL, std::slice::from_ref(&header.geometry))?;
     let task = Task { geometry: chosen[0], seed: header.seed, threads: header.threads, label: String::new() };
     let mut lists = vec![Vec::new(); header.threads];
     for (thread, op) in steps {

@@ -12,6 +12,9 @@ mod fate;
 mod image;
 mod run;
 
+pub(super) use image::Stage;
+pub(super) use run::sector;
+
 use super::campaign::Which;
 use anyhow::Result;
 use clap::Args as ClapArgs;

@@ -59,7 +59,7 @@ pub fn one(task: &Task, args: &Args) -> Result<Counts> {
 }
 
 /// Bytes that a device of the history's volume writes as a whole.
-fn sector(history: &History) -> u32 {
+pub fn sector(history: &History) -> u32 {
     if history.geometry.volume.options.contains(&"-s") { 4096 } else { 512 }
 }
 

@@ -46,7 +46,12 @@ const XATTR_VALUE_BYTES_MAX: usize = 64 << 10;
 impl EngineTarget {
     /// Opens the volume in an image.
     pub fn open(image: &Path) -> Result<Self> {
-        Ok(Self { volume: Volume::open(image, &OpenOptions::new().writable(true))? })
+        Self::open_with(image, &OpenOptions::new().writable(true))
+    }
+
+    /// The same in another way.
+    pub fn open_with(image: &Path, options: &OpenOptions) -> Result<Self> {
+        Ok(Self { volume: Volume::open(image, options)? })
     }
 
     /// Opens the volume on a device, with caches of so many bytes.
@@ -121,9 +126,11 @@ fn errno(error: uxfs::Error) -> Errno {
         ErrorKind::OtherProject => Errno::XDEV,
         ErrorKind::NoSpace => Errno::NOSPC,
         ErrorKind::TooLarge => Errno::FBIG,
+        ErrorKind::ShutDown => Errno::SHUTDOWN,
+        ErrorKind::Io => Errno::IO,
         kind => {
             eprintln!("history: uxfs: {kind:?}: {error}");
-            Errno::IO
+            Errno::UCLEAN
         }
     }
 }
