@@ -174,14 +174,21 @@ impl Durable {
             let id = actor.model.lookup(&path).context("a folder")?;
             numbers.push((id.0, target.stat(&path.0)?.ino.0));
         }
-        Self::told(actor, thread, numbers, clock)
+        Self::told(actor, thread, numbers, clock, T::STRICT)
     }
 
-    /// The same, with the inode numbers of the root, the shared directory and the thread's folder.
-    pub fn told(actor: &Actor, thread: usize, numbers: Vec<(u32, u64)>, clock: Clock) -> Result<Self> {
+    /// The same, with the inode numbers of the root, the shared directory and the thread's folder; `whole`: no operation
+    /// may be there in part.
+    pub fn told(
+        actor: &Actor,
+        thread: usize,
+        numbers: Vec<(u32, u64)>,
+        clock: Clock,
+        whole: bool,
+    ) -> Result<Self> {
         let mut durable = Self {
             thread,
-            whole: T::STRICT,
+            whole,
             clock,
             begun: 0,
             numbers: numbers.into_iter().map(|(id, ino)| (Id(id), ino)).collect(),

@@ -3,7 +3,7 @@
 use super::super::campaign::Task;
 use super::super::drive::{self, Actor};
 use super::super::durable::{self, Clock, Durable};
-use super::super::target::EngineTarget;
+use super::super::target::{EngineTarget, Target};
 use super::super::{History, judge};
 use super::Args;
 use super::child::Said;
@@ -116,7 +116,7 @@ fn ready(task: &Task, lines: &mut impl BufRead) -> Result<Known> {
     let actors = drive::fresh_actors(task.seed, task.threads, &task.geometry)?;
     let mut threads = Vec::new();
     for (thread, (actor, numbers)) in actors.iter().zip(numbers).enumerate() {
-        threads.push(Durable::told(actor, thread, numbers, Clock::counting())?);
+        threads.push(Durable::told(actor, thread, numbers, Clock::counting(), EngineTarget::STRICT)?);
     }
     Ok(Known { actors, threads, ops: 0 })
 }
