@@ -5,9 +5,8 @@
 //! volume that was recovered has a clean log.
 
 use crate::seal::UUID;
-use blockdev::{BlockDevice, Durability, MemoryDevice, Recorder};
+use blockdev::{BlockDevice, Durability, MemoryDevice, Recorder, Rewind};
 use std::sync::{Arc, OnceLock};
-use witness::damage::overlay::Overlay;
 use witness::damage::walk::{Limits, walk};
 use xfs::mkfs::{Before, Options, format, plan};
 use xfs::recovery::clean::log_ends;
@@ -29,7 +28,8 @@ const RECORD_BYTES: u32 = 32 << 10;
 const REGIONS_BYTES: usize = 24 << 10;
 
 struct Template {
-    device: Arc<dyn BlockDevice>,
+    /// Goes back to the sound volume after each run.
+    device: Arc<Rewind>,
     geometry: Geometry,
     log: u64,
     head: u32,
@@ -39,7 +39,7 @@ struct Template {
 fn template() -> &'static Template {
     static TEMPLATE: OnceLock<Template> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
-        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
+        let device = Arc::new(Rewind::new(Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"))));
         let options = Options { small: true, ..Options::new(UUID, Timestamp { secs: 0, nanos: 0 }) };
         let layout = plan(&options, BYTES).expect("a plan");
         format(&*device, &layout, Before::Zeroes).expect("a volume");
@@ -208,27 +208,20 @@ pub fn run(mut data: &[u8]) {
         block += (record.len() / BLOCK_SIZE) as u32;
         log.extend(record);
     }
-    let mut device = Overlay::new(Arc::clone(&template.device));
-    device.change((template.log + u64::from(first) * BLOCK_SIZE as u64) as usize, &log);
-    let device = Arc::new(device);
-    walk(Arc::clone(&device) as _, &Limits::QUICK);
-    recover(&*device);
+    let device = &template.device;
+    device.mark();
+    let at = template.log + u64::from(first) * BLOCK_SIZE as u64;
+    device.write(at, &log, Durability::Volatile).expect("written");
+    walk(Arc::clone(device) as _, &Limits::QUICK);
+    recover(device);
+    device.rewind().expect("taken back");
 }
 
-/// Opens a copy for writing.
-fn recover(device: &dyn BlockDevice) {
-    let copy: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
-    let mut bytes = vec![0; 1 << 20];
-    for at in (0..BYTES).step_by(bytes.len()) {
-        device.read(at, &mut bytes).expect("read");
-        // What is zero is so already, and takes no memory.
-        if bytes.iter().any(|byte| *byte != 0) {
-            copy.write(at, &bytes, Durability::Volatile).expect("written");
-        }
-    }
-    let recorder = Arc::new(Recorder::new(Arc::clone(&copy)));
+/// Opens the volume for reading, and for writing.
+fn recover(device: &Arc<Rewind>) {
+    let recorder = Arc::new(Recorder::new(Arc::clone(device) as _));
     let options = OpenOptions { writable: true, ..OpenOptions::default() };
-    let reading = Volume::open(Arc::clone(&copy), &OpenOptions::default());
+    let reading = Volume::open(Arc::clone(device) as _, &OpenOptions::default());
     let writing = Volume::open(Arc::clone(&recorder) as _, &options);
     if reading.is_err() {
         assert!(writing.is_err(), "what cannot be read was recovered");
@@ -238,7 +231,7 @@ fn recover(device: &dyn BlockDevice) {
         && volume.close().is_ok()
     {
         drop(volume);
-        let again = Volume::open(copy, &OpenOptions::default()).expect("a volume that was closed");
-        assert!(again.log_is_clean());
+        let again = Volume::open(Arc::clone(device) as _, &OpenOptions::default());
+        assert!(again.expect("a volume that was closed").log_is_clean());
     }
 }
