@@ -26,8 +26,8 @@ const STAGING: u32 = 1 << 31;
 pub(super) fn settle(patch: Patch, before: &Superblock) -> Result<(Arc<Patch>, Superblock)> {
     let wrap = |problem| Error::corrupt_block(DiskAddr(0), None, problem);
     let sector = Geometry::from_superblock(before).sector_size.into();
-    let bytes = patch.get(0, sector, SUPERBLOCK.name)?;
-    let now = Superblock::parse(&bytes).map_err(wrap)?;
+    let mut change = patch.change(0, sector, SUPERBLOCK.name)?;
+    let now = Superblock::parse(change.bytes()).map_err(wrap)?;
     let geometry = Geometry::from_superblock(&now);
     if u64::from(geometry.sector_size) != sector || now.uuid() != before.uuid() {
         return Err(wrap(FormatError::new(SUPERBLOCK.name, "identity after the replay")));
@@ -38,7 +38,6 @@ pub(super) fn settle(patch: Patch, before: &Superblock) -> Result<(Arc<Patch>, S
     let patch = Arc::new(patch);
     let (free, inodes, free_inodes) = sums(&patch, &geometry)?;
     let mut patch = Arc::into_inner(patch).ok_or_else(|| wrap(FormatError::new(SUPERBLOCK.name, "owner")))?;
-    let mut change = patch.change(0, sector, SUPERBLOCK.name)?;
     let bytes = change.bytes();
     let (raw, _) = RawSuperblock::mut_from_prefix(bytes)
         .map_err(|_| wrap(FormatError::value(SUPERBLOCK.name, "length", sector)))?;
