@@ -30,3 +30,11 @@ pub fn said(output: &Output) -> String {
     let both = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8_lossy(&both).trim().to_owned()
 }
+
+/// Most bytes of memory that a process has had at once (`VmHWM`): of this one (`self`), or of one by its number.
+pub fn resident_peak(process: &str) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib << 10)
+}

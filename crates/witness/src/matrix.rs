@@ -7,7 +7,7 @@
 use crate::compare::{Outcome, compare};
 use crate::fill::{Sizes, fill};
 use crate::record::{Hash, Record};
-use crate::sandbox::{Mounted, mkfs, repair_finds_nothing, scratch};
+use crate::sandbox::{Mounted, copy_sparse, mkfs, repair_finds_nothing, scratch};
 use crate::vm::{Boot, DebianKernel, run_guest};
 use crate::volumes::{ALL, JUDGED, VolumeKind};
 use crate::{engine, kernel, v4};
@@ -71,12 +71,7 @@ pub fn run(args: &Args) -> Result<bool> {
             if let Some(keep) = &args.keep {
                 std::fs::create_dir_all(keep)?;
                 let name = format!("{}.img", kind.name);
-                crate::command::run(
-                    std::process::Command::new("cp")
-                        .arg("--sparse=always")
-                        .arg(folder.path().join("image"))
-                        .arg(keep.join(name)),
-                )?;
+                copy_sparse(&folder.path().join("image"), &keep.join(name))?;
             }
         }
     }

@@ -6,8 +6,8 @@
 //! - what each of them leaves must be a volume in which `xfs_repair -n` finds nothing;
 //! - no time is judged, but memory is: `uxfs recover` may take what changed once more, and no more than a constant beside.
 
-use crate::command::{finish, output, run as run_program, said};
-use crate::sandbox::{Mounted, repair_finds_nothing, scratch};
+use crate::command::{resident_peak, run as run_program, said};
+use crate::sandbox::{Mounted, copy_sparse, repair_finds_nothing, scratch};
 use anyhow::{Context, Result, ensure};
 use clap::Args as ClapArgs;
 use rustix::fs::{SeekFrom, seek};
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<bool> {
     let (mnt, image) = (folder.path().join("mnt"), folder.path().join("image"));
     let device = Zram::new(ROOM + (args.log << 20))?;
     let files = fill(&device, &mnt, args)?;
-    save(&device.path, &image)?;
+    copy_sparse(&device.path, &image)?;
     println!("recover-time: a log of {} MiB, {} % full: {files} files made", args.log, args.full);
     let (mut theirs, mut ours, mut right) = (Vec::new(), Vec::new(), true);
     for round in 0..args.rounds {
@@ -174,11 +174,11 @@ fn recover(uxfs: &Path, device: &Path) -> Result<Recovered> {
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("{} (cargo build --release -p uxfs-cli makes it)", uxfs.display()))?;
-    let status = PathBuf::from(format!("/proc/{}/status", child.id()));
+    let process = child.id().to_string();
     let mut memory = 0;
     let mut time = start.elapsed();
     while child.try_wait()?.is_none() {
-        memory = peak(&status).unwrap_or_default().max(memory);
+        memory = resident_peak(&process).unwrap_or_default().max(memory);
         std::thread::sleep(Duration::from_millis(5));
         time = start.elapsed();
     }
@@ -190,13 +190,6 @@ fn recover(uxfs: &Path, device: &Path) -> Result<Recovered> {
         number.parse().ok()
     });
     Ok(Recovered { time, changed: changed.context("uxfs recover does not say what changed")?, memory, said })
-}
-
-/// `VmHWM`, in bytes.
-fn peak(status: &Path) -> Option<u64> {
-    let status = std::fs::read_to_string(status).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
 /// The kernel writes nothing back of its own accord while this lives.
@@ -293,11 +286,4 @@ fn next(file: &File, place: SeekFrom) -> Result<Option<u64>> {
         Err(Errno::NXIO) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Copies a device into a sparse file.
-fn save(device: &Path, image: &Path) -> Result<()> {
-    let done = finish(Command::new("cp").arg("--sparse=always").args([device, image]))?;
-    ensure!(done.status.success(), "{}", said(&done));
-    output(&mut Command::new("sync")).map(drop)
 }

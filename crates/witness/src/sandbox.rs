@@ -42,6 +42,11 @@ fn set_incompat(image: &Path, bits: u32) -> Result<()> {
     Ok(file.write_all_at(&sector, 0)?)
 }
 
+/// Copies an image, or what is on a block device; what is zero takes no space.
+pub fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
+    run(Command::new("cp").arg("--sparse=always").args([from, to]))
+}
+
 /// How many lines of what `xfs_repair` says are shown.
 const SHOWN_FINDINGS: usize = 40;
 

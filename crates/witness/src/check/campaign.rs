@@ -286,7 +286,7 @@ impl Bench {
         let folder = scratch()?;
         for kind in &KINDS {
             let (from, to) = (image(&volumes.folder, kind), image(folder.path(), kind));
-            crate::command::run(std::process::Command::new("cp").arg("--sparse=always").args([&from, &to]))?;
+            crate::sandbox::copy_sparse(&from, &to)?;
         }
         Ok(Self { folder })
     }

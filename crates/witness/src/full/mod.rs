@@ -15,7 +15,7 @@ mod seen;
 use crate::history::campaign::{Task, Which};
 use crate::history::geometry::Geometry;
 use crate::history::judge::{checker_finds_nothing, is_sound};
-use crate::sandbox::{Mounted, mkfs, scratch};
+use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
 use crate::volumes::VolumeKind;
 use anyhow::{Context, Result, ensure};
 use blockdev::FileDevice;
@@ -70,14 +70,7 @@ const ALL: [Geometry; 8] = [
 pub fn run(args: &Args) -> Result<bool> {
     let tasks = args.which.tasks_on(&ALL, args.runs, "full", &format!("--rounds {}", args.rounds))?;
     let outcome = args.which.all("", tasks, |task| one(task, args))?;
-    println!(
-        "full: {} runs right, {} rounds; {} failed{}",
-        outcome.right,
-        outcome.total,
-        outcome.failed.len(),
-        outcome.list()
-    );
-    Ok(outcome.failed.is_empty())
+    Ok(outcome.conclude("full", "runs right", "rounds"))
 }
 
 fn one(task: &Task, args: &Args) -> Result<(u64, String)> {
@@ -89,8 +82,7 @@ fn one(task: &Task, args: &Args) -> Result<(u64, String)> {
     if let (Err(_), Some(keep)) = (&result, &args.which.keep) {
         std::fs::create_dir_all(keep)?;
         let kept = keep.join(format!("{}-{}.img", task.geometry.volume.name, task.seed));
-        let mut copy = std::process::Command::new("cp");
-        crate::command::run(copy.arg("--sparse=always").args([&image, &kept]))?;
+        copy_sparse(&image, &kept)?;
     }
     let tally = result?;
     Ok((args.rounds, format!("{} rounds, {tally}, {:.0} s", args.rounds, start.elapsed().as_secs_f64())))

@@ -126,6 +126,18 @@ impl Which {
 }
 
 impl Outcome {
+    /// Says what came of all of them; `right` and `total` say what was counted. Whether every one was right.
+    pub fn conclude(&self, name: &str, right: &str, total: &str) -> bool {
+        println!(
+            "{name}: {} {right}, {} {total}; {} failed{}",
+            self.right,
+            self.total,
+            self.failed.len(),
+            self.list()
+        );
+        self.failed.is_empty()
+    }
+
     /// The labels of those that failed, a line each.
     pub fn list(&self) -> String {
         self.failed.iter().map(|label| format!("\n  {label}")).collect()

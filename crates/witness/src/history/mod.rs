@@ -25,7 +25,7 @@ pub mod replay;
 mod target;
 
 use crate::record::{Hash, Record};
-use crate::sandbox::{Mounted, mkfs, scratch};
+use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
 use anyhow::{Context, Result};
 use campaign::{Task, Which};
 use clap::{Args as ClapArgs, ValueEnum};
@@ -96,14 +96,7 @@ pub fn run(args: &Args) -> Result<bool> {
     }
     let tasks = args.which.tasks(args.runs, args.target.name(), &format!("--ops {}", args.ops))?;
     let outcome = args.which.all("history: ", tasks, |task| one(task, args))?;
-    println!(
-        "history: {} histories right, {} operations; {} failed{}",
-        outcome.right,
-        outcome.total,
-        outcome.failed.len(),
-        outcome.list()
-    );
-    Ok(outcome.failed.is_empty())
+    Ok(outcome.conclude("history", "histories right", "operations"))
 }
 
 /// Does one history: how many operations succeeded or failed as they must, and what there is to say of them.
@@ -249,8 +242,7 @@ impl History {
         let steps = self.actors.iter().enumerate();
         let steps = steps.flat_map(|(thread, actor)| actor.trace.iter().map(move |op| (thread, op.clone())));
         redo::save(&trace, &header, &steps.collect::<Vec<_>>())?;
-        let mut copy = std::process::Command::new("cp");
-        crate::command::run(copy.arg("--sparse=always").args([&self.image(), &image]))?;
+        copy_sparse(&self.image(), &image)?;
         println!("history: kept {} and {}", trace.display(), image.display());
         Ok(())
     }

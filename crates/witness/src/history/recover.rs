@@ -14,15 +14,14 @@ use super::model::{Model, Rules};
 use super::replay::{by_kernel, by_uxfs, places, recover};
 use super::target::{EngineTarget, Target};
 use super::{History, Which, Who, judge};
-use crate::command;
 use crate::compare::compare;
 use crate::record::Record;
+use crate::sandbox::copy_sparse;
 use anyhow::{Context, Result, ensure};
 use clap::Args as ClapArgs;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Instant, SystemTime};
 
 /// How many differences are shown.
@@ -62,14 +61,7 @@ pub fn run(args: &Args) -> Result<bool> {
             }
         }
     })?;
-    println!(
-        "recover: {} runs right, {} operations; {} failed{}",
-        outcome.right,
-        outcome.total,
-        outcome.failed.len(),
-        outcome.list()
-    );
-    Ok(outcome.failed.is_empty())
+    Ok(outcome.conclude("recover", "runs right", "operations"))
 }
 
 /// Does one run: how many operations, and what was there.
@@ -84,7 +76,7 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     let image = history.image();
     let (theirs, ours, on) = (beside(&image, "kernel"), beside(&image, "uxfs"), beside(&image, "on"));
     for to in [&theirs, &ours, &on] {
-        copy(&image, to)?;
+        copy_sparse(&image, to)?;
     }
     recover(&theirs, &history.mnt()).context("the kernel's recovery")?;
     let expected = judge::by_kernel(&theirs, &history.mnt())?;
@@ -138,10 +130,6 @@ fn remove_all(target: &EngineTarget, dir: &[u8]) -> Result<()> {
 
 fn beside(image: &Path, who: &str) -> PathBuf {
     image.with_extension(who)
-}
-
-pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
-    command::run(Command::new("cp").arg("--sparse=always").args([from, to]))
 }
 
 pub(super) fn same(what: &str, expected: &[Record], found: &[Record]) -> Result<()> {

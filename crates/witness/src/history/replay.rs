@@ -49,14 +49,7 @@ pub fn run(args: &Args) -> Result<bool> {
             }
         }
     })?;
-    println!(
-        "replay: {} runs right, {} operations; {} failed{}",
-        outcome.right,
-        outcome.total,
-        outcome.failed.len(),
-        outcome.list()
-    );
-    Ok(outcome.failed.is_empty())
+    Ok(outcome.conclude("replay", "runs right", "operations"))
 }
 
 /// Does one run: how many operations, and what was there in the end.

@@ -3,6 +3,7 @@
 use super::report::Measured;
 use super::setting::Setting;
 use super::subject::{Shape, Subject, scattered};
+use crate::command::resident_peak;
 use crate::damage::{memory_peak, reset_memory_peak};
 use anyhow::{Context, Result};
 use clap::{Args as ClapArgs, ValueEnum};
@@ -94,7 +95,7 @@ impl Step<'_> {
             seconds: started.elapsed().as_secs_f64(),
             cpu_seconds: cpu_seconds() - before,
             heap_peak: memory_peak() as u64,
-            resident_peak: resident_peak()?,
+            resident_peak: resident_peak("self")?,
             memory_bound: self.memory_bound(),
         };
         println!("{}", serde_json::to_string(&measured)?);
@@ -122,12 +123,4 @@ const ITEM_FACTOR: u64 = 2;
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
-/// `VmHWM`, in bytes.
-fn resident_peak() -> Result<u64> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kib << 10)
 }

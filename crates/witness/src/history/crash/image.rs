@@ -5,7 +5,7 @@
 use super::super::durable::{self, Durable};
 use super::super::{judge, recover};
 use crate::record::Record;
-use crate::sandbox::repair_finds_nothing;
+use crate::sandbox::{copy_sparse, repair_finds_nothing};
 use anyhow::{Context, Error, Result, ensure};
 use blockdev::{BlockDevice, MemoryOptions, Recorder, Recording, Rewind};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ impl Stage {
 
     /// What the kernel makes of the image, and what uxfs sees in it without a write to it.
     fn by_kernel(&self, beside: Beside<'_>) -> Result<(Vec<Record>, Vec<Record>)> {
-        recover::copy(&self.path, beside.copy)?;
+        copy_sparse(&self.path, beside.copy)?;
         let recovered = judge::by_kernel_after_recovery(beside.copy, beside.mnt)?;
         let recorder = Arc::new(Recorder::new(self.device.clone()));
         let replayed = judge::by_uxfs_on(recorder.clone()).context("uxfs, reading")?;

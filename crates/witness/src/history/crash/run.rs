@@ -6,10 +6,11 @@ use super::super::generator::STRIPED;
 use super::super::model::Rules;
 use super::super::op::Moment;
 use super::super::target::{EngineTarget, Target};
-use super::super::{Failure, History, Source, drive, recover, replay};
+use super::super::{Failure, History, Source, drive, replay};
 use super::fate::Choice;
 use super::image::{Beside, Stage};
 use super::{Args, Counts};
+use crate::sandbox::copy_sparse;
 use anyhow::{Context, Error, Result, bail};
 use blockdev::{MemoryOptions, PowerCuts, Recorder, Recording};
 use fastrand::Rng;
@@ -38,7 +39,7 @@ pub fn one(task: &Task, args: &Args) -> Result<Counts> {
     let mut history = History::new(task)?;
     let image = history.image();
     let base = image.with_extension("base");
-    recover::copy(&image, &base)?;
+    copy_sparse(&image, &base)?;
     let recorded = record(&mut history, args.ops)?;
     // What the run left is of no use any more.
     std::fs::remove_file(&image)?;
@@ -236,7 +237,7 @@ impl Images<'_> {
         let Some(folder) = &self.args.which.keep else { return Ok(String::new()) };
         std::fs::create_dir_all(folder)?;
         let image = folder.join(format!("{}-{what}.img", self.name));
-        recover::copy(self.stage.path(), &image).context("keeping an image")?;
+        copy_sparse(self.stage.path(), &image).context("keeping an image")?;
         let image = image.display();
         Ok(format!(
             "\n  kept; see it again with: uxfs recover {image} && uxfs check {image} && xfs_repair -n {image}"

@@ -8,10 +8,10 @@ use super::super::generator::SLOTS;
 use super::super::model::{Checked, Rules};
 use super::super::op::Op as Call;
 use super::super::target::{Called, EngineTarget, Slots, Target, perform};
-use super::super::{History, judge, recover, replay};
+use super::super::{History, judge, replay};
 use super::watch::{self, Watch};
 use super::{Args, Counts, Planned, Trouble};
-use crate::sandbox::repair_finds_nothing;
+use crate::sandbox::{copy_sparse, repair_finds_nothing};
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use blockdev::{BlockDevice, Delay, DelayDevice, FaultDevice, Op, PowerCuts, Recorder, Recording};
 use rustix::io::Errno;
@@ -59,7 +59,7 @@ pub fn all(task: &Task, args: &Args, watch: &Watch) -> Result<Counts> {
             if let Some(folder) = &args.which.keep {
                 std::fs::create_dir_all(folder)?;
                 let name = format!("{}-{}-{:?}-{nth}.img", history.geometry.volume.name, task.seed, op);
-                recover::copy(stage.path(), &folder.join(name))?;
+                copy_sparse(stage.path(), &folder.join(name))?;
             }
             back(&stage)?;
             if wrong.len() >= FAILURES_MAX {

@@ -42,12 +42,5 @@ pub fn run(args: &Args) -> Result<bool> {
         let (ops, what) = parent::one(task, args)?;
         Ok((ops, format!("{what}, {:.0} s", start.elapsed().as_secs_f64())))
     })?;
-    println!(
-        "kill: {} processes killed and their volumes right, {} operations; {} failed{}",
-        outcome.right,
-        outcome.total,
-        outcome.failed.len(),
-        outcome.list()
-    );
-    Ok(outcome.failed.is_empty())
+    Ok(outcome.conclude("kill", "processes killed and their volumes right", "operations"))
 }
