@@ -352,8 +352,10 @@ mod tests {
         init_leaf(&mut bytes, &ID, &[]).unwrap();
         let mut model: Vec<(u32, Vec<u8>, Vec<u8>)> = Vec::new();
         let (mut refused, mut compactions) = (0, 0);
-        for _ in 0..2000 {
-            let add = rng.u32(0..100) < if model.len() < 5 { 90 } else { 52 };
+        for step in 0..2000 {
+            // The leaf fills up and empties in turns, so that whatever the seed, it is full some of the time.
+            let filling = step / 200 % 2 == 0;
+            let add = rng.u32(0..100) < if filling { 75 } else { 35 };
             if add {
                 let name: Vec<u8> = (0..rng.usize(1..40)).map(|_| rng.u8(1..)).collect();
                 let value: Vec<u8> = (0..rng.usize(0..len / 20)).map(|_| rng.u8(..)).collect();
