@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 use uxfs_bench::{
@@ -28,6 +29,16 @@ fn config() -> Config {
 fn must(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// One test at a time has workloads mount the kernel's file systems: a device of one that is gone may be another's at
+/// once, by the same name.
+static MOUNTS: Mutex<()> = Mutex::new(());
+
+/// Whether a workload's mount is left of a device. Loop devices that others use by the same name are none.
+fn is_left(device: &str) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+    mounts.lines().any(|line| line.starts_with(&format!("{device} ")) && line.contains("/uxfs-bench-"))
 }
 
 /// A mounted image.
@@ -141,6 +152,7 @@ fn an_image_file_and_a_mapped_one_are_overwritten_in_place() {
 
 #[test]
 fn the_kernels_file_systems_run_the_same_and_leave_nothing() {
+    let _alone = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = TempDir::new().expect("a directory");
     let config = Config {
         locking: vec![Locking::Range],
@@ -153,8 +165,7 @@ fn the_kernels_file_systems_run_the_same_and_leave_nothing() {
     assert_eq!(kernel.len(), 8, "{kernel:?}");
     let zram = kernel[0].device.clone();
     assert!(zram.starts_with("/dev/zram"), "{zram}");
-    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
-    assert!(!mounts.lines().any(|line| line.starts_with(&format!("{zram} "))), "{zram} is still mounted");
+    assert!(!is_left(&zram), "{zram} is still mounted");
     assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
 }
 
@@ -214,6 +225,7 @@ fn files_that_are_made_are_looked_at_and_removed_and_a_sound_volume_is_left() {
 
 #[test]
 fn the_kernel_makes_and_removes_the_same_files() {
+    let _alone = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
     let config = Config {
         threads: vec![2],
         files: 300,
@@ -228,7 +240,6 @@ fn the_kernel_makes_and_removes_the_same_files() {
         assert_eq!(lines.len(), 5, "{lines:?}");
         let device = &lines[0].device.strip_prefix(device).map(|_| lines[0].device.clone());
         let device = device.as_ref().expect("it lies on a device of its kind");
-        let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
-        assert!(!mounts.lines().any(|line| line.starts_with(&format!("{device} "))), "{device} is mounted");
+        assert!(!is_left(device), "{device} is still mounted");
     }
 }
