@@ -74,14 +74,13 @@ pub(crate) fn replay(
     let highest_id = survey.highest_id;
 
     let log = superblock.log_daddr().0 * 512;
-    let patch = Patch::new(Arc::clone(device), geometry.bytes(), log..log + superblock.log_bytes());
-    let mut replay = Replay::new(&geometry, patch, survey);
+    let log = log..log + superblock.log_bytes();
+    let Survey { void, mut counts, .. } = survey;
+    let mut replay = Replay::new(device, &geometry, &log, void);
     for_each_transaction(&records, &mut |transaction| replay.transaction(transaction))?;
-    replay.verify()?;
-    let Replay { patch, survey, .. } = replay;
-    patch.replayed();
+    let (patch, replayed) = replay.finish()?;
+    counts += replayed;
     let (patch, superblock) = settle::settle(patch, superblock)?;
-    let mut counts = survey.counts;
     counts.bytes_changed = patch.bytes_changed();
     let names: BTreeSet<&str> = unfinished.iter().map(|intent| intent_name(intent.kind)).collect();
     let report = Report {

@@ -59,15 +59,10 @@ pub(crate) struct Patch {
 }
 
 impl Patch {
-    /// Nothing changed yet of a volume of so many bytes, with its log at `log`.
-    pub(super) fn new(device: Arc<dyn BlockDevice>, volume: u64, log: Range<u64>) -> Self {
-        let reading = Reading::new(Arc::clone(&device));
+    /// Nothing changed yet of a volume of so many bytes, with its log at `log`. Keeps so many bytes of what it reads.
+    pub(super) fn new(device: Arc<dyn BlockDevice>, volume: u64, log: Range<u64>, kept: u64) -> Self {
+        let reading = Reading::new(Arc::clone(&device), kept);
         Self { device, reading, units: BTreeMap::new(), sectors: 0, volume, log }
-    }
-
-    /// Lets go of what was kept for the replay, which is over.
-    pub(super) fn replayed(&self) {
-        self.reading.forget();
     }
 
     /// Bytes that changed, in whole sectors.
@@ -112,8 +107,12 @@ impl Patch {
     /// Reads whole sectors of 512 bytes, whatever the device's are.
     fn read_sectors(&self, range: &Range<u64>) -> Result<Vec<u8>, DeviceError> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        self.reading.read(range.start, &mut bytes)?;
-        self.lay(range.start, &mut bytes);
+        let sectors = bytes.len() as u64 / SECTOR;
+        // What changed as a whole need not be read.
+        if self.lay(range.start, &mut bytes) < sectors {
+            self.reading.read(range.start, &mut bytes)?;
+            self.lay(range.start, &mut bytes);
+        }
         Ok(bytes)
     }
 
@@ -128,15 +127,18 @@ impl Patch {
         })
     }
 
-    /// Puts what changed over bytes that were read from `begin` on: whole sectors.
-    fn lay(&self, begin: u64, bytes: &mut [u8]) {
+    /// Puts what changed over bytes that were read from `begin` on: whole sectors. Gives their number.
+    fn lay(&self, begin: u64, bytes: &mut [u8]) -> u64 {
         let end = begin + bytes.len() as u64;
+        let mut laid = 0;
         for (sector, changed) in self.changed(begin..end) {
             let at = (sector * SECTOR - begin) as usize;
             if let Some(place) = bytes.get_mut(at..at + changed.len()) {
                 place.copy_from_slice(changed);
+                laid += 1;
             }
         }
+        laid
     }
 
     /// Keeps a change.
@@ -152,16 +154,41 @@ impl Patch {
         };
         let sectors = old.chunks_exact(SECTOR as usize).zip(new.chunks_exact(SECTOR as usize));
         for (number, (old, new)) in (offset / SECTOR..).zip(sectors) {
-            if old != new
-                && let Ok(new) = <[u8; SECTOR as usize]>::try_from(new)
-            {
-                let unit = self.units.entry(number / UNIT_SECTORS).or_default();
-                match &mut unit[(number % UNIT_SECTORS) as usize] {
-                    Some(sector) => **sector = new,
-                    none => {
-                        *none = Some(Box::new(new));
-                        self.sectors += 1;
-                    }
+            if old != new {
+                self.put_sector(number, new);
+            }
+        }
+    }
+
+    /// Puts whole sectors, which an item of the log names for `structure`, whatever was there.
+    pub(super) fn replace(&mut self, offset: u64, bytes: &[u8], structure: &'static str) -> Result<()> {
+        let sectors = self.sectors_of(offset, bytes.len() as u64, structure)?;
+        debug_assert_eq!(sectors.end - sectors.start, bytes.len() as u64, "whole sectors");
+        for (number, new) in (sectors.start / SECTOR..).zip(bytes.chunks_exact(SECTOR as usize)) {
+            self.put_sector(number, new);
+        }
+        Ok(())
+    }
+
+    fn put_sector(&mut self, number: u64, new: &[u8]) {
+        let unit = self.units.entry(number / UNIT_SECTORS).or_default();
+        let slot = &mut unit[(number % UNIT_SECTORS) as usize];
+        let sector = slot.get_or_insert_with(|| {
+            self.sectors += 1;
+            Box::new([0; SECTOR as usize])
+        });
+        sector.copy_from_slice(new);
+    }
+
+    /// Takes in what changed of other groups.
+    pub(super) fn take_in(&mut self, other: Self) {
+        self.sectors += other.sectors;
+        for (number, slots) in other.units {
+            let unit = self.units.entry(number).or_default();
+            for (here, there) in unit.iter_mut().zip(*slots) {
+                debug_assert!(here.is_none() || there.is_none(), "a sector lies in one group");
+                if there.is_some() {
+                    *here = there;
                 }
             }
         }
@@ -253,12 +280,12 @@ impl BlockDevice for Patch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockdev::MemoryDevice;
+    use blockdev::{Counter, MemoryDevice};
 
     #[test]
     fn changes_lie_over_the_device_until_they_are_written() {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 20).unwrap());
-        let mut patch = Patch::new(Arc::clone(&device), 1 << 20, 4096..8192);
+        let mut patch = Patch::new(Arc::clone(&device), 1 << 20, 4096..8192, 1 << 20);
         let mut change = patch.change(1000, 3000, "x").unwrap();
         change.bytes()[0] = 1;
         change.bytes()[2999] = 2;
@@ -276,10 +303,28 @@ mod tests {
         assert_eq!(whole(&*device), (1, 2, 2));
     }
 
+    /// What lies in the patch as a whole is not read; what two threads changed of one unit comes together.
+    #[test]
+    fn replaced_sectors_are_not_read_and_patches_come_together() {
+        let counter = Arc::new(Counter::new(Arc::new(MemoryDevice::anonymous(1 << 20).unwrap())));
+        let new = || Patch::new(Arc::clone(&counter) as _, 1 << 20, 4096..8192, 1 << 20);
+        let (mut whole, mut one, mut other) = (new(), new(), new());
+        one.replace(1024, &[1; 1024], "x").unwrap();
+        other.replace(2048, &[2; 512], "x").unwrap();
+        assert!(one.replace(3584, &[0; 1024], "x").is_err(), "over the log");
+        assert_eq!(one.get(1024, 1024, "x").unwrap(), [1; 1024]);
+        assert_eq!(counter.counts().reads, 0);
+        whole.take_in(one);
+        whole.take_in(other);
+        assert_eq!(whole.bytes_changed(), 1536);
+        let expected = [[0; 512], [1; 512], [1; 512], [2; 512]].concat();
+        assert_eq!(whole.get(512, 2048, "x").unwrap(), expected);
+    }
+
     #[test]
     fn places_that_no_item_may_name_are_refused() {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 20).unwrap());
-        let patch = Patch::new(device, 1 << 19, 4096..8192);
+        let patch = Patch::new(device, 1 << 19, 4096..8192, 1 << 20);
         for (offset, len) in
             [(3584, 1024), (8191, 1), (1 << 19, 1), (u64::MAX, 2), (0, 0), (0, 1 << 20), ((1 << 19) - 1, 2)]
         {

@@ -1,7 +1,7 @@
 //! What replay reads of the device, in pieces of which the last ones are kept: a cluster of inodes, or a block of a
 //! directory, is asked for again and again while the changes of its parts come by.
 //!
-//! Invariants: what is kept takes at most [`KEPT_BYTES`]; the device is not written meanwhile; it must not know what was
+//! Invariants: what is kept takes no more than it may; the device is not written meanwhile; it must not know what was
 //! changed.
 
 use blockdev::{AlignedBuf, BlockDevice, DeviceError};
@@ -11,8 +11,6 @@ use std::sync::Arc;
 
 /// A cluster of inodes, at most. A multiple of every sector's length.
 const PIECE: u64 = 16 << 10;
-/// What all pieces take together.
-const KEPT_BYTES: u64 = 64 << 20;
 
 /// Reads a device that does not change.
 #[derive(Debug)]
@@ -22,13 +20,19 @@ pub(super) struct Reading {
 }
 
 /// Two generations: when the young ones are as many as may be, the old ones go.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Pieces {
+    /// How many there may be in a generation.
+    most: usize,
     young: HashMap<u64, Arc<[u8]>>,
     old: HashMap<u64, Arc<[u8]>>,
 }
 
 impl Pieces {
+    fn new(most: usize) -> Self {
+        Self { most, young: HashMap::new(), old: HashMap::new() }
+    }
+
     fn get(&mut self, number: u64) -> Option<Arc<[u8]>> {
         if let Some(piece) = self.young.get(&number) {
             return Some(Arc::clone(piece));
@@ -39,7 +43,7 @@ impl Pieces {
     }
 
     fn put(&mut self, number: u64, piece: Arc<[u8]>) {
-        if self.young.len() as u64 >= KEPT_BYTES / PIECE / 2 {
+        if self.young.len() >= self.most {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(number, piece);
@@ -47,8 +51,9 @@ impl Pieces {
 }
 
 impl Reading {
-    pub(super) fn new(device: Arc<dyn BlockDevice>) -> Self {
-        Self { device, pieces: Mutex::default() }
+    /// Keeps so many bytes at most.
+    pub(super) fn new(device: Arc<dyn BlockDevice>, kept: u64) -> Self {
+        Self { device, pieces: Mutex::new(Pieces::new((kept / PIECE / 2) as usize)) }
     }
 
     /// Fills `into` with what lies from `offset` on.
@@ -92,11 +97,6 @@ impl Reading {
         into.copy_from_slice(&bytes[(offset - start) as usize..][..into.len()]);
         Ok(())
     }
-
-    /// Lets go of everything that is kept.
-    pub(super) fn forget(&self) {
-        *self.pieces.lock() = Pieces::default();
-    }
 }
 
 #[cfg(test)]
@@ -104,6 +104,8 @@ mod tests {
     use super::*;
     use blockdev::{Counter, Durability, FaultDevice, MemoryDevice};
     use blockdev::{Effect, Fault, Op, Repeat};
+
+    const KEPT: u64 = 4 << 20;
 
     fn device(bytes: u64) -> Arc<dyn BlockDevice> {
         let device = MemoryDevice::anonymous(bytes).unwrap();
@@ -116,25 +118,22 @@ mod tests {
     #[test]
     fn what_was_read_is_not_read_again() {
         let counter = Arc::new(Counter::new(device(1 << 20)));
-        let reading = Reading::new(Arc::clone(&counter) as _);
+        let reading = Reading::new(Arc::clone(&counter) as _, KEPT);
         let mut bytes = [0; 1500];
         for _ in 0..3 {
             reading.read(PIECE - 700, &mut bytes).unwrap();
             assert_eq!((bytes[0], bytes[699], bytes[700], bytes[1499]), (30, 31, 32, 33));
         }
         assert_eq!(counter.counts().reads, 2);
-        reading.forget();
-        reading.read(0, &mut bytes).unwrap();
-        assert_eq!(counter.counts().reads, 3);
     }
 
     #[test]
     fn it_keeps_no_more_than_it_may() {
-        let reading = Reading::new(device(1 << 20));
+        let reading = Reading::new(device(1 << 20), KEPT);
         let mut pieces = reading.pieces.lock();
-        for number in 0..KEPT_BYTES / PIECE * 2 {
+        for number in 0..KEPT / PIECE * 2 {
             pieces.put(number, Arc::from([]));
-            assert!((pieces.young.len() + pieces.old.len()) as u64 <= KEPT_BYTES / PIECE);
+            assert!((pieces.young.len() + pieces.old.len()) as u64 <= KEPT / PIECE);
             assert!(pieces.get(0).is_some(), "what is asked for all the time stays");
         }
     }
@@ -142,13 +141,13 @@ mod tests {
     /// The last piece of a device is shorter, and one with a bad sector is still good for the others.
     #[test]
     fn pieces_that_cannot_be_read_as_a_whole() {
-        let reading = Reading::new(device(PIECE + 1024));
+        let reading = Reading::new(device(PIECE + 1024), KEPT);
         let mut bytes = [0; 1024];
         reading.read(PIECE, &mut bytes).unwrap();
         assert_eq!((bytes[0], bytes[1023]), (32, 33));
         assert!(reading.read(PIECE + 512, &mut bytes).is_err());
         let fault = Fault { op: Op::Read, nth: 0, effect: Effect::Fail, repeat: Repeat::Once };
-        let reading = Reading::new(Arc::new(FaultDevice::new(device(1 << 20), vec![fault])));
+        let reading = Reading::new(Arc::new(FaultDevice::new(device(1 << 20), vec![fault])), KEPT);
         reading.read(512, &mut bytes).unwrap();
         assert_eq!((bytes[0], bytes[1023]), (1, 2));
     }

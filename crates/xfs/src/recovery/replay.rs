@@ -1,43 +1,47 @@
 //! The second pass: changes are put where they belong, in the order of the log.
 //!
 //! Within a transaction: buffers and new inodes first, then what lies in them (inodes, dquots), then the lists of
-//! unlinked inodes, and freeings last. What is on disk is left alone if it is newer than the change. A change of the
-//! same age is made once more: a block that a crash tore while it was written becomes whole by that.
+//! unlinked inodes, and freeings last. Nothing lies in two groups: so each of several threads has groups of its own,
+//! and for each group the order is that of the log.
 //!
 //! Invariants: every block that was changed passes its verifier in the end, or the recovery fails and nothing is
-//! written; no item names a place that is not its own (an inode's must be the one that its number stands for).
+//! written; an item is replayed by the one share whose group it names.
 
 mod buffer;
 mod inode;
+mod share;
 
 use super::patch::Patch;
-use super::survey::Survey;
+use super::report::Counts;
+use super::survey::Void;
 use super::transactions::{Item, Transaction};
 use crate::error::{Error, Result};
-use crate::ialloc;
-use std::collections::BTreeSet;
-use xfs_format::error::FormatError;
+use blockdev::BlockDevice;
+use share::Share;
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 use xfs_format::geometry::Geometry;
-use xfs_format::inode::InodeCore;
-use xfs_format::log::{BufFlags, InodeCreate, LogItem};
-use xfs_format::quota::{DiskDquot, Dquot};
-use xfs_format::types::{AgInode, DiskAddr, InodeNumber, Lsn};
-use xfs_format::verify::VerifyContext;
-use zerocopy::{FromBytes, IntoBytes};
+use xfs_format::log::{BufFlags, LogItem};
+use xfs_format::types::{AgBlock, AgNumber, DiskAddr};
+
+/// Most threads that replay.
+const SHARES_MAX: usize = 8;
+/// Items of a transaction from which on threads are worth their start.
+const WORTH_THREADS: usize = 256;
+/// What all shares keep of what they read.
+const KEPT_BYTES: u64 = 64 << 20;
 
 /// Replay under way.
 pub(super) struct Replay<'g> {
     geometry: &'g Geometry,
-    pub(super) patch: Patch,
-    pub(super) survey: Survey,
-    /// Buffers that were changed: where they lie, and how many bytes they have.
-    buffers: BTreeSet<(DiskAddr, u64)>,
-    /// Inodes that were changed.
-    inodes: BTreeSet<InodeNumber>,
+    shares: Vec<Share<'g>>,
+    /// What all of them changed, in the end.
+    whole: Patch,
 }
 
 /// When in its transaction an item is replayed.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Turn {
     Buffers,
     Contents,
@@ -45,7 +49,8 @@ enum Turn {
     Freeings,
 }
 
-const TURNS: [Turn; 4] = [Turn::Buffers, Turn::Contents, Turn::Lists, Turn::Freeings];
+/// The items of a transaction that one share replays, by their turns.
+type Turns<'i, 't> = [Vec<&'i Item<'t>>; 4];
 
 fn turn(item: &Item<'_>) -> Turn {
     match &item.format {
@@ -57,153 +62,86 @@ fn turn(item: &Item<'_>) -> Turn {
 }
 
 impl<'g> Replay<'g> {
-    pub(super) fn new(geometry: &'g Geometry, patch: Patch, survey: Survey) -> Self {
-        Self { geometry, patch, survey, buffers: BTreeSet::new(), inodes: BTreeSet::new() }
+    /// Nothing replayed yet, of a log at `log`, in bytes of the device.
+    pub(super) fn new(
+        device: &Arc<dyn BlockDevice>,
+        geometry: &'g Geometry,
+        log: &Range<u64>,
+        void: Void,
+    ) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let count = cores.min(SHARES_MAX).min(geometry.ag_count as usize).max(1);
+        let kept = KEPT_BYTES / count as u64;
+        let patch = || Patch::new(Arc::clone(device), geometry.bytes(), log.clone(), kept);
+        let voids = void.split(count, |daddr| share_of(geometry, count, daddr));
+        let shares = voids.into_iter().map(|void| Share::new(geometry, patch(), void)).collect();
+        Self { geometry, shares, whole: patch() }
     }
 
     /// Replays a transaction.
     pub(super) fn transaction(&mut self, transaction: &Transaction) -> Result<()> {
         let damaged = |problem| Error::Corrupt { daddr: None, inode: None, problem };
         let items = transaction.items().map_err(damaged)?;
-        for now in TURNS {
-            for item in items.iter().filter(|item| turn(item) == now) {
-                self.item(transaction.lsn, item)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn item(&mut self, lsn: Lsn, item: &Item<'_>) -> Result<()> {
-        match &item.format {
-            LogItem::Buf(buf) if buf.flags.contains(BufFlags::CANCEL) => {
-                self.survey.pass_cancel((buf.daddr, buf.len.into()));
-                Ok(())
-            }
-            LogItem::Buf(buf) => self.buffer(lsn, buf, item),
-            LogItem::Inode(format) => self.inode(lsn, format, item),
-            LogItem::InodeCreate(create) => self.inode_chunk(create),
-            LogItem::Dquot(format) => {
-                let place = (DiskAddr(format.blkno.get().unsigned_abs()), format.len.get().unsigned_abs());
-                self.dquot(lsn, place, format.boffset.get(), format.id.get(), item.region(0))
-            }
+        let count = self.shares.len();
+        let mut parts: Vec<Turns<'_, '_>> = (0..count).map(|_| Turns::default()).collect();
+        for item in &items {
             // What was promised and not done is finished later, what was done is of no interest any more.
-            _ => Ok(()),
+            let Some(daddr) = place(item, self.geometry) else { continue };
+            parts[share_of(self.geometry, count, daddr)][turn(item) as usize].push(item);
         }
+        self.together(items.len() >= WORTH_THREADS, parts, |share, turns| {
+            turns.iter().flatten().try_for_each(|item| share.item(transaction.lsn, item))
+        })
     }
 
-    /// Fills the blocks of a chunk of inodes as it was made. Everything that happened to them since is in the log.
-    fn inode_chunk(&mut self, create: &InodeCreate) -> Result<()> {
-        const NAME: &str = "inode creation log item";
-        let geometry = self.geometry;
-        let (ag, block, blocks) = (create.ag(), create.agbno(), create.length.get());
-        let inside = ag.0 < geometry.ag_count
-            && u64::from(block.0) + u64::from(blocks) <= u64::from(geometry.ag_blocks_of(ag));
-        let count = u64::from(blocks) << geometry.inodes_per_block_log;
-        let most = 64_u64.max(1 << geometry.inodes_per_block_log);
-        if !inside || block.0 == 0 || u64::from(create.count.get()) != count || count > most {
-            let problem = FormatError::value(NAME, "place", block.0.into());
-            return Err(Error::Corrupt { daddr: None, inode: None, problem });
+    /// Verifies everything that was changed, as it is now. Gives it, and counts of the items.
+    pub(super) fn finish(mut self) -> Result<(Patch, Counts)> {
+        let whole = vec![(); self.shares.len()];
+        self.together(true, whole, |share, ()| share.verify())?;
+        let mut counts = Counts::default();
+        for (patch, counted) in self.shares.into_iter().map(Share::into_parts) {
+            self.whole.take_in(patch);
+            counts += counted;
         }
-        let pieces = ialloc::clusters(geometry, ag, block, blocks);
-        let bytes: u64 = pieces.iter().map(|piece| piece.len).sum();
-        if bytes != u64::from(blocks) << geometry.block_log {
-            let problem = FormatError::value(NAME, "length", blocks.into());
-            return Err(Error::Corrupt { daddr: None, inode: None, problem });
-        }
-        if create.isize.get() != u32::from(geometry.inode_size) {
-            let problem = FormatError::value(NAME, "inode size", create.isize.get().into());
-            return Err(Error::Corrupt { daddr: None, inode: None, problem });
-        }
-        let mut first = AgInode(block.0 << geometry.inodes_per_block_log);
-        for piece in pieces {
-            let inodes = (piece.len / u64::from(geometry.inode_size)) as u32;
-            if self.survey.is_cancelled((piece.daddr, (piece.len / 512) as u32)) {
-                self.survey.counts.cancelled += 1;
-            } else {
-                let mut change = self.patch.change(piece.daddr.0 * 512, piece.len, NAME)?;
-                let bytes = change.bytes();
-                bytes.fill(0);
-                for (nth, inode) in (0..).zip(bytes.chunks_exact_mut(geometry.inode_size.into())) {
-                    let ino = geometry.join_inode(ag, AgInode(first.0 + nth));
-                    ialloc::encode_free(inode, ino, create.gen_.get(), geometry);
-                }
-                self.patch.put(change);
-            }
-            first.0 += inodes;
-        }
-        self.survey.counts.inode_chunks += 1;
-        Ok(())
+        Ok((self.whole, counts))
     }
 
-    fn dquot(
+    /// Has each share do its part, at once if it is worth it.
+    fn together<T: Send>(
         &mut self,
-        lsn: Lsn,
-        (daddr, len): (DiskAddr, u32),
-        offset: u32,
-        id: u32,
-        region: Option<&[u8]>,
+        worth: bool,
+        parts: Vec<T>,
+        work: impl Fn(&mut Share<'g>, T) -> Result<()> + Sync,
     ) -> Result<()> {
-        const NAME: &str = "dquot log item";
-        let damaged = |problem| Error::corrupt_block(daddr, None, problem);
-        let region = region.ok_or_else(|| damaged(FormatError::new(NAME, "number of regions")))?;
-        let logged = *DiskDquot::check(region, id).map_err(damaged)?;
-        if self.survey.quota_is_off(logged.kind) || self.survey.is_cancelled((daddr, len)) {
-            self.survey.counts.cancelled += 1;
-            return Ok(());
+        let mut jobs = self.shares.iter_mut().zip(parts);
+        if !worth {
+            return jobs.try_for_each(|(share, part)| work(share, part));
         }
-        if u64::from(offset) + size_of::<Dquot>() as u64 > u64::from(len) * 512 {
-            return Err(damaged(FormatError::value(NAME, "offset in its buffer", offset.into())));
-        }
-        let at = daddr.0.saturating_mul(512).saturating_add(offset.into());
-        let mut change = self.patch.change(at, size_of::<Dquot>() as u64, NAME)?;
-        let (dquot, _) = Dquot::mut_from_prefix(change.bytes())
-            .map_err(|_| damaged(FormatError::new(NAME, "truncated structure")))?;
-        if dquot.lsn.get() > lsn.0 {
-            self.survey.counts.newer += 1;
-            return Ok(());
-        }
-        dquot.disk = logged;
-        if self.geometry.v5 {
-            dquot.lsn = lsn.0.into();
-            dquot.crc = dquot.checksum().into();
-        }
-        let dquot = *dquot;
-        Dquot::check(dquot.as_bytes(), id, self.geometry.v5.then_some(self.geometry.meta_uuid))
-            .map_err(damaged)?;
-        self.patch.put(change);
-        self.survey.counts.dquots += 1;
-        Ok(())
+        let work = &work;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = jobs.map(|(share, part)| scope.spawn(move || work(share, part))).collect();
+            let join = |thread: ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).fold(Ok(()), Result::and)
+        })
     }
+}
 
-    /// Verifies everything that was changed, as it is now.
-    pub(super) fn verify(&self) -> Result<()> {
-        for &(daddr, len) in &self.buffers {
-            let bytes = self.patch.get(daddr.0 * 512, len, "buffer")?;
-            let damaged = |problem| Error::corrupt_block(daddr, None, problem);
-            let context = VerifyContext { v5: self.geometry.v5, meta_uuid: self.geometry.meta_uuid, daddr };
-            let verifier = buffer::verifier(&bytes, self.geometry)
-                .ok_or_else(|| damaged(FormatError::new("replayed buffer", "magic")))?;
-            (verifier.check)(&bytes, &context).map_err(damaged)?;
-        }
-        for &ino in &self.inodes {
-            let at = self.place_of(ino).ok_or(Error::NoSuchInode(ino))?;
-            let bytes = self.patch.get(at, self.geometry.inode_size.into(), "inode")?;
-            InodeCore::parse(&bytes, ino, self.geometry).map_err(|problem| Error::Corrupt {
-                daddr: Some(DiskAddr(at / 512)),
-                inode: Some(ino),
-                problem,
-            })?;
-        }
-        Ok(())
+/// Where the metadata lies that an item changes, if it does.
+fn place(item: &Item<'_>, geometry: &Geometry) -> Option<DiskAddr> {
+    match &item.format {
+        LogItem::Buf(buf) => Some(buf.daddr),
+        LogItem::Inode(inode) => Some(inode.daddr),
+        LogItem::InodeCreate(create) => Some(geometry.daddr_of(create.ag(), create.agbno())),
+        LogItem::Dquot(dquot) => Some(DiskAddr(dquot.blkno.get().unsigned_abs())),
+        _ => None,
     }
+}
 
-    /// The byte of the device where an inode lies.
-    fn place_of(&self, ino: InodeNumber) -> Option<u64> {
-        let geometry = self.geometry;
-        let (ag, inode) = geometry.split_inode(ino)?;
-        let block = inode.0 >> geometry.inodes_per_block_log;
-        let within = inode.0 & ((1 << geometry.inodes_per_block_log) - 1);
-        let start = geometry.daddr_of(ag, xfs_format::types::AgBlock(block)).0 * 512;
-        Some(start + u64::from(within) * u64::from(geometry.inode_size))
-    }
+/// The share, of so many, that the group of a place belongs to. A place behind the volume's end has one too, which
+/// refuses it.
+fn share_of(geometry: &Geometry, shares: usize, daddr: DiskAddr) -> usize {
+    let group = geometry.daddr_of(AgNumber(1), AgBlock(0)).0;
+    (daddr.0 / group.max(1) % shares as u64) as usize
 }

@@ -1,5 +1,6 @@
 //! What recovery found and did.
 
+use std::ops::AddAssign;
 use xfs_format::types::Lsn;
 
 /// What a log held, and what became of it.
@@ -29,8 +30,41 @@ pub struct Counts {
     pub newer: u64,
     /// Items that were not replayed because their buffer was freed later, or their quota switched off.
     pub cancelled: u64,
-    /// Bytes of metadata that differ from what was on disk, in whole sectors of 512.
+    /// Bytes of metadata that were changed or made, in whole sectors of 512.
     pub bytes_changed: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        let Self {
+            records,
+            log_bytes,
+            transactions,
+            dropped,
+            items,
+            intents,
+            buffers,
+            inodes,
+            inode_chunks,
+            dquots,
+            newer,
+            cancelled,
+            bytes_changed,
+        } = other;
+        self.records += records;
+        self.log_bytes += log_bytes;
+        self.transactions += transactions;
+        self.dropped += dropped;
+        self.items += items;
+        self.intents += intents;
+        self.buffers += buffers;
+        self.inodes += inodes;
+        self.inode_chunks += inode_chunks;
+        self.dquots += dquots;
+        self.newer += newer;
+        self.cancelled += cancelled;
+        self.bytes_changed += bytes_changed;
+    }
 }
 
 /// What recovery found and did.

@@ -29,11 +29,18 @@ pub(super) struct Unfinished {
 /// Ids from here on are addresses in some kernel's memory; nobody counts up to them.
 const ADDRESSES: u64 = 1 << 62;
 
+/// What is not to be replayed.
+#[derive(Debug, Default)]
+pub(super) struct Void {
+    /// Buffers that were freed, and how often.
+    cancelled: HashMap<Span, u32>,
+    quota_off: u32,
+}
+
 /// What the first pass found.
 #[derive(Default)]
 pub(super) struct Survey {
-    cancelled: HashMap<Span, u32>,
-    quota_off: u32,
+    pub(super) void: Void,
     intents: BTreeMap<u64, Unfinished>,
     by_id: HashMap<(ItemType, u64), u64>,
     next: u64,
@@ -56,9 +63,9 @@ impl Survey {
     fn add_item(&mut self, lsn: Lsn, item: &Item<'_>) {
         match item.format {
             LogItem::Buf(buf) if buf.flags.contains(BufFlags::CANCEL) => {
-                *self.cancelled.entry((buf.daddr, buf.len.into())).or_default() += 1;
+                *self.void.cancelled.entry((buf.daddr, buf.len.into())).or_default() += 1;
             }
-            LogItem::QuotaOff(off) => self.quota_off |= off.flags.get(),
+            LogItem::QuotaOff(off) => self.void.quota_off |= off.flags.get(),
             LogItem::FreeIntent(intent) => {
                 self.promise(item.kind, intent.id, lsn, intent.extents.iter().collect());
             }
@@ -96,6 +103,18 @@ impl Survey {
     /// Intents that were not carried out, oldest first.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = &Unfinished> {
         self.intents.values()
+    }
+}
+
+impl Void {
+    /// Parts it by the place of a buffer.
+    pub(super) fn split(self, parts: usize, part_of: impl Fn(DiskAddr) -> usize) -> Vec<Self> {
+        let quota_off = self.quota_off;
+        let mut split: Vec<_> = (0..parts).map(|_| Self { cancelled: HashMap::new(), quota_off }).collect();
+        for ((daddr, len), times) in self.cancelled {
+            split[part_of(daddr)].cancelled.insert((daddr, len), times);
+        }
+        split
     }
 
     /// Whether a buffer is freed by something that is still to come.
@@ -147,5 +166,24 @@ pub(super) fn intent_name(kind: ItemType) -> &'static str {
         ItemType::Xmi => "mappings to be exchanged (XMI)",
         ItemType::EfiRt => "realtime extents to be freed",
         _ => "work of an unknown kind",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_void_goes_to_whom_it_concerns() {
+        let spans = [(DiskAddr(8), 8), (DiskAddr(16), 8), (DiskAddr(16), 16)];
+        let cancelled = spans.into_iter().zip(1..).collect();
+        let mut parts = Void { cancelled, quota_off: 0x8 }.split(3, |daddr| daddr.0 as usize / 8 % 2);
+        assert!(parts.iter().all(|part| part.quota_is_off(2) && !part.quota_is_off(5)));
+        let concerned: Vec<_> = parts.iter().map(|part| spans.map(|span| part.is_cancelled(span))).collect();
+        assert_eq!(concerned, [[false, true, true], [true, false, false], [false; 3]]);
+        for left in [true, false] {
+            parts[0].pass_cancel(spans[1]);
+            assert_eq!(parts[0].is_cancelled(spans[1]), left);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Replay of metadata buffers, which are known by their magic.
 
-use super::Replay;
+use super::share::Share;
 use crate::error::{Error, Result};
 use crate::recovery::transactions::Item;
 use xfs_format::ag::{AGF, AGFL, AGI};
@@ -18,28 +18,28 @@ use xfs_format::{attr, checksum, dir, identity};
 const NAME: &str = "buffer log item";
 const QUOTA: BufFlags = BufFlags::UDQUOT_BUF.union(BufFlags::PDQUOT_BUF).union(BufFlags::GDQUOT_BUF);
 
-impl Replay<'_> {
+impl Share<'_> {
     /// Puts the changes of a buffer over it, unless it is newer.
     pub(super) fn buffer(&mut self, lsn: Lsn, format: &BufFormat<'_>, item: &Item<'_>) -> Result<()> {
         let quota_off = [(BufFlags::UDQUOT_BUF, 1), (BufFlags::PDQUOT_BUF, 2), (BufFlags::GDQUOT_BUF, 4)]
             .iter()
-            .any(|&(flag, kind)| format.flags.contains(flag) && self.survey.quota_is_off(kind));
-        if quota_off || self.survey.is_cancelled((format.daddr, format.len.into())) {
-            self.survey.counts.cancelled += 1;
+            .any(|&(flag, kind)| format.flags.contains(flag) && self.void.quota_is_off(kind));
+        if quota_off || self.void.is_cancelled((format.daddr, format.len.into())) {
+            self.counts.cancelled += 1;
             return Ok(());
         }
         let (at, len) = (format.daddr.0.saturating_mul(512), u64::from(format.len) * 512);
-        let mut change = self.patch.change(at, len, NAME)?;
+        let mut change = self.change(at, len, NAME)?;
         let bytes = change.bytes();
         if format.flags.contains(BufFlags::INODE_BUF) {
             self.list_pointers(format, item, bytes)?;
-            self.survey.counts.buffers += 1;
+            self.counts.buffers += 1;
             self.patch.put(change);
             return Ok(());
         }
         let own = identity::uuid_of(bytes) == Some(self.geometry.meta_uuid);
         if own && identity::lsn_of(bytes).is_some_and(|there| there > lsn) {
-            self.survey.counts.newer += 1;
+            self.counts.newer += 1;
             return Ok(());
         }
         apply(format, item, bytes)?;
@@ -48,7 +48,7 @@ impl Replay<'_> {
             identity::stamp(bytes, lsn);
             self.buffers.insert((format.daddr, len));
         }
-        self.survey.counts.buffers += 1;
+        self.counts.buffers += 1;
         self.patch.put(change);
         Ok(())
     }

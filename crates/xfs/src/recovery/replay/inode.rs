@@ -1,6 +1,6 @@
 //! Replay of inodes: the core, and what its forks hold within the inode.
 
-use super::Replay;
+use super::share::Share;
 use crate::error::{Error, Result};
 use crate::recovery::transactions::Item;
 use xfs_format::bmbt::BmbtRoot;
@@ -15,13 +15,13 @@ const NAME: &str = "inode log item";
 /// Where the core says how far into the literal area the attribute fork begins, in units of 8 bytes.
 const FORKOFF: usize = 82;
 
-impl Replay<'_> {
+impl Share<'_> {
     /// Puts the changes of an inode over it, unless it is newer.
     pub(super) fn inode(&mut self, lsn: Lsn, format: &InodeFormat, item: &Item<'_>) -> Result<()> {
         let ino = format.ino;
         let damaged = |problem| Error::Corrupt { daddr: Some(format.daddr), inode: Some(ino), problem };
-        if self.survey.is_cancelled((format.daddr, format.len)) {
-            self.survey.counts.cancelled += 1;
+        if self.void.is_cancelled((format.daddr, format.len)) {
+            self.counts.cancelled += 1;
             return Ok(());
         }
         if format.fields.intersects(InodeFields::DOWNER | InodeFields::AOWNER) {
@@ -34,20 +34,20 @@ impl Replay<'_> {
         if !inside || self.place_of(ino) != Some(at) {
             return Err(damaged(FormatError::value(NAME, "place", at / 512)));
         }
-        let mut change = self.patch.change(at, size, NAME)?;
+        let mut change = self.change(at, size, NAME)?;
         let inode = change.bytes();
         if !inode.starts_with(&MAGIC.to_be_bytes()) {
             return Err(damaged(FormatError::new(NAME, "magic of the inode on disk")));
         }
         let there = inode.get(CORE_LEN..).and_then(|rest| DinodeV3::ref_from_prefix(rest).ok());
         if there.is_some_and(|(there, _)| there.lsn.get() != u64::MAX && there.lsn.get() > lsn.0) {
-            self.survey.counts.newer += 1;
+            self.counts.newer += 1;
             return Ok(());
         }
         self.lay(lsn, format, item, inode).map_err(damaged)?;
         checksum::store(inode, CRC_OFFSET);
         self.inodes.insert(ino);
-        self.survey.counts.inodes += 1;
+        self.counts.inodes += 1;
         self.patch.put(change);
         Ok(())
     }
