@@ -142,6 +142,12 @@ const REASONS: &[Reason] = &[
         why: "xfs_repair compares the shape that the copies describe, not their UUIDs",
     },
     Reason {
+        structures: &["superblock"],
+        fields: &["bad_features2"],
+        when: |outcome| outcome.new == 0,
+        why: "xfs_repair takes the second place of features2 for one that is not in use if it is 0",
+    },
+    Reason {
         structures: &["superblock copy"],
         fields: &["dirblklog"],
         when: always,

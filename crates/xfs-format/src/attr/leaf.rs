@@ -184,6 +184,16 @@ impl<'a> AttrLeaf<'a> {
         self.counts.used_bytes.get().into()
     }
 
+    /// Whether names and values may have free bytes between them.
+    pub fn has_holes(&self) -> bool {
+        self.counts.holes != 0
+    }
+
+    /// Bytes of the block.
+    pub fn block_len(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// The three pieces of the block that the header lists as free: base and size.
     pub fn free_map(&self) -> [(usize, usize); 3] {
         self.counts.free_map.map(|free| (free.base.get().into(), free.size.get().into()))

@@ -177,6 +177,13 @@ fn check_layout(
     if pieces.windows(2).any(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
         report.add(place, FormatError::new(LEAF, "names that lie over each other"));
     }
+    // Kernels that merge leaves rely on it.
+    if let Some(first) = pieces.first()
+        && !leaf.has_holes()
+        && first.0 + used != leaf.block_len()
+    {
+        report.add(place, FormatError::new(LEAF, "holes between the names that the header denies"));
+    }
     for (base, len) in leaf.free_map() {
         let near = pieces.partition_point(|piece| piece.0 + piece.1 <= base);
         let taken = len != 0 && pieces.get(near).is_some_and(|piece| piece.0 < base + len);
