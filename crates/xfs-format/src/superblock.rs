@@ -9,6 +9,7 @@ use crate::error::FormatError;
 use crate::features::{self, Features2, INCOMPAT_READ, Incompat, LogIncompat, RoCompat, VersionFlags};
 use crate::types::{DiskAddr, FsBlock, InodeNumber, Lsn, Uuid};
 use crate::verify::{Verifier, VerifyContext};
+use std::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -92,7 +93,7 @@ pub struct RawSuperblock {
 }
 
 const _: () = {
-    use std::mem::{offset_of, size_of};
+    use std::mem::size_of;
     assert!(size_of::<RawSuperblock>() == SIZE);
     assert!(offset_of!(RawSuperblock, versionnum) == 100);
     assert!(offset_of!(RawSuperblock, blocklog) == 120);
@@ -167,6 +168,21 @@ impl Superblock {
     /// Checks the numbers of a copy of this one. mkfs leaves copies as they were before it had a root directory.
     pub fn check_copy(&self, raw: &RawSuperblock) -> Result<(), FormatError> {
         Self { raw: RawSuperblock { inprogress: 0, rootino: self.raw.rootino, ..*raw } }.check_ranges()
+    }
+
+    /// How large a volume is, in blocks and in groups, by the first bytes of a superblock; `None` if there are too few.
+    pub fn size_in(start: &[u8]) -> Option<(u64, u32)> {
+        let blocks = start.get(offset_of!(RawSuperblock, dblocks)..)?.first_chunk()?;
+        let groups = start.get(offset_of!(RawSuperblock, agcount)..)?.first_chunk()?;
+        Some((u64::from_be_bytes(*blocks), u32::from_be_bytes(*groups)))
+    }
+
+    /// This one, of a volume that has so many blocks and groups.
+    pub fn resized(&self, (blocks, groups): (u64, u32)) -> Result<Self, FormatError> {
+        let raw = RawSuperblock { dblocks: blocks.into(), agcount: groups.into(), ..self.raw };
+        let sb = Self { raw };
+        sb.check_ranges()?;
+        Ok(sb)
     }
 
     /// The fields as they lie on disk.
@@ -434,6 +450,10 @@ impl Superblock {
         if !in_ag || ag * ag_blocks + block + blocks > raw.dblocks.get() {
             return Err(FormatError::value(NAME, "log start", raw.logstart.get()));
         }
+        // Not said where sectors have 512 bytes.
+        if raw.logsectsize.get() != 0 {
+            check_size("log sector size", raw.logsectsize.get().into(), raw.logsectlog, 512, 32768)?;
+        }
         if raw.logsunit.get() > 256 << 10 {
             return Err(FormatError::value(NAME, "log stripe unit", raw.logsunit.get().into()));
         }
@@ -546,6 +566,7 @@ pub(crate) mod tests {
         assert_eq!(check(|raw| raw.agcount = 0.into()), "group count");
         assert_eq!(check(|raw| raw.agcount = u32::MAX.into()), "data block count");
         assert_eq!(check(|raw| raw.dblocks = 1.into()), "data block count");
+        assert_eq!(check(|raw| raw.logsectsize = 600.into()), "log sector size");
         assert_eq!(check(|raw| raw.logstart = u64::MAX.into()), "log start");
         assert_eq!(check(|raw| raw.logblocks = u32::MAX.into()), "log size");
         assert_eq!(check(|raw| raw.rootino = u64::MAX.into()), "root inode");

@@ -41,6 +41,7 @@ use transactions::{Gather, Transaction};
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{ItemType, LogEnds};
 use xfs_format::superblock::Superblock;
+use xfs_format::types::DiskAddr;
 
 /// A log that was replayed in memory.
 #[derive(Debug)]
@@ -61,7 +62,6 @@ pub(crate) fn replay(
     if !superblock.is_v5() {
         return Err(Error::CannotRecover("the volume is of version 4".to_owned()));
     }
-    let geometry = Geometry::from_superblock(superblock);
     let records = Records::new(&**device, superblock, ends)?;
     let mut survey = Survey::default();
     let (count, dropped) = for_each_transaction(&records, &mut |transaction| {
@@ -75,7 +75,8 @@ pub(crate) fn replay(
 
     let log = superblock.log_daddr().0 * 512;
     let log = log..log + superblock.log_bytes();
-    let Survey { void, mut counts, .. } = survey;
+    let Survey { void, mut counts, size, .. } = survey;
+    let geometry = Geometry::from_superblock(&grown(superblock, size)?);
     let mut replay = Replay::new(device, &geometry, &log, void);
     for_each_transaction(&records, &mut |transaction| replay.transaction(transaction))?;
     let (patch, replayed) = replay.finish()?;
@@ -93,6 +94,15 @@ pub(crate) fn replay(
     let mut replayed = Replayed { patch, superblock, report, unfinished, highest_id };
     replayed.report.obstacle = replayed.check_writable().err().map(|error| error.to_string());
     Ok(replayed)
+}
+
+/// The superblock with the size that the volume has somewhere in the log, if it is larger than before: changes of what
+/// came in addition are in the log too.
+fn grown(superblock: &Superblock, size: Option<(u64, u32)>) -> Result<Superblock> {
+    let raw = superblock.raw();
+    let now = (raw.dblocks.get(), raw.agcount.get());
+    let damaged = |problem| Error::corrupt_block(DiskAddr(0), None, problem);
+    superblock.resized(size.map_or(now, |size| size.max(now))).map_err(damaged)
 }
 
 /// Calls `each` with every committed transaction, in the order of their commits. Gives the number of records, and how

@@ -3,13 +3,15 @@
 //! - which buffers were freed, and how often: changes before the last freeing are not replayed, as the blocks may hold
 //!   something else by now;
 //! - which intents were not carried out;
-//! - which kinds of quota were switched off.
+//! - which kinds of quota were switched off;
+//! - how large the volume became, if it grew.
 
 use super::report::Counts;
 use super::transactions::{Item, Transaction};
 use std::collections::{BTreeMap, HashMap};
 use xfs_format::error::FormatError;
 use xfs_format::log::{BufFlags, Extent, ItemType, LogItem};
+use xfs_format::superblock::Superblock;
 use xfs_format::types::{DiskAddr, Lsn};
 
 /// Where a buffer lies and how long it is, in units of 512 bytes.
@@ -46,6 +48,8 @@ pub(super) struct Survey {
     next: u64,
     /// The highest id of an intent that was counted, not taken from an address.
     pub(super) highest_id: u64,
+    /// The largest size that a superblock in the log tells, in blocks and groups.
+    pub(super) size: Option<(u64, u32)>,
     pub(super) counts: Counts,
 }
 
@@ -77,6 +81,11 @@ impl Survey {
             LogItem::AttrIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
             LogItem::ExchangeIntent(intent) => self.promise(item.kind, intent.id.get(), lsn, Vec::new()),
             LogItem::Done(done) => self.keep(intent_of(item.kind), done.intent_id.get()),
+            LogItem::Buf(buf) if buf.daddr == DiskAddr(0) => {
+                let begins = buf.runs().next().is_some_and(|run| run.offset == 0);
+                let size = item.region(0).filter(|_| begins).and_then(Superblock::size_in);
+                self.size = self.size.max(size);
+            }
             LogItem::Buf(_) | LogItem::Inode(_) | LogItem::Dquot(_) | LogItem::InodeCreate(_) => {}
         }
     }
