@@ -436,5 +436,5 @@ fn check_writable(device: &dyn BlockDevice, superblock: &Superblock, options: &O
     if device.is_read_only() {
         return Err(DeviceError::ReadOnly.into());
     }
-    Ok(())
+    crate::log::check_shape(superblock, device.sector_size())
 }

@@ -39,6 +39,7 @@ mod vector;
 mod writer;
 
 pub use item::{ItemState, Landing, LogItem, Outcome, Push, WriteDone, WriteJob};
+pub(crate) use open::check_shape;
 pub use vector::{LogVector, VecSize};
 
 use self::core::Core;

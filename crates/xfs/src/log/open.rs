@@ -13,6 +13,11 @@ use xfs_format::superblock::Superblock;
 /// Blocks that are looked at together.
 const CHUNK: u32 = 256;
 
+/// Whether a journal can be written in a volume's log, on a device with such sectors.
+pub fn check_shape(superblock: &Superblock, device_sector: u32) -> Result<()> {
+    Layout::new(superblock, device_sector).map(drop)
+}
+
 /// Checks what was found of a log, and gives its shape, where it goes on, and the block of its last record.
 pub(super) fn prepare(
     device: &dyn BlockDevice,

@@ -29,7 +29,7 @@ pub(super) fn settle(patch: Patch, before: &Superblock) -> Result<(Arc<Patch>, S
     let mut change = patch.change(0, sector, SUPERBLOCK.name)?;
     let now = Superblock::parse(change.bytes()).map_err(wrap)?;
     let geometry = Geometry::from_superblock(&now);
-    if u64::from(geometry.sector_size) != sector || now.uuid() != before.uuid() {
+    if now.uuid() != before.uuid() || shape(&now) != shape(before) {
         return Err(wrap(FormatError::new(SUPERBLOCK.name, "identity after the replay")));
     }
     if patch.size() < geometry.bytes() {
@@ -48,6 +48,22 @@ pub(super) fn settle(patch: Patch, before: &Superblock) -> Result<(Arc<Patch>, S
     let now = Superblock::parse(bytes).map_err(wrap)?;
     patch.put(change);
     Ok((Arc::new(patch), now))
+}
+
+/// What no transaction changes: sizes of the volume's units, and the log, of which the replay is in the middle.
+fn shape(superblock: &Superblock) -> [u64; 9] {
+    let raw = superblock.raw();
+    [
+        raw.blocksize.get().into(),
+        raw.agblocks.get().into(),
+        raw.sectsize.get().into(),
+        raw.inodesize.get().into(),
+        raw.dirblklog.into(),
+        raw.logstart.get(),
+        raw.logblocks.get().into(),
+        raw.logsectsize.get().into(),
+        raw.logsunit.get().into(),
+    ]
 }
 
 const _: () = assert!(offset_of!(RawSuperblock, icount) + 24 == offset_of!(RawSuperblock, fdblocks) + 8);
