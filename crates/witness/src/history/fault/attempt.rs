@@ -9,13 +9,12 @@ use super::super::model::{Checked, Rules};
 use super::super::op::Op as Call;
 use super::super::target::{Called, EngineTarget, Slots, Target, perform};
 use super::super::{History, judge, replay};
-use super::watch::{self, Watch};
-use super::{Args, Counts, Planned, Trouble};
+use super::watch::Watch;
+use super::{Args, Counts, Planned, Trouble, opening};
 use crate::sandbox::{copy_sparse, repair_finds_nothing};
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use blockdev::{BlockDevice, Delay, DelayDevice, FaultDevice, Op, PowerCuts, Recorder, Recording};
 use rustix::io::Errno;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use uxfs::{OpenOptions, Volume};
@@ -24,10 +23,12 @@ use uxfs::{OpenOptions, Volume};
 const FAILURES_MAX: usize = 3;
 /// How long a device lies still.
 const STILL: Duration = Duration::from_secs(2);
+/// Operations, at least, of a run whose volume is opened anew: with fewer there is little to recover.
+const OPENED_OPS_MIN: u64 = 400;
 /// Calls after the first that failed, on a volume that was shut down.
 const AFTERWARDS: u32 = 30;
 
-/// Does one history, and then again for each of its requests.
+/// Does one history, and then again for each of its requests; and opens what it leaves, as often as that has requests.
 pub fn all(task: &Task, args: &Args, watch: &Watch) -> Result<Counts> {
     let mut history = History::new(task)?;
     let image = history.image();
@@ -37,37 +38,66 @@ pub fn all(task: &Task, args: &Args, watch: &Watch) -> Result<Counts> {
     target.close()?;
     let stage = Stage::new(&image, super::super::crash::sector(&history))?;
     let attempt = Attempt { history: &history, stage: &stage, ops: args.ops };
+    let mut in_turn =
+        InTurn { task, args, watch, stage: &stage, counts: Counts::default(), wrong: Vec::new() };
     let requests = attempt.requests(watch, &task.label)?;
-    let mut counts = Counts { runs: 1, ..Counts::default() };
-    let mut wrong = Vec::new();
-    let mut nth_of_all = 0;
-    for (op, count) in requests {
-        for nth in (task.seed % args.every..count).step_by(args.every as usize) {
+    in_turn.all("", requests, |planned, repairs, counts| attempt.one(planned, repairs, counts))?;
+    let opening = {
+        let _watched = watch.over(format!("{}: making a volume to open", task.label));
+        opening::prepare(&history, &stage, args.ops.max(OPENED_OPS_MIN))?
+    };
+    in_turn.counts.unfinished += u64::from(opening.recovery.extents_freed > 0);
+    in_turn.counts.nameless += u64::from(opening.recovery.inodes_freed > 0);
+    in_turn.all("opening, ", opening.requests, |planned, repairs, counts| {
+        opening.one(planned, repairs, counts)
+    })?;
+    let InTurn { counts, wrong, .. } = in_turn;
+    if wrong.is_empty() { Ok(Counts { runs: 1, ..counts }) } else { bail!("{}", wrong.join("\n")) }
+}
+
+/// Faults, one after the other on one stage.
+struct InTurn<'a> {
+    task: &'a Task,
+    args: &'a Args,
+    watch: &'a Watch,
+    stage: &'a Stage,
+    counts: Counts,
+    wrong: Vec<String>,
+}
+
+impl InTurn<'_> {
+    /// Has each of these requests fail, or every so-manieth.
+    fn all(
+        &mut self,
+        what: &str,
+        requests: [(Op, u64); 3],
+        one: impl Fn(Planned, bool, &mut Counts) -> Result<()>,
+    ) -> Result<()> {
+        let Self { task, args, .. } = *self;
+        let nths = |count| (task.seed % args.every..count).step_by(args.every as usize);
+        let all = requests.into_iter().flat_map(|(op, count)| nths(count).map(move |nth| (op, nth)));
+        for (before, (op, nth)) in (1..).zip(all) {
             let planned = Planned::new(op, nth, task.seed);
-            nth_of_all += 1;
-            let repairs = nth_of_all % args.repair_every == 0;
-            let _watched = watch.over(format!("{}: {planned}", task.label));
-            let before = watch::panics();
-            let tried = catch_unwind(AssertUnwindSafe(|| attempt.one(planned, repairs, &mut counts)));
-            let tried = tried.unwrap_or_else(|_| Err(anyhow!("panicked")));
-            let tried = match watch::panics() == before {
-                true => tried,
-                false => Err(anyhow!("a thread panicked: {}", watch::last_panic())),
-            };
+            let repairs = before % args.repair_every == 0;
+            let counts = &mut self.counts;
+            let tried = self
+                .watch
+                .attempt(format!("{}: {what}{planned}", task.label), || one(planned, repairs, counts));
             let Err(error) = tried else { continue };
-            wrong.push(format!("{planned}: {error:#}"));
+            self.wrong.push(format!("{what}{planned}: {error:#}"));
             if let Some(folder) = &args.which.keep {
                 std::fs::create_dir_all(folder)?;
-                let name = format!("{}-{}-{:?}-{nth}.img", history.geometry.volume.name, task.seed, op);
-                copy_sparse(stage.path(), &folder.join(name))?;
+                let what = what.trim_end_matches(", ");
+                let name = format!("{}-{}-{what}{op:?}-{nth}.img", task.geometry.volume.name, task.seed);
+                copy_sparse(self.stage.path(), &folder.join(name))?;
             }
-            back(&stage)?;
-            if wrong.len() >= FAILURES_MAX {
-                bail!("{}", wrong.join("\n"));
+            back(self.stage)?;
+            if self.wrong.len() >= FAILURES_MAX {
+                bail!("{}", self.wrong.join("\n"));
             }
         }
+        Ok(())
     }
-    if wrong.is_empty() { Ok(counts) } else { bail!("{}", wrong.join("\n")) }
 }
 
 /// A history, and the volume that it begins with.
@@ -286,7 +316,7 @@ impl Attempt<'_> {
 }
 
 /// Takes everything back that was done to the stage, whatever marks there are.
-fn back(stage: &Stage) -> Result<()> {
+pub fn back(stage: &Stage) -> Result<()> {
     const MARKS_MAX: u32 = 3;
     (0..MARKS_MAX).try_for_each(|_| stage.device().rewind()).map_err(Error::from)
 }

@@ -6,8 +6,12 @@
 //!   was no such error, and a volume that says that it was shut down never changes anything again;
 //! - the volume closed cleanly, with all that was done in it, or it said that it did not, and recovers, sound, on a
 //!   device that is well again, with all that a sync had reported as durable: also if the power fails then.
+//!
+//! What such a history leaves is opened anew, with a log to recover and work to finish, on a device that fails as well:
+//! see [`opening`].
 
 mod attempt;
+mod opening;
 mod watch;
 
 use super::campaign::Which;
@@ -51,6 +55,11 @@ struct Counts {
     flushes: u64,
     /// Attempts in which the fault came when nothing was asked any more.
     missed: u64,
+    /// Volumes with a dirty log, each opened with one fault.
+    openings: u64,
+    /// Runs whose recovery had extents to free, and inodes without a name.
+    unfinished: u64,
+    nameless: u64,
     /// Ends of attempts.
     closed: u64,
     recovered: u64,
@@ -67,6 +76,9 @@ impl AddAssign for Counts {
         self.writes += other.writes;
         self.flushes += other.flushes;
         self.missed += other.missed;
+        self.openings += other.openings;
+        self.unfinished += other.unfinished;
+        self.nameless += other.nameless;
         self.closed += other.closed;
         self.recovered += other.recovered;
         self.cut += other.cut;
@@ -81,7 +93,8 @@ impl fmt::Display for Counts {
         write!(
             f,
             "{} writes, {} flushes and {} reads failed ({} came too late); {} volumes shut down; {} closed cleanly, {} \
-             recovered, {} recovered after a power cut; {} of them seen by xfs_repair",
+             recovered, {} recovered after a power cut; {} recoveries failed (of {} runs with extents to free, of {} with \
+             nameless inodes); {} volumes seen by xfs_repair",
             self.writes,
             self.flushes,
             self.reads,
@@ -90,6 +103,9 @@ impl fmt::Display for Counts {
             self.closed,
             self.recovered,
             self.cut,
+            self.openings,
+            self.unfinished,
+            self.nameless,
             self.repaired
         )
     }
@@ -163,7 +179,7 @@ pub fn run(args: &Args) -> Result<bool> {
         let start = Instant::now();
         let counts = attempt::all(task, args, &watch)?;
         *sum.lock().expect("no panic") += counts;
-        let failed = counts.reads + counts.writes + counts.flushes;
+        let failed = counts.reads + counts.writes + counts.flushes + counts.openings;
         Ok((failed, format!("{counts}; {:.0} s", start.elapsed().as_secs_f64())))
     })?;
     let sum = sum.into_inner().expect("no panic");

@@ -2,7 +2,9 @@
 //!
 //! Invariant: an attempt that takes longer than the limit ends the command, as its threads cannot be ended.
 
+use anyhow::{Result, anyhow};
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::exit;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -15,12 +17,12 @@ static PANICS: AtomicU64 = AtomicU64::new(0);
 static LAST: Mutex<String> = Mutex::new(String::new());
 
 /// How many panics there were in any thread.
-pub fn panics() -> u64 {
+fn panics() -> u64 {
     PANICS.load(Ordering::SeqCst)
 }
 
 /// What the last one said.
-pub fn last_panic() -> String {
+fn last_panic() -> String {
     LAST.lock().map(|text| text.clone()).unwrap_or_default()
 }
 
@@ -64,6 +66,14 @@ impl Watch {
             }
         });
         Self { running, next: AtomicU64::new(0) }
+    }
+
+    /// Watches an attempt: it is an error if it panics, or a thread does that it does not wait for.
+    pub fn attempt(&self, what: String, attempt: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _watched = self.over(what);
+        let before = panics();
+        let tried = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or_else(|_| Err(anyhow!("panicked")));
+        if panics() == before { tried } else { Err(anyhow!("a thread panicked: {}", last_panic())) }
     }
 
     /// Watches until the result goes.
