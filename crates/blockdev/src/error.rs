@@ -27,8 +27,8 @@ pub enum DeviceError {
     /// A write to a device that was opened for reading only.
     #[error("the device is open for reading only")]
     ReadOnly,
-    /// Another process has the image open for writing.
-    #[error("another process has the image open (it holds the lock)")]
+    /// Another process has the image open for writing, or it is a block device that is mounted.
+    #[error("another process has it open for writing, or has it mounted: wait until that is done, or end it")]
     Locked,
     /// The queue holds as many requests as it has room for.
     #[error("the queue is full")]
