@@ -99,3 +99,78 @@ fn unlinked(volume: &Arc<Volume>, ag: AgNumber) -> Result<Vec<InodeNumber>> {
     }
     Ok(found)
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::alloc::{Purpose, Request, Target};
+    use crate::check::{CheckOptions, check};
+    use crate::mkfs::{Before, Options, format, plan};
+    use crate::volume::OpenOptions;
+    use blockdev::{BlockDevice, Durability, MemoryDevice};
+    use xfs_format::timestamp::Timestamp;
+    use xfs_format::types::{FsBlock, Uuid};
+
+    const BYTES: u64 = 48 << 20;
+
+    fn memory() -> Arc<dyn BlockDevice> {
+        Arc::new(MemoryDevice::anonymous(BYTES).unwrap())
+    }
+
+    fn open(device: &Arc<dyn BlockDevice>) -> Arc<Volume> {
+        let options = OpenOptions { writable: true, ..OpenOptions::default() };
+        Volume::open(Arc::clone(device), &options).unwrap()
+    }
+
+    fn freeing(volume: &Arc<Volume>) -> Trans<'_> {
+        Trans::start(volume, Need::new(volume.geometry()).extents(1).steps(2).reservation()).unwrap()
+    }
+
+    fn taken(volume: &Arc<Volume>, blocks: u32) -> FsBlock {
+        let need = Need::new(volume.geometry()).extents(1).blocks(blocks.into());
+        let mut trans = Trans::start(volume, need.reservation()).unwrap();
+        let request = Request::new(blocks, blocks, Purpose::Data);
+        let got = trans.allocate(Target::In(AgNumber(0)), request).unwrap();
+        trans.commit().unwrap();
+        got.start(volume.geometry())
+    }
+
+    /// A promise to free blocks held the log's tail while the log filled up behind it. Recovery asked for an eighth of the
+    /// log besides, and refused the volume.
+    #[test]
+    fn a_log_that_an_old_intent_keeps_full_is_recovered() {
+        let device = memory();
+        let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
+        let new = Options { small: true, log_size: Some(6 << 20), ..new };
+        format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
+        let volume = open(&device);
+        let blocks = taken(&volume, 8);
+        let mut promise = freeing(&volume);
+        promise.free_later(blocks, 8);
+        promise.roll().unwrap();
+        let space = || volume.write_side().unwrap().journal.space();
+        while space().0 < space().1 / 16 * 15 {
+            let block = taken(&volume, 1);
+            let mut trans = freeing(&volume);
+            trans.free_later(block, 1);
+            trans.commit().unwrap();
+            volume.sync().unwrap();
+        }
+        // Nothing more is committed: whatever is written back meanwhile is in the log as well.
+        let crashed = memory();
+        let mut bytes = vec![0; 1 << 20];
+        for at in (0..BYTES).step_by(bytes.len()) {
+            device.read(at, &mut bytes).unwrap();
+            crashed.write(at, &bytes, Durability::Volatile).unwrap();
+        }
+        drop(promise);
+        drop(volume);
+        let volume = open(&crashed);
+        let report = volume.recovery().expect("the log was dirty");
+        assert_eq!((report.extents_freed, report.counts.log_bytes > 5 << 20), (1, true), "{report:?}");
+        volume.close().unwrap();
+        drop(volume);
+        let report = check(crashed, &CheckOptions::default()).unwrap();
+        assert!(report.is_clean() && report.log_clean, "{:?}", report.findings().iter().collect::<Vec<_>>());
+    }
+}
