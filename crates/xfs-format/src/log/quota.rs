@@ -17,7 +17,7 @@ pub struct DquotFormat {
     pub id: host::U32,
     /// Where its buffer lies, in units of 512 bytes.
     pub blkno: host::I64,
-    /// Length of that buffer in units of 512 bytes.
+    /// Length of that buffer in blocks of the volume, not in units of 512 bytes as anywhere else.
     pub len: host::I32,
     /// Byte of that buffer where the dquot begins.
     pub boffset: host::U32,

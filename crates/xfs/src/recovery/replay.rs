@@ -8,6 +8,7 @@
 //! written; an item is replayed by the one share whose group it names.
 
 mod buffer;
+mod dquot;
 mod inode;
 mod share;
 

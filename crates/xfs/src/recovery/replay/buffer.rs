@@ -43,7 +43,10 @@ impl Share<'_> {
             return Ok(());
         }
         apply(format, item, bytes)?;
-        if !format.flags.intersects(QUOTA) {
+        if format.flags.intersects(QUOTA) {
+            // Each of the dquots in it has an LSN of its own; later ones of theirs come behind.
+            self.quota.insert(format.daddr);
+        } else {
             self.check_known(format, bytes)?;
             identity::stamp(bytes, lsn);
             self.buffers.insert((format.daddr, len));

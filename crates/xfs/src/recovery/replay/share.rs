@@ -18,10 +18,8 @@ use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::InodeCore;
 use xfs_format::log::{BufFlags, InodeCreate, LogItem};
-use xfs_format::quota::{DiskDquot, Dquot};
 use xfs_format::types::{AgBlock, AgInode, AgNumber, DiskAddr, InodeNumber, Lsn};
 use xfs_format::verify::VerifyContext;
-use zerocopy::{FromBytes, IntoBytes};
 
 /// The replay of some groups.
 pub(super) struct Share<'g> {
@@ -33,12 +31,14 @@ pub(super) struct Share<'g> {
     pub(super) buffers: BTreeSet<(DiskAddr, u64)>,
     /// Inodes that were changed.
     pub(super) inodes: BTreeSet<InodeNumber>,
+    /// Blocks of dquots that were changed.
+    pub(super) quota: BTreeSet<DiskAddr>,
 }
 
 impl<'g> Share<'g> {
     pub(super) fn new(geometry: &'g Geometry, patch: Patch, void: Void) -> Self {
-        let (buffers, inodes) = (BTreeSet::new(), BTreeSet::new());
-        Self { geometry, patch, void, counts: Counts::default(), buffers, inodes }
+        let (buffers, inodes, quota) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        Self { geometry, patch, void, counts: Counts::default(), buffers, inodes, quota }
     }
 
     /// What changed, and counts of the items.
@@ -56,10 +56,7 @@ impl<'g> Share<'g> {
             LogItem::Buf(buf) => self.buffer(lsn, buf, item),
             LogItem::Inode(format) => self.inode(lsn, format, item),
             LogItem::InodeCreate(create) => self.inode_chunk(create),
-            LogItem::Dquot(format) => {
-                let place = (DiskAddr(format.blkno.get().unsigned_abs()), format.len.get().unsigned_abs());
-                self.dquot(lsn, place, format.boffset.get(), format.id.get(), item.region(0))
-            }
+            LogItem::Dquot(format) => self.dquot(lsn, format, item.region(0)),
             // What was promised and not done is finished later, what was done is of no interest any more.
             _ => Ok(()),
         }
@@ -108,46 +105,6 @@ impl<'g> Share<'g> {
         Ok(())
     }
 
-    fn dquot(
-        &mut self,
-        lsn: Lsn,
-        (daddr, len): (DiskAddr, u32),
-        offset: u32,
-        id: u32,
-        region: Option<&[u8]>,
-    ) -> Result<()> {
-        const NAME: &str = "dquot log item";
-        let damaged = |problem| Error::corrupt_block(daddr, None, problem);
-        let region = region.ok_or_else(|| damaged(FormatError::new(NAME, "number of regions")))?;
-        let logged = *DiskDquot::check(region, id).map_err(damaged)?;
-        if self.void.quota_is_off(logged.kind) || self.void.is_cancelled((daddr, len)) {
-            self.counts.cancelled += 1;
-            return Ok(());
-        }
-        if u64::from(offset) + size_of::<Dquot>() as u64 > u64::from(len) * 512 {
-            return Err(damaged(FormatError::value(NAME, "offset in its buffer", offset.into())));
-        }
-        let at = daddr.0.saturating_mul(512).saturating_add(offset.into());
-        let mut change = self.change(at, size_of::<Dquot>() as u64, NAME)?;
-        let (dquot, _) = Dquot::mut_from_prefix(change.bytes())
-            .map_err(|_| damaged(FormatError::new(NAME, "truncated structure")))?;
-        if dquot.lsn.get() > lsn.0 {
-            self.counts.newer += 1;
-            return Ok(());
-        }
-        dquot.disk = logged;
-        if self.geometry.v5 {
-            dquot.lsn = lsn.0.into();
-            dquot.crc = dquot.checksum().into();
-        }
-        let dquot = *dquot;
-        Dquot::check(dquot.as_bytes(), id, self.geometry.v5.then_some(self.geometry.meta_uuid))
-            .map_err(damaged)?;
-        self.patch.put(change);
-        self.counts.dquots += 1;
-        Ok(())
-    }
-
     /// Verifies everything that was changed, as it is now.
     pub(super) fn verify(&self) -> Result<()> {
         for &(daddr, len) in &self.buffers {
@@ -167,7 +124,7 @@ impl<'g> Share<'g> {
                 problem,
             })?;
         }
-        Ok(())
+        self.quota.iter().try_for_each(|&daddr| self.verify_dquots(daddr))
     }
 
     /// A part of the volume, which an item names for `structure`, for changing.
