@@ -16,6 +16,7 @@ pub mod full;
 pub mod history;
 pub mod kernel;
 pub mod matrix;
+pub mod quota;
 pub mod record;
 pub mod recover_time;
 pub mod sandbox;

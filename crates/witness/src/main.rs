@@ -5,7 +5,8 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use witness::{
-    check, compare, damage, engine, fill, from, full, history, kernel, matrix, recover_time, scale, v4, vm,
+    check, compare, damage, engine, fill, from, full, history, kernel, matrix, quota, recover_time, scale,
+    v4, vm,
 };
 
 /// Outside witnesses for uxfs.
@@ -32,6 +33,7 @@ enum Command {
     Check(check::Args),
     Kill(history::kill::Args),
     Matrix(matrix::Args),
+    Quota(quota::Args),
     Recover(history::recover::Args),
     RecoverTime(recover_time::Args),
     Replay(history::replay::Args),
@@ -41,6 +43,8 @@ enum Command {
     DamageWorker(damage::WorkerArgs),
     #[command(hide = true)]
     KillWorker(history::kill::WorkerArgs),
+    #[command(hide = true)]
+    QuotaGuest(quota::GuestArgs),
     #[command(hide = true)]
     ScaleStep(scale::StepArgs),
     #[command(hide = true)]
@@ -64,6 +68,8 @@ fn main() -> ExitCode {
         Command::Kill(args) => history::kill::run(&args),
         Command::KillWorker(args) => history::kill::work(&args),
         Command::Matrix(args) => matrix::run(&args),
+        Command::Quota(args) => quota::run(&args),
+        Command::QuotaGuest(args) => quota::guest(&args),
         Command::Recover(args) => history::recover::run(&args),
         Command::RecoverTime(args) => recover_time::run(&args),
         Command::Replay(args) => history::replay::run(&args),

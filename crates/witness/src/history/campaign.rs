@@ -144,14 +144,16 @@ impl Outcome {
     }
 }
 
-fn done_before(path: Option<&Path>) -> Result<BTreeSet<String>> {
+/// Labels of what was right before.
+pub(crate) fn done_before(path: Option<&Path>) -> Result<BTreeSet<String>> {
     match path.filter(|path| path.exists()) {
         None => Ok(BTreeSet::new()),
         Some(path) => Ok(BufReader::new(File::open(path)?).lines().collect::<std::io::Result<_>>()?),
     }
 }
 
-fn note(path: Option<&Path>, label: &str) -> Result<()> {
+/// Notes what was right.
+pub(crate) fn note(path: Option<&Path>, label: &str) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let mut file = OpenOptions::new().create(true).append(true).open(path)?;
     Ok(writeln!(file, "{label}")?)

@@ -1,7 +1,6 @@
-//! What runs inside the virtual machine, as its first process: fills the first disk, and writes what the kernel
-//! there sees in it to the second.
+//! What runs inside the virtual machine, as its first process.
 //!
-//! Invariant: the second disk begins with [`MAGIC`] and a length only if all went well; whatever happens, the
+//! Invariant: the first disk begins with [`MAGIC`] and a length only if all went well; whatever happens, the
 //! machine powers off.
 
 use super::initramfs::MODULES;
@@ -14,13 +13,15 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::system::{RebootCommand, finit_module, reboot};
 use std::fs::{self, File};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// First bytes of the second disk when it holds a manifest. Its length follows, as 8 bytes little-endian; the
-/// manifest begins at [`BODY`].
-pub(super) const MAGIC: &[u8; 8] = b"manifest";
-/// Where the manifest begins.
+/// First bytes of the first disk when it holds a report. Its length follows, as 8 bytes little-endian; the
+/// report begins at [`BODY`].
+pub(super) const MAGIC: &[u8; 8] = b"reported";
+/// Where the report begins.
 pub(super) const BODY: u64 = 4096;
+/// Where volumes are mounted.
+pub const MNT: &str = "/mnt";
 
 /// The work of the first process of the virtual machine; of no use elsewhere.
 #[derive(ClapArgs, Debug)]
@@ -33,10 +34,34 @@ pub struct Args {
     no_fill: bool,
 }
 
-/// Runs it. Never returns when it is the first process.
+/// Runs it: fills the volume, and reports what the kernel sees in it.
 pub fn run(args: &Args) -> Result<bool> {
+    as_first_process(|report| {
+        let (dir, disk) = (Path::new(MNT), disk(0));
+        if !args.no_fill {
+            mount(&disk, dir, "xfs", MountFlags::NOATIME, None).context("mounting the volume")?;
+            fill::fill(dir, &args.sizes, &mut |line| println!("guest: {line}"))?;
+            unmount(dir, UnmountFlags::empty()).context("unmounting the volume")?;
+        }
+        mount(&disk, dir, "xfs", MountFlags::RDONLY, None).context("mounting the volume read-only")?;
+        let manifest = kernel::manifest(dir, Hash::Sha256)?;
+        record::write(report, &manifest)?;
+        unmount(dir, UnmountFlags::empty()).context("unmounting the volume")?;
+        println!("guest: done, {} objects", manifest.len());
+        Ok(())
+    })
+}
+
+/// The nth of the disks that a machine was given.
+pub fn disk(nth: u8) -> PathBuf {
+    PathBuf::from(format!("/dev/vd{}", char::from(b'b' + nth)))
+}
+
+/// Does `work` in a machine that is ready for it, keeps what it wrote as the report, and ends the machine. Never
+/// returns when this is the first process.
+pub fn as_first_process(work: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<bool> {
     anyhow::ensure!(std::process::id() == 1, "only the first process of a virtual machine may do this");
-    if let Err(error) = work(args) {
+    if let Err(error) = set_out().and_then(|()| report(work)) {
         println!("guest: failed: {error:#}");
     }
     rustix::fs::sync();
@@ -44,28 +69,21 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(false)
 }
 
-fn work(args: &Args) -> Result<()> {
-    let dir = Path::new("/mnt");
+fn set_out() -> Result<()> {
     mount("proc", "/proc", "proc", MountFlags::empty(), None).context("mounting /proc")?;
     mount("dev", "/dev", "devtmpfs", MountFlags::empty(), None).context("mounting /dev")?;
-    load_modules()?;
-    if !args.no_fill {
-        mount("/dev/vda", dir, "xfs", MountFlags::NOATIME, None).context("mounting the volume")?;
-        fill::fill(dir, &args.sizes, &mut |line| println!("guest: {line}"))?;
-        unmount(dir, UnmountFlags::empty()).context("unmounting the volume")?;
-    }
-    mount("/dev/vda", dir, "xfs", MountFlags::RDONLY, None).context("mounting the volume read-only")?;
-    let manifest = kernel::manifest(dir, Hash::Sha256)?;
-    let mut disk = BufWriter::with_capacity(1 << 20, File::options().write(true).open("/dev/vdb")?);
+    load_modules()
+}
+
+fn report(work: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+    let mut disk = BufWriter::with_capacity(1 << 20, File::options().write(true).open("/dev/vda")?);
     disk.seek(SeekFrom::Start(BODY))?;
-    record::write(&mut disk, &manifest)?;
+    work(&mut disk)?;
     let len = disk.stream_position()? - BODY;
     disk.seek(SeekFrom::Start(0))?;
     disk.write_all(MAGIC)?;
     disk.write_all(&len.to_le_bytes())?;
     disk.into_inner().map_err(|error| error.into_error())?.sync_all()?;
-    unmount(dir, UnmountFlags::empty()).context("unmounting the volume")?;
-    println!("guest: done, {} objects", manifest.len());
     Ok(())
 }
 

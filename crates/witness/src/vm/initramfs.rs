@@ -1,9 +1,9 @@
-//! The root of the virtual machine: this program as `init`, the libraries that it needs, and modules.
+//! The root of the virtual machine: this program as `init`, other programs, the libraries that they need, and modules.
 
 use crate::command::output;
 use anyhow::{Context, Result};
 use cpio::newc::{Builder, ModeFileType, trailer};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,32 @@ use std::process::Command;
 /// Where modules lie in it; their names sort in the order of loading.
 pub(super) const MODULES: &str = "/modules";
 
+/// Where its other programs lie: one of the places where programs are looked for when nothing else is said.
+const PROGRAMS: &str = "/bin";
+/// Where they are taken from.
+const PLACES: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
 /// Writes an archive that the kernel unpacks as its root.
-pub(super) fn write(out: &mut dyn Write, modules: &[PathBuf]) -> Result<()> {
-    let program = std::env::current_exe()?;
+pub(super) fn write(out: &mut dyn Write, programs: &[&str], modules: &[PathBuf]) -> Result<()> {
     let mut archive = Archive { out, dirs: BTreeSet::new(), inode: 0 };
     for dir in ["/proc", "/dev", "/sys", "/mnt", "/tmp"] {
         archive.dir(dir)?;
     }
-    archive.file("/init", &program)?;
-    for library in libraries(&program)? {
-        let name = library.to_str().context("library path")?.to_owned();
-        archive.file(&name, &library)?;
+    let mut files = BTreeMap::from([("/init".to_owned(), std::env::current_exe()?)]);
+    for name in programs {
+        let found = PLACES.iter().map(|place| Path::new(place).join(name)).find(|path| path.exists());
+        let found = found.with_context(|| format!("no program {name} (ci/test installs what is needed)"))?;
+        files.insert(format!("{PROGRAMS}/{name}"), found);
     }
-    for (index, module) in modules.iter().enumerate() {
-        archive.file(&format!("{MODULES}/{index:03}"), module)?;
+    let all: Vec<PathBuf> = files.values().cloned().collect();
+    for program in &all {
+        for library in libraries(program)? {
+            files.insert(library.to_str().context("library path")?.to_owned(), library);
+        }
+    }
+    files.extend((0..).zip(modules).map(|(index, module)| (format!("{MODULES}/{index:03}"), module.clone())));
+    for (name, from) in files {
+        archive.file(&name, &from)?;
     }
     trailer(out)?;
     Ok(())
