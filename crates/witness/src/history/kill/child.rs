@@ -1,4 +1,5 @@
-//! The child: does a history to an image until it is killed, and tells about each operation when it is over.
+//! The child: does a history to an image until it is killed, by its parent or, right behind a sync, by itself; and tells
+//! about each operation when it is over.
 //!
 //! Invariant: a line is in the pipe before the thread goes on to its next operation, so that of each thread, one
 //! operation at most was under way that the parent knows nothing of.
@@ -13,7 +14,7 @@ use anyhow::{Context, Error, Result};
 use clap::Args as ClapArgs;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use uxfs::OpenOptions;
@@ -26,6 +27,10 @@ pub struct Args {
     /// Go round the host's page cache.
     #[arg(long)]
     direct: bool,
+    /// Begin when nobody holds the other end of standard input any more; and be killed right behind the first call that
+    /// makes something durable after so many operations.
+    #[arg(long)]
+    after: Option<u64>,
     /// The image.
     image: PathBuf,
 }
@@ -62,6 +67,15 @@ struct Teller<'a> {
     begun: u64,
     durable: Durable,
     told: HashSet<Id>,
+    after: Option<u64>,
+}
+
+impl Teller<'_> {
+    /// Whether it is time to end. Two moments are an operation.
+    fn is_last(&self, op: &Op, ended: u64) -> bool {
+        let is_sync = matches!(op, Op::Sync | Op::Fsync { .. } | Op::FsyncDir { .. });
+        is_sync && self.after.is_some_and(|after| ended / 2 >= after)
+    }
 }
 
 impl Observer<EngineTarget> for Teller<'_> {
@@ -79,6 +93,12 @@ impl Observer<EngineTarget> for Teller<'_> {
         ok: bool,
     ) -> Called<()> {
         let ended = self.time.fetch_add(1, Ordering::SeqCst);
+        if ok && self.is_last(op, ended) {
+            // At once: what is on its way to the image only now is lost.
+            let said = Said::Did { thread: self.thread, begun: self.begun, ended, ok, numbers: Vec::new() };
+            say(&said).map_err(|_| rustix::io::Errno::PIPE)?;
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
+        }
         self.durable.done(target, slots, actor, op, ok)?;
         let mut numbers = Vec::new();
         for key in &actor.model.touched {
@@ -108,9 +128,19 @@ pub fn run(args: &Args) -> Result<bool> {
     for (thread, actor) in actors.iter().enumerate() {
         let durable = Durable::new(&target, actor, thread, Clock::counting())?;
         ready.push(durable.numbers().map(|(id, ino)| (id.0, ino)).collect());
-        tellers.push(Teller { thread, time: &time, begun: 0, durable, told: HashSet::new() });
+        tellers.push(Teller {
+            thread,
+            time: &time,
+            begun: 0,
+            durable,
+            told: HashSet::new(),
+            after: args.after,
+        });
     }
     say(&Said::Ready(ready))?;
+    if args.after.is_some() {
+        std::io::stdin().read_to_end(&mut Vec::new())?;
+    }
     let rules = Rules { tight: task.geometry.tight, strict: EngineTarget::STRICT };
     drive::run(&target, &mut actors, &mut tellers, Source::Generated(u64::MAX), rules, true)
         .map_err(Error::new)?;

@@ -1,5 +1,6 @@
 //! Processes that are killed while they write: a child does a history to an image file and tells what it has done; its
-//! parent kills it at any moment, is let in at once, and finds everything that was made durable.
+//! parent kills it at any moment, or it is killed right behind a sync; the parent is let in at once, and finds everything
+//! that was made durable.
 //!
 //! Invariants: a run is right only if
 //! - nobody else was let in to write while the child lived, and somebody was as soon as it was dead;

@@ -10,7 +10,9 @@ use super::child::Said;
 use crate::history::op::Op;
 use anyhow::{Context, Error, Result, bail, ensure};
 use fastrand::Rng;
+use rustix::process::Signal;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -48,17 +50,26 @@ fn killed(history: &History, task: &Task, args: &Args) -> Result<(u64, String)> 
     let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
     let (direct, wanted) = (rng.bool(), rng.u64(1..args.ops.max(2)));
     let pause = Duration::from_micros(rng.u64(..3_000));
-    let (mut child, output) = start(task, &image, direct)?;
+    // Half of them are killed right behind a sync: a random moment is hardly ever just that one.
+    let after = rng.bool().then_some(wanted);
+    let (mut child, output) = start(task, &image, direct, after)?;
     let mut lines = BufReader::new(output);
     let mut known = ready(task, &mut lines)?;
-    while known.ops < wanted {
-        ensure!(known.hear(&mut lines)?, "the child ended by itself: {:?}", child.0.try_wait()?);
+    if after.is_some() {
+        refused(&image)?;
+        drop(child.0.stdin.take());
+        while known.hear(&mut lines)? {}
+    } else {
+        while known.ops < wanted {
+            ensure!(known.hear(&mut lines)?, "the child ended by itself: {:?}", child.0.try_wait()?);
+        }
+        refused(&image)?;
+        // Somewhere in whatever it does next.
+        std::thread::sleep(pause);
+        child.0.kill()?;
     }
-    refused(&image)?;
-    // Somewhere in whatever it does next.
-    std::thread::sleep(pause);
-    child.0.kill()?;
-    child.0.wait()?;
+    let ended = child.0.wait()?;
+    ensure!(ended.signal() == Some(Signal::KILL.as_raw()), "the child was not killed: {ended}");
     // Let in at once: nothing of the child holds the image.
     let target = EngineTarget::open(&image).context("opening the volume of a process that was killed")?;
     let recovery = target.recovery().unwrap_or_else(|| "nothing to recover".to_owned());
@@ -70,24 +81,26 @@ fn killed(history: &History, task: &Task, args: &Args) -> Result<(u64, String)> 
     let places = durable::judge(&known.threads, durable::END, &records).map_err(Error::msg)?;
     let places: Vec<String> = places.iter().map(ToString::to_string).collect();
     let how = if direct { "direct" } else { "by the page cache" };
+    let when = if after.is_some() { ", killed behind a sync" } else { "" };
     Ok((
         known.ops,
         format!(
-            "{} operations, {how}; {recovery}; behind what was durable: {}",
+            "{} operations, {how}{when}; {recovery}; behind what was durable: {}",
             known.ops,
             places.join(", ")
         ),
     ))
 }
 
-fn start(task: &Task, image: &Path, direct: bool) -> Result<(Running, ChildStdout)> {
+fn start(task: &Task, image: &Path, direct: bool, after: Option<u64>) -> Result<(Running, ChildStdout)> {
     let mut child = Command::new(std::env::current_exe()?)
         .arg("kill-worker")
         .args(["--geometry", task.geometry.volume.name])
         .args(["--seed", &task.seed.to_string(), "--threads", &task.threads.to_string()])
         .args(direct.then_some("--direct"))
+        .args(after.map(|ops| format!("--after={ops}")))
         .arg(image)
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .context("starting a child")?;
