@@ -2,7 +2,8 @@
 //! by uxfs, and both must hold the same tree.
 //!
 //! Invariant: a run succeeds only if
-//! - uxfs, open for reading, saw what the kernel's recovery made, and had not changed a byte of the image;
+//! - uxfs, open for reading, saw what the kernel's recovery made, and had not changed a byte of the image; nor did
+//!   `uxfs check`, which found nothing in what it will be;
 //! - uxfs, open for writing, left a volume where `xfs_repair -n` and `uxfs check` find nothing, and where the kernel
 //!   sees the tree that its own recovery made;
 //! - every thread's part of the tree is one that its history passed through, no earlier than the last sync;
@@ -83,6 +84,7 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
 
     let seen = judge::by_uxfs(&image).context("uxfs, reading")?;
     same("what uxfs reads without recovery on the device", &expected, &seen)?;
+    judge::nothing_will_be_found(&image).context("before the recovery")?;
     ensure!(equal(&image, &ours)?, "uxfs, open for reading, changed the image");
 
     let target = EngineTarget::open(&ours).context("uxfs, recovering")?;

@@ -92,8 +92,7 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
     if !unknown.is_empty() {
         return Err(Error::UnsupportedFeature(unknown.join(", ")));
     }
-    let geometry = Geometry::from_superblock(&superblock);
-    check_device(&*device, &geometry)?;
+    check_device(&*device, &Geometry::from_superblock(&superblock))?;
     match look_at_log(&mut device, &mut superblock, options, &mut report) {
         Ok(ends) => log_head = ends.head_lsn(),
         // Nothing is replayed then: the volume is checked as it is.
@@ -103,6 +102,8 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
         }
         Err(error) => return Err(error),
     }
+    // The volume may have grown in the log.
+    let geometry = Geometry::from_superblock(&superblock);
     let mut check = Check {
         owners: Owners::new(&geometry),
         inodes: InodeTable::new(&geometry),
