@@ -277,10 +277,13 @@ impl ForkMut for TransFork<'_, '_> {
     }
 
     fn unmap(&mut self, at: FileBlock, blocks: u32) -> Result<()> {
-        let pieces = self.pieces(at, blocks, &xfs_format::attr::RAW)?;
-        // Whatever was logged of these blocks must not be replayed over what lies there next.
-        let buf = self.trans.buf_new(&pieces, &xfs_format::attr::RAW)?;
-        self.trans.invalidate(buf);
+        // Whatever was logged of these blocks must not be replayed over what lies there next. Of a value outside the
+        // index nothing was, and as one buffer it may be longer than a log has them.
+        if self.kind == ForkKind::Data || blocks == 1 {
+            let pieces = self.pieces(at, blocks, &xfs_format::attr::RAW)?;
+            let buf = self.trans.buf_new(&pieces, &xfs_format::attr::RAW)?;
+            self.trans.invalidate(buf);
+        }
         let end = FileBlock(at.0 + u64::from(blocks));
         for extent in self.trans.unmap(self.ino, self.kind, at..end, usize::MAX)?.freed {
             self.trans.free_later(extent.startblock, extent.blockcount);
