@@ -1,10 +1,12 @@
 //! Blocks that a file gives back.
 
 use super::{BLOCKS_END, Blocks, join_file};
+use crate::attr;
 use crate::buf::Piece;
 use crate::error::Result;
 use crate::inode::{ForkKind, InodeEntry};
 use crate::trans::Trans;
+use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::sync::Arc;
@@ -17,6 +19,8 @@ use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
 
 /// Extents that one transaction takes out of a map.
 const REMOVED_AT_ONCE: usize = 2;
+/// Blocks of attributes that one transaction frees: each is a buffer of its own in the log.
+const ATTR_BLOCKS_AT_ONCE: u64 = 128;
 
 impl Volume {
     /// Frees the blocks of a file in `blocks`: a hole is left.
@@ -70,8 +74,11 @@ impl Volume {
     }
 }
 
-/// Frees all blocks of a fork of an inode that nobody uses any more, whatever its type.
+/// Frees all blocks of a fork of an inode that nobody uses any more, whatever its type. If that takes more than one
+/// transaction, a crash between two must not leave a tree of attributes without some of its blocks: whoever frees the
+/// inode then may go through it.
 pub(crate) fn free_all(volume: &Arc<Volume>, entry: &Arc<InodeEntry>, kind: ForkKind) -> Result<()> {
+    let mut rootless = kind == ForkKind::Data;
     loop {
         let inode = entry.current();
         let Some(fork) = inode.fork_state(kind) else { return Ok(()) };
@@ -84,7 +91,14 @@ pub(crate) fn free_all(volume: &Arc<Volume>, entry: &Arc<InodeEntry>, kind: Fork
         if trans.inode(ino).is_free() || trans.inode(ino).nlink() > 0 {
             return Ok(());
         }
-        remove_some(&mut trans, ino, kind, FileBlock(0)..BLOCKS_END)?;
+        let map = trans.extents(ino, kind)?;
+        let (end, extents) = (map.end(), map.len());
+        let first = if kind == ForkKind::Attr { end.0.saturating_sub(ATTR_BLOCKS_AT_ONCE) } else { 0 };
+        if !rootless && (first > 0 || extents > REMOVED_AT_ONCE) {
+            attr::edit::clear_root(&mut TransFork::new(&mut trans, ino, kind))?;
+            rootless = true;
+        }
+        remove_some(&mut trans, ino, kind, FileBlock(first)..end)?;
         trans.commit()?;
     }
 }

@@ -107,6 +107,17 @@ pub fn set(
     }
 }
 
+/// Puts an empty leaf in the root's place. Nobody looks for what was below it any more, and so its blocks can be freed
+/// in any number of steps: only for an inode that is about to go. `false`: there is no root.
+pub fn clear_root(fork: &mut dyn ForkMut) -> crate::error::Result<bool> {
+    let root = FileBlock(super::index().root);
+    if fork.next_mapped(root)? != Some(root) {
+        return Ok(false);
+    }
+    leaf::create(fork, root, &[])?;
+    Ok(true)
+}
+
 /// Removes an attribute.
 pub fn remove(fork: &mut dyn ForkMut, namespace: Namespace, name: &[u8]) -> Result<(), EditError> {
     check_volume(fork, namespace)?;
