@@ -54,7 +54,11 @@ fn remove(device: &Arc<dyn BlockDevice>) -> bool {
     let Ok(volume) = open(device) else { return false };
     let done = AtomicBool::new(false);
     let removed = std::thread::scope(|scope| {
-        scope.spawn(|| while !done.load(Ordering::Relaxed) && volume.sync().is_ok() {});
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) && volume.sync().is_ok() {
+                std::thread::yield_now();
+            }
+        });
         let removed = volume.root().unwrap().as_dir().unwrap().remove_file(b"goes");
         done.store(true, Ordering::Relaxed);
         removed
