@@ -67,6 +67,10 @@ pub(super) fn entry(check: &mut Check<'_>, entry: &Entry<'_>, keeps_type: bool) 
     let place = Place::inode(entry.dir);
     let dots = matches!(entry.name, b"." | b"..");
     check.report.counts.names += u64::from(!dots);
+    if dots && check.inodes.is_unlinked(entry.dir) {
+        // What these two stood for was taken off with the directory's name; its parent may be gone by now.
+        return;
+    }
     match check.inodes.in_use(entry.inode) {
         Use::Unknown => return,
         Use::No => {
