@@ -52,11 +52,32 @@ const SHOWN_FINDINGS: usize = 40;
 
 /// Runs `xfs_repair -n`. `Err` holds its findings.
 pub fn repair_finds_nothing(image: &Path) -> Result<()> {
-    let output = finish(Command::new("xfs_repair").arg("-n").arg(image))?;
-    let said = said(&output);
-    let findings = said.lines().filter(|line| !line.trim_start().starts_with("- ")).take(SHOWN_FINDINGS);
-    ensure!(output.status.success(), "xfs_repair -n: {}", findings.collect::<Vec<_>>().join("\n"));
+    let findings = repair_findings(image)?;
+    let shown: Vec<&str> = findings.iter().take(SHOWN_FINDINGS).map(String::as_str).collect();
+    ensure!(findings.is_empty(), "xfs_repair -n: {}", shown.join("\n"));
     Ok(())
+}
+
+/// What `xfs_repair -n` finds, line by line: nothing if it says that all is well.
+pub fn repair_findings(image: &Path) -> Result<Vec<String>> {
+    /// How lines begin that are no findings.
+    const BESIDES: [&str; 6] = [
+        "- ",
+        "Phase ",
+        "No modify flag set",
+        "Cannot get host filesystem geometry",
+        "Repair may fail if there is a sector size mismatch",
+        "the image and the host filesystem",
+    ];
+    let output = finish(Command::new("xfs_repair").arg("-n").arg(image))?;
+    if output.status.success() {
+        return Ok(Vec::new());
+    }
+    let said = said(&output);
+    let is_finding = |line: &&str| !BESIDES.iter().any(|begin| line.starts_with(begin));
+    let findings: Vec<String> = said.lines().map(str::trim).filter(is_finding).map(str::to_owned).collect();
+    ensure!(!findings.is_empty(), "xfs_repair -n failed without a finding: {said}");
+    Ok(findings)
 }
 
 /// A mounted image; unmounted when it goes.

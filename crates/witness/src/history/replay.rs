@@ -8,7 +8,7 @@
 use super::durable::{self, Clock, Durable, Place};
 use super::model::Rules;
 use super::target::{EngineTarget, MountedTarget, Target};
-use super::{Failure, History, Source, Which, Who, drive, judge};
+use super::{Failure, History, Source, Which, Who, drive, half_set, judge};
 use crate::command;
 use crate::record::Record;
 use crate::sandbox::Mounted;
@@ -62,7 +62,7 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
         Who::Kernel => by_kernel(history, ops, rng.bool())?,
         Who::Uxfs => by_uxfs(history, ops)?,
     };
-    recover(&history.image(), &history.mnt())?;
+    recover(&history.image(), &history.mnt(), args.target)?;
     let records = history.views_agree()?;
     let places = places(&durable, &records)?;
     let ops = ops * history.threads as u64;
@@ -131,9 +131,18 @@ fn shut_down(mnt: &Path, flush: bool) -> Result<()> {
     command::run(Command::new("xfs_io").args(["-x", "-c", what]).arg(mnt))
 }
 
-/// Has the kernel replay the log.
-pub(super) fn recover(image: &Path, mnt: &Path) -> Result<()> {
+/// Has the kernel replay the log. Gives what `xfs_repair -n` says of attributes that the kernel had set in part, if it
+/// was the kernel that crashed; nothing else may be wrong.
+pub(super) fn recover(image: &Path, mnt: &Path, who: Who) -> Result<Vec<String>> {
     let mounted = Mounted::new(image, mnt, false).context("recovery by the kernel")?;
     mounted.unmount()?;
-    judge::is_sound(image)
+    is_sound_after(image, who)
+}
+
+/// The same of a volume that was recovered already.
+pub(super) fn is_sound_after(image: &Path, who: Who) -> Result<Vec<String>> {
+    match who {
+        Who::Kernel => half_set::nothing_else_is_wrong(image),
+        Who::Uxfs => judge::is_sound(image).map(|()| Vec::new()),
+    }
 }

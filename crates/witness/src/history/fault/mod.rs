@@ -8,7 +8,7 @@
 //!   device that is well again, with all that a sync had reported as durable: also if the power fails then.
 //!
 //! What such a history leaves is opened anew, with a log to recover and work to finish, on a device that fails as well:
-//! see [`opening`].
+//! see `opening`.
 
 mod attempt;
 mod opening;
