@@ -384,7 +384,8 @@ impl Superblock {
         check_size("block size", raw.blocksize.get(), raw.blocklog, min_block, 65536)?;
         let sector = u32::from(raw.sectsize.get());
         // Volumes of 512-byte sectors made long ago leave the logarithm 0.
-        let sector_log = if raw.sectlog == 0 && sector == 512 { 9 } else { raw.sectlog };
+        let unsaid = raw.sectlog == 0 && sector == 512 && !self.is_v5();
+        let sector_log = if unsaid { 9 } else { raw.sectlog };
         check_size("sector size", sector, sector_log, 512, raw.blocksize.get().min(32768))?;
         let min_inode = if self.is_v5() { 512 } else { 256 };
         let max_inode = raw.blocksize.get().min(2048);
@@ -566,6 +567,7 @@ pub(crate) mod tests {
         assert_eq!(check(|raw| raw.agcount = 0.into()), "group count");
         assert_eq!(check(|raw| raw.agcount = u32::MAX.into()), "data block count");
         assert_eq!(check(|raw| raw.dblocks = 1.into()), "data block count");
+        assert_eq!(check(|raw| raw.sectlog = 0), "sector size");
         assert_eq!(check(|raw| raw.logsectsize = 600.into()), "log sector size");
         assert_eq!(check(|raw| raw.logstart = u64::MAX.into()), "log start");
         assert_eq!(check(|raw| raw.logblocks = u32::MAX.into()), "log size");

@@ -118,6 +118,12 @@ const REASONS: &[Reason] = &[
         why: "xfs_repair asks that the free map lies within the leaf, not that nothing lies in what it calls free",
     },
     Reason {
+        structures: &["attribute leaf"],
+        fields: &["holes"],
+        when: |outcome| outcome.said("holes between the names that the header denies"),
+        why: "xfs_repair asks of a leaf without holes where its names begin, not that nothing is free behind there",
+    },
+    Reason {
         structures: &["attribute leaf", "short attributes"],
         fields: &["flags"],
         when: |outcome| outcome.said("attribute flags"),

@@ -189,6 +189,11 @@ impl<'a> AttrLeaf<'a> {
         self.counts.holes != 0
     }
 
+    /// The first byte of names and values, as the header has it: not too high.
+    pub fn first_used(&self) -> usize {
+        self.first_used
+    }
+
     /// Bytes of the block.
     pub fn block_len(&self) -> usize {
         self.bytes.len()

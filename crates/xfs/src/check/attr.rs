@@ -180,7 +180,7 @@ fn check_layout(
     // Kernels that merge leaves rely on it.
     if let Some(first) = pieces.first()
         && !leaf.has_holes()
-        && first.0 + used != leaf.block_len()
+        && (first.0 != leaf.first_used() || first.0 + used != leaf.block_len())
     {
         report.add(place, FormatError::new(LEAF, "holes between the names that the header denies"));
     }
