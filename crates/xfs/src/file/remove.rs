@@ -78,7 +78,7 @@ impl Volume {
 /// transaction, a crash between two must not leave a tree of attributes without some of its blocks: whoever frees the
 /// inode then may go through it.
 pub(crate) fn free_all(volume: &Arc<Volume>, entry: &Arc<InodeEntry>, kind: ForkKind) -> Result<()> {
-    let mut rootless = kind == ForkKind::Data;
+    let mut rootless = false;
     loop {
         let inode = entry.current();
         let Some(fork) = inode.fork_state(kind) else { return Ok(()) };
@@ -91,14 +91,19 @@ pub(crate) fn free_all(volume: &Arc<Volume>, entry: &Arc<InodeEntry>, kind: Fork
         if trans.inode(ino).is_free() || trans.inode(ino).nlink() > 0 {
             return Ok(());
         }
-        let map = trans.extents(ino, kind)?;
-        let (end, extents) = (map.end(), map.len());
-        let first = if kind == ForkKind::Attr { end.0.saturating_sub(ATTR_BLOCKS_AT_ONCE) } else { 0 };
-        if !rootless && (first > 0 || extents > REMOVED_AT_ONCE) {
-            attr::edit::clear_root(&mut TransFork::new(&mut trans, ino, kind))?;
-            rootless = true;
+        let mut first = FileBlock(0);
+        if kind == ForkKind::Attr {
+            let map = trans.extents(ino, kind)?;
+            first.0 = map.end().0.saturating_sub(ATTR_BLOCKS_AT_ONCE);
+            let at_once = first.0 == 0 && map.len() <= REMOVED_AT_ONCE;
+            // Whoever holds a map while it changes has it copied.
+            drop(map);
+            if !rootless && !at_once {
+                attr::edit::clear_root(&mut TransFork::new(&mut trans, ino, kind))?;
+                rootless = true;
+            }
         }
-        remove_some(&mut trans, ino, kind, FileBlock(first)..end)?;
+        remove_some(&mut trans, ino, kind, first..BLOCKS_END)?;
         trans.commit()?;
     }
 }

@@ -108,14 +108,10 @@ pub fn set(
 }
 
 /// Puts an empty leaf in the root's place. Nobody looks for what was below it any more, and so its blocks can be freed
-/// in any number of steps: only for an inode that is about to go. `false`: there is no root.
-pub fn clear_root(fork: &mut dyn ForkMut) -> crate::error::Result<bool> {
+/// in any number of steps: only for an inode that is about to go.
+pub fn clear_root(fork: &mut dyn ForkMut) -> crate::error::Result<()> {
     let root = FileBlock(super::index().root);
-    if fork.next_mapped(root)? != Some(root) {
-        return Ok(false);
-    }
-    leaf::create(fork, root, &[])?;
-    Ok(true)
+    if fork.next_mapped(root)? == Some(root) { leaf::create(fork, root, &[]) } else { Ok(()) }
 }
 
 /// Removes an attribute.
