@@ -24,3 +24,4 @@ pub mod scale;
 pub mod v4;
 pub mod vm;
 pub mod volumes;
+pub mod xfsprogs;
