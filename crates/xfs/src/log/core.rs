@@ -9,6 +9,7 @@ use super::gate::Gate;
 use super::grant::Grant;
 use super::item::{Landing, Outcome};
 use super::layout::{Layout, Pos};
+use super::open::Start;
 use super::orders::Orders;
 use super::pipe::{Pipe, Sealed};
 use super::pusher::Pushing;
@@ -42,7 +43,8 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(device: Arc<dyn BlockDevice>, layout: Layout, head: Pos, pace: Pace) -> Self {
+    pub(super) fn new(device: Arc<dyn BlockDevice>, layout: Layout, start: Start, pace: Pace) -> Self {
+        let Start { head, tail, .. } = start;
         Self {
             device,
             layout,
@@ -52,7 +54,7 @@ impl Core {
             cil: Cil::new(layout),
             ail: Ail::new(layout, head),
             orders: Orders::default(),
-            pipe: Pipe::new(&layout, head),
+            pipe: Pipe::new(&layout, tail),
             pushing: Pushing::default(),
             head: AtomicU64::new(head.0),
             uncovered: AtomicBool::new(false),

@@ -180,20 +180,19 @@ impl Journal {
         ends: LogEnds,
         pace: Pace,
     ) -> Result<Arc<Self>> {
-        let (layout, head, previous) = open::prepare(&*device, superblock, &ends)?;
-        Self::start(device, layout, head, previous, pace)
+        let (layout, start) = open::prepare(&*device, superblock, &ends)?;
+        Self::start(device, layout, start, pace)
     }
 
     fn start(
         device: Arc<dyn BlockDevice>,
         layout: layout::Layout,
-        head: layout::Pos,
-        previous: u32,
+        start: open::Start,
         pace: Pace,
     ) -> Result<Arc<Self>> {
         let queue = Arc::clone(&device).queue(QUEUE_DEPTH)?;
-        let core = Arc::new(Core::new(device, layout, head, pace));
-        let writer = Writer::new(Arc::clone(&core), head, previous);
+        let core = Arc::new(Core::new(device, layout, start, pace));
+        let writer = Writer::new(Arc::clone(&core), start.head, start.previous);
         let committer = Committer::new(Arc::clone(&core));
         let pusher = Pusher::new(Arc::clone(&core), queue);
         let threads = vec![

@@ -6,6 +6,7 @@ use super::gate::Gate;
 use super::grant::{Grant, Turn};
 use super::item::{ItemState, Landing, LogItem, Outcome, Push, WriteJob};
 use super::layout::{Layout, Pos};
+use super::open::Start;
 use super::sync::{AtomicU64, Mutex, Ordering, lock, thread};
 use super::vector::{LogVector, VecSize};
 use super::{Journal, Pace, ShutdownReason};
@@ -174,9 +175,9 @@ const LOG_BLOCKS: u32 = 600;
 fn journal() -> (Arc<dyn BlockDevice>, Arc<Journal>) {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 20).unwrap());
     let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
-    let journal =
-        Journal::start(Arc::clone(&device), layout, Pos(LOG_BLOCKS.into()), u32::MAX, Pace::Background)
-            .unwrap();
+    let head = Pos(LOG_BLOCKS.into());
+    let start = Start { head, tail: head, previous: u32::MAX };
+    let journal = Journal::start(Arc::clone(&device), layout, start, Pace::Background).unwrap();
     (device, journal)
 }
 

@@ -18,12 +18,23 @@ pub fn check_shape(superblock: &Superblock, device_sector: u32) -> Result<()> {
     Layout::new(superblock, device_sector).map(drop)
 }
 
-/// Checks what was found of a log, and gives its shape, where it goes on, and the block of its last record.
+/// Where a log goes on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Start {
+    /// The place of the next record.
+    pub(super) head: Pos,
+    /// Where recovery would begin if the next record never came: what the last one names.
+    pub(super) tail: Pos,
+    /// Block of the last record (`u32::MAX`: there is none).
+    pub(super) previous: u32,
+}
+
+/// Checks what was found of a log, and gives its shape, and where it goes on.
 pub(super) fn prepare(
     device: &dyn BlockDevice,
     superblock: &Superblock,
     ends: &LogEnds,
-) -> Result<(Layout, Pos, u32)> {
+) -> Result<(Layout, Start)> {
     if !ends.clean {
         return Err(Error::DirtyLog);
     }
@@ -31,16 +42,17 @@ pub(super) fn prepare(
     let (head, previous) = layout
         .head(ends, device.sector_size())
         .map_err(|problem| Error::corrupt_block(superblock.log_daddr(), None, problem))?;
-    clear_traces(device, &layout, head, room(&layout, ends, head))?;
-    Ok((layout, head, previous))
+    let tail = match ends.last_record {
+        None => head,
+        Some(_) => layout.pos(ends.tail).min(head),
+    };
+    clear_traces(device, &layout, head, room(&layout, head, tail))?;
+    Ok((layout, Start { head, tail, previous }))
 }
 
 /// Blocks between the head and what a crash would have recovery begin with: up to there the log is free.
-fn room(layout: &Layout, ends: &LogEnds, head: Pos) -> u32 {
-    if ends.last_record.is_none() {
-        return layout.blocks;
-    }
-    let used = head.0.saturating_sub(layout.pos(ends.tail).0);
+fn room(layout: &Layout, head: Pos, tail: Pos) -> u32 {
+    let used = head.0 - tail.0;
     layout.blocks.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX))
 }
 

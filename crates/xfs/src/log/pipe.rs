@@ -73,7 +73,8 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    pub(super) fn new(layout: &Layout, head: Pos) -> Self {
+    /// The pipe of a log whose last record, from before, names `tail`.
+    pub(super) fn new(layout: &Layout, tail: Pos) -> Self {
         let state = State {
             queue: VecDeque::new(),
             committing: false,
@@ -82,7 +83,7 @@ impl Pipe {
             admitted: 0,
             completed: 0,
             flushed: 0,
-            tail: head,
+            tail,
         };
         Self {
             state: Mutex::new(state),

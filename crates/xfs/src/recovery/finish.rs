@@ -173,4 +173,63 @@ mod tests {
         let report = check(crashed, &CheckOptions::default()).unwrap();
         assert!(report.is_clean() && report.log_clean, "{:?}", report.findings().iter().collect::<Vec<_>>());
     }
+
+    /// What a device holds, on another.
+    fn copy(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+        let to = memory();
+        let mut bytes = vec![0; 1 << 20];
+        for at in (0..BYTES).step_by(bytes.len()) {
+            device.read(at, &mut bytes).unwrap();
+            if bytes.iter().any(|&byte| byte != 0) {
+                to.write(at, &bytes, Durability::Volatile).unwrap();
+            }
+        }
+        to
+    }
+
+    /// Records of a checkpoint that is longer than one named the log's head for its tail, though intents of before the
+    /// crash were not taken over yet: when the power failed again before the checkpoint was whole, nobody found them any
+    /// more, and what they promised to free belonged to nobody.
+    #[test]
+    fn intents_outlive_a_crash_in_the_first_checkpoint_behind_a_recovery() {
+        use blockdev::{Fault, FaultDevice, Op, Repeat};
+        const EXTENTS: u64 = 2500;
+        let device = memory();
+        let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
+        let new = Options { small: true, log_size: Some(6 << 20), ..new };
+        format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
+        let volume = open(&device);
+        let runs: Vec<FsBlock> = (0..EXTENTS).map(|_| taken(&volume, 1)).collect();
+        let need = Need::new(volume.geometry()).extents(1).bytes(400 << 10).steps(1);
+        let mut promise = Trans::start(&volume, need.reservation()).unwrap();
+        runs.iter().for_each(|run| promise.free_later(*run, 1));
+        promise.roll().unwrap();
+        volume.sync().unwrap();
+        let crashed = copy(&device);
+        drop(promise);
+        drop(volume);
+        let options = OpenOptions { writable: true, ..OpenOptions::default() };
+        let mut crashes = 0;
+        for nth in 0.. {
+            let image = copy(&crashed);
+            let fault = Fault::fail(Op::Write, nth).then(Repeat::ReadOnlyAfter);
+            let failing: Arc<dyn BlockDevice> = Arc::new(FaultDevice::new(Arc::clone(&image), vec![fault]));
+            let first = Volume::open(failing, &options).map(|_| ());
+            let volume = open(&image);
+            let freed = volume.recovery().map(|report| report.extents_freed);
+            volume.close().unwrap();
+            drop(volume);
+            let report = check(image, &CheckOptions::default()).unwrap();
+            let findings: Vec<_> = report.findings().iter().take(2).collect();
+            assert!(
+                findings.is_empty(),
+                "power failed at write {nth}, {freed:?} were freed then: {findings:?}"
+            );
+            if first.is_ok() {
+                break;
+            }
+            crashes += 1;
+        }
+        assert!(crashes >= 5, "only {crashes} crashes on the way");
+    }
 }
