@@ -1,12 +1,13 @@
 //! The one place where this crate turns the XFS engine's inodes and errors into its own terms.
 
 use crate::error::{Error, ErrorKind};
-use crate::info::VolumeInfo;
+use crate::info::{FeatureSupport, VolumeInfo};
 use crate::metadata;
 use crate::metadata::{DeviceNumber, FileType, Metadata, Timestamp};
 use fileio::{FileError, Refusal};
 use xfs::inode::{ForkKind, Inode};
 use xfs::volume::Volume;
+use xfs_format::feature_table;
 use xfs_format::inode::InodeType;
 
 /// The type of an inode.
@@ -53,9 +54,12 @@ pub(crate) fn timestamp(time: xfs_format::timestamp::Timestamp) -> Timestamp {
     Timestamp { seconds: time.secs, nanoseconds: time.nanos }
 }
 
-/// Shape, features and free space.
-pub(crate) fn info(volume: &Volume) -> Result<VolumeInfo, Error> {
+/// Shape, features and free space. `root_attributes`: names of the root directory's.
+pub(crate) fn info(volume: &Volume, root_attributes: &[Vec<u8>]) -> Result<VolumeInfo, Error> {
     let (info, stat) = (volume.info(), volume.stat()?);
+    let trusted = root_attributes.iter().filter_map(|name| name.strip_prefix(b"trusted."));
+    let features = info.features.into_iter().chain(feature_table::of_root_attributes(trusted));
+    let feature_table: Vec<FeatureSupport> = features.map(FeatureSupport::from).collect();
     Ok(VolumeInfo {
         version: info.version,
         uuid: info.uuid.to_string(),
@@ -74,7 +78,8 @@ pub(crate) fn info(volume: &Volume) -> Result<VolumeInfo, Error> {
         log_blocks: info.log_blocks,
         log_clean: info.log_clean,
         root_ino: volume.geometry().root.0,
-        features: info.features,
+        features: feature_table.iter().map(|feature| feature.name.clone()).collect(),
+        feature_table,
         read_only_because: info.unwritable,
     })
 }

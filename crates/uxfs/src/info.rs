@@ -1,5 +1,37 @@
 //! What a volume says of itself: shape, features, free space.
 
+use xfs_format::feature_table::{self, Present, Support};
+
+/// A feature, and what this version does with volumes that have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FeatureSupport {
+    /// Its name, as `mkfs.xfs` calls it; of an unknown bit, its number.
+    pub name: String,
+    /// They are opened for reading.
+    pub read: bool,
+    /// They are opened for writing.
+    pub written: bool,
+    /// What belongs to the feature is checked.
+    pub checked: bool,
+    /// They are made.
+    pub made: bool,
+}
+
+impl FeatureSupport {
+    /// Of what an option of `mkfs.xfs` asks for: `-m rmapbt` is `('m', "rmapbt")`.
+    pub fn of_option(letter: char, key: &str) -> Option<Self> {
+        feature_table::of_option(letter, key).map(|row| Present::from(row).into())
+    }
+}
+
+impl From<Present> for FeatureSupport {
+    fn from(present: Present) -> Self {
+        let Support { read, written, checked, made } = present.support;
+        Self { name: present.name, read, written, checked, made }
+    }
+}
+
 /// Shape, features and free space of a volume, much as `xfs_info` and `df` show them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -40,6 +72,8 @@ pub struct VolumeInfo {
     pub root_ino: u64,
     /// Names of the features that it has, as `mkfs.xfs` calls them.
     pub features: Vec<String>,
+    /// The same, with what is done with each.
+    pub feature_table: Vec<FeatureSupport>,
     /// Features for whose sake the volume can only be read; empty: it can be written.
     pub read_only_because: Vec<String>,
 }

@@ -50,7 +50,7 @@ pub use dir::{Dir, DirEntry, Entries};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{Extent, Extents, File};
 pub use fileio::Locking;
-pub use info::VolumeInfo;
+pub use info::{FeatureSupport, VolumeInfo};
 pub use metadata::{DeviceNumber, FileType, Metadata, Timestamp};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs, mkfs_device};
 pub use names::{MAX_NAME, printable};

@@ -124,6 +124,11 @@ impl MkfsOptions {
         self
     }
 
+    /// Features of the volume that is asked for that keep it from being filled afterwards; empty: it can be.
+    pub fn read_only_because(&self) -> Vec<String> {
+        xfs::mkfs::unwritable(&self.engine.features)
+    }
+
     /// Which features are on.
     pub fn features(mut self, features: MkfsFeatures) -> Self {
         self.engine.features = features;

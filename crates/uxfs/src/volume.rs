@@ -149,7 +149,9 @@ impl Volume {
 
     /// Shape, features and free space.
     pub fn info(&self) -> Result<VolumeInfo> {
-        engine::info(self.engine())
+        // Without them the rest can be said all the same.
+        let attributes = self.root().and_then(|root| root.xattr_names()).unwrap_or_default();
+        engine::info(self.engine(), &attributes)
     }
 
     /// What was found in the log and done with it when the volume was opened. `None`: the log was clean, or recovery

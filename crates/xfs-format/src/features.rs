@@ -1,7 +1,4 @@
-//! Feature bits of the superblock: their names, and which of them this code reads and writes.
-//!
-//! A volume with a bit that has no entry in these tables is never interpreted: refused where the bit says that
-//! readers must know it, kept from being written where only writers must.
+//! Feature bits of the superblock. What is done with volumes that have one: see [`crate::feature_table`].
 
 use bitflags::bitflags;
 
@@ -136,70 +133,5 @@ bitflags! {
         const PROJECT_COUNTED = 0x0400;
         /// All that say that counts are right.
         const COUNTED = 0x0004 | 0x0020 | 0x0100 | 0x0400;
-    }
-}
-
-/// Incompatible features that this code reads.
-pub const INCOMPAT_READ: Incompat = Incompat::FTYPE
-    .union(Incompat::SPINODES)
-    .union(Incompat::META_UUID)
-    .union(Incompat::BIGTIME)
-    .union(Incompat::NREXT64)
-    .union(Incompat::EXCHRANGE)
-    .union(Incompat::PARENT)
-    .union(Incompat::METADIR);
-
-/// The name of an incompatible feature as the tools write it; unknown bits by number.
-pub fn incompat_name(bit: u32) -> String {
-    let name = match Incompat::from_bits(bit) {
-        Some(Incompat::FTYPE) => "ftype",
-        Some(Incompat::SPINODES) => "spinodes",
-        Some(Incompat::META_UUID) => "meta_uuid",
-        Some(Incompat::BIGTIME) => "bigtime",
-        Some(Incompat::NEEDSREPAIR) => "needsrepair",
-        Some(Incompat::NREXT64) => "nrext64",
-        Some(Incompat::EXCHRANGE) => "exchrange",
-        Some(Incompat::PARENT) => "parent",
-        Some(Incompat::METADIR) => "metadir",
-        Some(Incompat::ZONED) => "zoned",
-        Some(Incompat::ZONE_GAPS) => "zone-gaps",
-        _ => return format!("incompatible feature bit {bit:#x}"),
-    };
-    name.to_owned()
-}
-
-/// The name of a read-only compatible feature; unknown bits by number.
-pub fn ro_compat_name(bit: u32) -> String {
-    let name = match RoCompat::from_bits(bit) {
-        Some(RoCompat::FINOBT) => "finobt",
-        Some(RoCompat::RMAPBT) => "rmapbt",
-        Some(RoCompat::REFLINK) => "reflink",
-        Some(RoCompat::INOBTCNT) => "inobtcount",
-        _ => return format!("read-only compatible feature bit {bit:#x}"),
-    };
-    name.to_owned()
-}
-
-/// The name of a compatible feature; there is none so far.
-pub fn compat_name(bit: u32) -> String {
-    format!("compatible feature bit {bit:#x}")
-}
-
-/// Names of all bits of `bits`, lowest first.
-pub fn names(bits: u32, name: fn(u32) -> String) -> Vec<String> {
-    (0..u32::BITS).map(|shift| 1 << shift).filter(|bit| bits & bit != 0).map(name).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unknown_bits_are_named_by_number() {
-        assert_eq!(
-            names(0x8000_0009, incompat_name),
-            ["ftype", "bigtime", "incompatible feature bit 0x80000000"]
-        );
-        assert_eq!(names(0x24, ro_compat_name), ["reflink", "read-only compatible feature bit 0x20"]);
     }
 }

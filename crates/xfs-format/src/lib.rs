@@ -13,6 +13,7 @@ pub mod da;
 pub mod dir;
 pub mod edit;
 pub mod error;
+pub mod feature_table;
 pub mod features;
 pub mod geometry;
 pub mod identity;

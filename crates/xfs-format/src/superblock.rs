@@ -6,7 +6,8 @@
 
 use crate::checksum;
 use crate::error::FormatError;
-use crate::features::{self, Features2, INCOMPAT_READ, Incompat, LogIncompat, RoCompat, VersionFlags};
+use crate::feature_table::{self, Mark, Present};
+use crate::features::{Features2, Incompat, LogIncompat, RoCompat, VersionFlags};
 use crate::types::{DiskAddr, FsBlock, InodeNumber, Lsn, Uuid};
 use crate::verify::{Verifier, VerifyContext};
 use std::mem::offset_of;
@@ -289,79 +290,38 @@ impl Superblock {
 
     /// Why this volume cannot be opened even for reading, if so.
     pub fn unhandled(&self) -> Option<Unhandled> {
-        let flags = self.version_flags();
-        let unknown = flags.difference(VersionFlags::all());
-        if !unknown.is_empty() || flags.contains(VersionFlags::SHARED) {
-            return Some(Unhandled::Feature(format!("version flags {:#x}", flags.bits())));
+        let (mut named, mut own) = (Vec::new(), None);
+        for feature in feature_table::present(self).filter(|feature| !feature.support.read) {
+            let why = match feature.row.map(|row| row.mark) {
+                Some(Mark::Incompat(Incompat::NEEDSREPAIR)) => Unhandled::NeedsRepair,
+                Some(Mark::ExternalLog) => Unhandled::ExternalLog,
+                Some(Mark::Realtime) => Unhandled::Realtime,
+                _ => {
+                    named.push(feature.name);
+                    continue;
+                }
+            };
+            own = own.or(Some(why));
         }
-        if !flags.contains(VersionFlags::DIRV2) && !self.is_v5() {
-            return Some(Unhandled::Feature("version 1 directories".to_owned()));
-        }
-        let features2 = self.features2();
-        let allowed = Features2::all().difference(Features2::PARENT);
-        if !allowed.contains(features2) {
-            let bits = features2.difference(allowed).bits();
-            return Some(Unhandled::Feature(format!("features2 bits {bits:#x}")));
-        }
-        let missing = self.incompat().difference(INCOMPAT_READ);
-        let named = missing.difference(Incompat::NEEDSREPAIR);
-        if !named.is_empty() {
-            return Some(Unhandled::Feature(
-                features::names(named.bits(), features::incompat_name).join(", "),
-            ));
-        }
-        if missing.contains(Incompat::NEEDSREPAIR) {
-            return Some(Unhandled::NeedsRepair);
-        }
-        if self.raw.logstart.get() == 0 {
-            return Some(Unhandled::ExternalLog);
-        }
-        if self.raw.rblocks.get() != 0 || self.raw.rextents.get() != 0 {
-            return Some(Unhandled::Realtime);
-        }
-        None
+        if named.is_empty() { own } else { Some(Unhandled::Feature(named.join(", "))) }
     }
 
     /// Features because of which the volume may be read and not written: their names.
     pub fn unwritable(&self) -> Vec<String> {
-        if !self.is_v5() {
-            return vec!["version 4 format".to_owned()];
-        }
-        let unknown = self.ro_compat().difference(RoCompat::all()).bits();
-        features::names(unknown, features::ro_compat_name)
+        let unwritten = |feature: &Present| !feature.support.written;
+        feature_table::present(self).filter(unwritten).map(|feature| feature.name).collect()
     }
 
     /// Features because of which the volume cannot be checked: what they add is not known.
     pub fn uncheckable(&self) -> Vec<String> {
-        if !self.is_v5() {
-            return Vec::new();
-        }
-        let mut names = self.unwritable();
-        names.extend(features::names(self.raw.features_compat.get(), features::compat_name));
-        names
+        let unchecked = |feature: &Present| !feature.support.checked;
+        feature_table::present(self).filter(unchecked).map(|feature| feature.name).collect()
     }
 
-    /// Names of the features that are on, as the tools write them.
-    pub fn feature_names(&self) -> Vec<String> {
-        let mut names = Vec::new();
-        let mut push = |on: bool, name: &str| {
-            if on {
-                names.push(name.to_owned());
-            }
-        };
-        let flags = self.version_flags();
-        let features2 = self.features2();
-        push(self.is_v5(), "crc");
-        push(self.has_ftype() && !self.is_v5(), "ftype");
-        push(features2.contains(Features2::ATTR2), "attr2");
-        push(self.has_projid32(), "projid32");
-        push(self.has_lazy_counters(), "lazysbcount");
-        push(self.has_log_v2(), "logv2");
-        push(flags.contains(VersionFlags::BORG), "ascii-ci");
-        push(flags.contains(VersionFlags::QUOTA), "quota");
-        names.extend(features::names(self.ro_compat().bits(), features::ro_compat_name));
-        names.extend(features::names(self.incompat().bits(), features::incompat_name));
-        names
+    /// The features that are on, but for those that every volume has.
+    pub fn features(&self) -> Vec<Present> {
+        let unusual = |feature: &Present| !feature.row.is_some_and(|row| row.usual);
+        feature_table::present(self).filter(unusual).collect()
     }
 
     /// Group and block of a block number, unchecked against the volume.

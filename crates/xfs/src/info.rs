@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::volume::Volume;
+use xfs_format::feature_table::Present;
 use xfs_format::superblock::Superblock;
 use xfs_format::types::{AgNumber, Uuid};
 
@@ -40,9 +41,9 @@ pub struct VolumeInfo {
     pub log_sector_size: u32,
     /// Bytes to which log writes are padded.
     pub log_stripe_unit: u32,
-    /// Names of the features that are on.
-    pub features: Vec<String>,
-    /// Why the volume cannot be written: features that are not known.
+    /// The features that are on, and what is done with them.
+    pub features: Vec<Present>,
+    /// Why the volume cannot be written: features that are not.
     pub unwritable: Vec<String>,
     /// Whether the log is clean.
     pub log_clean: bool,
@@ -86,7 +87,7 @@ impl Volume {
                 size => size.into(),
             },
             log_stripe_unit: raw.logsunit.get(),
-            features: sb.feature_names(),
+            features: sb.features(),
             unwritable: sb.unwritable(),
             log_clean: self.log_is_clean(),
         }

@@ -5,7 +5,7 @@ use crate::location::{Images, Location, parser};
 use crate::options::Global;
 use crate::output::{Object, Output, human_size, put_name};
 use serde_json::{Value, json};
-use uxfs::VolumeInfo;
+use uxfs::{FeatureSupport, VolumeInfo};
 
 /// Arguments of `info`.
 #[derive(clap::Args, Debug)]
@@ -51,12 +51,27 @@ fn object(info: &VolumeInfo) -> Object {
         "log_clean": info.log_clean,
         "root_ino": info.root_ino,
         "features": info.features,
+        "feature_table": info.feature_table.iter().map(row).collect::<Vec<_>>(),
         "read_only_because": info.read_only_because,
     });
     if let Value::Object(fields) = fields {
         object.extend(fields);
     }
     object
+}
+
+/// What is done with volumes that have a feature.
+fn row(feature: &FeatureSupport) -> Value {
+    let FeatureSupport { name, read, written, checked, made, .. } = feature;
+    json!({ "name": name, "read": read, "written": written, "checked": checked, "made": made })
+}
+
+/// Of features that this version does not do everything with: what it does not.
+fn missing(feature: &FeatureSupport) -> Option<String> {
+    let FeatureSupport { read, written, checked, made, .. } = *feature;
+    let not = [(read, "read"), (written, "written"), (checked, "checked"), (made, "made by mkfs")];
+    let not: Vec<&str> = not.iter().filter(|(done, _)| !done).map(|(_, what)| *what).collect();
+    (!not.is_empty()).then(|| format!("{}: not {}", feature.name, not.join(", not ")))
 }
 
 fn text(info: &VolumeInfo, out: &mut Output) -> Result<()> {
@@ -88,8 +103,11 @@ fn text(info: &VolumeInfo, out: &mut Output) -> Result<()> {
     out.text(format_args!("sector      {} bytes\n", info.sector_size))?;
     out.text(format_args!("directory   {} bytes a block\n", info.dir_block_size))?;
     out.text(format_args!("features    {}\n", info.features.join(" ")))?;
+    for missing in info.feature_table.iter().filter_map(missing) {
+        out.text(format_args!("            {missing}\n"))?;
+    }
     if !info.read_only_because.is_empty() {
-        out.text(format_args!("read-only   because of {}\n", info.read_only_because.join(" ")))?;
+        out.text(format_args!("read-only   because of {}\n", info.read_only_because.join(", ")))?;
     }
     Ok(())
 }

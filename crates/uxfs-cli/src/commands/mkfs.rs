@@ -19,7 +19,7 @@ use crate::problems::Problems;
 use crate::progress;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
-use uxfs::{MkfsFeatures, MkfsOptions, Timestamp};
+use uxfs::{FeatureSupport, MkfsFeatures, MkfsOptions, Timestamp};
 
 /// Arguments of `mkfs`.
 #[derive(clap::Args, Debug)]
@@ -80,6 +80,12 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let options = options(args, global)?;
     let time = args.time.map_or_else(time_of_environment, |time| Ok(Some(time)))?;
     let source = args.from.as_deref().map(Source::open).transpose()?;
+    let unwritable = options.read_only_because();
+    if source.is_some() && !unwritable.is_empty() {
+        let what =
+            format!("--from: volumes with {} are not written, and so not filled", unwritable.join(", "));
+        return Err(Failure::new(Exit::Unsupported, what));
+    }
     uxfs::mkfs(&args.image, &options).map_err(|error| explain(args, &error))?;
     let exit = source.map_or(Ok(Exit::Ok), |source| fill(args, global, source, time))?;
     if !args.quiet {
@@ -178,6 +184,15 @@ impl Setting<'_> {
         self.wrong("this option is not known, or what it does is not handled")
     }
 
+    /// What no volume that is made here has: it may be switched off.
+    fn not_made(&self) -> Result<()> {
+        match FeatureSupport::of_option(self.letter, self.key) {
+            Some(feature) if !feature.made && self.value == "0" => Ok(()),
+            Some(feature) if !feature.made => Err(self.wrong("volumes with this feature are not made")),
+            _ => Err(self.unknown()),
+        }
+    }
+
     fn bytes(&self) -> Result<u64> {
         parse_size(self.value).map_err(|error| self.wrong(error))
     }
@@ -245,7 +260,7 @@ fn options(args: &Args, global: &Global) -> Result<MkfsOptions> {
             "internal" => setting.only("1").or_else(|_| setting.only(""))?,
             "version" => setting.only("2")?,
             "lazy-count" => setting.only("1")?,
-            _ => return Err(setting.unknown()),
+            _ => setting.not_made()?,
         }
     }
     for setting in settings('n', &args.naming) {
@@ -253,7 +268,7 @@ fn options(args: &Args, global: &Global) -> Result<MkfsOptions> {
             "size" => options = options.dir_block_size(setting.small()?),
             "version" => setting.only("2")?,
             "ftype" => setting.only("1")?,
-            _ => return Err(setting.unknown()),
+            _ => setting.not_made()?,
         }
     }
     inodes_and_metadata(args, options)
@@ -288,7 +303,7 @@ fn inodes_and_metadata(args: &Args, mut options: MkfsOptions) -> Result<MkfsOpti
             "nrext64" => features.nrext64 = setting.switch()?,
             "attr" => setting.only("2")?,
             "projid32bit" => setting.only("1")?,
-            _ => return Err(setting.unknown()),
+            _ => setting.not_made()?,
         }
     }
     for setting in settings('m', &args.metadata) {
@@ -300,7 +315,7 @@ fn inodes_and_metadata(args: &Args, mut options: MkfsOptions) -> Result<MkfsOpti
             "bigtime" => features.bigtime = setting.switch()?,
             "rmapbt" => features.rmapbt = setting.switch()?,
             "crc" => setting.only("1")?,
-            _ => return Err(setting.unknown()),
+            _ => setting.not_made()?,
         }
     }
     // The counters go with the tree of free inodes unless something else is said.

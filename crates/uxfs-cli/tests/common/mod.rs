@@ -9,6 +9,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 use tempfile::TempDir;
 
 /// Runs a program that must succeed; gives what it printed.
@@ -53,13 +54,30 @@ pub struct Image {
     pub path: PathBuf,
 }
 
+/// A tool of a release of xfsprogs newer than the system's: `stable` or `unstable`. `ci/xfsprogs` installs them.
+pub fn newer(release: &str, tool: &str) -> PathBuf {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = std::env::var_os("UXFS_ORACLES").unwrap_or_else(|| "/var/cache/uxfs/xfsprogs".into());
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci/xfsprogs");
+        run("bash", &[&script, &folder]);
+        folder.into()
+    });
+    folder.join(release).join("bin").join(tool)
+}
+
 impl Image {
     /// A volume of 400 MiB made with these options.
     pub fn new(options: &[&str]) -> Self {
+        Self::made_by("mkfs.xfs".as_ref(), options)
+    }
+
+    /// The same, made by this `mkfs.xfs`.
+    pub fn made_by(mkfs: &Path, options: &[&str]) -> Self {
         let dir = scratch();
         let path = dir.path().join("volume.img");
         std::fs::File::create(&path).unwrap().set_len(400 << 20).unwrap();
-        let mut mkfs = Command::new("mkfs.xfs");
+        let mut mkfs = Command::new(mkfs);
         let output = mkfs.arg("-q").args(options).arg(&path).output().expect("mkfs.xfs is needed");
         assert!(output.status.success(), "mkfs.xfs: {}", String::from_utf8_lossy(&output.stderr));
         Self { dir, path }

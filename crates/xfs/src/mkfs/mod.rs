@@ -24,6 +24,6 @@ pub use groups::Groups;
 pub use layout::{Extent, GroupLayout, Layout};
 pub use log_size::log_blocks_min;
 pub use options::{Features, Options};
-pub use plan::plan;
+pub use plan::{plan, unwritable};
 pub use refusal::Refusal;
 pub use write::{Before, format};

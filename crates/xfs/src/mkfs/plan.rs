@@ -7,6 +7,7 @@ use super::log_size::{self, LogShape};
 use super::options::{Features, Options};
 use super::refusal::Refusal;
 use super::structures::seal;
+use xfs_format::feature_table::{Feature, Mark, TABLE};
 use xfs_format::features::{Features2, Incompat, RoCompat, VersionFlags};
 use xfs_format::geometry::Geometry;
 use xfs_format::superblock::{MAGIC, RawSuperblock, Superblock};
@@ -288,6 +289,18 @@ fn incompat(features: &Features) -> Incompat {
     bits
 }
 
+/// Features of a volume that is wanted because of which it could not be written: their names.
+pub fn unwritable(features: &Features) -> Vec<String> {
+    let (ro_compat, incompat) = (ro_compat(features), incompat(features));
+    let wanted = |row: &&Feature| match row.mark {
+        Mark::RoCompat(bit) => ro_compat.contains(bit),
+        Mark::Incompat(bit) => incompat.contains(bit),
+        _ => false,
+    };
+    let unwritten = TABLE.iter().filter(wanted).filter(|row| !row.support.written);
+    unwritten.map(|row| row.name.to_owned()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::groups::Groups;
@@ -354,6 +367,24 @@ mod tests {
             }
         }
         assert!(planned > 3000, "{planned}");
+    }
+
+    /// What the table of features calls made is what is made, and what it calls written can be filled.
+    #[test]
+    fn the_table_of_features_knows_what_is_made() {
+        for bits in 0..64 {
+            let on = |bit: u32| bits >> bit & 1 == 1;
+            let mut options = options();
+            let features = &mut options.features;
+            (features.reflink, features.rmapbt, features.finobt) = (on(0), on(1), on(2));
+            (features.sparse_inodes, features.bigtime, features.nrext64) = (on(3), on(4), on(5));
+            features.inobt_counts = features.finobt;
+            let unwritable = unwritable(features);
+            let superblock = *plan(&options, 1 << 30).unwrap().superblock();
+            assert!(superblock.features().iter().all(|feature| feature.support.made), "{options:?}");
+            assert_eq!(superblock.unwritable(), unwritable);
+            assert_eq!(unwritable.is_empty(), !on(1));
+        }
     }
 
     #[test]

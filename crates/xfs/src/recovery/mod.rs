@@ -38,6 +38,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use survey::{Survey, Unfinished, intent_name};
 use transactions::{Gather, Transaction};
+use xfs_format::feature_table;
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{ItemType, LogEnds};
 use xfs_format::superblock::Superblock;
@@ -61,6 +62,10 @@ pub(crate) fn replay(
 ) -> Result<Replayed> {
     if !superblock.is_v5() {
         return Err(Error::CannotRecover("the volume is of version 4".to_owned()));
+    }
+    let unknown = feature_table::unreplayable(superblock);
+    if !unknown.is_empty() {
+        return Err(Error::CannotRecover(format!("what it may hold is not known: {}", unknown.join(", "))));
     }
     let records = Records::new(&**device, superblock, ends)?;
     let mut survey = Survey::default();

@@ -1,0 +1,255 @@
+//! Features that are not written: every verb that changes refuses by name, and not a byte changes; what reads reads.
+//! The volumes are what the ordinary tools make unasked, or almost.
+
+mod common;
+
+use common::{Image, newer, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+/// Who made a volume, with what, and what keeps it from being written.
+struct Kind {
+    mkfs: PathBuf,
+    repair: PathBuf,
+    options: &'static [&'static str],
+    because: &'static [&'static str],
+}
+
+fn system() -> Kind {
+    Kind {
+        mkfs: "mkfs.xfs".into(),
+        repair: "xfs_repair".into(),
+        options: &["-m", "rmapbt=1"],
+        because: &["rmapbt"],
+    }
+}
+
+fn of_release(release: &str, because: &'static [&'static str]) -> Kind {
+    let (mkfs, repair) = (newer(release, "mkfs.xfs"), newer(release, "xfs_repair"));
+    Kind { mkfs, repair, options: &[], because }
+}
+
+impl Kind {
+    /// A volume that the kernel filled; `dirty`: and left with a log to replay.
+    fn image(&self, dirty: bool) -> Image {
+        let image = Image::made_by(&self.mkfs, self.options);
+        let mount = image.mount(&[]);
+        for n in 0..40 {
+            std::fs::create_dir_all(mount.dir().join(format!("d{}", n % 4))).unwrap();
+            std::fs::write(mount.dir().join(format!("d{}/f{n}", n % 4)), vec![n; 100 * n as usize]).unwrap();
+        }
+        std::fs::write(mount.dir().join("file"), "content\n").unwrap();
+        if dirty {
+            // With an inode without a name, which recovery would free. No other process may have it open.
+            let crash =
+                "cd \"$0\" && sync -f . && exec 3>held && dd if=/dev/zero bs=64k count=9 status=none >&3 &&
+                rm held && exec xfs_io -x -c 'shutdown -f' .";
+            run("sh", &[&"-c", &crash, &mount.dir()]);
+        }
+        drop(mount);
+        image
+    }
+}
+
+/// The command is refused for the sake of each of these features.
+fn refused(args: &[&dyn AsRef<OsStr>], because: &[&str]) {
+    let said = format!("the volume can be opened for reading only: {}", because.join(", "));
+    uxfs_fails(args, 4, &said);
+}
+
+/// Every verb that changes, asked of a volume that must not be changed.
+fn refuses_all(image: &Image, because: &[&str], dirty: bool) {
+    let untouched = image.dir.path().join("untouched");
+    run("cp", &[&"--sparse=always", &image.path, &untouched]);
+    let host = image.dir.path().join("host");
+    std::fs::create_dir(&host).unwrap();
+    std::fs::write(host.join("new"), "new\n").unwrap();
+    let archive = image.dir.path().join("new.tar");
+    run("tar", &[&"-cf", &archive, &"-C", &host, &"new"]);
+    let [file, dir, other, new] = ["/file", "/d1", "/other", "/"].map(|path| image.at(path));
+    let source = host.join("new");
+    let commands: [&[&dyn AsRef<OsStr>]; 22] = [
+        &[&"mkdir", &image.at("/made")],
+        &[&"mkdir", &"-p", &image.at("/made/deep")],
+        &[&"rm", &file],
+        &[&"rm", &"-r", &dir],
+        &[&"rm", &"-rf", &dir],
+        &[&"rmdir", &dir],
+        &[&"mv", &file, &other],
+        &[&"mv", &"--exchange", &file, &dir],
+        &[&"ln", &file, &other],
+        &[&"ln", &"-s", &"target", &other],
+        &[&"chmod", &"600", &file],
+        &[&"chown", &"7:7", &file],
+        &[&"chown", &"-R", &"7:7", &dir],
+        &[&"truncate", &"-s", &"0", &file],
+        &[&"truncate", &"-s", &"1M", &other],
+        &[&"cp", &source, &file],
+        &[&"cp", &source, &new],
+        &[&"cp", &"-r", &host, &other],
+        &[&"untar", &"-i", &archive, &new],
+        &[&"xattr", &"set", &file, &"user.colour", &"red"],
+        &[&"xattr", &"rm", &file, &"user.colour"],
+        &[&"recover", &image.path],
+    ];
+    for command in commands {
+        refused(command, because);
+    }
+    run("cmp", &[&untouched, &image.path]);
+
+    // Reading goes on, replay in memory included.
+    assert_eq!(uxfs_ok(&[&"cat", &file]), b"content\n");
+    let listed = uxfs_ok(&[&"find", &image.path]);
+    assert_eq!(listed.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).count(), 46);
+    let output = uxfs(&[&"recover", &"--dry-run", &"--json", &image.path]);
+    let found: Value = serde_json::from_slice(&output.stdout).expect("an object");
+    assert_eq!(found["was_clean"], !dirty);
+    run("cmp", &[&untouched, &image.path]);
+}
+
+fn says_why(image: &Image, because: &[&str]) {
+    let info: Value = serde_json::from_slice(&uxfs_ok(&[&"info", &"--json", &image.path])).unwrap();
+    assert_eq!(info["read_only_because"], json!(because));
+    let table = info["feature_table"].as_array().expect("a table");
+    for name in because {
+        let row = table.iter().find(|row| row["name"] == *name).expect("a row");
+        assert_eq!((&row["read"], &row["written"]), (&true.into(), &false.into()), "{name}");
+    }
+    let others = table.iter().filter(|row| !because.contains(&row["name"].as_str().expect("a name")));
+    assert!(others.clone().count() > 5 && others.clone().all(|row| row["written"] == true), "{table:?}");
+    let text = String::from_utf8(uxfs_ok(&[&"info", &image.path])).unwrap();
+    assert!(text.contains(&format!("\nread-only   because of {}\n", because.join(", "))), "{text}");
+    assert!(text.contains(&format!("\n            {}: not written", because[0])), "{text}");
+}
+
+fn untouched_and_refused(kind: &Kind) {
+    for dirty in [false, true] {
+        let image = kind.image(dirty);
+        refuses_all(&image, kind.because, dirty);
+        says_why(&image, kind.because);
+        // The kernel finds what it left.
+        drop(image.mount(&[]));
+        run(kind.repair.to_str().unwrap(), &[&"-n", &image.path]);
+    }
+}
+
+#[test]
+fn a_reverse_map_is_not_written() {
+    untouched_and_refused(&system());
+}
+
+#[test]
+fn what_xfsprogs_6_13_makes_is_not_written() {
+    untouched_and_refused(&of_release("stable", &["rmapbt"]));
+}
+
+#[test]
+fn what_xfsprogs_7_makes_is_not_written() {
+    untouched_and_refused(&of_release("unstable", &["rmapbt", "parent"]));
+}
+
+#[test]
+fn parent_pointers_are_not_written() {
+    let options = &["-n", "parent=1", "-m", "rmapbt=0"];
+    untouched_and_refused(&Kind { options, ..of_release("stable", &["parent"]) });
+}
+
+#[test]
+fn names_that_ignore_case_are_not_written() {
+    let image = Image::new(&["-n", "version=ci"]);
+    refused(&[&"mkdir", &image.at("/made")], &["ascii-ci"]);
+    assert_eq!(uxfs_ok(&[&"ls", &image.path]), b"");
+}
+
+#[test]
+fn a_volume_that_is_flagged_read_only_is_not_written() {
+    let image = Image::new(&[]);
+    run("xfs_db", &[&"-x", &"-c", &"sb 0", &"-c", &"write flags 0x80", &image.path]);
+    refused(&[&"mkdir", &image.at("/made")], &["read-only flag"]);
+    assert_eq!(uxfs_ok(&[&"ls", &image.path]), b"");
+}
+
+/// The bit allows items in the log and asks nothing else of writers.
+#[test]
+fn a_volume_with_exchange_and_autofsck_is_written() {
+    let options = ["-n", "parent=0", "-m", "rmapbt=0,autofsck=1", "-i", "exchange=1"];
+    let image = Image::made_by(&newer("unstable", "mkfs.xfs"), &options);
+    let info: Value = serde_json::from_slice(&uxfs_ok(&[&"info", &"--json", &image.path])).unwrap();
+    let features = info["features"].to_string();
+    assert!(features.contains("\"exchange\"") && features.contains("\"autofsck\""), "{features}");
+    assert_eq!(info["read_only_because"], json!([]));
+    let host = image.dir.path().join("host");
+    std::fs::create_dir(&host).unwrap();
+    common::fill(&host);
+    uxfs_ok(&[&"cp", &"-r", &host, &image.at("/tree")]);
+    uxfs_ok(&[&"rm", &"-r", &image.at("/tree/many")]);
+    let repair = newer("unstable", "xfs_repair");
+    let sound = || run(repair.to_str().unwrap(), &[&"-n", &image.path]);
+    sound();
+    let mount = image.mount(&[]);
+    let (one, two) = (mount.dir().join("one"), mount.dir().join("two"));
+    std::fs::write(&one, "one\n").unwrap();
+    std::fs::write(&two, "two\n").unwrap();
+    run(
+        newer("unstable", "xfs_io").to_str().unwrap(),
+        &[&"-c", &format!("exchangerange {}", two.display()), &one],
+    );
+    assert_eq!(std::fs::read(&one).unwrap(), b"two\n");
+    run("rm", &[&"-r", &mount.dir().join("tree")]);
+    drop(mount);
+    sound();
+    assert_eq!(uxfs_ok(&[&"cat", &image.at("/one")]), b"two\n");
+    uxfs_ok(&[&"rm", &image.at("/one")]);
+    sound();
+}
+
+#[test]
+fn what_cannot_be_written_is_made_empty_and_not_filled() {
+    let dir = scratch();
+    let (image, source) = (dir.path().join("new.img"), dir.path().join("source"));
+    std::fs::create_dir(&source).unwrap();
+    std::fs::write(source.join("file"), "content\n").unwrap();
+    let from: &[&dyn AsRef<OsStr>] = &[&"mkfs", &image, &"400M", &"-m", &"rmapbt=1", &"--from", &source];
+    uxfs_fails(from, 4, "--from: volumes with rmapbt are not written, and so not filled");
+    assert!(!image.exists());
+    uxfs_ok(&[&"mkfs", &"-q", &image, &"400M", &"-m", &"rmapbt=1"]);
+    run("xfs_repair", &[&"-n", &image]);
+    refused(&[&"cp", &source.join("file"), &at(&image, "/file")], &["rmapbt"]);
+    let mounted = Image { dir, path: image };
+    let mount = mounted.mount(&[]);
+    std::fs::write(mount.dir().join("file"), "content\n").unwrap();
+    drop(mount);
+    run("xfs_repair", &[&"-n", &mounted.path]);
+}
+
+fn at(image: &Path, path: &str) -> std::ffi::OsString {
+    let mut argument = image.as_os_str().to_owned();
+    argument.push(":");
+    argument.push(path);
+    argument
+}
+
+/// Options of `mkfs.xfs` whose features are not made are refused by name, and may be said where they say no.
+#[test]
+fn options_for_features_that_are_not_made() {
+    let dir = scratch();
+    let image = dir.path().join("new.img");
+    for option in [["-n", "parent=1"], ["-i", "exchange=1"], ["-m", "metadir=1"], ["-m", "autofsck=1"]] {
+        let text = format!("{} {}: volumes with this feature are not made", option[0], option[1]);
+        uxfs_fails(&[&"mkfs", &image, &"400M", &option[0], &option[1]], 2, &text);
+        assert!(!image.exists());
+    }
+    let off: [&dyn AsRef<OsStr>; 8] = [
+        &"mkfs",
+        &"-q",
+        &image,
+        &"400M",
+        &"-nparent=0",
+        &"-iexchange=0",
+        &"-mmetadir=0,autofsck=0",
+        &"-mrmapbt=0",
+    ];
+    uxfs_ok(&off);
+    run("xfs_repair", &[&"-n", &image]);
+}
