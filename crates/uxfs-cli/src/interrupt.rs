@@ -1,33 +1,64 @@
-//! Ctrl-C in a verb that changes a volume: it stops before the next file, and the volume is closed, so that its log is
-//! left clean.
+//! Ctrl-C, and the other signals that ask for an end.
 //!
-//! Invariants: before the first volume is opened for writing signals do what they always did; the second one ends the
-//! process at once.
+//! Invariants:
+//! - a verb that reads and prints ends at once, whatever it waits for, with the exit code of what was interrupted;
+//! - from [`watch`] on (a volume is open for writing, or a file of the host is being made) the first signal is heard by
+//!   [`check`]: the verb stops before the next file, and what is open is closed, so that a log is left clean. The second
+//!   signal ends the process at once;
+//! - a signal that was ignored when the process began stays ignored, as under `nohup`.
 
 use crate::exit::{Exit, Failure, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::AsFd;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
+use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+/// What the handlers look at, and what they set.
+struct Signals {
+    /// Whether the process ends as soon as a signal comes.
+    at_once: Arc<AtomicBool>,
+    /// Whether one has come.
+    asked: Arc<AtomicBool>,
+}
 
-/// From now on a signal that asks for an end is heard by [`check`].
-pub fn watch() {
-    ASKED.get_or_init(|| {
-        let asked = Arc::new(AtomicBool::new(false));
+static SIGNALS: OnceLock<Signals> = OnceLock::new();
+
+/// From now on a signal ends the process with an exit code of ours.
+pub fn start() {
+    SIGNALS.get_or_init(|| {
+        let signals =
+            Signals { at_once: Arc::new(AtomicBool::new(true)), asked: Arc::new(AtomicBool::new(false)) };
+        let Signals { at_once, asked } = &signals;
+        let ignored = ignored();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // Where a signal cannot be caught, it ends the process. The first of the two acts on the second signal.
-            let _ = flag::register_conditional_default(signal, Arc::clone(&asked));
-            let _ = flag::register(signal, Arc::clone(&asked));
+            if ignored >> (signal - 1) & 1 != 0 {
+                continue;
+            }
+            // Where a signal cannot be caught, it ends the process. Handlers run in this order: the second of them acts
+            // on the second signal.
+            let code = Exit::Interrupted as i32;
+            let _ = flag::register_conditional_shutdown(signal, code, Arc::clone(at_once));
+            let _ = flag::register_conditional_default(signal, Arc::clone(asked));
+            let _ = flag::register(signal, Arc::clone(asked));
         }
-        asked
+        signals
     });
+}
+
+/// From now on a signal that asks for an end is heard by [`check`], and nothing else.
+pub fn watch() {
+    start();
+    if let Some(signals) = SIGNALS.get() {
+        signals.at_once.store(false, Ordering::SeqCst);
+    }
 }
 
 /// Whether the verb is to stop.
 pub fn asked() -> bool {
-    ASKED.get().is_some_and(|asked| asked.load(Ordering::Relaxed))
+    SIGNALS.get().is_some_and(|signals| signals.asked.load(Ordering::Relaxed))
 }
 
 /// Ends the verb if it is to stop.
@@ -37,3 +68,37 @@ pub fn check() -> Result<()> {
 
 /// What is said of it.
 pub const WHAT: &str = "interrupted; what is done is whole";
+
+/// Signals that whoever started us has us ignore, a bit each.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default()
+}
+
+/// Reads what may keep us waiting, as a pipe does: a signal ends the wait.
+pub struct Patient<R>(R);
+
+impl<R: Read + AsFd> Patient<R> {
+    /// Reads from a file of the host of any type.
+    pub fn new(inner: R) -> Self {
+        Self(inner)
+    }
+}
+
+impl<R: Read + AsFd> Read for Patient<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        // A signal that comes between the question and the wait is noticed at the next turn.
+        const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        loop {
+            if asked() {
+                return Err(io::Error::other(WHAT));
+            }
+            match poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&TURN)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return self.0.read(buf),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}

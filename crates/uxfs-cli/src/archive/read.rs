@@ -5,6 +5,7 @@
 
 use super::pax;
 use crate::exit::{Exit, Failure, Result};
+use crate::interrupt;
 use std::io::Read;
 use tar::{EntryType, Header};
 use uxfs::{Special, Timestamp};
@@ -377,5 +378,8 @@ fn bad(what: impl std::fmt::Display) -> Failure {
 }
 
 fn broken(error: &std::io::Error) -> Failure {
+    if interrupt::asked() {
+        return Failure::new(Exit::Interrupted, interrupt::WHAT);
+    }
     Failure::new(Exit::Io, format!("the archive cannot be read: {error}"))
 }

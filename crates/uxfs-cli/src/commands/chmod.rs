@@ -2,6 +2,7 @@
 
 use crate::edit;
 use crate::exit::{Exit, Result};
+use crate::interrupt;
 use crate::location::{Location, parser};
 use crate::mode::{ModeChange, Owner, umask};
 use crate::options::Global;
@@ -91,6 +92,7 @@ fn each(
     }
     let mut walk = Walk::new(volume, node, path, Order::Stored);
     while let Some(step) = walk.next() {
+        interrupt::check()?;
         let done = match step {
             Step::Enter(_) => Ok(()),
             Step::Leave(node) => change(&node),

@@ -10,7 +10,7 @@ use crate::fill::archive::FromArchive;
 use crate::fill::host::{FromHost, Target};
 use crate::fill::{Filler, Rules};
 use crate::host::attributes::Keep;
-use crate::interrupt;
+use crate::interrupt::{self, Patient};
 use crate::location::{Images, Location};
 use crate::mode::Owner;
 use crate::options::{Global, parse_size};
@@ -144,7 +144,7 @@ fn fill(args: &Args, global: &Global, source: Source, time: Option<Timestamp>) -
             FromHost::new(&mut filler, &mut problems, &args.image).copy(&path, Target::Into(root), true)
         }
         Source::Archive(file) => {
-            let input = std::io::BufReader::with_capacity(1 << 20, file);
+            let input = std::io::BufReader::with_capacity(1 << 20, Patient::new(file));
             FromArchive::new(&mut filler, &mut problems, root).unpack(input)
         }
     });

@@ -25,6 +25,7 @@ pub mod untar;
 pub mod xattr;
 
 use crate::exit::{Exit, Result};
+use crate::interrupt;
 use crate::options::Global;
 use clap::Subcommand;
 
@@ -83,6 +84,10 @@ pub enum Command {
 
 /// Runs a verb.
 pub fn run(command: &Command, global: &Global) -> Result<Exit> {
+    if !matches!(command, Command::Demo(_) | Command::Bench(_)) {
+        // These two clean up behind themselves.
+        interrupt::start();
+    }
     match command {
         Command::Info(args) => info::run(args, global),
         Command::Ls(args) => ls::run(args, global),

@@ -1,6 +1,7 @@
 //! `uxfs recover`: replays the log of a volume that was not unmounted cleanly, and says what was in it.
 
 use crate::exit::{Exit, Failure, Result};
+use crate::interrupt;
 use crate::location::{self, Location, parser};
 use crate::options::Global;
 use crate::output::{Object, Output};
@@ -24,6 +25,9 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     location::check(image)?;
     let failure = |error| Failure::of_image(image, &error);
     let options = global.open_options().norecovery(false).writable(!args.dry_run);
+    if !args.dry_run {
+        interrupt::watch();
+    }
     let volume = Volume::open(image, &options).map_err(failure)?;
     let recovery = volume.recovery();
     if !args.dry_run {

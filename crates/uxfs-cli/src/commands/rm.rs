@@ -95,7 +95,25 @@ struct Frame {
     progress: bool,
     /// Whether something stays in it, which was said.
     stays: bool,
+    /// What stays, so that it is said once, however often the directory is read.
+    said: InodeSet,
     path_len: usize,
+}
+
+impl Frame {
+    fn new(above: Dir, name: Vec<u8>, dir: Dir, path_len: usize) -> Self {
+        Self {
+            above,
+            name,
+            dir,
+            batch: Vec::new().into_iter(),
+            place: 0,
+            progress: false,
+            stays: false,
+            said: InodeSet::default(),
+            path_len,
+        }
+    }
 }
 
 impl Removal<'_> {
@@ -111,7 +129,7 @@ impl Removal<'_> {
                 match Self::refill(frame) {
                     Ok(true) => continue,
                     Ok(false) => {}
-                    Err(error) => self.problem(frame, &error)?,
+                    Err(error) => self.problem(frame, None, &error)?,
                 }
                 let Some(done) = frames.pop() else { break };
                 self.leave(done, frames.last_mut())?;
@@ -122,7 +140,7 @@ impl Removal<'_> {
             match self.entry(frame, &entry) {
                 Ok(Some(inner)) => frames.push(inner),
                 Ok(None) => {}
-                Err(error) => self.problem(frame, &error)?,
+                Err(error) => self.problem(frame, Some(entry.ino), &error)?,
             }
         }
         Ok(())
@@ -130,9 +148,7 @@ impl Removal<'_> {
 
     fn frame(&self, above: Dir, name: Vec<u8>, node: &Node) -> Result<Frame> {
         let dir = node.as_dir().map_err(|error| edit::failure(self.location, &error))?;
-        let path_len = self.path.len();
-        let batch = Vec::new().into_iter();
-        Ok(Frame { above, name, dir, batch, place: 0, progress: false, stays: false, path_len })
+        Ok(Frame::new(above, name, dir, self.path.len()))
     }
 
     /// Removes an entry, or goes into it.
@@ -150,16 +166,7 @@ impl Removal<'_> {
             return Ok(None);
         }
         let dir = node.as_dir()?;
-        Ok(Some(Frame {
-            above: frame.dir.clone(),
-            name: entry.name.clone(),
-            dir,
-            batch: Vec::new().into_iter(),
-            place: 0,
-            progress: false,
-            stays: false,
-            path_len: self.path.len(),
-        }))
+        Ok(Some(Frame::new(frame.dir.clone(), entry.name.clone(), dir, self.path.len())))
     }
 
     /// Reads on; whether there is more.
@@ -202,9 +209,10 @@ impl Removal<'_> {
         Ok(())
     }
 
-    fn problem(&mut self, frame: &mut Frame, error: &uxfs::Error) -> Result<()> {
+    /// Something stays in a directory: the entry with this inode, or what could not be read.
+    fn problem(&mut self, frame: &mut Frame, ino: Option<u64>, error: &uxfs::Error) -> Result<()> {
         frame.stays = true;
-        self.said(error)
+        if ino.is_none_or(|ino| frame.said.insert(ino)) { self.said(error) } else { Ok(()) }
     }
 
     /// Says what could not be removed; a volume that takes no more changes ends it.

@@ -7,6 +7,7 @@ use crate::archive::pax::{self, Records};
 use crate::archive::{Archive, Kind, SparseMap};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::host::Identity;
+use crate::interrupt;
 use crate::location::{Images, Location, parser};
 use crate::options::Global;
 use crate::problems::Problems;
@@ -99,6 +100,7 @@ impl<W: Write> Pack<'_, W> {
         let file_name = self.args.location.file_name().unwrap_or(b"file").to_vec();
         let mut walk = Walk::new(self.volume, start, b".", Order::Stored);
         while let Some(step) = walk.next() {
+            interrupt::check()?;
             progress::name(self.bar, walk.path());
             let name = if is_dir { walk.path() } else { &file_name };
             match step {
@@ -200,6 +202,7 @@ impl<W: Write> Pack<'_, W> {
         let mut done = 0;
         let mut failed = false;
         while done < len {
+            interrupt::check()?;
             let want = usize::try_from(len - done).unwrap_or(CHUNK).min(CHUNK);
             let buf = &mut self.buf[..want];
             match file.read_at(buf, offset + done) {

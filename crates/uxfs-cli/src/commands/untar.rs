@@ -5,6 +5,7 @@ use crate::exit::{Exit, Failure, Result};
 use crate::fill::archive::FromArchive;
 use crate::fill::{Filler, Rules};
 use crate::host::attributes::Keep;
+use crate::interrupt::Patient;
 use crate::location::{Location, parser};
 use crate::mode::{Owner, umask};
 use crate::options::Global;
@@ -65,12 +66,12 @@ pub fn say_lost(filler: &Filler<'_>) {
 fn input(path: Option<&Path>) -> Result<Box<dyn Read>> {
     if let Some(path) = path.filter(|path| path.as_os_str() != "-") {
         let file = File::open(path).map_err(|error| Failure::of_host(path, error))?;
-        return Ok(Box::new(BufReader::with_capacity(1 << 20, file)));
+        return Ok(Box::new(BufReader::with_capacity(1 << 20, Patient::new(file))));
     }
     let stdin = std::io::stdin();
     if stdin.is_terminal() {
         let what = "untar: standard input is a terminal; redirect it, or give -i FILE";
         return Err(Failure::new(Exit::Usage, what));
     }
-    Ok(Box::new(BufReader::with_capacity(1 << 20, stdin)))
+    Ok(Box::new(BufReader::with_capacity(1 << 20, Patient::new(stdin))))
 }

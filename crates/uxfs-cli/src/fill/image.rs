@@ -3,6 +3,7 @@
 use super::host::Target;
 use super::{Filler, Leaf, Outcome, Trouble, attributes_of, end_at, special_of};
 use crate::exit::{Exit, Failure, Result, host_name};
+use crate::interrupt;
 use crate::location::Location;
 use crate::problems::Problems;
 use crate::walk::{Order, Step, Walk};
@@ -44,6 +45,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
         let goal = base.node().ino();
         let mut dirs = vec![base];
         while let Some(step) = walk.next() {
+            interrupt::check()?;
             let name = if walk.depth() == 0 { name.as_deref() } else { Some(walk.name()) };
             let Some(to) = dirs.last() else { break };
             let outcome = match step {

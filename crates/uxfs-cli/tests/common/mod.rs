@@ -2,6 +2,8 @@
 //! mounts, GNU tar, find and du: a test fails where one of them is missing.
 #![allow(dead_code)]
 
+pub mod forge;
+
 use rustix::fs::{AtFlags, FileType, Mode};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

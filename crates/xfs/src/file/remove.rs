@@ -3,7 +3,7 @@
 use super::{BLOCKS_END, Blocks, join_file};
 use crate::attr;
 use crate::buf::Piece;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::inode::{ForkKind, InodeEntry};
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
@@ -12,6 +12,7 @@ use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::attr::RAW;
 use xfs_format::bmbt::Extent;
+use xfs_format::error::FormatError;
 use xfs_format::inode::{ForkFormat, InodeCore};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
@@ -103,7 +104,12 @@ pub(crate) fn free_all(volume: &Arc<Volume>, entry: &Arc<InodeEntry>, kind: Fork
                 rootless = true;
             }
         }
+        let blocks = trans.inode(ino).blocks();
         remove_some(&mut trans, ino, kind, first..BLOCKS_END)?;
+        if trans.inode(ino).blocks() >= blocks {
+            // A fork that counts what its map does not have: this would never end.
+            return Err(Error::corrupt_inode(ino, FormatError::new("inode", "extent count")));
+        }
         trans.commit()?;
     }
 }

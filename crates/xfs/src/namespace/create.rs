@@ -3,7 +3,7 @@
 use super::{NameProblem, add_links, check_directory, check_name, file_type, lookup, touch};
 use crate::attr::acl::{self, AclKind};
 use crate::dir::edit::{self as dir_edit, NewEntry};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::inode::{ForkKind, ForkState, Inode, InodeEntry};
 use crate::symlink;
 use crate::trans::Trans;
@@ -11,6 +11,7 @@ use crate::trans::fork::TransFork;
 use crate::trans::reservation::{Need, Reservation};
 use crate::volume::Volume;
 use std::sync::Arc;
+use xfs_format::error::FormatError;
 use xfs_format::inode::{CORE_LEN_V3, ForkFormat, ForkInfo, InodeCore, InodeFlags, InodeFlags2, InodeType};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
@@ -148,11 +149,21 @@ fn new_inode(trans: &mut Trans<'_>, dir: InodeNumber, kind: InodeType, new: &New
     let volume = trans.volume();
     let generation = volume.write_side()?.inodes.generation();
     let core = core_of(trans.inode(dir), kind, new, generation, volume);
-    let entry = match volume.cached_entry(ino) {
+    let cached = volume.cached_entry(ino);
+    let known = cached.is_some();
+    let entry = match cached {
         Some(entry) => entry,
         None => volume.enter_inode(Arc::new(Inode::fresh(ino, core.clone(), true))),
     };
+    // The tree says that it is free: the directory itself cannot be, and would be waited for without end.
+    let in_use = || Error::corrupt_inode(ino, FormatError::new("inobt block", "free inode that is in use"));
+    if ino == dir {
+        return Err(in_use());
+    }
     let Some(locked) = entry.try_lock() else { return Ok(Found::Busy(entry)) };
+    if known && !entry.peek().is_free() {
+        return Err(in_use());
+    }
     trans.join_inode(Arc::clone(&entry), locked)?;
     // Whatever the number stood for before is gone.
     *trans.inode_mut(ino, InodeFields::DFORK) = Inode::fresh(ino, core, false);

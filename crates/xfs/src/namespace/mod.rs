@@ -34,6 +34,7 @@ use crate::symlink::TargetError;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use xfs_format::dir::is_valid_name;
+use xfs_format::error::FormatError;
 use xfs_format::inode::{InodeFlags, InodeType};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
@@ -146,9 +147,15 @@ fn file_type(kind: InodeType) -> FileType {
 
 /// Changes a link count.
 fn add_links(trans: &mut Trans<'_>, ino: InodeNumber, by: i32) -> Result<()> {
-    let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
-    let links = core.nlink.checked_add_signed(by).filter(|&links| links <= LINKS_MAX);
-    core.nlink = links.ok_or(Error::Name(NameProblem::TooManyLinks))?;
+    let links = trans.inode(ino).nlink();
+    let Some(new) = links.checked_add_signed(by) else {
+        // It has more names than it counts.
+        return Err(Error::corrupt_inode(ino, FormatError::value("inode", "link count", links.into())));
+    };
+    if new > LINKS_MAX {
+        return Err(NameProblem::TooManyLinks.into());
+    }
+    trans.inode_mut(ino, InodeFields::CORE).core_mut().nlink = new;
     Ok(())
 }
 

@@ -3,13 +3,14 @@
 use super::locking::join_all;
 use super::{NameProblem, add_links, check_directory, check_name, lookup, touch};
 use crate::dir::edit as dir_edit;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode, InodeEntry};
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::sync::Arc;
+use xfs_format::error::FormatError;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
 
@@ -73,12 +74,22 @@ impl Volume {
             drop(fork);
             drop(shared);
             match self.entry(ino) {
-                // It was removed since.
-                Err(crate::Error::NoSuchInode(_)) if self.is_writable() => continue,
+                Err(Error::NoSuchInode(_)) if self.is_writable() => {
+                    // It was removed since, or the directory is damaged: looking again ends only where it changed.
+                    let _shared = dir.share();
+                    if Arc::ptr_eq(&inode, &dir.peek()) {
+                        return Err(names_free_inode(dir.ino(), ino));
+                    }
+                }
                 other => return Ok((other?, inode)),
             }
         }
     }
+}
+
+/// A directory that has a name for an inode which its group's tree says is free.
+fn names_free_inode(dir: InodeNumber, ino: InodeNumber) -> Error {
+    Error::corrupt_inode(dir, FormatError::value("directory", "name of an inode that is not in use", ino.0))
 }
 
 /// Fails unless the joined inode may be removed as `what`.

@@ -9,6 +9,7 @@ use self::read::{Copied, Key, Reader, Step, Steps};
 use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::host::Identity;
+use crate::interrupt;
 use crate::problems::Problems;
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -74,6 +75,7 @@ impl<'a, 'b> FromHost<'a, 'b> {
 
     fn tree(&mut self, mut place: Place<'_>, mut steps: Steps) -> Result<()> {
         while let Some(step) = steps.next() {
+            interrupt::check()?;
             if let Step::Leave = step {
                 let done = place.leave(self.filler);
                 self.check(&place.path, done)?;

@@ -1,0 +1,90 @@
+//! Volumes that nobody made honestly: inodes and blocks changed, and their checksums put right.
+
+use super::{scratch, uxfs_ok};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use xfs_format::checksum;
+
+/// Where a v5 inode has its checksum, and its data fork.
+const INODE_CRC: usize = 100;
+const FORK: usize = 176;
+/// Bytes an inode.
+const INODE: usize = 512;
+
+/// Types as directories say them.
+pub const REGULAR: u8 = 1;
+pub const DIRECTORY: u8 = 2;
+pub const SYMLINK: u8 = 7;
+
+/// A small volume of one group, with blocks of 4096 bytes and inodes of 512.
+pub struct Forged {
+    pub dir: TempDir,
+    pub path: PathBuf,
+}
+
+impl Forged {
+    /// An empty one.
+    pub fn new(size: &str) -> Self {
+        let dir = scratch();
+        let path = dir.path().join("volume.img");
+        uxfs_ok(&[&"mkfs", &"-q", &"--small", &path, &size]);
+        Self { dir, path }
+    }
+
+    /// One with what is in a directory of the host.
+    pub fn of(size: &str, tree: &Path) -> Self {
+        let forged = Self::new(size);
+        uxfs_ok(&[&"cp", &"-r", &tree.join("."), &forged.at("/")]);
+        forged
+    }
+
+    /// A path in it, as an argument.
+    pub fn at(&self, path: &str) -> OsString {
+        let mut argument = self.path.clone().into_os_string();
+        argument.push(":");
+        argument.push(path);
+        argument
+    }
+
+    /// The inode number of a path.
+    pub fn ino(&self, path: &str) -> u64 {
+        let stat = uxfs_ok(&[&"stat", &"--json", &self.at(path)]);
+        let stat: serde_json::Value = serde_json::from_slice(&stat).unwrap();
+        stat["ino"].as_u64().unwrap()
+    }
+
+    /// Changes an inode.
+    pub fn inode(&self, ino: u64, change: impl FnOnce(&mut [u8])) {
+        self.sealed(ino as usize * INODE, INODE, INODE_CRC, change);
+    }
+
+    /// Changes a structure that has its checksum at `crc`.
+    pub fn sealed(&self, at: usize, len: usize, crc: usize, change: impl FnOnce(&mut [u8])) {
+        let mut bytes = std::fs::read(&self.path).unwrap();
+        let structure = &mut bytes[at..at + len];
+        change(structure);
+        assert!(checksum::store(structure, crc));
+        std::fs::write(&self.path, bytes).unwrap();
+    }
+
+    /// Gives a directory other entries, as many as fit into its inode: name, type, inode number.
+    pub fn entries(&self, dir: u64, parent: u64, entries: &[(&[u8], u8, u64)]) {
+        let mut fork = vec![entries.len() as u8, 0];
+        fork.extend((parent as u32).to_be_bytes());
+        let mut offset = 0x60_u16;
+        for &(name, file_type, ino) in entries {
+            fork.push(name.len() as u8);
+            fork.extend(offset.to_be_bytes());
+            fork.extend(name);
+            fork.push(file_type);
+            fork.extend((ino as u32).to_be_bytes());
+            offset += (name.len() as u16 + 12).next_multiple_of(8);
+        }
+        self.inode(dir, |inode| {
+            inode[5] = 1;
+            inode[56..64].copy_from_slice(&(fork.len() as u64).to_be_bytes());
+            inode[FORK..FORK + fork.len()].copy_from_slice(&fork);
+        });
+    }
+}
