@@ -303,8 +303,15 @@ impl File {
         Extents { file: self, at: 0 }
     }
 
+    /// What every change of content begins with. A program whose content changes loses its capabilities, as in a
+    /// kernel.
     pub(crate) fn check_writable(&self) -> Result<()> {
-        Ok(self.node.volume.engine().check_writable()?)
+        let engine = self.node.volume.engine();
+        engine.check_writable()?;
+        if self.node.entry.may_be_privileged() {
+            engine.drop_capabilities(&self.node.entry, self.node.volume.now())?;
+        }
+        Ok(())
     }
 
     fn seek(&self, offset: u64, want_data: bool) -> Result<Option<u64>> {

@@ -90,15 +90,16 @@ pub struct Mounted {
 impl Mounted {
     /// Mounts `image` at `dir`, which is made if need be.
     pub fn new(image: &Path, dir: &Path, read_only: bool) -> Result<Self> {
-        Self::with(image, dir, if read_only { "loop,ro" } else { "loop,noatime,nodev" })
+        Self::with_options(image, dir, if read_only { "loop,ro" } else { "loop,noatime,nodev" })
     }
 
     /// Mounts a block device at `dir`.
     pub fn device(device: &Path, dir: &Path) -> Result<Self> {
-        Self::with(device, dir, "noatime,nodev")
+        Self::with_options(device, dir, "noatime,nodev")
     }
 
-    fn with(what: &Path, dir: &Path, options: &str) -> Result<Self> {
+    /// Mounts an image or a block device with options of the caller's.
+    pub fn with_options(what: &Path, dir: &Path, options: &str) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
         run(Command::new("mount").args(["-t", "xfs", "-o", options]).args([what, dir]))?;
         Ok(Self { dir: dir.to_owned(), active: true })

@@ -232,11 +232,21 @@ impl<'a> Filler<'a> {
 
     /// Sets all that is said of a file.
     pub fn finish(&mut self, node: &Node, of: &Attributes) -> Outcome<()> {
+        self.owner(node, of)?;
         self.xattrs(node, of)?;
         self.inode(node, of)
     }
 
-    /// Sets what is said of a file in its inode. Permissions come behind the lists, which they are a part of, and times
+    /// Gives a file its owner. That comes first: a file that changes hands loses its capabilities.
+    fn owner(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+        let (new, found) = (self.new_node(of, node.file_type().is_dir()), node.metadata());
+        if (new.uid, new.gid) != (found.uid, found.gid) {
+            node.change(&Changes { uid: Some(new.uid), gid: Some(new.gid), ..Changes::default() })?;
+        }
+        Ok(())
+    }
+
+    /// Sets what else is said of a file in its inode. Permissions come behind the lists, which they are a part of, and times
     /// behind all.
     fn inode(&self, node: &Node, of: &Attributes) -> Outcome<()> {
         let (rules, is_dir) = (self.rules, node.file_type().is_dir());
@@ -244,7 +254,6 @@ impl<'a> Filler<'a> {
         let permissions = (!node.file_type().is_symlink()).then_some(new.permissions);
         let found = node.metadata();
         let as_is = permissions.is_none_or(|wanted| wanted == found.permissions())
-            && (new.uid, new.gid) == (found.uid, found.gid)
             && new.atime.is_none_or(|wanted| wanted == found.atime)
             && new.mtime.is_none_or(|wanted| wanted == found.mtime)
             && rules.time.is_none_or(|wanted| found.ctime == wanted && found.btime == Some(wanted));
@@ -254,8 +263,6 @@ impl<'a> Filler<'a> {
         }
         node.change(&Changes {
             permissions,
-            uid: Some(new.uid),
-            gid: Some(new.gid),
             atime: new.atime,
             mtime: new.mtime,
             crtime: rules.time,

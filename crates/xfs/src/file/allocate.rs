@@ -257,6 +257,8 @@ impl Volume {
             join_file(&mut trans, entry)?;
             todo = trans.mark(entry.ino(), blocks, true, CONVERTED_AT_ONCE)?;
             let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
+            // Or else a kernel frees what of it lies behind the end.
+            core.flags |= InodeFlags::PREALLOC;
             (core.mtime, core.ctime) = (now, now);
             trans.commit()?;
         }

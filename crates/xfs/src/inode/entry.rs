@@ -17,7 +17,7 @@ use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 use parking_lot::{Mutex, MutexGuard, RawRwLock, RwLock};
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
@@ -57,6 +57,8 @@ pub struct InodeEntry {
     /// How many have it open.
     opens: AtomicU32,
     overwritten: LazyTime,
+    /// Whether the inode is known to hold no capabilities, which a change of its content would take away.
+    unprivileged: AtomicBool,
     /// What the cache takes it to weigh.
     weighed: AtomicU64,
     this: Weak<InodeEntry>,
@@ -99,6 +101,7 @@ impl InodeEntry {
             item: ItemState::default(),
             opens: AtomicU32::new(0),
             overwritten: LazyTime::default(),
+            unprivileged: AtomicBool::new(false),
             weighed: AtomicU64::new(0),
             this: this.clone(),
             users: Users::new(),
@@ -114,6 +117,18 @@ impl InodeEntry {
     /// The committed version.
     pub fn current(&self) -> Arc<Inode> {
         self.current.load_full()
+    }
+
+    /// Whether the inode may hold capabilities, as far as is known.
+    #[inline]
+    pub fn may_be_privileged(&self) -> bool {
+        !self.unprivileged.load(Ordering::Acquire)
+    }
+
+    /// Says whether it may. Who takes them away says no *before* looking for them, and who gives it some says yes
+    /// *after* that is committed: so none are overlooked.
+    pub(crate) fn set_privileged(&self, may_be: bool) {
+        self.unprivileged.store(!may_be, Ordering::Release);
     }
 
     /// The committed version, for a look of a few instructions: costs no reference count.

@@ -63,6 +63,9 @@ pub enum XattrChange<'a> {
 impl Volume {
     /// Changes what is said of a file.
     pub fn change(self: &Arc<Self>, entry: &Arc<InodeEntry>, change: &Change, now: Timestamp) -> Result<()> {
+        if change.uid.is_some() || change.gid.is_some() {
+            self.drop_capabilities(entry, now)?;
+        }
         let mut need = Need::new(self.geometry()).inodes(1);
         if change.permissions.is_some() && entry.peek().has_attrs() {
             need = need.attr_change(1).steps(2);
@@ -174,9 +177,40 @@ impl Volume {
         }
         touch(&mut trans, ino, false, now);
         trans.commit()?;
+        if namespace == Namespace::Secure && name == CAPABILITY {
+            entry.set_privileged(true);
+        }
         Ok(())
     }
+
+    /// Takes the capabilities off a file whose content or owner is about to change, as a kernel does whoever asks.
+    pub fn drop_capabilities(self: &Arc<Self>, entry: &Arc<InodeEntry>, now: Timestamp) -> Result<()> {
+        entry.set_privileged(false);
+        let inode = entry.current();
+        let held = match self.fork(&inode, ForkKind::Attr) {
+            Some(fork) if inode.has_attrs() => attr::get(&*fork, Namespace::Secure, CAPABILITY),
+            _ => Ok(None),
+        };
+        let dropped = match held {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => {
+                match self.change_xattr(entry, Namespace::Secure, CAPABILITY, XattrChange::Remove, now) {
+                    // Another thread was faster.
+                    Err(Error::Name(NameProblem::NoAttribute)) => Ok(()),
+                    done => done,
+                }
+            }
+            Err(error) => Err(error),
+        };
+        if dropped.is_err() {
+            entry.set_privileged(true);
+        }
+        dropped
+    }
 }
+
+/// The attribute, in the namespace `security`, that gives a program capabilities.
+const CAPABILITY: &[u8] = b"capability";
 
 /// Whether a file may have this extent size: what the kernel allows.
 fn check_extent_size(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<()> {

@@ -91,6 +91,9 @@ impl Volume {
             let mut trans = Trans::start(self, self.reservation_to_make(dir, new, target))?;
             trans.join_inode(Arc::clone(dir), dir.lock())?;
             check_directory(trans.inode(dir.ino()))?;
+            if target.is_some() && trans.inode(dir.ino()).core().flags.contains(InodeFlags::NOSYMLINKS) {
+                return Err(NameProblem::NoSymlinks.into());
+            }
             if let Some(name) = name
                 && lookup(&mut trans, dir.ino(), name)?.is_some()
             {
@@ -190,6 +193,8 @@ fn core_of(dir: &Inode, kind: InodeType, new: &NewInode, generation: u32, volume
     flags2.set(InodeFlags2::BIGTIME, geometry.bigtime);
     flags2.set(InodeFlags2::NREXT64, geometry.nrext64);
     let (flags, projid, extsize) = inherited(dir, kind, new.inherit);
+    let (handed_down, cowextsize) = inherited2(dir, kind, new.inherit);
+    flags2 |= handed_down;
     let format = match kind {
         InodeType::Directory | InodeType::Symlink => ForkFormat::Local,
         kind if kind.is_special() => ForkFormat::Dev,
@@ -210,7 +215,7 @@ fn core_of(dir: &Inode, kind: InodeType, new: &NewInode, generation: u32, volume
         size: 0,
         nblocks: 0,
         extsize,
-        cowextsize: 0,
+        cowextsize,
         flags,
         flags2,
         generation,
@@ -229,15 +234,17 @@ fn inherited(dir: &Inode, kind: InodeType, inherit: bool) -> (InodeFlags, u32, u
     let projid = if parent.contains(InodeFlags::PROJINHERIT) { core.projid } else { 0 };
     let mut flags = InodeFlags::empty();
     let mut extsize = 0;
-    let passed_on = [InodeFlags::NOATIME, InodeFlags::NODUMP, InodeFlags::SYNC, InodeFlags::NODEFRAG];
+    // That no symbolic links may be made is not handed down, unless a kernel is told to by a setting of its own.
+    let passed_on = [
+        InodeFlags::NOATIME,
+        InodeFlags::NODUMP,
+        InodeFlags::SYNC,
+        InodeFlags::NODEFRAG,
+        InodeFlags::FILESTREAM,
+    ];
     match kind {
         InodeType::Directory => {
-            let own = [
-                InodeFlags::PROJINHERIT,
-                InodeFlags::EXTSZINHERIT,
-                InodeFlags::NOSYMLINKS,
-                InodeFlags::FILESTREAM,
-            ];
+            let own = [InodeFlags::PROJINHERIT, InodeFlags::EXTSZINHERIT];
             passed_on.into_iter().chain(own).for_each(|flag| flags.set(flag, parent.contains(flag)));
             if parent.contains(InodeFlags::EXTSZINHERIT) {
                 extsize = core.extsize;
@@ -253,6 +260,16 @@ fn inherited(dir: &Inode, kind: InodeType, inherit: bool) -> (InodeFlags, u32, u
         _ => {}
     }
     (flags, projid, extsize)
+}
+
+/// Newer flags and the copy-on-write extent size hint that a directory hands down.
+fn inherited2(dir: &Inode, kind: InodeType, inherit: bool) -> (InodeFlags2, u32) {
+    let core = dir.core();
+    if !inherit || !matches!(kind, InodeType::Directory | InodeType::Regular) {
+        return (InodeFlags2::empty(), 0);
+    }
+    let flags = core.flags2 & (InodeFlags2::DAX | InodeFlags2::COWEXTSIZE);
+    (flags, if flags.contains(InodeFlags2::COWEXTSIZE) { core.cowextsize } else { 0 })
 }
 
 /// Gives a new inode the content that it is made with.

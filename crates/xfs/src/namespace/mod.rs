@@ -88,6 +88,9 @@ pub enum NameProblem {
     /// An attribute cannot have this name, or a value as long as this.
     #[error("the name or the value of the attribute is too long, or not possible")]
     AttributeTooLong,
+    /// The directory is marked as one that takes no symbolic links.
+    #[error("the directory takes no symbolic links")]
+    NoSymlinks,
     /// The two lie in different project trees.
     #[error("it belongs to another project's tree")]
     OtherProject,
