@@ -126,6 +126,9 @@ pub enum Error {
     /// The volume has no room for what was asked, or may have no more inodes. Nothing was changed.
     #[error("no space left on the volume")]
     NoSpace,
+    /// A commit that the log would say nothing of. Nothing was done.
+    #[error("a transaction that logs nothing was committed: this is an error of uxfs")]
+    EmptyCommit,
 }
 
 impl Error {

@@ -142,6 +142,13 @@ impl Volume {
             superblock,
             geometry,
         });
+        if let Some(write) = &volume.write {
+            let this = Arc::downgrade(&volume);
+            write.journal.set_cover(move || {
+                // What fails here is tried again when the journal has been idle once more.
+                let _ = this.upgrade().map(|volume| trans::superblock::cover(&volume));
+            });
+        }
         if let Some(recovered) = recovered {
             let owed = recovered.adopt(&volume.write_side()?.journal, &volume.geometry)?;
             let report = owed.finish(&volume)?;
@@ -264,8 +271,16 @@ impl Volume {
     /// that is dropped without this is as after a crash: its log has to be replayed.
     pub fn close(self: &Arc<Self>) -> Result<()> {
         let Some(write) = &self.write else { return Ok(()) };
-        trans::superblock::write_counters(self)?;
-        write.journal.close()
+        // Who is in the middle of a change ends it, and nobody begins one: from here on the counters stand still.
+        let frozen = write.journal.freeze()?;
+        trans::superblock::write_counters(self, &frozen)?;
+        frozen.close()
+    }
+
+    /// Has the journal do at once, and waits for it, what it does by itself when nothing has happened for half a minute:
+    /// [`Journal::pass_idle_time`]. So that tests need not wait.
+    pub fn pass_idle_time(&self) -> Result<()> {
+        self.write_side()?.journal.pass_idle_time()
     }
 
     /// Calls `each` with the number of every inode in use, in order, until it breaks. Inodes that are unlinked and

@@ -39,6 +39,8 @@ struct Shard {
     paid: i64,
     /// Of these, what [`Cil::paid`] does not count yet.
     uncounted: i64,
+    /// Something was committed that does more than cover the log.
+    more: bool,
     /// Nothing is committed any more.
     dead: bool,
 }
@@ -57,6 +59,8 @@ pub(super) struct Closed {
     pub(super) landed: Vec<OnLanded>,
     /// Bytes that its transactions paid for it.
     pub(super) paid: u64,
+    /// Nothing is in it but what covers the log.
+    pub(super) covering: bool,
     parts: Vec<Vec<Entry>>,
 }
 
@@ -137,9 +141,11 @@ impl Cil {
         self.limit
     }
 
-    /// Puts the items of a commit into the open checkpoint. `None`: there is none any more, and nothing was done.
+    /// Puts the items of a commit, which may be one that covers the log, into the open checkpoint. `None`: there is none
+    /// any more, and nothing was done.
     pub(super) fn join(
         &self,
+        covering: bool,
         items: &mut Vec<(Arc<dyn LogItem>, LogVector)>,
         landed: Option<OnLanded>,
         publish: impl FnOnce(),
@@ -164,6 +170,7 @@ impl Cil {
             }
         }
         publish();
+        shard.more |= !covering;
         shard.landed.extend(landed);
         let cost = self.cost(seq, grown);
         shard.paid += cost;
@@ -204,8 +211,14 @@ impl Cil {
         let mut shards: Vec<MutexGuard<'_, Shard>> = Vec::with_capacity(SHARDS);
         let seq = self.seq();
         spares.resize_with(SHARDS, Vec::new);
-        let mut closed =
-            Closed { seq, items: Vec::new(), landed: Vec::new(), paid: 0, parts: Vec::with_capacity(SHARDS) };
+        let mut closed = Closed {
+            seq,
+            items: Vec::new(),
+            landed: Vec::new(),
+            paid: 0,
+            covering: true,
+            parts: Vec::with_capacity(SHARDS),
+        };
         CLOSE.count(Mode::Exclusive, None);
         shards.extend(self.shards.iter().map(|shard| lock(&shard.0.shard)));
         for shard in &mut shards {
@@ -218,6 +231,7 @@ impl Cil {
         for shard in &mut shards {
             shard.seq = seq + 1;
             shard.uncounted = 0;
+            closed.covering &= !std::mem::take(&mut shard.more);
             paid += std::mem::take(&mut shard.paid);
             closed.parts.push(std::mem::replace(&mut shard.items, spares.pop().unwrap_or_default()));
             closed.landed.append(&mut shard.landed);
@@ -232,11 +246,6 @@ impl Cil {
 }
 
 impl Closed {
-    /// A checkpoint with nothing in it.
-    pub(super) fn empty(seq: u64, paid: u64) -> Self {
-        Self { seq, items: Vec::new(), landed: Vec::new(), paid, parts: Vec::new() }
-    }
-
     /// Puts the items in order and collects their vectors; the emptied lists become spares again.
     pub(super) fn gather(&mut self, spares: &mut Vec<Vec<Entry>>, vectors: &mut Vec<LogVector>) {
         for mut part in self.parts.drain(..) {
@@ -299,13 +308,13 @@ mod tests {
         let (cil, layout) = cil();
         let item = Arc::new(Plain::default());
         let mut list: Vec<(Arc<dyn LogItem>, LogVector)> = vec![(item.clone(), vector(100))];
-        let first = cil.join(&mut list, None, || ()).unwrap();
+        let first = cil.join(false, &mut list, None, || ()).unwrap();
         assert!(list.is_empty());
         assert_eq!(first.cost, (layout.base() + layout.charge(112)) as i64);
         list.push((item.clone(), vector(160)));
-        assert_eq!(cil.join(&mut list, None, || ()).unwrap().cost, layout.charge(60) as i64);
+        assert_eq!(cil.join(false, &mut list, None, || ()).unwrap().cost, layout.charge(60) as i64);
         list.push((item.clone(), vector(40)));
-        assert_eq!(cil.join(&mut list, None, || ()).unwrap().cost, -120);
+        assert_eq!(cil.join(false, &mut list, None, || ()).unwrap().cost, -120);
         assert_eq!(item.pins.load(Ordering::SeqCst), 1);
         let (mut spares, mut vectors) = (Vec::new(), Vec::new());
         let mut closed = cil.close(&mut spares).unwrap();
@@ -322,7 +331,9 @@ mod tests {
         for item in &items {
             // A thread each, hence shards that have nothing to do with the order.
             std::thread::scope(|scope| {
-                scope.spawn(|| cil.join(&mut vec![(item.clone() as _, vector(8))], None, || ()).unwrap());
+                scope.spawn(|| {
+                    cil.join(false, &mut vec![(item.clone() as _, vector(8))], None, || ()).unwrap()
+                });
             });
         }
         let (mut spares, mut vectors) = (Vec::new(), Vec::new());
@@ -339,7 +350,7 @@ mod tests {
         let item = Arc::new(Plain::default());
         let mut list: Vec<(Arc<dyn LogItem>, LogVector)> = vec![(item.clone(), vector(100))];
         assert!(cil.kill().is_none());
-        assert!(cil.join(&mut list, None, || panic!("published")).is_none());
+        assert!(cil.join(false, &mut list, None, || panic!("published")).is_none());
         assert_eq!((list.len(), item.pins.load(Ordering::SeqCst)), (1, 0));
     }
 }

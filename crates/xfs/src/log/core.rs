@@ -5,6 +5,7 @@
 
 use super::ail::Ail;
 use super::cil::{Cil, Closed};
+use super::covering::Cover;
 use super::gate::Gate;
 use super::grant::Grant;
 use super::item::{Landing, Outcome};
@@ -34,8 +35,11 @@ pub(super) struct Core {
     pub(super) pushing: Pushing,
     /// Where the next record goes.
     pub(super) head: AtomicU64,
-    /// Whether a crash now would have something replayed that was landed.
+    /// Whether a crash now would have something replayed that was landed, the superblock of a covered log aside.
     pub(super) uncovered: AtomicBool,
+    pub(super) cover: Cover,
+    /// Held by whoever holds the gate closed.
+    pub(super) freezing: Mutex<()>,
     /// Held by whoever settles the journal.
     pub(super) settling: Mutex<()>,
     /// Why it was shut down; 0: it was not. Every change looks at it, so it is far from what changes.
@@ -58,6 +62,8 @@ impl Core {
             pushing: Pushing::default(),
             head: AtomicU64::new(head.0),
             uncovered: AtomicBool::new(false),
+            cover: Cover::default(),
+            freezing: Mutex::new(()),
             settling: Mutex::new(()),
             down: Padded::default(),
         }
@@ -114,9 +120,9 @@ impl Core {
         (room * BLOCK_SIZE < bytes as usize).then_some(room)
     }
 
-    /// A checkpoint is in the log for good.
-    pub(super) fn land(&self, sealed: Sealed) {
-        let Sealed { closed, start, end, bytes, cover, .. } = sealed;
+    /// A checkpoint is in the log for good; its last record names `tail`.
+    pub(super) fn land(&self, sealed: Sealed, tail: Pos) {
+        let Sealed { closed, start, end, bytes, .. } = sealed;
         let (mut stay, mut gone) = (Vec::with_capacity(closed.items.len()), Vec::new());
         for entry in &closed.items {
             match entry.item.landed(start) {
@@ -138,11 +144,10 @@ impl Core {
             None => self.grant.take_regardless(bytes - closed.paid),
         }
         self.grant.give(freed);
-        self.uncovered.store(!cover, Ordering::SeqCst);
+        // What landed after the log was found idle lies between the tail and a checkpoint that was to cover it.
+        let covers = closed.covering && self.layout.lsn(tail) == start;
+        self.uncovered.store(!covers, Ordering::SeqCst);
         self.orders.done(closed.seq);
-        if cover {
-            self.orders.covered();
-        }
         self.pushing.kick();
     }
 

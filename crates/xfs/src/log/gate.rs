@@ -3,9 +3,9 @@
 //! Each thread counts in a slot of its own, so that beginning and ending a transaction write no line that others
 //! write. Who closes the gate adds all slots up. Invariants: a transaction leaves through the slot that it came
 //! in by; once the gate is closed, a slot that was seen at zero stays there but for those that look in and turn
-//! back, and each of these wakes who closed it.
+//! back, each of which wakes who closed it, and for who closed it: that thread alone goes in and out as it likes.
 
-use super::sync::{AtomicU32, Condvar, Mutex, Ordering, Padded, lock, wait};
+use super::sync::{AtomicU32, Condvar, Mutex, Ordering, Padded, ThreadId, lock, thread, wait};
 use super::thread_slot;
 use fileio::lockstat::{LockClass, Mode};
 
@@ -17,11 +17,19 @@ const SLOTS: usize = if cfg!(shuttle) { 2 } else { 64 };
 #[derive(Debug)]
 pub(super) struct Gate {
     open: Box<[Padded<AtomicU32>]>,
-    /// How many hold it closed.
+    /// Whether somebody holds it closed.
     closed: AtomicU32,
     dead: AtomicU32,
-    lock: Mutex<()>,
+    lock: Mutex<Waiting>,
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Who closed the gate.
+    holder: Option<ThreadId>,
+    /// How many wait for it to be opened.
+    outside: u32,
 }
 
 impl Gate {
@@ -30,7 +38,7 @@ impl Gate {
             open: std::iter::repeat_with(Padded::default).take(SLOTS).collect(),
             closed: AtomicU32::new(0),
             dead: AtomicU32::new(0),
-            lock: Mutex::new(()),
+            lock: Mutex::default(),
             changed: Condvar::new(),
         }
     }
@@ -47,15 +55,40 @@ impl Gate {
                 GATE.count(Mode::Shared, None);
                 return Some(slot);
             }
-            self.leave(slot);
             let mut guard = lock(&self.lock);
+            if guard.holder == Some(thread::current().id()) {
+                return Some(slot);
+            }
+            self.leave_locked(slot);
             while self.closed.load(Ordering::SeqCst) != 0 {
                 if self.dead.load(Ordering::SeqCst) != 0 {
                     return None;
                 }
+                guard.outside += 1;
                 guard = wait(&self.changed, guard);
+                guard.outside -= 1;
             }
         }
+    }
+
+    /// As [`enter`](Self::enter), but turns back where the gate is closed.
+    pub(super) fn try_enter(&self) -> Option<usize> {
+        let slot = thread_slot::current() % SLOTS;
+        if let Some(open) = self.open.get(slot) {
+            open.0.fetch_add(1, Ordering::SeqCst);
+        }
+        if self.closed.load(Ordering::SeqCst) == 0 {
+            return Some(slot);
+        }
+        self.leave(slot);
+        None
+    }
+
+    /// Whether it is closed, or somebody waits for it to be; how many wait for it to be opened.
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn look(&self) -> (bool, u32) {
+        let outside = lock(&self.lock).outside;
+        (self.closed.load(Ordering::SeqCst) != 0, outside)
     }
 
     /// Goes out.
@@ -69,24 +102,34 @@ impl Gate {
         }
     }
 
+    /// As [`leave`](Self::leave), with the lock held.
+    fn leave_locked(&self, slot: usize) {
+        if let Some(open) = self.open.get(slot) {
+            open.0.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.changed.notify_all();
+    }
+
     /// Closes the gate and waits until nobody is inside. `false`: it was killed meanwhile (it is closed, and
-    /// somebody may be inside).
+    /// somebody may be inside). The caller has seen to it that nobody else holds it closed.
     pub(super) fn close(&self) -> bool {
         let mut guard = lock(&self.lock);
-        self.closed.fetch_add(1, Ordering::SeqCst);
+        self.closed.store(1, Ordering::SeqCst);
         while self.open.iter().any(|open| open.0.load(Ordering::SeqCst) != 0) {
             if self.dead.load(Ordering::SeqCst) != 0 {
                 return false;
             }
             guard = wait(&self.changed, guard);
         }
+        guard.holder = Some(thread::current().id());
         true
     }
 
-    /// Opens the gate again, unless others hold it closed.
+    /// Opens the gate again.
     pub(super) fn open(&self) {
-        let _guard = lock(&self.lock);
-        self.closed.fetch_sub(1, Ordering::SeqCst);
+        let mut guard = lock(&self.lock);
+        guard.holder = None;
+        self.closed.store(0, Ordering::SeqCst);
         self.changed.notify_all();
     }
 
@@ -118,17 +161,18 @@ mod tests {
                     }
                 });
             }
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    for _ in 0..100 {
-                        assert!(gate.close());
-                        for _ in 0..50 {
-                            assert_eq!(inside.load(Ordering::SeqCst), 0);
-                        }
-                        gate.open();
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    assert!(gate.close());
+                    // Who closed it passes.
+                    let own = gate.enter().unwrap();
+                    for _ in 0..50 {
+                        assert_eq!(inside.load(Ordering::SeqCst), 0);
                     }
-                });
-            }
+                    gate.leave(own);
+                    gate.open();
+                }
+            });
         });
     }
 }

@@ -22,6 +22,7 @@
 mod ail;
 mod cil;
 mod core;
+mod covering;
 mod gate;
 mod grant;
 pub mod item;
@@ -66,6 +67,8 @@ pub enum ShutdownReason {
     MetadataWrite,
     /// Damaged metadata was met in the middle of a change.
     Corruption,
+    /// A checkpoint had nothing in it, which the format cannot say.
+    EmptyCheckpoint,
     /// Somebody asked for it.
     Asked,
     /// It was closed, or dropped without being closed.
@@ -73,7 +76,14 @@ pub enum ShutdownReason {
 }
 
 impl ShutdownReason {
-    const ALL: [Self; 5] = [Self::LogWrite, Self::MetadataWrite, Self::Corruption, Self::Asked, Self::Closed];
+    const ALL: [Self; 6] = [
+        Self::LogWrite,
+        Self::MetadataWrite,
+        Self::Corruption,
+        Self::EmptyCheckpoint,
+        Self::Asked,
+        Self::Closed,
+    ];
 
     fn code(self) -> u32 {
         self as u32 + 1
@@ -90,6 +100,7 @@ impl fmt::Display for ShutdownReason {
             Self::LogWrite => "a write of the log failed",
             Self::MetadataWrite => "a write of metadata failed",
             Self::Corruption => "damaged metadata was met in the middle of a change",
+            Self::EmptyCheckpoint => "a checkpoint had nothing in it",
             Self::Asked => "it was asked for",
             Self::Closed => "it was closed",
         })
@@ -136,6 +147,8 @@ pub struct Ticket {
     left: u64,
     /// Through which slot of the gate it came.
     slot: usize,
+    /// It is for what covers the log.
+    covering: bool,
 }
 
 impl Ticket {
@@ -154,6 +167,18 @@ impl Ticket {
 #[derive(Debug)]
 pub struct Frozen<'a> {
     journal: &'a Journal,
+    _only: sync::MutexGuard<'a, ()>,
+}
+
+impl Frozen<'_> {
+    /// Quiesces, and marks the log as clean. Every later call fails.
+    pub fn close(self) -> Result<()> {
+        let Self { journal, .. } = self;
+        journal.quiesce()?;
+        let marked = journal.core.orders.unmount();
+        journal.stop(ShutdownReason::Closed);
+        if marked { Ok(()) } else { Err(journal.core.stopped()) }
+    }
 }
 
 impl Drop for Frozen<'_> {
@@ -223,7 +248,7 @@ impl Journal {
         self.make_room(needed)?;
         let slot = core.gate.enter().ok_or_else(|| core.stopped())?;
         match core.grant.take(needed, Turn::Fresh, || core.pushing.kick()) {
-            Ok(()) => Ok(Ticket { step, steps, left: step, slot }),
+            Ok(()) => Ok(Ticket { step, steps, left: step, slot, covering: false }),
             Err(Dead) => {
                 core.gate.leave(slot);
                 Err(core.stopped())
@@ -304,7 +329,8 @@ impl Journal {
     /// `landed` runs once the checkpoint is in the log for good, or never will be.
     ///
     /// An item may come with a vector without regions: it is pinned and lands like the others, and the log says
-    /// nothing of it.
+    /// nothing of it. At least one of them has a region, [`Error::EmptyCommit`] if not: a checkpoint of nothing is
+    /// what recovery, the kernel's too, takes for damage.
     ///
     /// An error means that nothing was done: no item is pinned, `publish` was not called, `items` is untouched.
     pub fn commit(
@@ -316,7 +342,10 @@ impl Journal {
     ) -> Result<CommitSeq> {
         let core = &*self.core;
         core.check()?;
-        let joined = core.cil.join(items, landed, publish).ok_or_else(|| core.stopped())?;
+        if items.iter().all(|(_, vector)| vector.regions() == 0) {
+            return Err(Error::EmptyCommit);
+        }
+        let joined = core.cil.join(ticket.covering, items, landed, publish).ok_or_else(|| core.stopped())?;
         COMMITS.count(Mode::Shared, None);
         if joined.cost >= 0 {
             let cost = joined.cost.unsigned_abs();
@@ -335,7 +364,7 @@ impl Journal {
 
     /// Gives back what is left of a ticket: after the last commit, or instead of it.
     pub fn release(&self, ticket: Ticket) {
-        let Ticket { step, steps, left, slot } = ticket;
+        let Ticket { step, steps, left, slot, covering: _ } = ticket;
         self.core.grant.give(left + step * u64::from(steps.saturating_sub(1)));
         self.core.gate.leave(slot);
     }
@@ -367,13 +396,20 @@ impl Journal {
         self.core.orders.push(self.newest().0);
     }
 
-    /// Waits until no ticket is open, and holds new ones back as long as the result lives. Who holds a ticket must
-    /// not ask for this.
+    /// Waits until no ticket is open, and holds new ones back as long as the result lives; this thread alone still gets
+    /// some. Who holds a ticket must not ask for this.
     pub fn freeze(&self) -> Result<Frozen<'_>> {
+        let _only = lock(&self.core.freezing);
         self.core.check()?;
         let still = self.core.gate.close();
-        let frozen = Frozen { journal: self };
+        let frozen = Frozen { journal: self, _only };
         if still { Ok(frozen) } else { Err(self.core.stopped()) }
+    }
+
+    /// Whether somebody freezes it, and how many wait for the end of that.
+    #[cfg(all(test, not(shuttle)))]
+    pub(crate) fn at_gate(&self) -> (bool, u32) {
+        self.core.gate.look()
     }
 
     /// Takes an item into the AIL that the log holds from before this journal was opened: the tail does not move
@@ -444,21 +480,9 @@ impl Journal {
         }
     }
 
-    /// Quiesces, and has the log say that nothing of it need be replayed. Happens by itself when the journal is
-    /// idle.
-    pub fn cover(&self) -> Result<()> {
-        self.quiesce()?;
-        if self.core.orders.cover_and_wait() { Ok(()) } else { Err(self.core.stopped()) }
-    }
-
     /// Waits for open tickets, quiesces, and marks the log as clean. Every later call fails.
     pub fn close(&self) -> Result<()> {
-        let frozen = self.freeze()?;
-        self.quiesce()?;
-        let marked = self.core.orders.unmount();
-        self.stop(ShutdownReason::Closed);
-        drop(frozen);
-        if marked { Ok(()) } else { Err(self.core.stopped()) }
+        self.freeze()?.close()
     }
 
     /// Stops everything: what is not in the log for good never will be, and every later call fails.

@@ -14,8 +14,6 @@ static ORDERS: LockClass = LockClass::new("log orders");
 pub(super) enum Order {
     /// Close the open checkpoint and write it.
     Push,
-    /// Write a checkpoint with nothing in it.
-    Cover,
     /// Write the mark of a clean unmount.
     Unmount,
     /// Write nothing any more.
@@ -26,10 +24,7 @@ pub(super) enum Order {
 struct Asked {
     /// Checkpoints up to this one are to be written.
     push: u64,
-    cover: bool,
     unmount: bool,
-    /// How often it was covered, or found that it need not or cannot be.
-    covered: u64,
     unmounted: bool,
     dead: bool,
 }
@@ -60,27 +55,6 @@ impl Orders {
         self.given.notify_one();
     }
 
-    /// Asks for the log to be covered, without waiting.
-    pub(super) fn cover(&self) {
-        self.lock().cover = true;
-        self.given.notify_one();
-    }
-
-    /// Asks for the log to be covered, and waits until that was seen to. `false`: it never will be.
-    pub(super) fn cover_and_wait(&self) -> bool {
-        let mut asked = self.lock();
-        let before = asked.covered;
-        asked.cover = true;
-        self.given.notify_one();
-        while asked.covered == before {
-            if asked.dead {
-                return false;
-            }
-            asked = wait(&self.changed, asked);
-        }
-        true
-    }
-
     /// Asks for the mark of an unmount, and waits for it. `false`: it never will be.
     pub(super) fn unmount(&self) -> bool {
         let mut asked = self.lock();
@@ -105,20 +79,11 @@ impl Orders {
             if asked.push >= cil.seq() && cil.is_open() {
                 return Order::Push;
             }
-            if std::mem::take(&mut asked.cover) {
-                return Order::Cover;
-            }
             if std::mem::take(&mut asked.unmount) {
                 return Order::Unmount;
             }
             asked = wait(&self.given, asked);
         }
-    }
-
-    /// The log is covered, or it need not or cannot be now.
-    pub(super) fn covered(&self) {
-        self.lock().covered += 1;
-        self.changed.notify_all();
     }
 
     /// The mark of an unmount is in the log.
@@ -143,6 +108,11 @@ impl Orders {
     /// Whether checkpoint `seq` is over.
     pub(super) fn is_done(&self, seq: u64) -> bool {
         self.done.load(Ordering::SeqCst) >= seq
+    }
+
+    /// Waits until all checkpoints are over that were asked for. `false`: they never will be.
+    pub(super) fn wait_pushed(&self) -> bool {
+        self.wait_done(self.pushed.load(Ordering::SeqCst))
     }
 
     /// Waits until checkpoint `seq` is over. `false`: it never will be.

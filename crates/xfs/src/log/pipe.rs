@@ -34,8 +34,6 @@ pub(super) struct Sealed {
     pub(super) at: Pos,
     /// Block of the record before.
     pub(super) previous: u32,
-    /// Whether it is there only to move the tail.
-    pub(super) cover: bool,
 }
 
 /// How a record is to be written.

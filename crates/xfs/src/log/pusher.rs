@@ -33,6 +33,8 @@ struct Wanted {
     kicks: u64,
     /// Everything up to here is to be written back.
     target: Lsn,
+    /// So many idle intervals are to pass at once.
+    elapsed: u32,
     /// The thread has seen all kicks and waits for the next.
     resting: bool,
     dead: bool,
@@ -60,6 +62,16 @@ impl Pushing {
         wanted.target = wanted.target.max(target);
         wanted.kick();
         self.changed.notify_all();
+    }
+
+    /// Lets an idle interval pass, and waits until what comes of it was seen to. `false`: it never will be.
+    pub(super) fn elapse(&self) -> bool {
+        let mut wanted = lock(&self.wanted);
+        wanted.elapsed += 1;
+        wanted.resting = false;
+        drop(wanted);
+        self.changed.notify_all();
+        self.wait_until_resting()
     }
 
     /// As [`push_to`](Self::push_to), once for each `landed`. Whether this is the first time.
@@ -108,6 +120,10 @@ impl Pushing {
                 *seen = wanted.kicks;
                 return Woken::Kicked;
             }
+            if wanted.elapsed != 0 {
+                wanted.elapsed -= 1;
+                return Woken::Elapsed;
+            }
             if !std::mem::replace(&mut wanted.resting, true) {
                 self.changed.notify_all();
             }
@@ -138,7 +154,10 @@ fn not_tried(daddr: DiskAddr, bytes: &[u8]) -> DeviceError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Woken {
     Kicked,
+    /// Nothing happened for as long as was to be waited.
     Idle,
+    /// An idle interval is to be taken for over.
+    Elapsed,
     Dead,
 }
 
@@ -170,24 +189,11 @@ impl Pusher {
         loop {
             match self.core.pushing.wait(&mut seen, patience) {
                 Woken::Dead => return,
-                Woken::Idle if patience == IDLE => self.idle(),
+                Woken::Elapsed => self.core.idle(),
+                Woken::Idle if patience == IDLE => self.core.idle(),
                 Woken::Idle | Woken::Kicked => {}
             }
             patience = if self.work() { RETRY } else { IDLE };
-        }
-    }
-
-    /// Nothing has happened for a while: what waits goes on, in the end the log is covered.
-    fn idle(&self) {
-        if self.core.pace == Pace::InStep {
-            return;
-        }
-        if self.core.cil.is_open() {
-            self.core.orders.push(self.core.cil.opened());
-        } else if !self.core.ail.is_empty() {
-            self.core.pushing.push_to(Lsn(u64::MAX));
-        } else if self.core.uncovered.load(Ordering::SeqCst) {
-            self.core.orders.cover();
         }
     }
 

@@ -6,14 +6,14 @@
 pub(crate) use shuttle::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     sync::{Condvar, Mutex, MutexGuard},
-    thread::{self, JoinHandle},
+    thread::{self, JoinHandle, ThreadId},
 };
 
 #[cfg(not(shuttle))]
 pub(crate) use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     sync::{Condvar, Mutex, MutexGuard},
-    thread::{self, JoinHandle},
+    thread::{self, JoinHandle, ThreadId},
 };
 
 use fileio::lockstat::{Counted, LockClass, Mode, Users};

@@ -27,7 +27,7 @@ pub(crate) use frees::{OldIntent, ids_behind};
 use crate::alloc::Run;
 use crate::error::{Error, Result};
 use crate::log::{CommitSeq, Journal, LogItem, LogVector, OnLanded, Outcome, Ticket};
-use crate::volume::Volume;
+use crate::volume::{Volume, WriteSide};
 use buffers::{Joined, Peeked};
 use counters::Delta;
 use frees::DeferredFree;
@@ -67,19 +67,28 @@ impl<'v> Trans<'v> {
     pub fn start(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
         let write = volume.write_side()?;
         volume.relieve_caches(&write.journal)?;
+        let ticket = write.journal.reserve(reservation.log_bytes, reservation.log_count)?;
+        // Behind the gate: who holds the journal still finds counters that nobody has reserved of.
         let blocks = match write.counters.reserve_blocks(reservation.blocks) {
             Ok(()) => reservation.blocks,
             Err(Error::NoSpace) if reservation.blocks_optional => 0,
-            Err(error) => return Err(error),
-        };
-        let ticket = match write.journal.reserve(reservation.log_bytes, reservation.log_count) {
-            Ok(ticket) => ticket,
             Err(error) => {
-                write.counters.return_blocks(blocks);
+                write.journal.release(ticket);
                 return Err(error);
             }
         };
-        Ok(Self {
+        Ok(Self::with(volume, write, ticket, blocks))
+    }
+
+    /// Opens a transaction that covers the log (see [`Journal::reserve_to_cover`]), if there is need, without waiting.
+    pub(crate) fn to_cover(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Option<Self>> {
+        let write = volume.write_side()?;
+        let ticket = write.journal.reserve_to_cover(reservation.log_bytes);
+        Ok(ticket.map(|ticket| Self::with(volume, write, ticket, 0)))
+    }
+
+    fn with(volume: &'v Arc<Volume>, write: &'v WriteSide, ticket: Ticket, blocks: u64) -> Self {
+        Self {
             volume,
             journal: &write.journal,
             ticket: Some(ticket),
@@ -93,7 +102,7 @@ impl<'v> Trans<'v> {
             delta: Delta::default(),
             blocks,
             rolled: false,
-        })
+        }
     }
 
     /// The volume.

@@ -1,10 +1,13 @@
-//! The first and the last transaction of a volume that is open for writing: both change the superblock.
+//! The transactions that change the superblock: the first and the last of a volume that is open for writing, and the
+//! one that covers the log of an idle one.
 //!
-//! Invariant: nothing else is in them; what lies in the superblock and is not changed stays as it is on disk.
+//! Invariants: nothing else is in them; what lies in the superblock and is not changed stays as it is on disk. The last
+//! one comes when nobody else has a transaction open or can begin one: only then are the counters those of the volume.
 
 use super::Trans;
-use super::reservation::Need;
+use super::reservation::{Need, Reservation};
 use crate::error::{Error, Result};
+use crate::log::Frozen;
 use crate::volume::Volume;
 use std::mem::offset_of;
 use std::ops::Range;
@@ -15,12 +18,29 @@ use xfs_format::superblock::{RawSuperblock, SUPERBLOCK};
 use xfs_format::types::DiskAddr;
 use zerocopy::FromBytes;
 
-/// Logs a superblock with the counters as they are now. Nobody may have a transaction open that changes them.
-pub(crate) fn write_counters(volume: &Arc<Volume>) -> Result<()> {
-    let counters = &volume.write_side()?.counters;
-    let (icount, ifree, fdblocks) = (counters.inodes(), counters.free_inodes(), counters.free_blocks());
+/// Logs a superblock with the counters as they are now. Nobody else has a transaction open, or can begin one, as long as
+/// the journal is frozen.
+pub(crate) fn write_counters(volume: &Arc<Volume>, _still: &Frozen<'_>) -> Result<()> {
+    log_counters(start(volume)?)
+}
+
+/// Covers the log, if it is idle: see [`Journal::set_cover`](crate::log::Journal::set_cover). Others may change the
+/// counters meanwhile, and what the superblock says of them counts only after a clean close; but it never says what no
+/// volume can have, which a kernel that replays it refuses.
+pub(crate) fn cover(volume: &Arc<Volume>) -> Result<()> {
+    match Trans::to_cover(volume, reservation(volume))? {
+        Some(trans) => log_counters(trans),
+        None => Ok(()),
+    }
+}
+
+fn log_counters(trans: Trans<'_>) -> Result<()> {
+    let counters = &trans.volume().write_side()?.counters;
+    let icount = counters.inodes();
+    let ifree = counters.free_inodes().min(icount);
+    let fdblocks = counters.free_blocks().min(trans.geometry().data_blocks);
     let range = offset_of!(RawSuperblock, icount)..offset_of!(RawSuperblock, fdblocks) + 8;
-    change(volume, range, |raw| {
+    change(trans, range, |raw| {
         raw.icount = icount.into();
         raw.ifree = ifree.into();
         raw.fdblocks = fdblocks.into();
@@ -35,14 +55,23 @@ pub(crate) fn doubt_quota_counts(volume: &Arc<Volume>) -> Result<()> {
         return Ok(());
     }
     let at = offset_of!(RawSuperblock, qflags);
-    change(volume, at..at + 2, |raw| raw.qflags = flags.difference(QuotaFlags::COUNTED).bits().into())?;
+    change(start(volume)?, at..at + 2, |raw| {
+        raw.qflags = flags.difference(QuotaFlags::COUNTED).bits().into()
+    })?;
     // Before any change that the counts would not show.
     volume.sync()
 }
 
-fn change(volume: &Arc<Volume>, range: Range<usize>, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
-    let mut trans = Trans::start(volume, Need::new(volume.geometry()).sectors(1).reservation())?;
-    let sector = volume.geometry().sector_size.into();
+fn reservation(volume: &Volume) -> Reservation {
+    Need::new(volume.geometry()).sectors(1).reservation()
+}
+
+fn start(volume: &Arc<Volume>) -> Result<Trans<'_>> {
+    Trans::start(volume, reservation(volume))
+}
+
+fn change(mut trans: Trans<'_>, range: Range<usize>, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
+    let sector = trans.geometry().sector_size.into();
     let buf = trans.buf_at(DiskAddr(0), sector, &SUPERBLOCK)?;
     let (raw, _) = RawSuperblock::mut_from_prefix(trans.bytes_mut(buf, range)).map_err(|_| {
         Error::corrupt_block(DiskAddr(0), None, FormatError::value(SUPERBLOCK.name, "length", sector))
@@ -50,4 +79,138 @@ fn change(volume: &Arc<Volume>, range: Range<usize>, change: impl FnOnce(&mut Ra
     change(raw);
     trans.commit()?;
     Ok(())
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::alloc::{Purpose, Request, Target};
+    use crate::check::{CheckOptions, check};
+    use crate::mkfs::{Before, Options, format, plan};
+    use crate::volume::OpenOptions;
+    use blockdev::{BlockDevice, MemoryDevice};
+    use std::thread;
+    use xfs_format::timestamp::Timestamp;
+    use xfs_format::types::{AgNumber, Uuid};
+
+    const BYTES: u64 = 48 << 20;
+
+    fn made() -> (Arc<dyn BlockDevice>, Arc<Volume>) {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
+        let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
+        let new = Options { small: true, ..new };
+        format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
+        let options = OpenOptions { writable: true, ..OpenOptions::default() };
+        let volume = Volume::open(Arc::clone(&device), &options).unwrap();
+        (device, volume)
+    }
+
+    fn allocating(volume: &Arc<Volume>) -> Trans<'_> {
+        Trans::start(volume, Need::new(volume.geometry()).extents(1).blocks(64).reservation()).unwrap()
+    }
+
+    /// Clean, with what the superblock counts as it is. Blocks without an owner are what these tests leave.
+    fn counts_are_right(device: Arc<dyn BlockDevice>) {
+        let report = check(device, &CheckOptions::default()).unwrap();
+        let wrong: Vec<_> = report.findings().iter().map(|finding| format!("{finding:?}")).collect();
+        assert!(report.log_clean && !wrong.iter().any(|what| what.contains("superblock")), "{wrong:?}");
+    }
+
+    /// The counters were written before the transactions were over that were still to change them.
+    #[test]
+    fn a_volume_that_is_closed_beside_a_transaction_counts_what_that_changed() {
+        let (device, volume) = made();
+        let mut trans = allocating(&volume);
+        trans.allocate(Target::In(AgNumber(0)), Request::new(40, 40, Purpose::Data)).unwrap();
+        let closing = {
+            thread::spawn({
+                let volume = Arc::clone(&volume);
+                move || volume.close()
+            })
+        };
+        let gate = || volume.write_side().unwrap().journal.at_gate();
+        while !gate().0 {
+            thread::yield_now();
+        }
+        trans.commit().unwrap();
+        closing.join().unwrap().unwrap();
+        drop(volume);
+        counts_are_right(device);
+    }
+
+    /// Who reserved blocks and then waited for the end of a freeze kept them off the counters.
+    #[test]
+    fn a_volume_that_is_closed_beside_one_who_would_begin_counts_nothing_of_that() {
+        let (device, volume) = made();
+        let frozen = volume.write_side().unwrap().journal.freeze().unwrap();
+        let begins = thread::spawn({
+            let volume = Arc::clone(&volume);
+            move || {
+                let need = Need::new(volume.geometry()).extents(1).blocks(64);
+                Trans::start(&volume, need.reservation()).map(drop)
+            }
+        });
+        while volume.write_side().unwrap().journal.at_gate().1 == 0 {
+            thread::yield_now();
+        }
+        write_counters(&volume, &frozen).unwrap();
+        frozen.close().unwrap();
+        assert!(begins.join().unwrap().is_err(), "the journal is closed");
+        drop(volume);
+        counts_are_right(device);
+    }
+
+    #[test]
+    fn of_two_who_close_a_volume_one_does_and_the_other_is_told() {
+        let (device, volume) = made();
+        let closed = || {
+            let volume = Arc::clone(&volume);
+            thread::spawn(move || volume.close())
+        };
+        let trans = allocating(&volume);
+        let both = [closed(), closed()];
+        while !volume.write_side().unwrap().journal.at_gate().0 {
+            thread::yield_now();
+        }
+        drop(trans);
+        let ends = both.map(|one| one.join().unwrap().is_ok());
+        assert!(ends[0] != ends[1], "{ends:?}");
+        assert!(matches!(volume.close(), Err(Error::Shutdown(_))));
+        drop(volume);
+        counts_are_right(device);
+    }
+
+    /// What covers a log beside changes covers nothing: it is tried again, until it is alone.
+    #[test]
+    fn a_log_is_covered_only_when_nothing_else_is_in_it() {
+        let (_device, volume) = made();
+        let journal = &volume.write_side().unwrap().journal;
+        let commit = || {
+            let mut trans = allocating(&volume);
+            trans.allocate(Target::In(AgNumber(0)), Request::new(1, 1, Purpose::Data)).unwrap();
+            trans.commit().unwrap();
+        };
+        commit();
+        volume.sync().unwrap();
+        let mut intervals = 0;
+        while !journal.is_covered() {
+            volume.pass_idle_time().unwrap();
+            intervals += 1;
+        }
+        assert_eq!(intervals, 2, "to its place, covered");
+        // Covered, it stays as it is: no record is written any more.
+        let seq = journal.newest();
+        (0..4).for_each(|_| volume.pass_idle_time().unwrap());
+        assert_eq!((journal.newest(), journal.is_covered()), (seq, true));
+        // One that joins the same checkpoint.
+        commit();
+        volume.pass_idle_time().unwrap();
+        volume.pass_idle_time().unwrap();
+        let before = journal.newest();
+        cover(&volume).unwrap();
+        assert_ne!(journal.newest(), before, "it logs the superblock");
+        commit();
+        volume.sync().unwrap();
+        assert!(!journal.is_covered());
+    }
 }
