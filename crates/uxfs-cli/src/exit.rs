@@ -24,7 +24,8 @@ Exit codes:
   8  another process has the volume open for writing
   9  something is there already that would be lost
  10  the volume, or what in it should grow, has no room for it
- 11  interrupted; what is done is whole, and the volume was closed";
+ 11  interrupted; what is done is whole, and the volume was closed
+ 12  the file shares blocks with others, which can be neither changed nor freed yet; it is as it was";
 
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,8 @@ pub enum Exit {
     NoSpace = 10,
     /// A signal asked for an end, and the volume was closed.
     Interrupted = 11,
+    /// A file shares blocks with others, which can be neither changed nor freed yet.
+    Shared = 12,
 }
 
 impl From<Exit> for ExitCode {
@@ -125,6 +128,7 @@ impl From<uxfs::ErrorKind> for Exit {
             K::NotXfs | K::Unsupported | K::SectorSize | K::NotAllocated | K::ReadOnly => Self::Unsupported,
             K::Truncated | K::Damaged => Self::Damaged,
             K::DirtyLog => Self::DirtyLog,
+            K::Shared => Self::Shared,
             K::Locked => Self::Locked,
             K::AlreadyExists | K::NotEmpty => Self::AlreadyExists,
             K::NoSpace | K::TooLarge | K::TooManyLinks => Self::NoSpace,
@@ -163,6 +167,8 @@ mod tests {
             (Exit::Locked, 8),
             (Exit::AlreadyExists, 9),
             (Exit::NoSpace, 10),
+            (Exit::Interrupted, 11),
+            (Exit::Shared, 12),
         ] {
             assert_eq!(exit as u8, code);
             assert!(HELP.contains(&format!("\n{code:>3}  ")), "{code} is not in the help");

@@ -94,6 +94,7 @@ impl From<FileError<xfs::Error>> for Error {
             FileError::NotOverwritable { why: Refusal::PastEnd, .. } => {
                 Self::new(ErrorKind::InvalidInput, text)
             }
+            FileError::NotOverwritable { why: Refusal::Shared, .. } => Self::new(ErrorKind::Shared, text),
             FileError::NotOverwritable { .. } => Self::new(ErrorKind::NotAllocated, text),
             _ => Self::new(ErrorKind::Io, text),
         }

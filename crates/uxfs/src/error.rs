@@ -46,6 +46,8 @@ pub enum ErrorKind {
     ReadOnly,
     /// The bytes have no block of their own yet, so that they cannot be overwritten in place.
     NotAllocated,
+    /// Blocks that would be changed or freed are shared with other files.
+    Shared,
     /// There is no such attribute.
     NoAttribute,
     /// Something is there already, under this name or in this place.
@@ -127,6 +129,7 @@ impl From<xfs::Error> for Error {
             xfs::Error::ReadOnly(_) => ErrorKind::ReadOnly,
             xfs::Error::Mkfs(_) | xfs::Error::ExtentSize { .. } => ErrorKind::InvalidInput,
             xfs::Error::NoSpace => ErrorKind::NoSpace,
+            xfs::Error::Shared(_) => ErrorKind::Shared,
             xfs::Error::ShutDown | xfs::Error::Shutdown(_) => ErrorKind::ShutDown,
             xfs::Error::Name(problem) => name_kind(*problem),
             _ => ErrorKind::Io,
@@ -189,7 +192,7 @@ impl From<Error> for std::io::Error {
             ErrorKind::NotXfs | ErrorKind::Truncated | ErrorKind::Damaged | ErrorKind::DirtyLog => {
                 Host::InvalidData
             }
-            ErrorKind::Unsupported | ErrorKind::SectorSize => Host::Unsupported,
+            ErrorKind::Unsupported | ErrorKind::SectorSize | ErrorKind::Shared => Host::Unsupported,
             ErrorKind::NotEmpty => Host::DirectoryNotEmpty,
             ErrorKind::TooManyLinks => Host::TooManyLinks,
             ErrorKind::IntoItself => Host::InvalidInput,

@@ -105,6 +105,8 @@ impl File {
         let _held = self.data.hold(size.min(self.size()) & !(block - 1)..u64::MAX, Mode::Exclusive);
         let now = self.size();
         let rest = size.min(now)..size.min(now).next_multiple_of(block);
+        let going = rest.start..if size < now { u64::MAX } else { rest.end };
+        self.data.check_unshared(going)?;
         self.data.zero_held(rest)?;
         match size < now {
             true => engine.truncate_blocks(entry, size, self.node.volume.now())?,
@@ -128,6 +130,7 @@ impl File {
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
         let range = self.checked(range)?;
         let _held = self.data.hold(self.bytes_around(&range), Mode::Exclusive);
+        self.data.check_unshared(self.bytes_around(&range))?;
         self.clear(&range)
     }
 
@@ -137,6 +140,7 @@ impl File {
         let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
         let around = self.bytes_around(&range);
         let _held = self.data.hold(around.start.min(self.size())..around.end, Mode::Exclusive);
+        self.data.check_unshared(around)?;
         let blocks = self.blocks_around(&range);
         if entry.peek().is_reflinked() {
             // Blocks that others share are given up: what is unwritten here may be written in place.

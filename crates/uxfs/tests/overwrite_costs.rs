@@ -99,7 +99,7 @@ fn so_it_does_on_a_file_that_shares_other_blocks() {
     let page = AlignedBuf::zeroed(PAGE as usize);
     let half = FILE_BYTES / 2;
     let refused = file.overwrite_at(&page, half).expect_err("a shared block");
-    assert_eq!(refused.kind(), uxfs::ErrorKind::NotAllocated, "{refused}");
+    assert_eq!(refused.kind(), uxfs::ErrorKind::Shared, "{refused}");
 
     let overwrite =
         || (0..half / PAGE).for_each(|n| file.overwrite_at(&page, n * PAGE).expect("an overwrite"));

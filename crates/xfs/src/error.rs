@@ -90,6 +90,12 @@ pub enum Error {
         /// `directory`, `symbolic link`, `regular file`.
         wanted: &'static str,
     },
+    /// Blocks that would be changed or freed belong to other files as well. Nothing was changed.
+    #[error(
+        "inode {0} shares blocks with other files (clones); blocks that are shared can be neither changed nor freed yet. \
+         Nothing was changed"
+    )]
+    Shared(InodeNumber),
     /// The volume or the operation is read-only.
     #[error("read-only: {0}")]
     ReadOnly(&'static str),

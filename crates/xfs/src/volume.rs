@@ -4,26 +4,30 @@
 //! when it is first needed.
 
 use crate::alloc::{BusyExtents, Space};
-use crate::bmap::{self, ExtentList, FileMap, InodeFork, SharedRun};
+use crate::bmap::{self, ExtentList, FileMap, InodeFork, SharedRun, Sharing};
 use crate::buf::BufCache;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::{InodeSource, Inodes};
+use crate::inode::ForkState;
 use crate::log::{Journal, Pace, ShutdownReason};
 use crate::recovery::{self, clean};
 use crate::trans::{self, counters::Counters};
 use blockdev::{AlignedBuf, BlockDevice, DeviceError};
 use fileio::lockstat::LockClass;
 use parking_lot::Mutex;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
+use xfs_format::features::QuotaFlags;
 use xfs_format::geometry::Geometry;
+use xfs_format::inode::ForkFormat;
 use xfs_format::log::LogEnds;
 use xfs_format::superblock::{Superblock, Unhandled};
 use xfs_format::timestamp::Timestamp;
-use xfs_format::types::{AgNumber, DiskAddr, FsBlock, InodeNumber};
+use xfs_format::types::{AgNumber, DiskAddr, FileBlock, FsBlock, InodeNumber};
 
 pub use crate::info::{VolumeInfo, VolumeStat};
 pub use crate::inode::{ForkKind, Inode, InodeEntry};
@@ -78,6 +82,8 @@ pub(crate) struct WriteSide {
     pub(crate) inodes: Inodes,
     /// Where the clock stands, if it stands still.
     pub(crate) clock: Option<Timestamp>,
+    /// Whether the superblock says of quota counts that they are right, which the first change will take back.
+    pub(crate) quota_counted: AtomicBool,
     /// Held by whoever moves a directory from one directory to another.
     pub(crate) moves: Mutex<()>,
 }
@@ -153,8 +159,6 @@ impl Volume {
             let owed = recovered.adopt(&volume.write_side()?.journal, &volume.geometry)?;
             let report = owed.finish(&volume)?;
             let _first = volume.recovery.set(report);
-        } else if volume.is_writable() {
-            trans::superblock::doubt_quota_counts(&volume)?;
         }
         Ok(volume)
     }
@@ -273,6 +277,12 @@ impl Volume {
         let Some(write) = &self.write else { return Ok(()) };
         // Who is in the middle of a change ends it, and nobody begins one: from here on the counters stand still.
         let frozen = write.journal.freeze()?;
+        if self.log_clean && frozen.is_untouched() {
+            // What nobody has changed stays as it is, to the byte.
+            self.device.flush()?;
+            frozen.leave();
+            return Ok(());
+        }
         trans::superblock::write_counters(self, &frozen)?;
         frozen.close()
     }
@@ -355,7 +365,35 @@ impl Volume {
     }
 
     pub(crate) fn shared_run(&self, start: FsBlock, blocks: u64) -> Result<SharedRun> {
-        bmap::shared_run(&self.bufs, &self.geometry, &self.groups, start, blocks)
+        self.sharing().run(start, blocks)
+    }
+
+    /// What the trees of reference counts say.
+    pub(crate) fn sharing(&self) -> Sharing<'_> {
+        Sharing { bufs: &self.bufs, geometry: &self.geometry, groups: &self.groups }
+    }
+
+    /// Fails with [`Error::Shared`] if any block of a file in `blocks` has more than one owner. The caller keeps others
+    /// off them.
+    pub fn check_unshared(&self, entry: &InodeEntry, blocks: Range<FileBlock>) -> Result<()> {
+        if !self.geometry.reflink {
+            return Ok(());
+        }
+        let inode = entry.current();
+        self.sharing().check(entry.ino(), &*self.extents(&inode, ForkKind::Data)?, blocks)
+    }
+
+    /// Fails with [`Error::Shared`] if the blocks of an inode cannot be freed because others have them as well; with
+    /// another error if its maps cannot be read. Whatever takes the last name of an inode asks this before.
+    pub(crate) fn check_freeable(&self, inode: &Inode) -> Result<()> {
+        for kind in [ForkKind::Data, ForkKind::Attr] {
+            let holds = |fork: &ForkState| fork.nextents > 0 || fork.format == ForkFormat::Btree;
+            if inode.fork_state(kind).is_some_and(holds) {
+                let extents = self.extents(inode, kind)?;
+                self.sharing().check(inode.ino(), &extents, FileBlock(0)..FileBlock(u64::MAX))?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn inode_source(&self) -> InodeSource<'_> {
@@ -378,7 +416,9 @@ impl WriteSide {
         let pace = repeatable.map_or(Pace::Background, |_| Pace::InStep);
         let journal = Journal::open(Arc::clone(device), superblock, ends, pace)?;
         let (busy, moves) = (Arc::default(), Mutex::new(()));
-        Ok(Self { journal, counters, space, busy, inodes, clock: repeatable, moves })
+        let flags = QuotaFlags::from_bits_retain(raw.qflags.get());
+        let quota_counted = AtomicBool::new(flags.intersects(QuotaFlags::COUNTED));
+        Ok(Self { journal, counters, space, busy, inodes, clock: repeatable, quota_counted, moves })
     }
 }
 

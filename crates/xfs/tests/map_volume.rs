@@ -192,7 +192,8 @@ fn unmap(editor: &mut Editor<'_, '_>, words: &mut [Option<u64>], range: std::ops
     let done = editor.unmap(range, 3).unwrap();
     for extent in done.freed {
         words[extent.startoff.0 as usize..extent.end().0 as usize].fill(None);
-        editor.store_mut().trans().free_later(extent.startblock, extent.blockcount);
+        let trans = editor.store_mut().trans();
+        trans.free_later(InodeNumber(0), extent.startblock, extent.blockcount).unwrap();
     }
 }
 

@@ -6,6 +6,7 @@ use blockdev::FileOptions;
 use common::{Image, run};
 use std::sync::Arc;
 use xfs::Error;
+use xfs::namespace::Change;
 use xfs::volume::{OpenOptions, Volume};
 use xfs_format::checksum;
 use xfs_format::superblock::CRC_OFFSET;
@@ -238,8 +239,16 @@ fn quota_is_to_be_counted_anew_after_a_change() {
     assert_eq!(qflags().trim(), "qflags = 0x1c7", "open for reading");
     let options = OpenOptions { writable: true, ..OpenOptions::default() };
     let device = || Arc::new(FileOptions::new().direct(false).write(true).open(image.path()).unwrap());
-    drop(Volume::open(device(), &options).unwrap());
-    // Not closed: the log says it already.
+    let untouched = std::fs::read(image.path()).unwrap();
+    Volume::open(device(), &options).unwrap().close().unwrap();
+    assert!(std::fs::read(image.path()).unwrap() == untouched, "nothing was changed");
+    let volume = Volume::open(device(), &options).unwrap();
+    let root = volume.entry(volume.geometry().root).unwrap();
+    let private = Change { permissions: Some(0o700), ..Change::default() };
+    volume.change(&root, &private, volume.now()).unwrap();
+    volume.sync().unwrap();
+    drop(volume);
+    // Not closed: the log says it, with the change.
     assert_eq!(image.open().unwrap().superblock().raw().qflags.get(), 0x00c3);
     Volume::open(device(), &options).unwrap().close().unwrap();
     assert_eq!(qflags().trim(), "qflags = 0xc3");

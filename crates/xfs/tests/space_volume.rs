@@ -14,7 +14,7 @@ use xfs::trans::reservation::Need;
 use xfs::volume::{OpenOptions, Volume};
 use xfs_format::ag::{AGF, AGFL, AgHeader, Agf, Agfl};
 use xfs_format::btree::{Bnobt, Cntbt};
-use xfs_format::types::{AgBlock, AgNumber, FsBlock};
+use xfs_format::types::{AgBlock, AgNumber, FsBlock, InodeNumber};
 
 fn open(image: &Image) -> Arc<Volume> {
     let device = FileOptions::new().sector_size(512).write(true).open(image.path()).unwrap();
@@ -99,7 +99,7 @@ impl Churn {
             } else if !held.is_empty() {
                 let (start, len) = held.swap_remove(self.rng.usize(..held.len()));
                 let part = if self.rng.bool() { len } else { self.rng.u32(1..=len) };
-                trans.free_later(start, part);
+                trans.free_later(InodeNumber(0), start, part).unwrap();
                 if part < len {
                     held.push((FsBlock(start.0 + u64::from(part)), len - part));
                 }
@@ -138,7 +138,7 @@ impl Churn {
         while !self.held.is_empty() {
             let mut trans = Trans::start(&self.volume, self.reservation(0)).unwrap();
             for (start, len) in self.held.drain(..self.held.len().min(20)) {
-                trans.free_later(start, len);
+                trans.free_later(InodeNumber(0), start, len).unwrap();
             }
             trans.commit().unwrap();
         }

@@ -4,6 +4,7 @@
 //! - space is allocated as never written, and said to hold data only when it does: whatever fails in between, a reader
 //!   sees zeroes or what was there, never what some other file left;
 //! - a block that gets its first bytes is written whole, the rest of it zeroes;
+//! - all that a write is about is looked at before anything of it changes: one that reaches shared blocks changes nothing;
 //! - the rest of the file's last block is zeroed before the file reaches behind it.
 
 use std::ops::Range;
@@ -64,15 +65,28 @@ impl<M: FileMappingMut> DirectFile<M> {
         Ok(buf.len())
     }
 
-    /// Writes zeroes over the part of `range` that holds data. The caller holds it exclusively.
+    /// Fails if any of `range`, which the caller holds, lies on blocks that other files share. Who is about to change
+    /// several things asks this of all of them before the first.
+    pub fn check_unshared(&self, range: Range<u64>) -> Outcome<(), M> {
+        let mut at = range.start;
+        while at < range.end {
+            let run = self.run_at(at)?;
+            if run.kind == Kind::SharedData {
+                run.check_overwritable(at)?;
+            }
+            at += run.len.min(range.end - at);
+        }
+        Ok(())
+    }
+
+    /// Writes zeroes over the part of `range` that holds data. The caller holds it exclusively. Blocks that other files
+    /// share are refused before the first is written.
     pub fn zero_held(&self, range: Range<u64>) -> Outcome<(), M> {
+        self.check_unshared(range.clone())?;
         let mut at = range.start;
         while at < range.end {
             let run = self.run_at(at)?;
             let len = run.len.min(range.end - at);
-            if matches!(run.kind, Kind::SharedData) {
-                run.check_overwritable(at)?;
-            }
             if run.kind == Kind::Data {
                 self.write_zeroes(run.device, len)?;
             }
@@ -101,6 +115,7 @@ impl<M: FileMappingMut> DirectFile<M> {
                 // It was cut meanwhile: what lies between its end and ours is not held.
                 continue;
             }
+            self.check_unshared(blocks.clone())?;
             if offset > size_now {
                 let rest = size_now..size_now.next_multiple_of(block).min(offset);
                 self.zero_held(rest)?;

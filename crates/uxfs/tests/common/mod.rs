@@ -4,6 +4,7 @@ mod crash;
 
 #[allow(unused_imports, reason = "not every test names its type")]
 pub use crash::Opened;
+#[allow(unused_imports, reason = "nor opens one to write to it")]
 pub use crash::open;
 
 use std::path::{Path, PathBuf};

@@ -22,6 +22,8 @@ pub struct FileMap {
     entry: Arc<InodeEntry>,
     /// Which of the file's blocks others share: known once somebody would write, unless they are too many runs.
     shared: OnceLock<Option<Box<[Blocks]>>>,
+    /// Set once it is known that nothing of the file is shared but what is marked so.
+    marked: OnceLock<()>,
 }
 
 /// More runs than these are not kept; damaged maps could ask for any number.
@@ -44,7 +46,7 @@ impl FileMap {
         if !entry.open() {
             return Err(Error::NoSuchInode(entry.ino()));
         }
-        let map = Self { volume, entry, shared: OnceLock::new() };
+        let map = Self { volume, entry, shared: OnceLock::new(), marked: OnceLock::new() };
         map.extents()?;
         Ok(map)
     }
@@ -101,8 +103,12 @@ impl FileMap {
         block: FileBlock,
     ) -> Result<Extent> {
         let whole = self.mapped(extent);
-        let ExtentState::Written(device) = whole.state else { return Ok(whole) };
+        let ExtentState::Written(device) = whole.state else {
+            self.check_unmarked(inode)?;
+            return Ok(whole);
+        };
         if !inode.is_reflinked() {
+            self.check_unmarked(inode)?;
             return Ok(whole);
         }
         let (mut start, mut end) = (extent.startoff.0, extent.end().0);
@@ -126,6 +132,33 @@ impl FileMap {
         }
         let device = device + (self.bytes(FileBlock(start)) - whole.offset);
         Ok(self.part(Blocks { start, end }, device, shared.is_some()))
+    }
+
+    /// Whoever would write to a file asks once whether anything of it is shared that nothing marks: all of a file without
+    /// the flag, and what was never written. What it gets later was free.
+    #[inline]
+    fn check_unmarked(&self, inode: &Inode) -> Result<()> {
+        match self.marked.get() {
+            Some(()) => Ok(()),
+            None => self.look_for_unmarked(inode),
+        }
+    }
+
+    #[cold]
+    fn look_for_unmarked(&self, inode: &Inode) -> Result<()> {
+        if self.volume.is_writable() && self.volume.geometry().reflink {
+            let extents = self.extents()?;
+            match inode.is_reflinked() {
+                false => self.volume.check_unshared(&self.entry, FileBlock(0)..FileBlock(u64::MAX))?,
+                true => {
+                    for extent in extents.iter().filter(|extent| extent.unwritten) {
+                        self.volume.check_unshared(&self.entry, extent.startoff..extent.end())?;
+                    }
+                }
+            }
+        }
+        let _first = self.marked.set(());
+        Ok(())
     }
 
     /// Blocks of an extent that are all shared or all not, the first of them at this byte of the device.

@@ -15,7 +15,7 @@ pub use file::FileMap;
 pub use fork::InodeFork;
 pub(crate) use fork::pieces;
 pub use list::ExtentList;
-pub(crate) use shared::{SharedRun, shared_run};
+pub(crate) use shared::{SharedRun, Sharing};
 
 use crate::buf::BufCache;
 use crate::error::{Error, Result};

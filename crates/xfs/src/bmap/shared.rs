@@ -1,14 +1,21 @@
-//! Which blocks other files share: the reference count trees.
+//! Which blocks have more than one owner: the reference count trees.
+//!
+//! Invariant: until blocks are copied on write, no block that a tree counts is ever written or freed. Whoever would do
+//! that asks before anything has changed, of all blocks that it is about; whoever puts blocks into the trees of free
+//! space asks again. An inode's flag that it shares blocks spares a look where nothing is lost if it is wrong.
 
+use super::ExtentList;
 use crate::btree::Cursor;
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
-use crate::group::Groups;
+use crate::group::{Groups, Root};
+use std::cmp::Ordering;
+use std::ops::Range;
 use xfs_format::btree::{Refcountbt, Tree};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::records::RefcountRecord;
-use xfs_format::types::FsBlock;
+use xfs_format::types::{AgNumber, FileBlock, FsBlock, InodeNumber};
 
 /// A run of blocks that are all shared or all not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,40 +26,133 @@ pub(crate) struct SharedRun {
     pub shared: bool,
 }
 
-/// What is known of `start` and up to `blocks` blocks from it, which lie in one group.
-pub(crate) fn shared_run(
-    bufs: &BufCache,
-    geometry: &Geometry,
-    groups: &Groups,
-    start: FsBlock,
-    blocks: u64,
-) -> Result<SharedRun> {
-    let not_shared = SharedRun { blocks, shared: false };
-    let Some((ag, first)) = geometry.split_block(start) else { return Ok(not_shared) };
-    let Some(root) = groups.space(bufs, geometry, ag)?.refcountbt else { return Ok(not_shared) };
-    let first = u64::from(first.0);
-    let rank = u32::try_from(first).ok();
-    let mut cursor = Cursor::<Refcountbt>::seek(bufs, geometry, ag, root, rank)?;
-    while let Some(record) = cursor.next_record()? {
-        let record_start = record.startblock.get();
-        // Extents staged for copy-on-write come last, and belong to no file.
-        if record_start & RefcountRecord::COW != 0 {
-            break;
+/// Where it is written which blocks are shared.
+///
+/// Nothing here changes a reference count, and nobody else may while a volume is open for writing: what the trees say
+/// stays true until it is closed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sharing<'a> {
+    /// The buffers.
+    pub bufs: &'a BufCache,
+    /// The volume's shape.
+    pub geometry: &'a Geometry,
+    /// The groups' headers.
+    pub groups: &'a Groups,
+}
+
+impl Sharing<'_> {
+    /// What is known of `start` and up to `blocks` blocks from it, which lie in one group.
+    pub(crate) fn run(&self, start: FsBlock, blocks: u64) -> Result<SharedRun> {
+        let not_shared = SharedRun { blocks, shared: false };
+        let Some((tree, first)) = self.tree_of(start)? else { return Ok(not_shared) };
+        let mut cursor = tree.seek(self, first)?;
+        while let Some(record) = cursor.next_record()? {
+            // Extents staged for copy-on-write come last, and belong to no file.
+            if record.startblock.get() & RefcountRecord::COW != 0 {
+                break;
+            }
+            let (from, end) = tree.blocks(self, &record)?;
+            if end <= u64::from(first) || record.refcount.get() < 2 {
+                continue;
+            }
+            let first = u64::from(first);
+            return Ok(if from <= first {
+                SharedRun { blocks: blocks.min(end - first), shared: true }
+            } else {
+                SharedRun { blocks: blocks.min(from - first), shared: false }
+            });
         }
-        let (from, len) = (u64::from(record_start), u64::from(record.blockcount.get()));
-        if len == 0 || from + len > u64::from(geometry.ag_blocks_of(ag)) {
+        Ok(not_shared)
+    }
+
+    /// Whether a tree of reference counts has anything to say of `blocks` blocks from `start`, which lie in one group:
+    /// blocks of a single owner are in none, neither as shared nor as staged for a copy.
+    pub(crate) fn is_counted(&self, start: FsBlock, blocks: u64) -> Result<bool> {
+        let Some((tree, first)) = self.tree_of(start)? else { return Ok(false) };
+        let (first, end) = (u64::from(first), u64::from(first) + blocks);
+        for staged in [0, RefcountRecord::COW] {
+            let mut cursor = tree.seek(self, first as u32 | staged)?;
+            while let Some(record) = cursor.next_record()? {
+                let (from, to) = tree.blocks(self, &record)?;
+                match (record.startblock.get() & RefcountRecord::COW).cmp(&staged) {
+                    Ordering::Less => continue,
+                    Ordering::Greater => break,
+                    Ordering::Equal if from >= end => break,
+                    Ordering::Equal if to > first => return Ok(true),
+                    Ordering::Equal => {}
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Fails with [`Error::Shared`] if any block that a fork maps in `blocks` has more than one owner.
+    pub(crate) fn check(
+        &self,
+        ino: InodeNumber,
+        extents: &ExtentList,
+        blocks: Range<FileBlock>,
+    ) -> Result<()> {
+        if !self.geometry.reflink {
+            return Ok(());
+        }
+        // Most volumes share nothing in most groups.
+        let mut without = None;
+        let mut at = blocks.start;
+        while let Some(extent) = extents.ending_behind(at).filter(|extent| extent.startoff < blocks.end) {
+            let from = at.max(extent.startoff);
+            at = extent.end();
+            let (skip, count) = (from.0 - extent.startoff.0, at.min(blocks.end).0 - from.0);
+            let start = FsBlock(extent.startblock.0 + skip);
+            let group = self.geometry.split_block(start).map(|(ag, _)| ag);
+            if group == without {
+                continue;
+            }
+            if self.is_counted(start, count)? {
+                return Err(Error::Shared(ino));
+            }
+            if self.counts_nothing(start)? {
+                without = group;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is shared in the whole group of a block.
+    fn counts_nothing(&self, start: FsBlock) -> Result<bool> {
+        let Some((tree, _)) = self.tree_of(start)? else { return Ok(true) };
+        Ok(tree.seek(self, 0)?.next_record()?.is_none())
+    }
+
+    /// The tree that tells of a block, and the block's place in its group.
+    fn tree_of(&self, start: FsBlock) -> Result<Option<(CountTree, u32)>> {
+        let Some((ag, first)) = self.geometry.split_block(start) else { return Ok(None) };
+        let root = self.groups.space(self.bufs, self.geometry, ag)?.refcountbt;
+        Ok(root.map(|root| (CountTree { ag, root }, first.0)))
+    }
+}
+
+/// One group's tree of reference counts.
+struct CountTree {
+    ag: AgNumber,
+    root: Root,
+}
+
+impl CountTree {
+    /// Before the last record that begins at `rank` or before it.
+    fn seek<'a>(&self, of: &Sharing<'a>, rank: u32) -> Result<Cursor<'a, Refcountbt>> {
+        Cursor::seek(of.bufs, of.geometry, self.ag, self.root, Some(rank))
+    }
+
+    /// The blocks of its group that a record is about.
+    fn blocks(&self, of: &Sharing<'_>, record: &RefcountRecord) -> Result<(u64, u64)> {
+        let start = u64::from(record.startblock.get() & !RefcountRecord::COW);
+        let len = u64::from(record.blockcount.get());
+        if len == 0 || start + len > u64::from(of.geometry.ag_blocks_of(self.ag)) {
             let problem = FormatError::value(Refcountbt::NAME, "block count", len);
-            let daddr = geometry.daddr_of(ag, root.block);
+            let daddr = of.geometry.daddr_of(self.ag, self.root.block);
             return Err(Error::corrupt_block(daddr, None, problem));
         }
-        if from + len <= first || record.refcount.get() < 2 {
-            continue;
-        }
-        return Ok(if from <= first {
-            SharedRun { blocks: blocks.min(from + len - first), shared: true }
-        } else {
-            SharedRun { blocks: blocks.min(from - first), shared: false }
-        });
+        Ok((start, start + len))
     }
-    Ok(not_shared)
 }

@@ -1,6 +1,6 @@
 //! Blocks for holes, and what becomes of them once they hold data.
 
-use super::{Blocks, join_file};
+use super::{Blocks, check_unshared, join_file};
 use crate::alloc::{Purpose, Request, Target};
 use crate::bmap::Mapped;
 use crate::error::{Error, Result};
@@ -236,8 +236,8 @@ impl Volume {
         }
     }
 
-    /// Makes all that is written in `blocks` unwritten, so that it reads as zeroes. [`Error::NoSpace`] comes before
-    /// anything has changed.
+    /// Makes all that is written in `blocks` unwritten, so that it reads as zeroes. [`Error::NoSpace`] and
+    /// [`Error::Shared`] come before anything has changed.
     pub fn blank_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
@@ -248,6 +248,7 @@ impl Volume {
         // Cutting extents at both ends is all that can need space.
         let mut trans = Trans::start(self, need().reservation())?;
         join_file(&mut trans, entry)?;
+        check_unshared(&trans, entry.ino(), blocks.clone())?;
         trans.split_map(entry.ino(), blocks.start)?;
         trans.split_map(entry.ino(), blocks.end)?;
         trans.commit()?;

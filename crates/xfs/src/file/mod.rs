@@ -6,6 +6,8 @@
 //!
 //! Invariants:
 //! - new blocks are unwritten until somebody says that they hold data: no reader sees what lay there before;
+//! - blocks that others have as well are neither freed nor made unwritten: all that a call is about are looked at before
+//!   it changes anything;
 //! - blocks behind the end of the file are unwritten or not there, but for the rest of the last block.
 
 mod allocate;
@@ -18,17 +20,22 @@ pub use allocate::{Given, Wanted};
 pub(crate) use remove::free_all;
 
 use crate::error::{Error, Result};
-use crate::inode::InodeEntry;
+use crate::inode::{ForkKind, InodeEntry};
 use crate::trans::Trans;
 use std::ops::Range;
 use std::sync::Arc;
-use xfs_format::types::FileBlock;
+use xfs_format::types::{FileBlock, InodeNumber};
 
 /// A run of a file's blocks.
 pub type Blocks = Range<FileBlock>;
 
 /// No file has blocks from here on.
 const BLOCKS_END: FileBlock = FileBlock(1 << xfs_format::bmbt::STARTOFF_BITS);
+
+/// Fails with [`Error::Shared`] if any block of a joined file in `blocks` has more than one owner.
+fn check_unshared(trans: &Trans<'_>, ino: InodeNumber, blocks: Blocks) -> Result<()> {
+    trans.volume().sharing().check(ino, &*trans.extents(ino, ForkKind::Data)?, blocks)
+}
 
 /// Locks and joins a regular file that exists.
 fn join_file(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Blocks that a file gives back.
 
-use super::{BLOCKS_END, Blocks, join_file};
+use super::{BLOCKS_END, Blocks, check_unshared, join_file};
 use crate::attr;
 use crate::buf::Piece;
 use crate::error::{Error, Result};
@@ -24,7 +24,8 @@ const REMOVED_AT_ONCE: usize = 2;
 const ATTR_BLOCKS_AT_ONCE: u64 = 128;
 
 impl Volume {
-    /// Frees the blocks of a file in `blocks`: a hole is left.
+    /// Frees the blocks of a file in `blocks`: a hole is left. [`Error::Shared`](crate::Error::Shared) comes before
+    /// anything has changed.
     pub fn remove_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
@@ -41,9 +42,13 @@ impl Volume {
         blocks: Blocks,
         change: impl Fn(&mut InodeCore),
     ) -> Result<()> {
+        let mut checked = false;
         loop {
             let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
+            if !std::mem::replace(&mut checked, true) {
+                check_unshared(&trans, entry.ino(), blocks.clone())?;
+            }
             let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, blocks.clone())?;
             change(trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut());
             trans.commit()?;
@@ -54,15 +59,15 @@ impl Volume {
     }
 
     /// Sets the end of a file, and frees what lies behind it. The bytes of the last block behind the end are the
-    /// caller's to zero, before.
+    /// caller's to zero, before. [`Error::Shared`](crate::Error::Shared) comes before anything has changed.
     pub fn truncate_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
         size: u64,
         now: Timestamp,
     ) -> Result<()> {
-        self.set_size(entry, size, now)?;
         let first = FileBlock(size.div_ceil(self.geometry().block_size.into()));
+        self.set_size_if(entry, size, now, |trans| check_unshared(trans, entry.ino(), first..BLOCKS_END))?;
         loop {
             let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
@@ -126,7 +131,7 @@ fn remove_some(trans: &mut Trans<'_>, ino: InodeNumber, kind: ForkKind, blocks: 
         if kind == ForkKind::Attr || !trans.inode(ino).is_file() {
             forget(trans, kind, extent)?;
         }
-        trans.free_later(extent.startblock, extent.blockcount);
+        trans.free_later(ino, extent.startblock, extent.blockcount)?;
     }
     Ok(unmapped.rest.is_some())
 }

@@ -156,7 +156,7 @@ impl Trans<'_> {
                 let cluster = self.buf_at(piece.daddr, piece.len, &super::CLUSTER)?;
                 self.invalidate(cluster);
             }
-            self.free_later(geometry.join_block(ag, run.start), run.len);
+            self.free_later(ino, geometry.join_block(ag, run.start), run.len)?;
         }
         Ok(!runs.is_empty())
     }

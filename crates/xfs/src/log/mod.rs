@@ -171,6 +171,16 @@ pub struct Frozen<'a> {
 }
 
 impl Frozen<'_> {
+    /// Whether nothing was ever committed.
+    pub fn is_untouched(&self) -> bool {
+        self.journal.core.cil.opened() == 0
+    }
+
+    /// Stops the journal as [`close`](Self::close) does, and leaves the log as it is. Every later call fails.
+    pub fn leave(self) {
+        self.journal.stop(ShutdownReason::Closed);
+    }
+
     /// Quiesces, and marks the log as clean. Every later call fails.
     pub fn close(self) -> Result<()> {
         let Self { journal, .. } = self;

@@ -7,7 +7,7 @@ use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::sync::Arc;
-use xfs_format::inode::{ForkFormat, InodeFlags};
+use xfs_format::inode::{ForkFormat, InodeFlags, InodeFlags2};
 use xfs_format::log::InodeFields;
 use xfs_format::types::InodeNumber;
 
@@ -23,8 +23,9 @@ impl Volume {
         self.inactivate(&entry)
     }
 
-    /// Frees what an inode without names holds, and the inode.
+    /// Frees what an inode without names holds, and the inode. Nothing of it is freed if others share any of it.
     fn inactivate(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
+        self.check_freeable(&entry.current())?;
         file::free_all(self, entry, ForkKind::Data)?;
         file::free_all(self, entry, ForkKind::Attr)?;
         let need = Need::new(self.geometry()).inodes(1).unlinked().inode_chunk().steps(2);
@@ -70,6 +71,8 @@ fn clear(trans: &mut Trans<'_>, ino: InodeNumber) {
     core.nlink = 0;
     core.size = 0;
     core.flags = InodeFlags::empty();
+    // No free inode shares blocks or hints at how to copy them.
+    core.flags2 &= InodeFlags2::BIGTIME | InodeFlags2::NREXT64;
     core.data.format = ForkFormat::Extents;
     core.data.range.end = inode_size;
     *inode = Inode::fresh(ino, core, true);

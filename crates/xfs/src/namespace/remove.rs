@@ -24,7 +24,8 @@ pub enum Removal {
 }
 
 impl Volume {
-    /// Removes a name. What it stood for is freed with its last name, as soon as nobody has it open.
+    /// Removes a name. What it stood for is freed with its last name, as soon as nobody has it open; it stays, and its
+    /// name, if others share its blocks.
     pub fn remove(
         self: &Arc<Self>,
         dir: &Arc<InodeEntry>,
@@ -123,6 +124,8 @@ pub(super) fn drop_name(
     if trans.inode(ino).nlink() > 0 {
         return Ok(());
     }
+    // Once the name is gone for good, so must be the blocks.
+    trans.volume().check_freeable(trans.inode(ino))?;
     // Nothing to take apart first, and nobody who still uses it: one transaction does it all.
     if super::inactive::can_be_freed_at_once(trans, ino) {
         return super::inactive::free(trans, ino);

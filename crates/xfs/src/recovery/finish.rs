@@ -9,7 +9,6 @@ use super::{Recovered, Report};
 use crate::error::{Error, Result};
 use crate::log::Journal;
 use crate::trans::reservation::{Need, Reservation};
-use crate::trans::superblock::doubt_quota_counts;
 use crate::trans::{OldIntent, Trans, ids_behind};
 use crate::volume::Volume;
 use std::sync::Arc;
@@ -69,7 +68,6 @@ impl Owed {
             report.extents_freed += trans.take_over(intent);
             trans.commit()?;
         }
-        doubt_quota_counts(volume)?;
         for ag in (0..volume.geometry().ag_count).map(AgNumber) {
             for ino in unlinked(volume, ag)? {
                 volume.release_if_unused(volume.entry(ino)?)?;
@@ -146,13 +144,13 @@ mod tests {
         let volume = open(&device);
         let blocks = taken(&volume, 8);
         let mut promise = freeing(&volume);
-        promise.free_later(blocks, 8);
+        promise.free_later(InodeNumber(0), blocks, 8).unwrap();
         promise.roll().unwrap();
         let space = || volume.write_side().unwrap().journal.space();
         while space().0 < space().1 / 16 * 15 {
             let block = taken(&volume, 1);
             let mut trans = freeing(&volume);
-            trans.free_later(block, 1);
+            trans.free_later(InodeNumber(0), block, 1).unwrap();
             trans.commit().unwrap();
             volume.sync().unwrap();
         }
@@ -202,7 +200,7 @@ mod tests {
         let runs: Vec<FsBlock> = (0..EXTENTS).map(|_| taken(&volume, 1)).collect();
         let need = Need::new(volume.geometry()).extents(1).bytes(400 << 10).steps(1);
         let mut promise = Trans::start(&volume, need.reservation()).unwrap();
-        runs.iter().for_each(|run| promise.free_later(*run, 1));
+        runs.iter().for_each(|run| promise.free_later(InodeNumber(0), *run, 1).unwrap());
         promise.roll().unwrap();
         volume.sync().unwrap();
         let crashed = copy(&device);

@@ -26,6 +26,7 @@ mod report;
 mod settle;
 mod survey;
 mod transactions;
+mod unlinked;
 
 pub use report::{Counts, Report};
 
@@ -155,7 +156,8 @@ impl Replayed {
         for intent in &self.unfinished {
             intent.check(&geometry)?;
         }
-        settle::check_no_staging(&self.patch, &geometry)
+        settle::check_no_staging(&self.patch, &geometry)?;
+        unlinked::check_freeable(&self.patch, &geometry, &self.unfinished)
     }
 
     /// Writes everything that the replay changed, and waits until it is on stable storage.

@@ -11,7 +11,7 @@ use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize}
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::log::{Extent, encode_free_intent, free_intent_bytes};
-use xfs_format::types::{FsBlock, Lsn};
+use xfs_format::types::{FsBlock, InodeNumber, Lsn};
 
 /// A freeing that the transaction owes. The run lies within one group.
 pub(super) struct DeferredFree {
@@ -121,20 +121,29 @@ impl LogItem for Done {
 }
 
 impl Trans<'_> {
-    /// Owes the freeing of a run of blocks: it is carried out before the commit is over.
-    pub fn free_later(&mut self, start: FsBlock, len: u32) {
-        self.deferred.push(DeferredFree { extent: Extent { start, len }, intent: None });
+    /// Owes the freeing of a run of blocks of an inode: it is carried out before the commit is over. [`Error::Shared`] if
+    /// others have any of them as well: whoever did not ask before lets the transaction go.
+    pub fn free_later(&mut self, owner: InodeNumber, start: FsBlock, len: u32) -> Result<()> {
+        if self.geometry().reflink && self.volume.sharing().is_counted(start, len.into())? {
+            return Err(Error::Shared(owner));
+        }
+        self.owe(Extent { start, len });
+        Ok(())
+    }
+
+    fn owe(&mut self, extent: Extent) {
+        self.deferred.push(DeferredFree { extent, intent: None });
     }
 
     /// Owes what an older intent promised, in its place: the commit ends the old one, and has intents of its own. Gives
-    /// the number of extents.
+    /// the number of extents. That nobody shares them was asked before anything of the log was carried out.
     pub(crate) fn take_over(&mut self, old: &Arc<OldIntent>) -> u64 {
         let bytes = free_intent_bytes(old.extents.len());
         let mut vector = LogVector::begin(None, VecSize::default().region(bytes));
         vector.region_with(bytes, |to| encode_free_intent(true, old.id, &old.extents, to));
         let intent = Arc::clone(old) as Arc<dyn LogItem>;
         self.extra.push((Arc::new(Done { intent, state: ItemState::default() }), vector));
-        old.extents.iter().for_each(|extent| self.free_later(extent.start, extent.len));
+        old.extents.iter().for_each(|extent| self.owe(*extent));
         old.extents.len() as u64
     }
 

@@ -34,6 +34,7 @@ use frees::DeferredFree;
 use inodes::JoinedInode;
 use reservation::Reservation;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::AgNumber;
 
@@ -59,6 +60,8 @@ pub struct Trans<'v> {
     blocks: u64,
     /// Whether a part of the work is committed already: the rest has to follow.
     rolled: bool,
+    /// Whether this part tells that quota counts are no longer right.
+    doubts_quota: bool,
 }
 
 impl<'v> Trans<'v> {
@@ -67,7 +70,8 @@ impl<'v> Trans<'v> {
     pub fn start(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
         let write = volume.write_side()?;
         volume.relieve_caches(&write.journal)?;
-        let ticket = write.journal.reserve(reservation.log_bytes, reservation.log_count)?;
+        let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
+        let ticket = write.journal.reserve(reservation.log_bytes + more, reservation.log_count)?;
         // Behind the gate: who holds the journal still finds counters that nobody has reserved of.
         let blocks = match write.counters.reserve_blocks(reservation.blocks) {
             Ok(()) => reservation.blocks,
@@ -102,6 +106,7 @@ impl<'v> Trans<'v> {
             delta: Delta::default(),
             blocks,
             rolled: false,
+            doubts_quota: false,
         }
     }
 
@@ -181,6 +186,7 @@ impl<'v> Trans<'v> {
     fn commit_part(&mut self) -> Result<CommitSeq> {
         self.log_intents();
         self.forget_peeked();
+        self.doubt_quota_counts()?;
         let mut items = std::mem::take(&mut self.extra);
         items.reserve(self.inodes.len() + self.bufs.len());
         for inode in self.inodes.iter_mut().filter(|inode| !inode.is_clean()) {
@@ -196,12 +202,16 @@ impl<'v> Trans<'v> {
             self.bufs.clear();
             return Ok(CommitSeq::default());
         }
-        let counters = &self.volume.write_side()?.counters;
+        let write = self.volume.write_side()?;
+        let (counters, doubts_quota) = (&write.counters, std::mem::take(&mut self.doubts_quota));
         let (bufs, inodes, delta) = (&mut self.bufs, &mut self.inodes, &mut self.delta);
         let publish = || {
             bufs.iter_mut().for_each(Joined::publish);
             inodes.iter_mut().for_each(JoinedInode::publish);
             counters.apply(&std::mem::take(delta));
+            if doubts_quota {
+                write.quota_counted.store(false, Ordering::Release);
+            }
         };
         let seq = self.journal.commit(ticket, &mut items, landing, publish)?;
         self.bufs.clear();

@@ -1,17 +1,19 @@
 //! The transactions that change the superblock: the first and the last of a volume that is open for writing, and the
 //! one that covers the log of an idle one.
 //!
-//! Invariants: nothing else is in them; what lies in the superblock and is not changed stays as it is on disk. The last
-//! one comes when nobody else has a transaction open or can begin one: only then are the counters those of the volume.
+//! Invariants: what lies in the superblock and is not changed stays as it is on disk; of all that a transaction locks, the
+//! superblock comes last. The last one has nothing else in it, and comes when nobody else has a transaction open or can
+//! begin one: only then are the counters those of the volume.
 
-use super::Trans;
 use super::reservation::{Need, Reservation};
+use super::{BufIndex, Trans};
 use crate::error::{Error, Result};
 use crate::log::Frozen;
 use crate::volume::Volume;
 use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use xfs_format::error::FormatError;
 use xfs_format::features::QuotaFlags;
 use xfs_format::superblock::{RawSuperblock, SUPERBLOCK};
@@ -47,19 +49,37 @@ fn log_counters(trans: Trans<'_>) -> Result<()> {
     })
 }
 
-/// Has the kernel count anew what each user, group and project takes when it mounts the volume with quota: nobody keeps
-/// these counts up while we write.
-pub(crate) fn doubt_quota_counts(volume: &Arc<Volume>) -> Result<()> {
-    let flags = QuotaFlags::from_bits_retain(volume.superblock().raw().qflags.get());
-    if !flags.intersects(QuotaFlags::COUNTED) {
-        return Ok(());
+/// Bytes of the log that a change of the superblock takes.
+pub(super) fn log_bytes(volume: &Volume) -> u32 {
+    reservation(volume).log_bytes
+}
+
+impl Trans<'_> {
+    /// Whether this volume's first change is still to come, and has to tell of quota.
+    pub(super) fn is_quota_counted(volume: &Volume) -> Result<bool> {
+        Ok(volume.write_side()?.quota_counted.load(Ordering::Acquire))
     }
-    let at = offset_of!(RawSuperblock, qflags);
-    change(start(volume)?, at..at + 2, |raw| {
-        raw.qflags = flags.difference(QuotaFlags::COUNTED).bits().into()
-    })?;
-    // Before any change that the counts would not show.
-    volume.sync()
+
+    /// Has the kernel count anew what each user, group and project takes when it mounts the volume with quota: nobody
+    /// keeps these counts up while we write. Goes with the first change of the volume, so that one that is only looked
+    /// at, or refuses all that is asked of it, stays as it is.
+    pub(super) fn doubt_quota_counts(&mut self) -> Result<()> {
+        if !Self::is_quota_counted(self.volume)? || self.is_clean() {
+            return Ok(());
+        }
+        let sector = self.geometry().sector_size.into();
+        let buf = self.buf_at(DiskAddr(0), sector, &SUPERBLOCK)?;
+        // Whoever had it locked before may have done it.
+        if Self::is_quota_counted(self.volume)? {
+            let at = offset_of!(RawSuperblock, qflags);
+            edit(self, buf, at..at + 2, |raw| {
+                let flags = QuotaFlags::from_bits_retain(raw.qflags.get());
+                raw.qflags = flags.difference(QuotaFlags::COUNTED).bits().into();
+            })?;
+            self.doubts_quota = true;
+        }
+        Ok(())
+    }
 }
 
 fn reservation(volume: &Volume) -> Reservation {
@@ -73,11 +93,23 @@ fn start(volume: &Arc<Volume>) -> Result<Trans<'_>> {
 fn change(mut trans: Trans<'_>, range: Range<usize>, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
     let sector = trans.geometry().sector_size.into();
     let buf = trans.buf_at(DiskAddr(0), sector, &SUPERBLOCK)?;
+    edit(&mut trans, buf, range, change)?;
+    trans.commit()?;
+    Ok(())
+}
+
+/// Changes what of the superblock lies in `range`.
+fn edit(
+    trans: &mut Trans<'_>,
+    buf: BufIndex,
+    range: Range<usize>,
+    change: impl FnOnce(&mut RawSuperblock),
+) -> Result<()> {
+    let sector = trans.geometry().sector_size.into();
     let (raw, _) = RawSuperblock::mut_from_prefix(trans.bytes_mut(buf, range)).map_err(|_| {
         Error::corrupt_block(DiskAddr(0), None, FormatError::value(SUPERBLOCK.name, "length", sector))
     })?;
     change(raw);
-    trans.commit()?;
     Ok(())
 }
 

@@ -103,7 +103,6 @@ impl ForkStore for TransFork<'_, '_> {
     fn free(&mut self, block: FsBlock) -> Result<()> {
         let daddr = self.daddr(block)?;
         self.trans.forget_block(daddr, Bmbt::verifier())?;
-        self.trans.free_later(block, 1);
-        Ok(())
+        self.trans.free_later(self.ino, block, 1)
     }
 }

@@ -1,0 +1,107 @@
+//! Verbs on files that share blocks, as `cp` of the host makes them unasked: what would take a block from another file
+//! ends with code 12 and leaves the image as it was. Needs root, mkfs.xfs and loop mounts.
+
+mod common;
+
+use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use std::path::Path;
+
+fn assert_sound(image: &Path) {
+    run("xfs_repair", &[&"-n", &image]);
+}
+
+/// Clones at the root, and in a tree beside files of their own.
+fn cloned() -> Image {
+    let image = Image::new(&[]);
+    let mount = image.mount(&[]);
+    let dir = mount.dir();
+    let numbers: String = (0..60_000).map(|n| format!("{n}\n")).collect();
+    std::fs::write(dir.join("b"), &numbers).unwrap();
+    std::fs::create_dir_all(dir.join("tree/inner")).unwrap();
+    for copy in ["a", "tree/inner/clone"] {
+        run("cp", &[&"--reflink=always", &dir.join("b"), &dir.join(copy)]);
+    }
+    std::fs::write(dir.join("tree/inner/own"), &numbers).unwrap();
+    std::fs::write(dir.join("tree/own"), "own").unwrap();
+    std::fs::write(dir.join("other"), "other").unwrap();
+    drop(mount);
+    image
+}
+
+const SAID: &str = "shares blocks with other files";
+
+#[test]
+fn verbs_leave_shared_blocks_alone() {
+    let image = cloned();
+    let at = |path: &str| image.at(path);
+    let host = scratch();
+    let (text, tar) = (host.path().join("a"), host.path().join("a.tar"));
+    std::fs::write(&text, "new content").unwrap();
+    run("tar", &[&"-C", &host.path(), &"-cf", &tar, &"a"]);
+    let before = std::fs::read(&image.path).unwrap();
+    uxfs_fails(&[&"rm", &at("/a")], 12, SAID);
+    uxfs_fails(&[&"rm", &"-f", &at("/a")], 12, SAID);
+    uxfs_fails(&[&"truncate", &"-s", &"0", &at("/a")], 12, "shared with other files");
+    uxfs_fails(&[&"truncate", &"-s", &"100", &at("/a")], 12, "shared with other files");
+    uxfs_fails(&[&"truncate", &"-s", &"+1M", &at("/a")], 12, "shared with other files");
+    uxfs_fails(&[&"mv", &at("/other"), &at("/a")], 12, SAID);
+    uxfs_fails(&[&"cp", &text, &at("/a")], 12, "share");
+    uxfs_fails(&[&"cp", &at("/other"), &at("/a")], 12, "share");
+    // What is done with several files ends with 1 if some of it failed.
+    let output = uxfs(&[&"rm", &at("/a"), &at("/b")]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), said.matches(SAID).count()), (Some(1), 2), "{said}");
+    let output = uxfs(&[&"untar", &"-i", &tar, &at("/")]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("share"), "{said}");
+    assert!(std::fs::read(&image.path).unwrap() == before, "the image has changed");
+    assert_sound(&image.path);
+}
+
+/// `rm -r` removes what it can: a file that shares blocks stays whole, and so do the directories above it.
+#[test]
+fn a_tree_is_removed_but_for_files_that_share_blocks() {
+    let image = cloned();
+    let output = uxfs(&[&"rm", &"-r", &image.at("/tree")]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("/tree/inner/clone: ") && said.contains(SAID), "{said}");
+    assert_sound(&image.path);
+    // What belongs to the inode alone may change.
+    uxfs_ok(&[&"chmod", &"600", &image.at("/a")]);
+    uxfs_ok(&[&"xattr", &"set", &image.at("/a"), &"user.name", &"value"]);
+    uxfs_ok(&[&"mv", &image.at("/a"), &image.at("/tree/a")]);
+    assert_sound(&image.path);
+    let mount = image.mount(&[]);
+    let read = |path: &str| std::fs::read(mount.dir().join(path)).unwrap();
+    for path in ["tree/a", "tree/inner/clone"] {
+        assert!(read(path) == read("b"), "{path}");
+    }
+    assert!(!mount.dir().join("tree/inner/own").exists() && !mount.dir().join("tree/own").exists());
+    for gone in ["b", "tree/a", "tree/inner/clone"] {
+        std::fs::remove_file(mount.dir().join(gone)).unwrap();
+    }
+}
+
+/// An inode without a name in a dirty log, whose blocks another file has: the volume is left to the kernel.
+#[test]
+fn recovery_leaves_shared_blocks_alone() {
+    let image = cloned();
+    let mount = image.mount(&[]);
+    let a = std::fs::File::open(mount.dir().join("a")).unwrap();
+    std::fs::remove_file(mount.dir().join("a")).unwrap();
+    run("xfs_io", &[&"-x", &"-c", &"shutdown -f", &mount.dir()]);
+    drop(a);
+    drop(mount);
+    let before = std::fs::read(&image.path).unwrap();
+    uxfs_fails(&[&"recover", &image.path], 7, SAID);
+    uxfs_fails(&[&"rm", &image.at("/other")], 7, SAID);
+    let output = uxfs(&[&"recover", &"--dry-run", &image.path]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(7) && said.contains(SAID), "{said}");
+    assert_eq!(uxfs_ok(&[&"cat", &image.at("/other")]), b"other");
+    assert!(std::fs::read(&image.path).unwrap() == before, "the image has changed");
+    drop(image.mount(&[]));
+    assert_sound(&image.path);
+    uxfs_ok(&[&"rm", &image.at("/other")]);
+}

@@ -1,0 +1,329 @@
+//! Files that share blocks, made by the kernel: what would change or free a shared block is refused, and the image is as
+//! it was, to the byte; what would not is done, and right.
+
+#[allow(dead_code, unused_imports, reason = "what is refused leaves nothing that a crash could tear")]
+mod common;
+
+use common::{mounted, repair_finds_nothing};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use uxfs::{ErrorKind, File, NewNode, OpenOptions, Rename, Result, Volume};
+
+/// Runs a script of the shell, with the mount point as `$1`.
+fn script(at: &Path, text: &str) {
+    let out = Command::new("bash").args(["-euc", text, "bash"]).arg(at).output().expect("bash");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// A volume as mkfs.xfs makes it unasked.
+fn made(dir: &Path) -> PathBuf {
+    let image = dir.join("volume.img");
+    std::fs::File::create(&image).and_then(|file| file.set_len(300 << 20)).expect("a sparse image");
+    let out = Command::new("mkfs.xfs").arg("-q").arg(&image).output().expect("mkfs.xfs");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    image
+}
+
+fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").expect("a place in memory")
+}
+
+/// What shares blocks with what: whole files, parts, what was found to be the same, and a file with itself. Beside them
+/// what could be taken for shared and is not.
+const SHARERS: &str = "
+    cd $1
+    seq 1 60000 > a; cp --reflink=always a b
+    xfs_io -f -c 'pwrite -q -S 1 0 256k' part-of >/dev/null
+    xfs_io -f -c 'pwrite -q -S 2 0 256k' -c 'reflink part-of 64k 64k 64k' part >/dev/null
+    xfs_io -f -c 'pwrite -q -S 3 0 128k' same >/dev/null
+    xfs_io -f -c 'pwrite -q -S 3 0 128k' -c fsync -c 'dedupe same 0 0 128k' same-too >/dev/null
+    xfs_io -f -c 'pwrite -q -S 4 0 32k' -c fsync -c 'reflink self 0 64k 32k' self >/dev/null
+    xfs_io -f -c 'pwrite -q -S 5 0 16k' -c 'reflink part-of 0 64k 16k' mixed >/dev/null
+    seq 1 20000 > alone; cp --reflink=always alone gone; rm gone
+    echo content > plain
+    sync
+";
+
+fn filled() -> (tempfile::TempDir, PathBuf) {
+    let dir = scratch();
+    let image = made(dir.path());
+    mounted(&image, |at| script(at, SHARERS));
+    (dir, image)
+}
+
+fn open(image: &Path) -> Volume {
+    Volume::open(image, &OpenOptions::new().writable(true)).expect("opens")
+}
+
+/// All bytes of an image, without its holes.
+fn bytes_of(image: &Path) -> Vec<(u64, Vec<u8>)> {
+    use rustix::fs::{SeekFrom, seek};
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::open(image).unwrap();
+    let (mut runs, mut at) = (Vec::new(), 0);
+    while let Ok(start) = seek(&file, SeekFrom::Data(at)) {
+        at = seek(&file, SeekFrom::Hole(start)).unwrap();
+        let mut run = vec![0; (at - start) as usize];
+        file.read_exact_at(&mut run, start).unwrap();
+        runs.push((start, run));
+    }
+    runs
+}
+
+/// The content of all files, as the kernel reads them.
+fn content(image: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    mounted(image, |at| {
+        let mut paths: Vec<PathBuf> =
+            std::fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        paths
+            .iter()
+            .map(|path| (path.strip_prefix(at).unwrap().to_owned(), std::fs::read(path).unwrap()))
+            .collect()
+    })
+}
+
+/// `work` on a volume must be refused because blocks are shared, and leave the image as it was.
+fn refused(image: &Path, what: &str, work: impl FnOnce(&Volume) -> Result<()>) {
+    let before = bytes_of(image);
+    let volume = open(image);
+    let error = work(&volume).expect_err(what);
+    assert_eq!(error.kind(), ErrorKind::Shared, "{what}: {error}");
+    let said = error.to_string();
+    assert!(said.contains("share"), "{what}: {said}");
+    volume.close().expect("closes");
+    drop(volume);
+    assert!(bytes_of(image) == before, "{what}: the image has changed");
+}
+
+type OnFile = fn(&File) -> Result<()>;
+
+#[test]
+fn what_would_change_shared_blocks_is_refused_and_changes_nothing() {
+    let (_dir, image) = filled();
+    let kib = |n: u64| n << 10;
+    let of_any: [(&str, OnFile); 9] = [
+        ("cut to nothing", |file| file.set_len(0)),
+        ("cut in a block", |file| file.set_len(100)),
+        ("write", |file| file.write_at(b"x", 5)),
+        ("overwrite", |file| file.overwrite_at(b"x", 5)),
+        ("overwrite of a block", |file| file.overwrite_at(&[7; 4096], 4096)),
+        ("punch", |file| file.punch_hole(0..8192)),
+        ("punch of bytes", |file| file.punch_hole(5..6)),
+        ("zero", |file| file.zero_range(4096..8192, false)),
+        ("collapse", |file| file.collapse_range(0..4096)),
+    ];
+    for name in ["a", "b", "same", "same-too", "self"] {
+        for (what, work) in of_any {
+            refused(&image, &format!("{what} of {name}"), |volume| work(&volume.open_file(name)?));
+        }
+        refused(&image, &format!("queued write of {name}"), |volume| {
+            let mut queue = volume.open_file(name)?.queue(4)?;
+            let mut buf = uxfs::AlignedBuf::zeroed(4096);
+            buf.fill(9);
+            queue.push_overwrite(0, buf, 1)?;
+            let mut result = Ok(0);
+            queue.wait(1, |done| result = done.result)?;
+            result.map(drop)
+        });
+    }
+    for name in ["a", "b"] {
+        // The last block is shared, and ends in the middle.
+        refused(&image, "growing", |volume| volume.open_file(name)?.set_len(1 << 30));
+        refused(&image, "appending", |volume| {
+            let file = volume.open_file(name)?;
+            file.write_at(b"more", file.size())
+        });
+        refused(&image, "writing behind the end", |volume| {
+            volume.open_file(name)?.write_at(b"more", 5 << 20)
+        });
+        refused(&image, "adding behind the end", |volume| {
+            volume.open_file(name)?.append_at(&[1; 8192], 8 << 20)
+        });
+    }
+    // Shared from 64 to 128 KiB, of 256.
+    let on_part: [(&str, OnFile); 6] = [
+        ("cut before", |file| file.set_len(20 << 10)),
+        ("cut within", |file| file.set_len(100 << 10)),
+        ("write into its start", |file| file.write_at(&[9; 8192], (64 << 10) - 4096)),
+        ("write over all", |file| file.write_at(&[9; 256 << 10], 0)),
+        ("punch to its start", |file| file.punch_hole((20 << 10) + 5..(64 << 10) + 5)),
+        ("collapse around it", |file| file.collapse_range(4096..248 << 10)),
+    ];
+    for (what, work) in on_part {
+        refused(&image, &format!("{what} of part"), |volume| work(&volume.open_file("part")?));
+    }
+    // Data, a hole, and shared blocks behind it: what comes first stays as it was.
+    refused(&image, "write over data, a hole and shared blocks", |volume| {
+        volume.open_file("mixed")?.write_at(&[8; 80 << 10], 0)
+    });
+    refused(&image, "zeroes over the same", |volume| {
+        volume.open_file("mixed")?.zero_range(5..kib(65), false)
+    });
+    repair_finds_nothing(&image);
+}
+
+#[test]
+fn the_last_name_of_a_file_with_shared_blocks_stays() {
+    let (_dir, image) = filled();
+    for name in ["a", "b", "part-of", "part", "same", "same-too", "self", "mixed"] {
+        let bytes = name.as_bytes();
+        refused(&image, "unlink", |volume| volume.root()?.as_dir()?.remove_file(bytes));
+        refused(&image, "rename over it", |volume| {
+            let root = volume.root()?.as_dir()?;
+            root.rename(b"plain", &root, bytes, Rename::Replace)
+        });
+        refused(&image, "unlink while it is open", |volume| {
+            let _open = volume.open_file(name)?;
+            volume.root()?.as_dir()?.remove_file(bytes)
+        });
+    }
+    let before = content(&image);
+    let volume = open(&image);
+    let root = volume.root().unwrap().as_dir().unwrap();
+    let a = root.lookup(b"a").unwrap().unwrap();
+    root.link(b"a-too", &a).unwrap();
+    root.remove_file(b"a").unwrap();
+    assert_eq!(root.remove_file(b"a-too").unwrap_err().kind(), ErrorKind::Shared, "the last one");
+    root.rename(b"a-too", &root, b"a", Rename::NoReplace).unwrap();
+    root.rename(b"a", &root, b"b", Rename::Exchange).unwrap();
+    volume.close().unwrap();
+    drop((a, root, volume));
+    repair_finds_nothing(&image);
+    assert!(content(&image) == before);
+}
+
+/// What the kernel once shared and does no longer, and the parts of a file that are its own, are like any others.
+#[test]
+fn what_is_not_shared_can_be_changed() {
+    let (_dir, image) = filled();
+    let mut expected = content(&image);
+    let of = |name: &str| expected.iter().position(|(path, _)| path == Path::new(name)).unwrap();
+    let (alone, part, mixed, a) = (of("alone"), of("part"), of("mixed"), of("a"));
+    let volume = open(&image);
+    let root = volume.root().unwrap().as_dir().unwrap();
+    let file = |name: &str| volume.open_file(name).unwrap();
+    let part_file = file("part");
+    part_file.write_at(&[9; 4096], 0).unwrap();
+    part_file.punch_hole(128 << 10..140 << 10).unwrap();
+    part_file.set_len(200 << 10).unwrap();
+    let bytes = &mut expected[part].1;
+    bytes[..4096].fill(9);
+    bytes[128 << 10..140 << 10].fill(0);
+    bytes.truncate(200 << 10);
+    file("mixed").write_at(&[8; 40 << 10], 8192).unwrap();
+    expected[mixed].1[8192..48 << 10].fill(8);
+    // Blocks move within the file, and stay what they are.
+    let shared = file("a");
+    shared.insert_range(8192..16384).unwrap();
+    assert_eq!(shared.write_at(b"x", 16384).unwrap_err().kind(), ErrorKind::Shared);
+    shared.write_at(&[6; 4096], 8192).unwrap();
+    let moved: Vec<u8> = [&[6; 4096][..], &[0; 4096]].concat();
+    expected[a].1.splice(8192..8192, moved);
+    let bytes = &mut expected[alone].1;
+    let own = file("alone");
+    own.write_at(b"own", 0).unwrap();
+    own.set_len(50_000).unwrap();
+    bytes[..3].copy_from_slice(b"own");
+    bytes.truncate(50_000);
+    drop((part_file, shared, own));
+    volume.close().unwrap();
+    drop((root, volume));
+    repair_finds_nothing(&image);
+    assert!(content(&image) == expected);
+    let volume = open(&image);
+    volume.root().unwrap().as_dir().unwrap().remove_file(b"alone").unwrap();
+    // A crash: the kernel replays what is left of the inode.
+    volume.sync().unwrap();
+    drop(volume);
+    expected.remove(alone);
+    assert!(content(&image) == expected);
+    mounted(&image, |at| {
+        script(at, "cd $1; for n in $(seq 300); do echo $n > new-$n; done; rm a same; cat b >/dev/null")
+    });
+    repair_finds_nothing(&image);
+}
+
+/// A file that lost its flag shares its blocks as before.
+#[test]
+fn blocks_that_nothing_marks_as_shared_are_refused_too() {
+    let (_dir, image) = filled();
+    let ino = open(&image).lookup("a").unwrap().ino();
+    let set = |flags: &str| {
+        let inode = format!("inode {ino}");
+        let write = format!("write -d v3.flags2 {flags}");
+        let out =
+            Command::new("xfs_db").args(["-x", "-c", &inode, "-c", &write]).arg(&image).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    };
+    // Large times alone.
+    set("8");
+    refused(&image, "unlink", |volume| volume.root()?.as_dir()?.remove_file(b"a"));
+    refused(&image, "cut", |volume| volume.open_file("a")?.set_len(0));
+    refused(&image, "write", |volume| volume.open_file("a")?.write_at(&[1; 4096], 0));
+    refused(&image, "overwrite", |volume| volume.open_file("a")?.overwrite_at(&[1; 512], 512));
+    refused(&image, "punch", |volume| volume.open_file("a")?.punch_hole(0..4096));
+    refused(&image, "zero", |volume| volume.open_file("a")?.zero_range(0..4096, true));
+    refused(&image, "collapse", |volume| volume.open_file("a")?.collapse_range(0..4096));
+}
+
+/// Has the kernel leave a dirty log, with an inode that lost its last name while it was open.
+fn crash_with(image: &Path, before: &str, gone: &str) {
+    let at = tempfile::tempdir().unwrap();
+    let text = format!(
+        "mount -o loop,nouuid {image} $1
+         trap 'umount $1' EXIT
+         cd $1; {before}; sync
+         exec 9<{gone}; rm {gone}
+         cd /; xfs_io -x -c 'shutdown -f' $1 >/dev/null; exec 9<&-",
+        image = image.display()
+    );
+    script(at.path(), &text);
+}
+
+/// Recovery has to free an inode whose blocks another file has: it says so, and leaves the volume to the kernel.
+#[test]
+fn an_inode_without_a_name_that_shares_blocks_is_not_freed() {
+    let dir = scratch();
+    let image = made(dir.path());
+    crash_with(&image, "seq 1 60000 > b; cp --reflink=always b a; echo x > c", "a");
+    let before = bytes_of(&image);
+    let error = Volume::open(&image, &OpenOptions::new().writable(true)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DirtyLog);
+    let said = error.to_string();
+    assert!(said.contains("inode ") && said.contains("shares blocks with other files"), "{said}");
+    assert!(bytes_of(&image) == before, "the image has changed");
+    let volume = Volume::open(&image, &OpenOptions::new()).expect("for reading");
+    let obstacle = volume.recovery().unwrap().obstacle.expect("one is told of");
+    assert!(obstacle.contains("shares blocks"), "{obstacle}");
+    assert_eq!(volume.open_file("b").unwrap().size(), 348_894);
+    drop(volume);
+    // What an inode shared with itself alone, and what it shared no longer, is in the way of nothing but itself.
+    let image = made(dir.path());
+    crash_with(&image, "seq 1 60000 > b; cp --reflink=always b a; rm b; echo x > c", "a");
+    let volume = open(&image);
+    assert_eq!(volume.recovery().unwrap().inodes_freed, 1);
+    volume.close().unwrap();
+    drop(volume);
+    repair_finds_nothing(&image);
+}
+
+/// A file may be made beside shared ones, and takes none of their blocks.
+#[test]
+fn new_files_take_no_shared_block() {
+    let (_dir, image) = filled();
+    let mut expected = content(&image);
+    let volume = open(&image);
+    let root = volume.root().unwrap().as_dir().unwrap();
+    for n in 0..20 {
+        let name = format!("new-{n:02}");
+        let file = root.create_file(name.as_bytes(), &NewNode::default()).unwrap().open().unwrap();
+        file.write_at(&[n; 200_000], 0).unwrap();
+        expected.push((name.into(), vec![n; 200_000]));
+    }
+    expected.sort();
+    volume.close().unwrap();
+    drop((root, volume));
+    repair_finds_nothing(&image);
+    assert!(content(&image) == expected);
+}

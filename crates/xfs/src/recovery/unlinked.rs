@@ -1,0 +1,92 @@
+//! Whether what recovery has to free can be freed: nobody else may have any of it.
+//!
+//! Invariant: this is asked of the replayed volume before anything is written, so that what cannot be finished leaves
+//! the device as it was.
+
+use super::patch::Patch;
+use super::survey::Unfinished;
+use crate::bmap::{self, Sharing};
+use crate::buf::BufCache;
+use crate::error::{Error, Result};
+use crate::group::Groups;
+use crate::ialloc::InodeSource;
+use crate::inode::{ForkKind, Inode};
+use blockdev::BlockDevice;
+use std::sync::Arc;
+use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::inode::Dinode;
+use xfs_format::types::{AgInode, AgNumber, FileBlock, InodeNumber};
+use zerocopy::FromBytes;
+
+const CACHE_BYTES: u64 = 4 << 20;
+
+/// Fails with [`Error::CannotRecover`] if an inode without a name, or an extent that was promised to be freed, has blocks
+/// that others have as well.
+pub(super) fn check_freeable(patch: &Arc<Patch>, geometry: &Geometry, promised: &[Unfinished]) -> Result<()> {
+    if !geometry.reflink {
+        return Ok(());
+    }
+    let device: Arc<dyn BlockDevice> = Arc::clone(patch) as Arc<dyn BlockDevice>;
+    let bufs = BufCache::new(device, geometry, CACHE_BYTES);
+    let groups = Groups::new(geometry.ag_count, false);
+    let look = Look { bufs: &bufs, sharing: Sharing { bufs: &bufs, geometry, groups: &groups } };
+    for extent in promised.iter().flat_map(|intent| &intent.extents) {
+        if look.sharing.is_counted(extent.start, extent.len.into())? {
+            return Err(Error::CannotRecover(format!(
+                "{} blocks that were to be freed are shared between files, and shared blocks cannot be freed yet",
+                extent.len
+            )));
+        }
+    }
+    (0..geometry.ag_count).map(AgNumber).try_for_each(|ag| look.group(ag))
+}
+
+struct Look<'a> {
+    bufs: &'a BufCache,
+    sharing: Sharing<'a>,
+}
+
+impl Look<'_> {
+    /// All inodes on a group's lists.
+    fn group(&self, ag: AgNumber) -> Result<()> {
+        let geometry = self.sharing.geometry;
+        let daddr = AgHeader::Agi.daddr(geometry, ag);
+        let buf = self.bufs.read(daddr, geometry.sector_size.into(), &AGI)?;
+        let wrap = |problem| Error::corrupt_block(daddr, None, problem);
+        let agi = Agi::view(&buf).map_err(wrap)?;
+        // No list is longer than there are inodes: one that goes round in circles ends.
+        let mut left = agi.count.get();
+        for head in agi.unlinked.iter().map(|head| head.get()) {
+            let mut next = head;
+            while next != NULL_AG_INODE {
+                left = left.checked_sub(1).ok_or_else(|| {
+                    wrap(FormatError::value("list of unlinked inodes", "length", next.into()))
+                })?;
+                next = self.inode(geometry.join_inode(ag, AgInode(next)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One of them; gives the next of its list.
+    fn inode(&self, ino: InodeNumber) -> Result<u32> {
+        let Sharing { bufs, geometry, groups } = self.sharing;
+        let found = InodeSource { bufs, geometry, groups }.find(ino)?;
+        let inode = Inode::parse(ino, &found, geometry)?;
+        for fork in [ForkKind::Data, ForkKind::Attr].iter().filter_map(|kind| inode.fork_state(*kind)) {
+            let extents = bmap::load(bufs, geometry, ino, fork)?;
+            match self.sharing.check(ino, &extents, FileBlock(0)..FileBlock(u64::MAX)) {
+                Err(Error::Shared(_)) => {
+                    return Err(Error::CannotRecover(format!(
+                        "inode {ino} has lost its last name and shares blocks with other files, and shared blocks \
+                         cannot be freed yet"
+                    )));
+                }
+                other => other?,
+            }
+        }
+        Ok(Dinode::ref_from_prefix(found.bytes()).map_or(NULL_AG_INODE, |(raw, _)| raw.next_unlinked.get()))
+    }
+}
