@@ -30,6 +30,9 @@ pub enum DeviceError {
     /// Another process has the image open for writing, or it is a block device that is mounted.
     #[error("another process has it open for writing, or has it mounted: wait until that is done, or end it")]
     Locked,
+    /// The kernel has the image attached as a loop device: which, and what to do.
+    #[error("{0}")]
+    Attached(String),
     /// The queue holds as many requests as it has room for.
     #[error("the queue is full")]
     QueueFull,

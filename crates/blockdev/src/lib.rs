@@ -31,6 +31,7 @@ mod deferred;
 mod device;
 mod error;
 mod file;
+mod in_use;
 mod lock;
 mod memory;
 mod testing;

@@ -92,7 +92,7 @@ impl MemoryOptions {
         let what = || format!("mapping {}", path.display());
         let opened = host::open(path, self.write, false)?;
         if self.write {
-            crate::lock::lock_for_writing(&opened.file)?;
+            host::keep_others_out(&opened, path)?;
         }
         let geometry = Geometry::new(opened.size, self.sector_size.max(opened.sector_min))?;
         let len = mappable(geometry, what)?;

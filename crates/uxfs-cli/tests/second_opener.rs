@@ -3,8 +3,10 @@
 
 mod common;
 
-use common::{Image, run, scratch, uxfs, uxfs_fails};
+use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 const LOCKED: i32 = 8;
@@ -47,4 +49,90 @@ fn a_second_opener_is_refused_and_let_in_when_the_first_is_killed() {
     }
     run("xfs_repair", &[&"-n", &"-f", &"-o", &"force_geometry", &image.path]);
     assert!(uxfs(&[&"stat", &image.at("/dir")]).status.success());
+}
+
+/// Everything that would write to an image, none of which may.
+fn all_writers_are_refused(image: &Image, source: &Path, text: &str) {
+    let untouched = image.dir.path().join("untouched");
+    run("cp", &[&"--sparse=always", &image.path, &untouched]);
+    let linked = image.dir.path().join("linked");
+    let _gone = std::fs::remove_file(&linked);
+    std::os::unix::fs::symlink(&image.path, &linked).unwrap();
+    let commands: [&[&dyn AsRef<OsStr>]; 9] = [
+        &[&"mkdir", &image.at("/dir")],
+        &[&"rm", &image.at("/file")],
+        &[&"cp", &source, &image.at("/file")],
+        &[&"recover", &image.path],
+        &[&"mkfs", &"-f", &image.path],
+        &[&"mkfs", &"-f", &linked],
+        &[&"mkfs", &"-f", &image.path, &"900M"],
+        &[&"mkfs", &"-f", &image.path, &"--offset", &"16M", &"--length", &"300M"],
+        &[&"mkfs", &"-f", &image.path, &"--from", &image.dir.path()],
+    ];
+    for command in commands {
+        uxfs_fails(command, LOCKED, text);
+    }
+    run("cmp", &[&untouched, &image.path]);
+}
+
+#[test]
+fn what_the_kernel_has_mounted_is_not_written() {
+    let image = Image::new(&[]);
+    let source = image.dir.path().join("source");
+    std::fs::write(&source, "text\n").unwrap();
+    let mount = image.mount(&[]);
+    std::fs::write(mount.dir().join("file"), "kept\n").unwrap();
+    run("sync", &[&"-f", &mount.dir()]);
+    let text = format!("the image is mounted by the kernel, at {}: unmount it first", mount.dir().display());
+    all_writers_are_refused(&image, &source, &text);
+    drop(mount);
+    // Let in as soon as it is unmounted.
+    uxfs_ok(&[&"mkdir", &image.at("/dir")]);
+    assert_eq!(uxfs_ok(&[&"cat", &image.at("/file")]), b"kept\n");
+    run("xfs_repair", &[&"-n", &image.path]);
+}
+
+/// A container's mounts are not seen from outside, nor can the path that the kernel knows the image by be followed.
+#[test]
+fn what_is_mounted_in_another_mount_namespace_is_not_written() {
+    let image = Image::new(&[]);
+    let source = image.dir.path().join("source");
+    std::fs::write(&source, "text\n").unwrap();
+    let mut other = Command::new("unshare");
+    let script = "set -e; mount -t tmpfs none /mnt; mkdir /mnt/at /mnt/seen; mount --bind \"$0\" /mnt/seen
+        mount -o loop /mnt/seen/volume.img /mnt/at; echo kept > /mnt/at/file; sync -f /mnt/at
+        echo mounted; read line; umount /mnt/at; umount /mnt/seen";
+    other.args(["-m", "--propagation", "private", "sh", "-c", script]).arg(image.dir.path());
+    let mut other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(other.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "mounted\n");
+    all_writers_are_refused(&image, &source, "the kernel has the image attached as /dev/loop");
+    writeln!(other.stdin.take().unwrap(), "go on").unwrap();
+    assert!(other.wait().unwrap().success());
+    uxfs_ok(&[&"mkdir", &image.at("/dir")]);
+    assert_eq!(uxfs_ok(&[&"cat", &image.at("/file")]), b"kept\n");
+    run("xfs_repair", &[&"-n", &image.path]);
+}
+
+/// Attached is as good as mounted: the next moment it may be.
+#[test]
+fn what_is_attached_as_a_loop_device_is_written_through_that_alone() {
+    let image = Image::new(&[]);
+    let source = image.dir.path().join("source");
+    std::fs::write(&source, "text\n").unwrap();
+    let device = String::from_utf8(run("losetup", &[&"-f", &"--show", &image.path])).unwrap();
+    let device = device.trim_end();
+    all_writers_are_refused(&image, &source, &format!("attached as {device}"));
+    uxfs_ok(&[&"cp", &source, &format!("{device}:/file")]);
+    // Mounted, it is refused too.
+    let at = image.dir.path().join("at");
+    std::fs::create_dir(&at).unwrap();
+    run("mount", &[&device, &at]);
+    uxfs_fails(&[&"mkdir", &format!("{device}:/dir")], LOCKED, WHAT_TO_DO);
+    uxfs_fails(&[&"mkfs", &"-f", &device], LOCKED, WHAT_TO_DO);
+    assert_eq!(std::fs::read(at.join("file")).unwrap(), b"text\n");
+    run("umount", &[&at]);
+    run("losetup", &[&"-d", &device]);
+    uxfs_ok(&[&"mkdir", &image.at("/dir")]);
 }

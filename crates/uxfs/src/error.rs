@@ -40,7 +40,7 @@ pub enum ErrorKind {
     Damaged,
     /// The log holds changes that were not replayed, or cannot be.
     DirtyLog,
-    /// Another process has the image open for writing.
+    /// Another process has the image open for writing, or the kernel has it attached or mounted.
     Locked,
     /// The volume is open for reading only.
     ReadOnly,
@@ -166,7 +166,7 @@ fn name_kind(problem: NameProblem) -> ErrorKind {
 fn device_kind(error: &blockdev::DeviceError) -> ErrorKind {
     use blockdev::DeviceError as D;
     match error {
-        D::Locked => ErrorKind::Locked,
+        D::Locked | D::Attached(_) => ErrorKind::Locked,
         D::ReadOnly => ErrorKind::ReadOnly,
         D::Setup { source, .. } if source.kind() == std::io::ErrorKind::NotFound => ErrorKind::NotFound,
         D::Setup { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {

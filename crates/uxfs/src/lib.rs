@@ -32,7 +32,6 @@ mod file;
 mod info;
 mod metadata;
 mod mkfs;
-mod mounted;
 mod names;
 mod node;
 mod open_files;

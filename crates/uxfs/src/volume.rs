@@ -6,7 +6,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
 use crate::info::VolumeInfo;
 use crate::metadata::Metadata;
-use crate::mounted::refuse_mounted;
 use crate::names;
 use crate::node::Node;
 use crate::open_files::OpenFiles;
@@ -60,9 +59,6 @@ impl Volume {
     /// ```
     pub fn open(image: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let image = image.as_ref();
-        if options.writable {
-            refuse_mounted(image)?;
-        }
         let how = FileOptions::new().write(options.writable).direct(options.direct);
         match Self::open_device(Arc::new(how.open(image)?), options) {
             // The disk under an image file has larger sectors than the volume, or than the volume's start is a

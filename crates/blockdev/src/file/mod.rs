@@ -57,7 +57,8 @@ impl FileOptions {
         Self::default()
     }
 
-    /// Whether writes are allowed; a second writer is refused with [`DeviceError::Locked`].
+    /// Whether writes are allowed; a second writer is refused with [`DeviceError::Locked`], an image that the kernel
+    /// has attached as a loop device with [`DeviceError::Attached`].
     pub fn write(mut self, write: bool) -> Self {
         self.write = write;
         self
@@ -87,7 +88,7 @@ impl FileOptions {
         let path = path.as_ref();
         let opened = host::open(path, self.write, self.direct)?;
         if self.write {
-            crate::lock::lock_for_writing(&opened.file)?;
+            host::keep_others_out(&opened, path)?;
         }
         let sector = self.sector_size.unwrap_or(opened.sector_min.max(opened.direct_unit.unwrap_or(0)));
         if opened.is_block && sector < opened.sector_min {

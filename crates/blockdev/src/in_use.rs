@@ -1,0 +1,151 @@
+//! Whether the kernel has an image file attached as a loop device.
+//!
+//! The kernel takes no lock on it, and what it has in memory of a volume would be lost, or written over what is done
+//! here. Loop devices belong to the whole machine, so that one that is mounted in another mount namespace is found too:
+//! by the device and inode number that the kernel keeps of the file, or, for who may not ask that, by the file's name.
+//!
+//! Not found: a loop device that is made later. Of a block device the kernel keeps a claim of its own (`O_EXCL`).
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use rustix::ioctl::{Getter, ioctl};
+
+use crate::DeviceError;
+
+/// A loop device that was just unmounted is let go of by the kernel in its own time.
+const DETACH_RETRIES: u32 = 50;
+const DETACH_PAUSE: Duration = Duration::from_millis(10);
+/// The file is let go of when the device is closed last.
+const AUTOCLEAR: u32 = 4;
+
+/// `struct loop_info64`.
+#[repr(C)]
+struct LoopStatus {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+const _: () = assert!(size_of::<LoopStatus>() == 232);
+
+/// `LOOP_GET_STATUS64`.
+const GET_STATUS: u32 = 0x4c05;
+
+/// A loop device that has the file.
+struct Attached {
+    /// `loop7`
+    name: String,
+    flags: u32,
+}
+
+/// Refuses a regular file that the kernel has attached as a loop device.
+pub(crate) fn refuse_attached(file: &File, path: &Path) -> Result<(), DeviceError> {
+    for _ in 0..DETACH_RETRIES {
+        let Some(attached) = attached(file, path) else { return Ok(()) };
+        let place = mount_place(&attached.name);
+        if place.is_some() || attached.flags & AUTOCLEAR == 0 {
+            return Err(refusal(&attached.name, place.as_deref()));
+        }
+        std::thread::sleep(DETACH_PAUSE);
+    }
+    attached(file, path).map_or(Ok(()), |attached| Err(refusal(&attached.name, None)))
+}
+
+fn refusal(name: &str, place: Option<&str>) -> DeviceError {
+    DeviceError::Attached(match place {
+        Some(place) => format!("the image is mounted by the kernel, at {place}: unmount it first"),
+        None => format!(
+            "the kernel has the image attached as /dev/{name}, perhaps mounted where this process cannot see it: \
+             unmount and detach it first"
+        ),
+    })
+}
+
+fn attached(file: &File, path: &Path) -> Option<Attached> {
+    let own = file.metadata().ok()?;
+    let full = fs::canonicalize(path).ok();
+    for entry in fs::read_dir("/sys/block").ok()?.flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        // Only an attached one has this file.
+        let Ok(backing) = fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
+        let backing = Path::new(backing.trim_end_matches('\n'));
+        let (is_it, flags) = match status(&name) {
+            Some(status) => ((status.device, status.inode) == (own.dev(), own.ino()), status.flags),
+            None => {
+                let same = |of: fs::Metadata| (of.dev(), of.ino()) == (own.dev(), own.ino());
+                (fs::metadata(backing).is_ok_and(same) || full.as_deref() == Some(backing), flags_of(&name))
+            }
+        };
+        if is_it {
+            return Some(Attached { name, flags });
+        }
+    }
+    None
+}
+
+/// What the kernel says of a loop device; `None`: this process may not ask.
+fn status(name: &str) -> Option<LoopStatus> {
+    let path = Path::new("/dev").join(name);
+    // What is not that device is not opened: it could be anything.
+    let numbers = fs::read_to_string(format!("/sys/block/{name}/dev")).ok()?;
+    let found = fs::metadata(&path).ok().filter(|found| found.file_type().is_block_device())?;
+    let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+    if numbers.trim_end() != format!("{major}:{minor}") {
+        return None;
+    }
+    let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits().cast_signed();
+    let device = File::options().read(true).custom_flags(flags).open(path).ok()?;
+    // SAFETY: the kernel fills a `loop_info64` for this number, which `LoopStatus` is to the byte, and any bytes are
+    // valid in it.
+    unsafe { ioctl(&device, Getter::<GET_STATUS, LoopStatus>::new()) }.ok()
+}
+
+/// The one flag that `/sys` tells everybody.
+fn flags_of(name: &str) -> u32 {
+    let autoclear = fs::read_to_string(format!("/sys/block/{name}/loop/autoclear"));
+    if autoclear.is_ok_and(|text| text.trim_end() == "1") { AUTOCLEAR } else { 0 }
+}
+
+/// Where a loop device, or a partition of it, is mounted, as far as this process can see.
+fn mount_place(name: &str) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let is_it = |source: &str| {
+        let rest = source.strip_prefix("/dev/").and_then(|source| source.strip_prefix(name));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
+    };
+    let mut mounts = mounts.lines().filter_map(source_and_place);
+    mounts.find(|(source, _)| is_it(source)).map(|(_, place)| place.to_owned())
+}
+
+/// What is mounted and where, from a line of `mountinfo`: the place is the fifth word, the source comes second behind
+/// a lone dash.
+fn source_and_place(line: &str) -> Option<(&str, &str)> {
+    let (mount, source) = line.split_once(" - ")?;
+    Some((source.split(' ').nth(1)?, mount.split(' ').nth(4)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_line_of_mountinfo() {
+        let line = "36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - xfs /dev/loop7 rw,errors=continue";
+        assert_eq!(source_and_place(line), Some(("/dev/loop7", "/mnt2")));
+        assert_eq!(source_and_place("nonsense"), None);
+    }
+}
