@@ -6,9 +6,11 @@
 use crate::change::engine_time;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metadata::Timestamp;
+use crate::partitions;
 use crate::probe;
 use blockdev::{BlockDevice, FileOptions, Window};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -142,13 +144,14 @@ impl MkfsOptions {
         self
     }
 
-    /// Where in the file or device the volume starts, in bytes.
+    /// Where in the file or device the volume starts, in bytes. If neither size nor length is said, a partition must
+    /// begin there, which the volume takes. Nothing is written outside of it, nor over a part of another partition.
     pub fn offset(mut self, offset: u64) -> Self {
         self.offset = offset;
         self
     }
 
-    /// How many bytes from there it may take; `None`: all the rest.
+    /// How many bytes from there it may take; `None`: as many as its size says, or its partition has.
     pub fn length(mut self, length: Option<u64>) -> Self {
         self.length = length;
         self
@@ -194,11 +197,9 @@ pub fn mkfs_device(device: Arc<dyn BlockDevice>, options: &MkfsOptions, blank: b
 }
 
 fn mkfs_in(device: Arc<dyn BlockDevice>, options: &MkfsOptions, before: Before) -> Result<()> {
-    let device: Arc<dyn BlockDevice> = if options.offset == 0 && options.length.is_none() {
-        device
-    } else {
-        Arc::new(Window::new(device, options.offset, options.length)?)
-    };
+    let room = room(&*device, options)?;
+    let device: Arc<dyn BlockDevice> =
+        if room == (0..device.size()) { device } else { window(device, &room)? };
     let layout = plan(&options.engine_on(device.sector_size()), device.size()).map_err(xfs::Error::from)?;
     if before == Before::Unknown && !options.overwrite {
         refuse_occupied(&*device)?;
@@ -206,12 +207,52 @@ fn mkfs_in(device: Arc<dyn BlockDevice>, options: &MkfsOptions, before: Before) 
     Ok(format(&*device, &layout, before)?)
 }
 
+/// The bytes of a device that may be written: nothing else is. Where only the start was said, they are the partition
+/// that begins there.
+fn room(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Range<u64>> {
+    let start = options.offset;
+    let wanted = [options.length, options.engine.size].into_iter().flatten().min();
+    if start == 0 {
+        let end = wanted.map_or(device.size(), |wanted| whole_sectors(device, wanted));
+        return Ok(0..end.min(device.size()));
+    }
+    let table = partitions::read(device)?;
+    let length = match (wanted, &table) {
+        (Some(wanted), _) => wanted,
+        (None, Some(table)) => match table.beginning_at(start) {
+            Some(partition) => partition.length,
+            None => return Err(no_size(start, &table.numbers())),
+        },
+        (None, None) => return Err(no_size(start, "there is no partition table")),
+    };
+    let room = start..start.saturating_add(whole_sectors(device, length));
+    if let Some(lost) = table.and_then(|table| table.in_the_way(&room)) {
+        let what = format!("bytes {start} to {} run over {lost}", room.end);
+        return Err(Error::new(ErrorKind::InvalidInput, what));
+    }
+    Ok(room)
+}
+
+fn no_size(start: u64, why: &str) -> Error {
+    let what = format!("no partition begins at byte {start} ({why}); give the volume's size");
+    Error::new(ErrorKind::InvalidInput, what)
+}
+
+/// Of what was asked for, as much as a device can have.
+fn whole_sectors(device: &dyn BlockDevice, bytes: u64) -> u64 {
+    bytes - bytes % u64::from(device.sector_size())
+}
+
+fn window(device: Arc<dyn BlockDevice>, room: &Range<u64>) -> Result<Arc<dyn BlockDevice>> {
+    Ok(Arc::new(Window::new(device, room.start, Some(room.end - room.start))?))
+}
+
 /// What is known by its marks is not overwritten unasked.
 fn refuse_occupied(device: &dyn BlockDevice) -> Result<()> {
     let view = probe::View::whole(device);
     let what = match probe::describe(&view) {
         Some(what) => what,
-        None if probe::describe_partitions(&view).is_some() => "a whole disk with a partition table",
+        None if partitions::describe(&view).is_some() => "a whole disk with a partition table",
         None => return Ok(()),
     };
     let message = format!("this is {what}, which would be lost; say so if that is wanted");
@@ -238,6 +279,7 @@ fn in_file(image: &Path, len: u64, options: &MkfsOptions) -> Result<()> {
         check_plan(options, end)?;
         // What another process has locked, or what is not to be lost, does not grow.
         let now = open_file(image, options)?;
+        room(&*now, options)?;
         if !options.overwrite && len > options.offset {
             refuse_occupied(&Window::new(Arc::clone(&now), options.offset, None)?)?;
         }

@@ -5,10 +5,6 @@
 
 use blockdev::{AlignedBuf, BlockDevice};
 
-mod partitions;
-
-pub(crate) use partitions::describe as describe_partitions;
-
 /// A mark at a fixed place.
 struct Mark {
     at: u64,
@@ -61,7 +57,7 @@ impl<'a> View<'a> {
     }
 
     /// A part of this view; `None` if none of it lies inside.
-    fn part(&self, start: u64, length: u64) -> Option<Self> {
+    pub(crate) fn part(&self, start: u64, length: u64) -> Option<Self> {
         let start = self.start.checked_add(start).filter(|&start| start < self.end)?;
         Some(Self { start, end: start.saturating_add(length).min(self.end), ..*self })
     }
@@ -71,8 +67,20 @@ impl<'a> View<'a> {
         found.get_mut(..magic.len()).is_some_and(|found| self.read(at, found).is_some() && found == magic)
     }
 
+    /// Bytes of it.
+    pub(crate) fn len(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// `len` bytes at byte `at`, if they are there. The caller bounds `len`.
+    pub(crate) fn vec(&self, at: u64, len: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.read(at, &mut bytes)?;
+        Some(bytes)
+    }
+
     /// `N` bytes at byte `at`, if they are there.
-    fn bytes<const N: usize>(&self, at: u64) -> Option<[u8; N]> {
+    pub(crate) fn bytes<const N: usize>(&self, at: u64) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         self.read(at, &mut bytes)?;
         Some(bytes)

@@ -10,6 +10,7 @@ use crate::names;
 use crate::node::Node;
 use crate::open_files::OpenFiles;
 use crate::options::OpenOptions;
+use crate::partitions;
 use crate::path;
 use crate::probe;
 use crate::recovery::Recovery;
@@ -253,7 +254,7 @@ pub(crate) fn explain(error: xfs::Error, device: &dyn BlockDevice) -> Error {
         return error.into();
     }
     let view = probe::View::whole(device);
-    let what = match (probe::describe(&view), probe::describe_partitions(&view)) {
+    let what = match (probe::describe(&view), partitions::describe(&view)) {
         (Some(other), _) => format!("this is {other}; uxfs reads XFS"),
         (None, Some(partitions)) => format!("this is {partitions}"),
         (None, None) if device.size() == 0 => {

@@ -27,7 +27,8 @@ pub struct Args {
     /// The image file, which is made if it is not there, or the block device
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
-    /// Size of the volume, with a suffix: K, M, G, T, s (all of the file or device if it is not said)
+    /// Size of the volume, with a suffix: K, M, G, T, s (all of the file or device if it is not said; with --offset, all
+    /// of the partition that begins there)
     #[arg(value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
     /// The label, up to 12 bytes

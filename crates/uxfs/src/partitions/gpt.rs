@@ -1,0 +1,75 @@
+//! GUID partition tables: one behind the first sector, and a copy whose header is the last sector.
+
+use super::{Found, MAX_ENTRIES, Partition, Table, u32_at, u64_at};
+use crate::probe::View;
+
+const MAGIC: &[u8] = b"EFI PART";
+/// Bytes of a header up to its last field.
+const HEADER_BYTES: usize = 92;
+/// Where a header keeps its checksum.
+const CRC_OFFSET: usize = 16;
+/// Type of the one partition of the MBR that says that there is a GPT.
+const PROTECTIVE: u8 = 0xee;
+
+/// Reads the table in units of either size of sectors, and its copy at the end if the first is damaged.
+pub(super) fn read(view: &View<'_>) -> Found {
+    let mut damaged = false;
+    for sector in [512, 4096] {
+        for at in [Some(sector), (view.len() / sector).checked_sub(1).map(|last| last * sector)] {
+            let Some(at) = at.filter(|&at| at > 0) else { continue };
+            damaged |= view.bytes::<8>(at).is_some_and(|magic| magic == MAGIC) && is_protected(view);
+            if let Some(table) = read_at(view, at, sector) {
+                return Found::Table(table);
+            }
+        }
+    }
+    if damaged { Found::Damaged } else { Found::Nothing }
+}
+
+/// Whether an MBR says that there is a GPT. Nothing may be left of it but its header, where another table was made.
+fn is_protected(view: &View<'_>) -> bool {
+    view.bytes::<512>(0).is_some_and(|record| {
+        record[510..] == [0x55, 0xaa] && (0..4).any(|index| record[446 + 16 * index + 4] == PROTECTIVE)
+    })
+}
+
+/// Reads the table whose header is at this byte, if its checksums are right.
+fn read_at(view: &View<'_>, at: u64, sector: u64) -> Option<Table> {
+    let header: [u8; 512] = view.bytes(at)?;
+    let size = u32_at(&header, 12)? as usize;
+    if !header.starts_with(MAGIC)
+        || !(HEADER_BYTES..=512).contains(&size)
+        || u64_at(&header, 24)? != at / sector
+    {
+        return None;
+    }
+    let mut summed = header.get(..size)?.to_vec();
+    summed.get_mut(CRC_OFFSET..CRC_OFFSET + 4)?.fill(0);
+    if crc32fast::hash(&summed) != u32_at(&header, CRC_OFFSET)? {
+        return None;
+    }
+    let (first, last) = (u64_at(&header, 40)?, u64_at(&header, 48)?);
+    let (entries, count, size) = (u64_at(&header, 72)?, u32_at(&header, 80)?, u32_at(&header, 84)?);
+    if count > MAX_ENTRIES || !(128..=4096).contains(&size) || !size.is_power_of_two() {
+        return None;
+    }
+    let array = view.vec(entries.checked_mul(sector)?, count as usize * size as usize)?;
+    if crc32fast::hash(&array) != u32_at(&header, 88)? {
+        return None;
+    }
+    let entries = (1..).zip(array.chunks_exact(size as usize));
+    let partitions = entries.filter_map(|(number, entry)| partition(number, entry, sector)).collect();
+    // What is not for partitions is for the two tables.
+    let own = vec![0..first.checked_mul(sector)?, last.checked_add(1)?.checked_mul(sector)?..u64::MAX];
+    Some(Table { kind: "GPT", partitions, own })
+}
+
+fn partition(number: u32, entry: &[u8], sector: u64) -> Option<Partition> {
+    let (first, last) = (u64_at(entry, 32)?, u64_at(entry, 40)?);
+    if entry.get(..16)? == [0; 16] || last < first {
+        return None;
+    }
+    let start = first.checked_mul(sector)?;
+    let length = (last - first).checked_add(1)?.checked_mul(sector)?;
+    Some(Partition { number, start, length })
+}

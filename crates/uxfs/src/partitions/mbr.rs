@@ -1,0 +1,81 @@
+//! Master boot records: four partitions, of which one may hold a chain of logical ones.
+
+use super::{MAX_ENTRIES, Partition, Table, u32_at};
+use crate::probe::View;
+use std::ops::Range;
+
+const SECTOR_BYTES: u64 = 512;
+
+/// Reads the table; `None`: there is none, or one without partitions.
+pub(super) fn read(view: &View<'_>) -> Option<Table> {
+    let entries = entries(view, 0)?;
+    if entries.iter().any(|entry| !matches!(entry.flag, 0 | 0x80)) {
+        return None;
+    }
+    let mut table = Table { kind: "MBR", partitions: Vec::new(), own: Vec::from([record_at(0)]) };
+    for (number, entry) in (1..).zip(&entries) {
+        if entry.is_extended() {
+            logical(view, entry.first * SECTOR_BYTES, &mut table);
+        } else if entry.kind != 0 && entry.sectors != 0 {
+            table.partitions.push(entry.partition(number, 0));
+        }
+    }
+    (!table.partitions.is_empty()).then_some(table)
+}
+
+/// Logical partitions: each has a boot record of its own that leads to the next.
+fn logical(view: &View<'_>, extended: u64, table: &mut Table) {
+    let mut at = extended;
+    for number in 5..MAX_ENTRIES {
+        let Some([here, next, ..]) = entries(view, at) else { return };
+        table.own.push(record_at(at));
+        if here.kind != 0 && here.sectors != 0 {
+            table.partitions.push(here.partition(number, at));
+        }
+        if !next.is_extended() {
+            return;
+        }
+        at = extended + next.first * SECTOR_BYTES;
+    }
+}
+
+fn record_at(at: u64) -> Range<u64> {
+    at..at + SECTOR_BYTES
+}
+
+/// An entry of a boot record, in sectors of 512 bytes.
+struct Entry {
+    flag: u8,
+    kind: u8,
+    first: u64,
+    sectors: u64,
+}
+
+impl Entry {
+    fn is_extended(&self) -> bool {
+        matches!(self.kind, 0x05 | 0x0f | 0x85)
+    }
+
+    /// The partition, counted from the byte where the boot record is.
+    fn partition(&self, number: u32, record: u64) -> Partition {
+        let start = record + self.first * SECTOR_BYTES;
+        Partition { number, start, length: self.sectors * SECTOR_BYTES }
+    }
+}
+
+fn entries(view: &View<'_>, at: u64) -> Option<[Entry; 4]> {
+    let record: [u8; 512] = view.bytes(at)?;
+    if record[510..] != [0x55, 0xaa] {
+        return None;
+    }
+    let entry = |index: usize| {
+        let entry = record.get(446 + index * 16..)?.first_chunk::<16>()?;
+        Some(Entry {
+            flag: entry[0],
+            kind: entry[4],
+            first: u64::from(u32_at(entry, 8)?),
+            sectors: u64::from(u32_at(entry, 12)?),
+        })
+    };
+    Some([entry(0)?, entry(1)?, entry(2)?, entry(3)?])
+}

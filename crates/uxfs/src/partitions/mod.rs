@@ -1,0 +1,326 @@
+//! Partition tables (GPT and MBR): which partitions there are, by number and place, and what lies between them.
+//!
+//! A table is believed only where it is whole: a GPT whose checksums are right, the one at the device's end where that
+//! at its start is not, and an MBR with the flags that one has. Bounded: at most [`MAX_ENTRIES`] entries are looked at,
+//! and a chain of logical partitions only as far.
+
+mod gpt;
+mod mbr;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::probe::{self, View};
+use blockdev::{BlockDevice, FileOptions};
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+
+const MAX_ENTRIES: u32 = 256;
+/// Partitions that a message lists.
+const MAX_LISTED: usize = 16;
+
+/// A partition: its number, and where it lies, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Partition {
+    pub(crate) number: u32,
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+}
+
+impl Partition {
+    fn end(&self) -> u64 {
+        self.start.saturating_add(self.length)
+    }
+}
+
+/// A device's partition table.
+#[derive(Debug)]
+pub(crate) struct Table {
+    kind: &'static str,
+    partitions: Vec<Partition>,
+    /// Bytes outside of all partitions that hold the table itself.
+    own: Vec<Range<u64>>,
+}
+
+/// What was found where a table may be.
+enum Found {
+    Nothing,
+    /// One whose checksums are wrong.
+    Damaged,
+    Table(Table),
+}
+
+fn find(view: &View<'_>) -> Found {
+    match gpt::read(view) {
+        Found::Nothing => mbr::read(view).map_or(Found::Nothing, Found::Table),
+        found => found,
+    }
+}
+
+fn damaged() -> Error {
+    Error::new(ErrorKind::Damaged, "the partition table (GPT) is damaged, and its copy is not there")
+}
+
+/// A device's partition table; an error if it has one that cannot be believed.
+pub(crate) fn read(device: &dyn BlockDevice) -> Result<Option<Table>> {
+    match find(&View::whole(device)) {
+        Found::Nothing => Ok(None),
+        Found::Damaged => Err(damaged()),
+        Found::Table(table) => Ok(Some(table)),
+    }
+}
+
+/// Where the partition of this number lies in an image file or on a block device: offset and length in bytes.
+///
+/// ```no_run
+/// # fn main() -> Result<(), uxfs::Error> {
+/// let (offset, length) = uxfs::partition("disk.img", 2)?;
+/// let options = uxfs::OpenOptions::new().offset(offset).length(Some(length));
+/// let volume = uxfs::Volume::open("disk.img", &options)?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn partition(image: impl AsRef<Path>, number: u32) -> Result<(u64, u64)> {
+    let device = FileOptions::new().direct(false).open(image)?;
+    let Some(table) = read(&device)? else {
+        let what = format!("there is no partition {number}, as there is no partition table");
+        return Err(Error::new(ErrorKind::NotFound, what));
+    };
+    let Some(found) = table.partitions.iter().find(|partition| partition.number == number) else {
+        let what = format!("there is no partition {number}: {}", table.numbers());
+        return Err(Error::new(ErrorKind::NotFound, what));
+    };
+    if found.end() > device.size() {
+        let (end, size) = (found.end(), device.size());
+        let what =
+            format!("partition {number} ends at byte {end}, behind the end of the image of {size} bytes");
+        return Err(Error::new(ErrorKind::Truncated, what));
+    }
+    Ok((found.start, found.length))
+}
+
+impl Table {
+    /// The partition that begins at this byte.
+    pub(crate) fn beginning_at(&self, start: u64) -> Option<Partition> {
+        self.partitions.iter().find(|partition| partition.start == start).copied()
+    }
+
+    /// Which partitions there are, in words.
+    pub(crate) fn numbers(&self) -> String {
+        let numbers: Vec<String> =
+            self.partitions.iter().take(MAX_LISTED).map(|partition| partition.number.to_string()).collect();
+        let more = if self.partitions.len() > MAX_LISTED { ", …" } else { "" };
+        match numbers.len() {
+            0 => format!("the {} partition table has none", self.kind),
+            _ => format!("the {} partition table has {}{more}", self.kind, numbers.join(", ")),
+        }
+    }
+
+    /// What of the table, or which partition, would be lost if these bytes were written: a partition may hold all of
+    /// them, and none may hold a part of them.
+    pub(crate) fn in_the_way(&self, of: &Range<u64>) -> Option<InTheWay> {
+        let meets = |other: &Range<u64>| of.start < other.end && other.start < of.end;
+        if self.own.iter().any(meets) {
+            return Some(InTheWay::Table);
+        }
+        let holds = |one: &Partition| one.start <= of.start && of.end <= one.end();
+        let cut = |one: &&Partition| meets(&(one.start..one.end())) && !holds(one);
+        let mut cut: Vec<&Partition> = self.partitions.iter().filter(cut).collect();
+        // The one that the volume was meant for says least.
+        cut.sort_by_key(|one| one.start == of.start);
+        let name = |one: &&Partition| match one.start == of.start {
+            true => InTheWay::Behind(one.number),
+            false => InTheWay::Partition(one.number),
+        };
+        cut.first().map(name)
+    }
+}
+
+/// What would be lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InTheWay {
+    /// A part of the table itself.
+    Table,
+    /// The partition of this number, or a part of it.
+    Partition(u32),
+    /// What lies behind the partition of this number, where the bytes begin.
+    Behind(u32),
+}
+
+impl fmt::Display for InTheWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table => f.write_str("the partition table"),
+            Self::Partition(number) => write!(f, "partition {number}"),
+            Self::Behind(number) => write!(f, "the end of partition {number}"),
+        }
+    }
+}
+
+/// A device's partition table in words, with the options that open each volume in it; `None` if there is none.
+pub(crate) fn describe(view: &View<'_>) -> Option<String> {
+    use fmt::Write;
+    let table = match find(view) {
+        Found::Nothing => return None,
+        Found::Damaged => return Some("a whole disk with a damaged GPT partition table".to_owned()),
+        Found::Table(table) => table,
+    };
+    let kind = table.kind;
+    let article = if kind == "GPT" { "a" } else { "an" };
+    let mut text = format!("a whole disk with {article} {kind} partition table; name the partition to open:");
+    for (listed, partition) in table.partitions.iter().enumerate() {
+        if listed == MAX_LISTED {
+            text.push_str(" …");
+            break;
+        }
+        let what = inside(view, partition).unwrap_or("no known volume");
+        // Writing to a string does not fail.
+        let _ = write!(
+            text,
+            "{} partition {} ({what}): --offset {} --length {}",
+            if listed == 0 { "" } else { ";" },
+            partition.number,
+            partition.start,
+            partition.length
+        );
+    }
+    if table.partitions.is_empty() {
+        text.push_str(" it has none");
+    }
+    Some(text)
+}
+
+/// What a partition holds.
+fn inside(view: &View<'_>, partition: &Partition) -> Option<&'static str> {
+    probe::describe(&view.part(partition.start, partition.length)?)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockdev::{BlockDevice, Durability, MemoryDevice};
+
+    fn entry(flag: u8, kind: u8, first: u32, sectors: u32) -> [u8; 16] {
+        let mut entry = [0; 16];
+        entry[0] = flag;
+        entry[4] = kind;
+        entry[8..12].copy_from_slice(&first.to_le_bytes());
+        entry[12..].copy_from_slice(&sectors.to_le_bytes());
+        entry
+    }
+
+    fn boot_record(entries: &[[u8; 16]]) -> Vec<u8> {
+        let mut record = vec![0; 512];
+        for (index, entry) in entries.iter().enumerate() {
+            record[446 + index * 16..][..16].copy_from_slice(entry);
+        }
+        record[510..].copy_from_slice(&[0x55, 0xaa]);
+        record
+    }
+
+    fn device(parts: &[(u64, &[u8])]) -> MemoryDevice {
+        let device = MemoryDevice::anonymous(1 << 20).unwrap();
+        for (at, bytes) in parts {
+            let mut sectors = bytes.to_vec();
+            sectors.resize(bytes.len().next_multiple_of(512), 0);
+            device.write(*at, &sectors, Durability::Volatile).unwrap();
+        }
+        device
+    }
+
+    #[test]
+    fn primary_and_logical_partitions_are_listed() {
+        let table = boot_record(&[entry(0x80, 0x83, 64, 64), entry(0, 0x05, 512, 1024)]);
+        let first = boot_record(&[entry(0, 0x83, 8, 16), entry(0, 0x05, 64, 64)]);
+        let second = boot_record(&[entry(0, 0x83, 8, 32)]);
+        let device = device(&[(0, &table), (64 * 512, b"XFSB"), (512 * 512, &first), (576 * 512, &second)]);
+        let text = describe(&View::whole(&device)).unwrap();
+        assert!(text.starts_with("a whole disk with an MBR partition table"), "{text}");
+        assert!(text.contains("partition 1 (an XFS volume): --offset 32768 --length 32768"), "{text}");
+        assert!(text.contains("partition 5 (no known volume): --offset 266240 --length 8192"), "{text}");
+        assert!(text.contains("partition 6 (no known volume): --offset 299008 --length 16384"), "{text}");
+    }
+
+    #[test]
+    fn a_chain_that_turns_back_ends() {
+        let table = boot_record(&[entry(0, 0x05, 64, 1024)]);
+        let turn = boot_record(&[entry(0, 0x83, 8, 16), entry(0, 0x05, 0, 64)]);
+        let device = device(&[(0, &table), (64 * 512, &turn)]);
+        assert!(describe(&View::whole(&device)).unwrap().ends_with('…'));
+    }
+
+    #[test]
+    fn guid_partitions_are_listed() {
+        let (header, entries) = guid_table(1, 2);
+        let device = device(&[(512, &header), (1024, &entries), (51200, b"XFSB")]);
+        let text = describe(&View::whole(&device)).unwrap();
+        assert!(text.ends_with("partition 2 (an XFS volume): --offset 51200 --length 51200"), "{text}");
+    }
+
+    /// A header at this sector, and entries for another: the second partition has sectors 100 to 199.
+    fn guid_table(at: u64, entries_at: u64) -> (Vec<u8>, Vec<u8>) {
+        let mut entries = vec![0; 512];
+        entries[128..144].fill(7);
+        entries[160..168].copy_from_slice(&100u64.to_le_bytes());
+        entries[168..176].copy_from_slice(&199u64.to_le_bytes());
+        let mut header = vec![0; 512];
+        header[..8].copy_from_slice(b"EFI PART");
+        header[12..16].copy_from_slice(&92u32.to_le_bytes());
+        for (place, value) in [(24, at), (40, 34), (48, 2014), (72, entries_at)] {
+            header[place..place + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        for (place, value) in [(80, 4), (84, 128), (88, crc32fast::hash(&entries))] {
+            header[place..place + 4].copy_from_slice(&u32::to_le_bytes(value));
+        }
+        let crc = crc32fast::hash(&header[..92]);
+        header[16..20].copy_from_slice(&crc.to_le_bytes());
+        (header, entries)
+    }
+
+    #[test]
+    fn a_damaged_table_is_not_believed_and_its_copy_is() {
+        let (mut header, entries) = guid_table(1, 2);
+        let (copy, _) = guid_table(2047, 2015);
+        header[40] ^= 1;
+        let protective = boot_record(&[entry(0, 0xee, 1, 2047)]);
+        let first: [(u64, &[u8]); 3] = [(0, &protective), (512, &header), (1024, &entries)];
+        let whole = device(&[&first[..], &[(2047 * 512, &copy), (2015 * 512, &entries)]].concat());
+        let table = read(&whole).unwrap().expect("the copy");
+        assert_eq!(table.partitions, [Partition { number: 2, start: 51200, length: 51200 }]);
+        assert_eq!(read(&device(&first)).unwrap_err().kind(), ErrorKind::Damaged);
+        // An image whose table is another's now.
+        assert!(read(&device(&first[1..])).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_lies_in_the_way_of_a_volume_is_named() {
+        let (header, entries) = guid_table(1, 2);
+        let device = device(&[(512, &header), (1024, &entries)]);
+        let table = read(&device).unwrap().unwrap();
+        let in_the_way = |first: u64, last: u64| table.in_the_way(&(first * 512..last * 512));
+        assert_eq!(in_the_way(100, 200), None);
+        assert_eq!(in_the_way(120, 150), None);
+        assert_eq!(in_the_way(34, 100), None);
+        assert_eq!(in_the_way(200, 2015), None);
+        assert_eq!(in_the_way(100, 201), Some(InTheWay::Behind(2)));
+        assert_eq!(in_the_way(101, 201), Some(InTheWay::Partition(2)));
+        assert_eq!(in_the_way(34, 101), Some(InTheWay::Partition(2)));
+        assert_eq!(in_the_way(33, 40), Some(InTheWay::Table));
+        assert_eq!(in_the_way(200, 2016), Some(InTheWay::Table));
+    }
+
+    #[test]
+    fn a_boot_record_without_partitions_is_no_table() {
+        assert!(describe(&View::whole(&device(&[]))).is_none());
+        assert!(describe(&View::whole(&device(&[(0, &boot_record(&[]))]))).is_none());
+        let odd = boot_record(&[entry(0x7f, 0x83, 1, 1)]);
+        assert!(describe(&View::whole(&device(&[(0, &odd)]))).is_none());
+    }
+}
