@@ -25,7 +25,8 @@ Exit codes:
   9  something is there already that would be lost
  10  the volume, or what in it should grow, has no room for it
  11  interrupted; what is done is whole, and the volume was closed
- 12  the file shares blocks with others, which can be neither changed nor freed yet; it is as it was";
+ 12  the file shares blocks with others, which can be neither changed nor freed yet; it is as it was
+ 13  a limit that was given would be passed (--max-size, --max-files, --max-depth)";
 
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub enum Exit {
     Interrupted = 11,
     /// A file shares blocks with others, which can be neither changed nor freed yet.
     Shared = 12,
+    /// A limit that was given would be passed.
+    Limit = 13,
 }
 
 impl From<Exit> for ExitCode {
@@ -169,6 +172,7 @@ mod tests {
             (Exit::NoSpace, 10),
             (Exit::Interrupted, 11),
             (Exit::Shared, 12),
+            (Exit::Limit, 13),
         ] {
             assert_eq!(exit as u8, code);
             assert!(HELP.contains(&format!("\n{code:>3}  ")), "{code} is not in the help");

@@ -107,6 +107,14 @@ impl<'a> Images<'a> {
         Ok(volume)
     }
 
+    /// Which of those that were opened the location's image is.
+    pub fn number(&self, location: &Location) -> Option<usize> {
+        let identity = Identity::of_path(&location.image);
+        self.open.iter().position(|(image, known, _)| {
+            *image == location.image || (identity.is_some() && *known == identity)
+        })
+    }
+
     /// Writes back what was changed and leaves clean logs. The first failure counts.
     pub fn close(self) -> Result<()> {
         if !self.writable {

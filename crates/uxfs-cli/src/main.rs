@@ -19,6 +19,7 @@ mod options;
 mod output;
 mod problems;
 mod progress;
+mod trust;
 mod walk;
 
 use clap::Parser;

@@ -1,5 +1,8 @@
 //! Failures that don't end a verb: each has its line on standard error, and the exit code says that there were
 //! some.
+//!
+//! Invariant: lines are bounded, in number and in length, whatever an image has in it: behind the first
+//! [`MAX_LINES`] failures are counted, and the last line says how many those were.
 
 use crate::exit::{Exit, Result, host_name};
 use crate::interrupt;
@@ -7,6 +10,11 @@ use crate::location::Location;
 use indicatif::ProgressBar;
 use std::io::Write;
 use std::path::Path;
+
+/// Failures that get a line of their own.
+const MAX_LINES: u64 = 1000;
+/// Bytes of a path that are said; of a longer one, its two ends.
+const MAX_PATH: usize = 4096;
 
 /// Writes one line to standard error. If nobody is left to read it, the work goes on all the same.
 pub fn complain(line: &str) {
@@ -28,12 +36,18 @@ impl Problems {
 
     /// Something at `path` in an image failed.
     pub fn at(&mut self, image: &Path, path: &[u8], what: impl std::fmt::Display) {
-        self.say(&format!("{}: {}: {what}", host_name(image), uxfs::printable(path)));
+        self.say(&format!("{}: {}: {what}", host_name(image), short(path)));
     }
 
     /// One line, without the name of the command.
     pub fn say(&mut self, line: &str) {
         self.count += 1;
+        if self.count <= MAX_LINES {
+            self.write(line);
+        }
+    }
+
+    fn write(&self, line: &str) {
         match &self.progress {
             Some(progress) => progress.suspend(|| complain(line)),
             None => complain(line),
@@ -44,6 +58,23 @@ impl Problems {
     pub fn exit(&self) -> Exit {
         if self.count == 0 { Exit::Ok } else { Exit::Partial }
     }
+}
+
+impl Drop for Problems {
+    fn drop(&mut self) {
+        if let Some(more) = self.count.checked_sub(MAX_LINES).filter(|&more| more > 0) {
+            self.write(&format!("{more} more failures, which are not listed"));
+        }
+    }
+}
+
+/// A path fit for a line, which may lead through thousands of directories.
+pub fn short(path: &[u8]) -> String {
+    if path.len() <= MAX_PATH {
+        return uxfs::printable(path);
+    }
+    let (start, end) = (&path[..MAX_PATH / 2], &path[path.len() - MAX_PATH / 2..]);
+    format!("{} [{} bytes] {}", uxfs::printable(start), path.len() - MAX_PATH, uxfs::printable(end))
 }
 
 /// Does something for each location. A failure ends it where there is just one; where there are more, it is said

@@ -291,6 +291,11 @@ impl InodeSet {
         *chunk |= bit;
         new
     }
+
+    /// Whether a number is there.
+    pub fn contains(&self, ino: u64) -> bool {
+        self.chunks.get(&(ino / 64)).is_some_and(|chunk| chunk & 1 << (ino % 64) != 0)
+    }
 }
 
 #[cfg(test)]
@@ -301,7 +306,9 @@ mod tests {
     fn a_number_is_new_once() {
         let mut set = InodeSet::default();
         for ino in [0, 63, 64, 128, u64::MAX] {
+            assert!(!set.contains(ino));
             assert!(set.insert(ino));
+            assert!(set.contains(ino));
             assert!(!set.insert(ino));
         }
     }

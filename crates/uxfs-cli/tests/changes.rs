@@ -20,7 +20,7 @@ fn a_tree_that_is_copied_in_is_the_same_tree() {
     let kernel = source.mount(&["ro"]);
     for options in [&[][..], &["-b", "size=1024"]] {
         let image = Image::new(options);
-        uxfs_ok(&[&"cp", &"-r", &kernel.dir().join("."), &image.at("/")]);
+        uxfs_ok(&[&"cp", &"-a", &kernel.dir().join("."), &image.at("/")]);
         assert_sound(&image.path);
         {
             let mount = image.mount(&["ro"]);
@@ -34,11 +34,11 @@ fn a_tree_that_is_copied_in_is_the_same_tree() {
             assert_eq!(ino("docs/small.txt"), ino("links/hard-one"));
         }
         // Once more over what is there, then from image to image, then away with it.
-        uxfs_ok(&[&"cp", &"-r", &kernel.dir().join("."), &image.at("/")]);
+        uxfs_ok(&[&"cp", &"-a", &kernel.dir().join("."), &image.at("/")]);
         assert_sound(&image.path);
         assert_same(kernel.dir(), image.mount(&["ro"]).dir());
         let other = Image::new(&[]);
-        uxfs_ok(&[&"cp", &"-r", &image.at("/"), &other.at("/")]);
+        uxfs_ok(&[&"cp", &"-a", &image.at("/"), &other.at("/")]);
         assert_sound(&other.path);
         assert_same(kernel.dir(), other.mount(&["ro"]).dir());
         let names = uxfs_ok(&[&"ls", &image.path]);

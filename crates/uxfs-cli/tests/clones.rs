@@ -47,6 +47,8 @@ fn verbs_leave_shared_blocks_alone() {
     uxfs_fails(&[&"mv", &at("/other"), &at("/a")], 12, SAID);
     uxfs_fails(&[&"cp", &text, &at("/a")], 12, "share");
     uxfs_fails(&[&"cp", &at("/other"), &at("/a")], 12, "share");
+    uxfs_fails(&[&"cp", &"--replace", &text, &at("/a")], 12, SAID);
+    uxfs_fails(&[&"cp", &"-a", &"--replace", &at("/other"), &at("/a")], 12, SAID);
     // What is done with several files ends with 1 if some of it failed.
     let output = uxfs(&[&"rm", &at("/a"), &at("/b")]);
     let said = String::from_utf8_lossy(&output.stderr);

@@ -87,7 +87,7 @@ fn refuses_all(image: &Image, because: &[&str], dirty: bool) {
         &[&"truncate", &"-s", &"1M", &other],
         &[&"cp", &source, &file],
         &[&"cp", &source, &new],
-        &[&"cp", &"-r", &host, &other],
+        &[&"cp", &"-a", &host, &other],
         &[&"untar", &"-i", &archive, &new],
         &[&"xattr", &"set", &file, &"user.colour", &"red"],
         &[&"xattr", &"rm", &file, &"user.colour"],
@@ -182,7 +182,7 @@ fn a_volume_with_exchange_and_autofsck_is_written() {
     let host = image.dir.path().join("host");
     std::fs::create_dir(&host).unwrap();
     common::fill(&host);
-    uxfs_ok(&[&"cp", &"-r", &host, &image.at("/tree")]);
+    uxfs_ok(&[&"cp", &"-a", &host, &image.at("/tree")]);
     uxfs_ok(&[&"rm", &"-r", &image.at("/tree/many")]);
     let repair = newer("unstable", "xfs_repair");
     let sound = || run(repair.to_str().unwrap(), &[&"-n", &image.path]);

@@ -8,7 +8,7 @@ use super::untar::say_lost;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::archive::FromArchive;
 use crate::fill::host::{FromHost, Target};
-use crate::fill::{Filler, Rules};
+use crate::fill::{Existing, Filler, Rules};
 use crate::host::attributes::Keep;
 use crate::interrupt::{self, Patient};
 use crate::location::{Images, Location};
@@ -17,6 +17,7 @@ use crate::options::{Global, parse_size};
 use crate::output::Output;
 use crate::problems::Problems;
 use crate::progress;
+use crate::trust::Trust;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 use uxfs::{FeatureSupport, MkfsFeatures, MkfsOptions, Timestamp};
@@ -126,12 +127,14 @@ fn fill(args: &Args, global: &Global, source: Source, time: Option<Timestamp>) -
     let failure = |error: uxfs::Error| Failure::of_image(&args.image, &error);
     let bar = progress::bytes();
     let rules = Rules {
-        keep: Keep { mode: true, ownership: true, timestamps: true, xattrs: true },
+        keep: Keep::ALL,
         keep_links: true,
         owner: args.owner.unwrap_or_default(),
         time,
         inherit: false,
         umask: 0,
+        existing: Existing::LastCounts,
+        trust: Trust::FULL,
         verbose: global.verbose,
     };
     interrupt::watch();
@@ -142,7 +145,8 @@ fn fill(args: &Args, global: &Global, source: Source, time: Option<Timestamp>) -
     let volume = uxfs::Volume::open(&args.image, &how).map_err(failure)?;
     let done = volume.root().and_then(|root| root.as_dir()).map_err(failure).and_then(|root| match source {
         Source::Dir(path) => {
-            FromHost::new(&mut filler, &mut problems, &args.image).copy(&path, Target::Into(root), true)
+            let target = Target { dir: root, path: Vec::new(), name: None };
+            FromHost::new(&mut filler, &mut problems, &args.image).copy(&path, target, true)
         }
         Source::Archive(file) => {
             let input = std::io::BufReader::with_capacity(1 << 20, Patient::new(file));

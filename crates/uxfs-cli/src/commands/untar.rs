@@ -3,7 +3,7 @@
 use crate::edit;
 use crate::exit::{Exit, Failure, Result};
 use crate::fill::archive::FromArchive;
-use crate::fill::{Filler, Rules};
+use crate::fill::{Existing, Filler, Rules};
 use crate::host::attributes::Keep;
 use crate::interrupt::Patient;
 use crate::location::{Location, parser};
@@ -11,6 +11,7 @@ use crate::mode::{Owner, umask};
 use crate::options::Global;
 use crate::problems::{Problems, complain};
 use crate::progress;
+use crate::trust::Trust;
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -34,12 +35,14 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let input = input(args.input.as_deref())?;
     let bar = progress::bytes();
     let rules = Rules {
-        keep: Keep { mode: true, ownership: true, timestamps: true, xattrs: true },
+        keep: Keep::ALL,
         keep_links: true,
         owner: args.owner.unwrap_or_default(),
         time: None,
         inherit: true,
         umask: umask(),
+        existing: Existing::LastCounts,
+        trust: Trust::FULL,
         verbose: global.verbose,
     };
     let mut filler = Filler::new(rules, &bar);

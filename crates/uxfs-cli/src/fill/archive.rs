@@ -4,13 +4,13 @@
 //! link is followed on the way, whether the archive brought it or not; a directory gets what is said of it when the
 //! archive ends, as more may come into it until then.
 
-use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at};
+use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at, now};
 use crate::archive::read::{Entry, Reader, What};
 use crate::exit::{Exit, Result};
 use crate::problems::Problems;
 use std::collections::HashMap;
 use std::io::Read;
-use uxfs::{Dir, Node, Timestamp};
+use uxfs::{Dir, Node};
 
 /// Unpacks archives into a directory of a volume.
 pub struct FromArchive<'a, 'b> {
@@ -173,10 +173,4 @@ fn parts(name: &[u8]) -> Outcome<Vec<&[u8]>> {
         return Err(Trouble::new(Exit::Usage, "a name that leads elsewhere; it is left out"));
     }
     Ok(parts)
-}
-
-fn now() -> Timestamp {
-    let since =
-        std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Timestamp { seconds: since.as_secs().cast_signed(), nanoseconds: since.subsec_nanos() }
 }

@@ -18,8 +18,8 @@ pub struct FromImage<'a, 'b> {
     source: &'a Location,
     /// Whether the volume is the one that is written.
     same: bool,
-    /// Files with several names that were copied, by inode number.
-    linked: HashMap<u64, Node>,
+    /// Inode numbers of the copies of files with several names, by the inode number in the source.
+    linked: HashMap<u64, u64>,
 }
 
 impl<'a, 'b> FromImage<'a, 'b> {
@@ -38,12 +38,10 @@ impl<'a, 'b> FromImage<'a, 'b> {
     pub fn copy(&mut self, node: Node, target: Target) -> Result<()> {
         let is_dir = node.file_type().is_dir();
         let mut walk = Walk::new(self.volume, node, &self.source.path, Order::Sorted);
-        let (base, name) = match target {
-            Target::Named(dir, name) => (dir, Some(name)),
-            Target::Into(dir) => (dir, None),
-        };
-        let goal = base.node().ino();
-        let mut dirs = vec![base];
+        let Target { dir, path, name } = target;
+        self.filler.start(&path);
+        let goal = dir.node().ino();
+        let mut dirs = vec![dir];
         while let Some(step) = walk.next() {
             interrupt::check()?;
             let name = if walk.depth() == 0 { name.as_deref() } else { Some(walk.name()) };
@@ -66,7 +64,8 @@ impl<'a, 'b> FromImage<'a, 'b> {
                 Step::Leave(node) => {
                     let left = dirs.pop();
                     attributes_of(&node).and_then(|of| match left {
-                        Some(dir) => self.filler.finish(dir.node(), &of),
+                        Some(dir) if dirs.len() == 1 && name.is_none() => self.filler.finish(dir.node(), &of),
+                        Some(dir) => self.filler.leave(&dir, &of),
                         None => Ok(()),
                     })
                 }
@@ -97,7 +96,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
 
     fn enter(&mut self, to: &Dir, name: Option<&[u8]>, node: &Node) -> Outcome<Dir> {
         match name {
-            Some(name) => self.filler.directory(to, name, &attributes_of(node)?),
+            Some(name) => self.filler.enter(to, name, &attributes_of(node)?),
             None => Ok(to.clone()),
         }
     }
@@ -105,16 +104,16 @@ impl<'a, 'b> FromImage<'a, 'b> {
     fn leaf(&mut self, to: &Dir, name: &[u8], node: &Node) -> Outcome<()> {
         let metadata = node.metadata();
         let several = self.filler.rules().keep_links && metadata.nlink > 1;
-        if several && let Some(copy) = self.linked.get(&node.ino()) {
-            return self.filler.link(to, name, copy);
+        if several && let Some(&copy) = self.linked.get(&node.ino()) {
+            return self.filler.link(to, name, &to.node().volume().node(copy)?);
         }
-        if self.same && to.lookup(name)?.is_some_and(|there| there.ino() == node.ino()) {
+        if self.same && self.filler.leads_to(to, name, node)? {
             return Err(Trouble::new(Exit::Usage, "this is the same file"));
         }
         let of = attributes_of(node)?;
         let made = if metadata.is_file() {
             let from = node.open()?;
-            self.filler.file(to, name, &of, |filler, file| content(filler, &from, file))?
+            Some(self.filler.file(to, name, &of, |filler, file| content(filler, &from, file))?)
         } else if metadata.is_symlink() {
             self.filler.leaf(to, name, &of, &Leaf::Symlink(&node.read_link()?))?
         } else if let Some(special) = special_of(&metadata) {
@@ -125,8 +124,8 @@ impl<'a, 'b> FromImage<'a, 'b> {
                 format!("damaged: a {} where none can be", metadata.file_type),
             ));
         };
-        if several {
-            self.linked.insert(node.ino(), made);
+        if several && let Some(made) = made {
+            self.linked.insert(node.ino(), made.ino());
         }
         Ok(())
     }

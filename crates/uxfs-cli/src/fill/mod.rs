@@ -1,28 +1,33 @@
 //! Putting files into a volume, with all that is said of them; where they come from is told by a file each.
 //!
-//! Invariants: what the volume has under a name is replaced by a file and joined by a directory, never the other way
-//! round; a directory gets its times when nothing in it changes any more; nothing that is written depends on the
-//! order in which the host lists its directories or on its inode numbers. A volume that is full or shut down ends
-//! the work; anything else that fails is one file that is not there.
+//! Invariants: a directory joins the one that has its name, and no directory is ever replaced; what takes the place of
+//! something else is made under a name of its own and moved there when it is whole; a new file that fails is not there;
+//! a directory gets its times when nothing in it changes any more; nothing that is written depends on the order in
+//! which the host lists its directories or on its inode numbers. A volume that is full or shut down ends the work;
+//! anything else that fails is one file that is not there.
 
 pub mod archive;
 pub mod host;
 pub mod image;
+pub mod stream;
 
 use crate::exit::{Exit, Failure};
 use crate::host::attributes::Keep;
 use crate::interrupt;
 use crate::mode::Owner;
 use crate::progress;
+use crate::trust::{Budget, Devices, OverLimit, Trust, is_acl};
+use crate::walk::InodeSet;
 use indicatif::ProgressBar;
 use uxfs::{
-    AlignedBuf, Changes, Dir, ErrorKind, File, FileType, Metadata, NewNode, Node, SetXattr, Special,
+    AlignedBuf, Changes, Dir, ErrorKind, File, FileType, Metadata, NewNode, Node, Rename, SetXattr, Special,
     Timestamp,
 };
 
 /// Bytes that are copied at once.
 const CHUNK: usize = 1 << 20;
-const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+/// What gives whoever runs a program a part of root's rights.
+const CAPABILITY: &[u8] = b"security.capability";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// What is said of a file: of any type, wherever it comes from.
@@ -42,6 +47,17 @@ pub struct Attributes {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+/// What becomes of a file that has the name of what is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// It is written into, and stays what it is: owner, permissions, attributes, other names. A link is followed.
+    Kept,
+    /// Another one takes its place.
+    Replaced,
+    /// The same, also where it was made by the same work: an archive's last entry counts.
+    LastCounts,
+}
+
 /// What new files are to be, whatever they were where they come from.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
@@ -57,6 +73,10 @@ pub struct Rules {
     pub inherit: bool,
     /// Bits that are taken off where permissions are not kept.
     pub umask: u16,
+    /// What becomes of a file that is there.
+    pub existing: Existing,
+    /// What is taken of a source, and how much.
+    pub trust: Trust,
     /// Whether each name is said.
     pub verbose: bool,
 }
@@ -82,6 +102,12 @@ impl Trouble {
     /// One that ends the work.
     pub fn end(exit: Exit, what: impl Into<String>) -> Self {
         Self { exit, what: what.into(), ends: true }
+    }
+
+    /// Also says that a file is there in part.
+    pub fn in_part(mut self) -> Self {
+        self.what.push_str("; of the file that was there, a part is written");
+        self
     }
 
     /// Whether it ends the work.
@@ -110,7 +136,19 @@ impl From<uxfs::Error> for Trouble {
 
 impl From<std::io::Error> for Trouble {
     fn from(error: std::io::Error) -> Self {
-        Self::new(Exit::Io, format!("cannot be copied: {error}"))
+        use std::io::ErrorKind as Host;
+        let kind = error.kind();
+        let exit = if kind == Host::AlreadyExists { Exit::AlreadyExists } else { Exit::Io };
+        let what = format!("cannot be copied: {error}");
+        // What the host says of one file it will say of the next.
+        let ends = matches!(kind, Host::StorageFull | Host::QuotaExceeded | Host::ReadOnlyFilesystem);
+        Self { exit, what, ends }
+    }
+}
+
+impl From<OverLimit> for Trouble {
+    fn from(limit: OverLimit) -> Self {
+        Self::end(OverLimit::EXIT, limit.to_string())
     }
 }
 
@@ -129,12 +167,27 @@ pub struct Filler<'a> {
     buf: AlignedBuf,
     /// Attributes that the volume cannot hold.
     lost_xattrs: u64,
+    budget: Budget,
+    /// What was made or written into.
+    made: InodeSet,
+    /// The directory that is being filled, as a path of the volume; where each part of it begins.
+    place: Vec<u8>,
+    parts: Vec<usize>,
 }
 
 impl<'a> Filler<'a> {
     /// A filler with these rules.
     pub fn new(rules: Rules, bar: &'a ProgressBar) -> Self {
-        Self { rules, bar, buf: AlignedBuf::zeroed(CHUNK), lost_xattrs: 0 }
+        Self {
+            rules,
+            bar,
+            buf: AlignedBuf::zeroed(CHUNK),
+            lost_xattrs: 0,
+            budget: Budget::new(rules.trust.limits),
+            made: InodeSet::default(),
+            place: Vec::new(),
+            parts: Vec::new(),
+        }
     }
 
     /// What new files are to be.
@@ -160,14 +213,41 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Goes into a directory, which is made unless it is there. [`finish`](Self::finish) it when all is in it.
+    /// Begins to fill the directory at a path of the volume.
+    pub fn start(&mut self, path: &[u8]) {
+        self.place = path.to_vec();
+        self.parts.clear();
+    }
+
+    /// Goes into a directory of the one that is being filled. [`leave`](Self::leave) it when all is in it.
+    pub fn enter(&mut self, parent: &Dir, name: &[u8], of: &Attributes) -> Outcome<Dir> {
+        self.budget.check_depth(self.parts.len() as u64 + 1)?;
+        let dir = self.directory(parent, name, of)?;
+        self.parts.push(self.place.len());
+        self.place.push(b'/');
+        self.place.extend(name);
+        Ok(dir)
+    }
+
+    /// Ends a directory that was gone into.
+    pub fn leave(&mut self, dir: &Dir, of: &Attributes) -> Outcome<()> {
+        if let Some(end) = self.parts.pop() {
+            self.place.truncate(end);
+        }
+        self.finish(dir.node(), of)
+    }
+
+    /// Finds a directory, which is made unless it is there. [`finish`](Self::finish) it when all is in it.
     ///
     /// A new one gets its attributes at once: later there may be no room for them beside its entries.
     pub fn directory(&mut self, parent: &Dir, name: &[u8], of: &Attributes) -> Outcome<Dir> {
         go_on()?;
+        self.budget.take_file()?;
         match parent.create_dir(name, &self.new_node(of, true)) {
             Ok(made) => {
                 let lost = self.lost_xattrs;
+                // Of a directory that hands down its group it has that.
+                self.owner(&made, of)?;
                 self.xattrs(&made, of)?;
                 // They are set, and counted, once more in the end.
                 self.lost_xattrs = lost;
@@ -185,7 +265,7 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Makes a regular file and writes its content; gives it with all that is said of it.
+    /// Makes a regular file, or writes into the one that is there, and gives it with all that is said of it.
     pub fn file(
         &mut self,
         parent: &Dir,
@@ -194,97 +274,266 @@ impl<'a> Filler<'a> {
         content: impl FnOnce(&mut Self, &File) -> Outcome<()>,
     ) -> Outcome<Node> {
         go_on()?;
+        self.budget.take_file()?;
+        if self.rules.existing == Existing::Kept
+            && let Some(node) = self.existing(parent, name)?
+        {
+            return self.overwrite(node, of, content);
+        }
         let new = self.new_node(of, false);
-        let node = replace(parent, name, || parent.create_file(name, &new))?;
-        // Later there may be no room for them beside the map.
-        self.xattrs(&node, of)?;
-        let file = node.open()?;
-        let written = content(self, &file);
-        if written.is_err() {
+        let (node, name) = self.make(parent, name, |name| parent.create_file(name, &new))?;
+        let written = self.fill(&node, of, content).and_then(|()| name.publish(parent));
+        if let Err(trouble) = written {
             // Half a file passes for a whole one. What went wrong first is what is said.
-            let _ = parent.remove_file(name);
+            let _ = parent.remove_file(name.made());
+            return Err(trouble);
         }
-        drop(file);
-        written?;
         self.inode(&node, of)?;
+        self.made.insert(node.ino());
         Ok(node)
     }
 
-    /// Makes anything else.
-    pub fn leaf(&mut self, parent: &Dir, name: &[u8], of: &Attributes, what: &Leaf<'_>) -> Outcome<Node> {
-        go_on()?;
-        let new = self.new_node(of, false);
-        let node = replace(parent, name, || match what {
-            Leaf::Symlink(target) => parent.create_symlink(name, target, &new),
-            Leaf::Special(special) => parent.create_special(name, *special, &new),
-        })?;
-        self.finish(&node, of)?;
-        Ok(node)
-    }
-
-    /// Gives a file that was made another name.
-    pub fn link(&self, parent: &Dir, name: &[u8], to: &Node) -> Outcome<()> {
-        if parent.lookup(name)?.is_some_and(|there| there.ino() == to.ino()) {
-            return Ok(());
-        }
-        replace(parent, name, || parent.link(name, to))
-    }
-
-    /// Sets all that is said of a file.
-    pub fn finish(&mut self, node: &Node, of: &Attributes) -> Outcome<()> {
+    fn fill(
+        &mut self,
+        node: &Node,
+        of: &Attributes,
+        content: impl FnOnce(&mut Self, &File) -> Outcome<()>,
+    ) -> Outcome<()> {
         self.owner(node, of)?;
+        // Later there may be no room for them beside the map.
         self.xattrs(node, of)?;
-        self.inode(node, of)
-    }
-
-    /// Gives a file its owner. That comes first: a file that changes hands loses its capabilities.
-    fn owner(&self, node: &Node, of: &Attributes) -> Outcome<()> {
-        let (new, found) = (self.new_node(of, node.file_type().is_dir()), node.metadata());
-        if (new.uid, new.gid) != (found.uid, found.gid) {
-            node.change(&Changes { uid: Some(new.uid), gid: Some(new.gid), ..Changes::default() })?;
+        content(self, &node.open()?)?;
+        let capability = of.xattrs.iter().find(|(name, _)| name == CAPABILITY && self.takes_xattr(name));
+        if let Some((name, value)) = capability {
+            // A change of content has taken it off.
+            node.set_xattr(name, value, SetXattr::Either)?;
         }
         Ok(())
     }
 
-    /// Sets what else is said of a file in its inode. Permissions come behind the lists, which they are a part of, and times
-    /// behind all.
-    fn inode(&self, node: &Node, of: &Attributes) -> Outcome<()> {
-        let (rules, is_dir) = (self.rules, node.file_type().is_dir());
-        let new = self.new_node(of, is_dir);
-        let permissions = (!node.file_type().is_symlink()).then_some(new.permissions);
-        let found = node.metadata();
-        let as_is = permissions.is_none_or(|wanted| wanted == found.permissions())
-            && new.atime.is_none_or(|wanted| wanted == found.atime)
-            && new.mtime.is_none_or(|wanted| wanted == found.mtime)
-            && rules.time.is_none_or(|wanted| found.ctime == wanted && found.btime == Some(wanted));
-        if as_is {
-            // As it was made.
+    fn takes_xattr(&self, name: &[u8]) -> bool {
+        let keep = self.rules.keep;
+        let wanted = if is_acl(name) { keep.mode } else { keep.xattrs };
+        wanted && self.rules.trust.takes_xattr(name)
+    }
+
+    /// The regular file to write into, where links lead to one; `None` if something new is to be made: nothing has the
+    /// name, or what has it makes room, as `cp` has it.
+    fn existing(&self, parent: &Dir, name: &[u8]) -> Outcome<Option<Node>> {
+        let refuse = |what: String| Err(Trouble::new(Exit::AlreadyExists, what));
+        let Some(mut node) = parent.lookup(name)? else { return Ok(None) };
+        if node.file_type().is_symlink() {
+            let path = [&self.place, &b"/"[..], name].concat();
+            node = match node.volume().lookup(&path) {
+                Ok(node) => node,
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    return refuse("a symbolic link that leads nowhere has the name of the copy".to_owned());
+                }
+                Err(error) => return Err(error.into()),
+            };
+        }
+        let kind = node.file_type();
+        if !kind.is_file() {
+            return refuse(format!("a {kind} has the name of the copy, and is left as it is"));
+        }
+        self.check_made(&node)?;
+        // A link among what is copied would otherwise become one to files that are not.
+        let replaced = self.rules.keep_links && node.metadata().nlink > 1;
+        Ok((!replaced).then_some(node))
+    }
+
+    /// Whether a name is, or leads to, a file that is to be copied there.
+    pub fn leads_to(&self, parent: &Dir, name: &[u8], node: &Node) -> Outcome<bool> {
+        let Some(there) = parent.lookup(name)? else { return Ok(false) };
+        if there.ino() == node.ino() {
+            return Ok(true);
+        }
+        if !there.file_type().is_symlink() || !node.file_type().is_file() {
+            return Ok(false);
+        }
+        let path = [&self.place, &b"/"[..], name].concat();
+        Ok(node.volume().lookup(&path).is_ok_and(|there| there.ino() == node.ino()))
+    }
+
+    /// Refuses to lose what this work has made.
+    fn check_made(&self, there: &Node) -> Outcome<()> {
+        if self.rules.existing != Existing::LastCounts && self.made.contains(there.ino()) {
+            return Err(Trouble::new(
+                Exit::AlreadyExists,
+                "something else was copied to this name just now, and is left as it is",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Writes into a file that is there, which stays the same one. If that fails, a part of it is written.
+    fn overwrite(
+        &mut self,
+        node: Node,
+        of: &Attributes,
+        content: impl FnOnce(&mut Self, &File) -> Outcome<()>,
+    ) -> Outcome<Node> {
+        let file = node.open()?;
+        file.set_len(0)?;
+        content(self, &file).map_err(Trouble::in_part)?;
+        drop(file);
+        self.owner(&node, of)?;
+        self.xattrs(&node, of)?;
+        let mut changes = self.changes(&node, of);
+        // Filling a file leaves its times alone.
+        changes.mtime = changes.mtime.or_else(|| Some(now()));
+        node.change(&changes)?;
+        self.made.insert(node.ino());
+        Ok(node)
+    }
+
+    /// Makes anything else; `None` if it is left out.
+    pub fn leaf(
+        &mut self,
+        parent: &Dir,
+        name: &[u8],
+        of: &Attributes,
+        what: &Leaf<'_>,
+    ) -> Outcome<Option<Node>> {
+        go_on()?;
+        if let Leaf::Special(Special::CharDevice(..) | Special::BlockDevice(..)) = what {
+            match self.rules.trust.devices {
+                Devices::Made => {}
+                Devices::LeftOut => return Ok(None),
+                Devices::Refused => return Err(Trouble::new(Exit::Unsupported, NO_DEVICE)),
+            }
+        }
+        self.budget.take_file()?;
+        let new = self.new_node(of, false);
+        let (node, name) = self.make(parent, name, |name| match what {
+            Leaf::Symlink(target) => parent.create_symlink(name, target, &new),
+            Leaf::Special(special) => parent.create_special(name, *special, &new),
+        })?;
+        let done = self.owner(&node, of).and_then(|()| self.xattrs(&node, of));
+        let done = done.and_then(|()| name.publish(parent));
+        if let Err(trouble) = done {
+            let _ = parent.remove_file(name.made());
+            return Err(trouble);
+        }
+        self.inode(&node, of)?;
+        self.made.insert(node.ino());
+        Ok(Some(node))
+    }
+
+    /// Gives a file that was made another name.
+    pub fn link(&self, parent: &Dir, name: &[u8], to: &Node) -> Outcome<()> {
+        go_on()?;
+        if parent.lookup(name)?.is_some_and(|there| there.ino() == to.ino()) {
             return Ok(());
         }
-        node.change(&Changes {
-            permissions,
+        let ((), name) = self.make(parent, name, |name| parent.link(name, to))?;
+        name.publish(parent).inspect_err(|_| {
+            let _ = parent.remove_file(name.made());
+        })
+    }
+
+    /// Makes something: under its name, or, where that is taken, under another one of which it is to be moved.
+    fn make<'n, T>(
+        &self,
+        parent: &Dir,
+        name: &'n [u8],
+        make: impl Fn(&[u8]) -> uxfs::Result<T>,
+    ) -> Outcome<(T, NewName<'n>)> {
+        match make(name) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            other => return Ok((other?, NewName { name, temporary: None })),
+        }
+        if let Some(there) = parent.lookup(name)? {
+            if there.file_type().is_dir() {
+                let what = "a directory has the name of the copy, and is left as it is";
+                return Err(Trouble::new(Exit::AlreadyExists, what));
+            }
+            self.check_made(&there)?;
+            check_unshared(&there)?;
+        }
+        let mut number = 0_u64;
+        loop {
+            let temporary = format!(".uxfs-new-{number}").into_bytes();
+            match make(&temporary) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+                other => return Ok((other?, NewName { name, temporary: Some(temporary) })),
+            }
+        }
+    }
+
+    /// Sets all that is said of a directory and is to be kept.
+    pub fn finish(&mut self, node: &Node, of: &Attributes) -> Outcome<()> {
+        if self.rules.keep.ownership {
+            // Else one that was there keeps its owner, and a new one has the right one.
+            self.owner(node, of)?;
+        }
+        self.xattrs(node, of)?;
+        self.inode(node, of)
+    }
+
+    /// Gives a file its owner, if that is kept or was asked for. That comes first: a file that changes hands loses its
+    /// capabilities.
+    fn owner(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+        let (rules, new) = (self.rules, self.new_node(of, node.file_type().is_dir()));
+        let changes = Changes {
+            uid: (rules.keep.ownership || rules.owner.uid.is_some()).then_some(new.uid),
+            gid: (rules.keep.ownership || rules.owner.gid.is_some()).then_some(new.gid),
+            ..Changes::default()
+        };
+        self.change(node, &changes)
+    }
+
+    /// Sets what else is said of a file in its inode. Permissions come behind the lists, which they are a part of, and
+    /// times behind all.
+    fn inode(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+        self.change(node, &self.changes(node, of))
+    }
+
+    /// What of it is kept, or was asked for.
+    fn changes(&self, node: &Node, of: &Attributes) -> Changes {
+        let (rules, kind) = (self.rules, node.file_type());
+        let new = self.new_node(of, kind.is_dir());
+        Changes {
+            permissions: (rules.keep.mode && !kind.is_symlink()).then_some(new.permissions),
             atime: new.atime,
             mtime: new.mtime,
             crtime: rules.time,
             ctime: rules.time,
             ..Changes::default()
-        })?;
+        }
+    }
+
+    /// Makes changes, unless all is so already.
+    fn change(&self, node: &Node, changes: &Changes) -> Outcome<()> {
+        let found = node.metadata();
+        let as_is = changes.permissions.is_none_or(|wanted| wanted == found.permissions())
+            && changes.uid.is_none_or(|wanted| wanted == found.uid)
+            && changes.gid.is_none_or(|wanted| wanted == found.gid)
+            && changes.atime.is_none_or(|wanted| wanted == found.atime)
+            && changes.mtime.is_none_or(|wanted| wanted == found.mtime)
+            && changes.ctime.is_none_or(|wanted| wanted == found.ctime)
+            && changes.crtime.is_none_or(|wanted| found.btime == Some(wanted));
+        if !as_is {
+            node.change(changes)?;
+        }
         Ok(())
     }
 
+    /// Sets attributes; access control lists go with permissions.
     fn xattrs(&mut self, node: &Node, of: &Attributes) -> Outcome<()> {
-        let wanted: &[_] = if self.rules.keep.xattrs { &of.xattrs } else { &[] };
-        if self.rules.inherit && (self.rules.keep.mode || self.rules.keep.xattrs) {
+        if self.rules.inherit && self.rules.keep.mode {
             // What the directory gives to new files would let in people whom the source doesn't.
             for name in node.xattr_names()? {
-                let is_list = [ACCESS_ACL, DEFAULT_ACL].contains(&&*name);
-                if is_list && !wanted.iter().any(|(wanted, _)| *wanted == name) {
+                if is_acl(&name) && !of.xattrs.iter().any(|(wanted, _)| *wanted == name) {
                     node.remove_xattr(&name)?;
                 }
             }
         }
         let is_dir = node.file_type().is_dir();
-        for (name, value) in wanted {
+        for (name, value) in &of.xattrs {
+            if !self.takes_xattr(name) {
+                continue;
+            }
             if name.starts_with(b"trusted.SGI_ACL_") || (name == DEFAULT_ACL && !is_dir) {
                 // The list itself goes over as `system.posix_acl_…`.
                 continue;
@@ -300,18 +549,25 @@ impl<'a> Filler<'a> {
 
     fn new_node(&self, of: &Attributes, is_dir: bool) -> NewNode {
         let rules = &self.rules;
-        let plain = (if is_dir { 0o777 } else { 0o666 }) & !rules.umask;
         let (uid, gid) = if rules.keep.ownership { (of.uid, of.gid) } else { (0, 0) };
         let owned = rules.keep.ownership || rules.owner != Owner::default();
         // A file that runs as its owner must not come to run as another one unasked.
         let ids = if owned { 0 } else { 0o6000 };
+        let mut plain = rules.keep.plain(of.permissions, is_dir);
+        if is_dir {
+            // As `cp` has it, also where a list takes the umask's place.
+            plain &= !(0o022 & rules.umask);
+        }
         let (atime, mtime) = match rules.keep.timestamps {
             true => (of.atime.filter(|_| rules.time.is_none()).or(rules.time), Some(of.mtime)),
             false => (None, rules.time),
         };
         NewNode {
-            permissions: if rules.keep.mode { of.permissions & !ids } else { plain },
-            umask: 0,
+            permissions: match rules.keep.mode {
+                true => rules.trust.permissions(of.permissions & !ids),
+                false => plain,
+            },
+            umask: if rules.keep.mode { 0 } else { rules.umask },
             uid: rules.owner.uid.unwrap_or(uid),
             gid: rules.owner.gid.unwrap_or(gid),
             time: rules.time,
@@ -336,20 +592,27 @@ impl<'a> Filler<'a> {
             if len == 0 {
                 break;
             }
-            self.append(to, at, &self.buf[..len])?;
+            go_on()?;
+            self.budget.take_size(len as u64)?;
+            to.append_at(&self.buf[..len], at)?;
+            self.bar.inc(len as u64);
             at += len as u64;
         }
         Ok(())
     }
 
     /// Adds bytes to the end of a file, or behind it.
-    pub fn append(&self, to: &File, at: u64, data: &[u8]) -> Outcome<()> {
+    pub fn append(&mut self, to: &File, at: u64, data: &[u8]) -> Outcome<()> {
         go_on()?;
+        self.budget.take_size(data.len() as u64)?;
         to.append_at(data, at)?;
         self.bar.inc(data.len() as u64);
         Ok(())
     }
 }
+
+/// What is said of a device that is not made.
+pub const NO_DEVICE: &str = "a device; devices are copied with -a or --devices";
 
 /// Ends the work if a signal asked for that.
 fn go_on() -> Outcome<()> {
@@ -364,19 +627,45 @@ pub fn end_at(file: &File, size: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Makes something; what has its name, unless it is a directory, makes room.
-fn replace<T>(parent: &Dir, name: &[u8], make: impl Fn() -> uxfs::Result<T>) -> Outcome<T> {
-    match make() {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            if parent.lookup(name)?.is_some_and(|node| node.file_type().is_dir()) {
-                let what = "a directory has the name of the copy, and is left as it is";
-                return Err(Trouble::new(Exit::AlreadyExists, what));
-            }
-            parent.remove_file(name)?;
-            Ok(make()?)
-        }
-        other => Ok(other?),
+/// The name of something new: its own, or, until it is whole, another one.
+struct NewName<'n> {
+    name: &'n [u8],
+    temporary: Option<Vec<u8>>,
+}
+
+impl NewName<'_> {
+    /// What it is made under.
+    fn made(&self) -> &[u8] {
+        self.temporary.as_deref().unwrap_or(self.name)
     }
+
+    /// Lets it take the place of what has its name, in one step.
+    fn publish(&self, parent: &Dir) -> Outcome<()> {
+        match &self.temporary {
+            Some(temporary) => Ok(parent.rename(temporary, parent, self.name, Rename::Replace)?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Refuses before anything is made what would be refused when it is to take its place.
+fn check_unshared(there: &Node) -> Outcome<()> {
+    if there.metadata().nlink == 1 && there.file_type().is_file() {
+        for extent in there.open()?.extents() {
+            if extent?.shared {
+                let what = "what has the name shares blocks with other files, and is left as it is";
+                return Err(Trouble::new(Exit::Shared, what));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The time now.
+pub fn now() -> Timestamp {
+    let since =
+        std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp { seconds: since.as_secs().cast_signed(), nanoseconds: since.subsec_nanos() }
 }
 
 /// What a volume says of a node of its own, for a copy of it.

@@ -1,11 +1,14 @@
 //! Owner, permissions, attributes and times of what was written, where the host permits them.
 //!
+//! Everything is set by descriptor, so that nobody can put something else in its place meanwhile.
+//!
 //! Order matters: a change of owner clears set-user-ID and capabilities, so that permissions and attributes come
 //! behind it; the permissions of a file with an access control list are its mask, so that an inherited list goes
 //! before they come; and every change moves the time of change, so that times come last.
 
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use crate::trust::{Trust, is_acl};
+use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 use std::io;
 use uxfs::{Metadata, Node, Timestamp};
@@ -17,13 +20,15 @@ const DEFAULT_ACL: &str = "system.posix_acl_default";
 /// Which of them are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Keep {
-    /// Permissions.
+    /// Permissions, access control lists among them.
     pub mode: bool,
+    /// Where they are not kept: whether new files start from those of their source, less the umask.
+    pub similar_mode: bool,
     /// Owner and group.
     pub ownership: bool,
     /// Times of access and of change of content.
     pub timestamps: bool,
-    /// Extended attributes, access control lists among them.
+    /// Extended attributes.
     pub xattrs: bool,
 }
 
@@ -36,31 +41,64 @@ pub struct Lost {
     pub owners: u64,
 }
 
-/// Something new on the host, in whichever way it can be reached.
+impl Keep {
+    /// All of it.
+    pub const ALL: Self =
+        Self { mode: true, similar_mode: true, ownership: true, timestamps: true, xattrs: true };
+
+    /// Permissions that something new begins with if they are not kept, of which the umask is taken off.
+    pub fn plain(self, permissions: u16, is_dir: bool) -> u16 {
+        match (self.similar_mode, is_dir) {
+            (true, true) => permissions & 0o1777,
+            (true, false) => permissions & 0o777,
+            (false, true) => 0o777,
+            (false, false) => 0o666,
+        }
+    }
+
+    /// Whether nothing is kept.
+    pub fn nothing(self) -> bool {
+        !(self.mode || self.ownership || self.timestamps || self.xattrs)
+    }
+}
+
+/// How something on the host is reached.
+#[derive(Clone, Copy)]
 pub enum Written<'a> {
     /// An open file or directory.
     Open(BorrowedFd<'a>),
-    /// A symbolic link, device node, pipe or socket: its directory, its name.
-    Named(BorrowedFd<'a>, &'a [u8]),
+    /// A handle of a symbolic link, device node, pipe or socket.
+    Handle(BorrowedFd<'a>),
 }
 
-/// Gives what was written the attributes of `node`.
-pub fn apply(keep: Keep, umask: Mode, node: &Node, written: &Written<'_>, lost: &mut Lost) -> io::Result<()> {
+/// Gives what was written what is kept of `node`. `finish`: its permissions, if those are not kept.
+pub fn apply(
+    keep: Keep,
+    trust: &Trust,
+    node: &Node,
+    written: Written<'_>,
+    finish: Option<Mode>,
+    lost: &mut Lost,
+) -> io::Result<()> {
     let metadata = node.metadata();
-    let place = Place::of(written)?;
-    let mut owned = true;
-    if keep.ownership {
-        owned = place.chown(&metadata, lost)?;
+    let place = Place(written);
+    let owned = !keep.ownership || place.chown(&metadata, lost)?;
+    if keep.mode && !metadata.is_symlink() {
+        // What the directory gives to new files would let in people whom the image doesn't.
+        place.remove_acls(metadata.is_dir())?;
+        let mode = Mode::from_raw_mode(trust.permissions(metadata.permissions()).into());
+        // A file that runs as its owner must not come to run as another one.
+        let ids = if keep.ownership && owned { Mode::empty() } else { Mode::SUID | Mode::SGID };
+        place.chmod(mode - ids)?;
+    } else if let Some(mode) = finish {
+        place.chmod(mode)?;
     }
-    if !metadata.is_symlink() {
-        if keep.mode || keep.xattrs {
-            // What the directory gives to new files would let in people whom the image doesn't.
-            place.remove_acls(metadata.is_dir())?;
-        }
-        place.chmod(mode(keep, umask, &metadata, owned))?;
-    }
-    if keep.xattrs {
-        xattrs(node, &place, lost)?;
+    if keep.mode || keep.xattrs {
+        let kept = |name: &[u8]| {
+            let wanted = if is_acl(name) { keep.mode } else { keep.xattrs };
+            wanted && trust.takes_xattr(name)
+        };
+        xattrs(node, place, kept, lost)?;
     }
     if keep.timestamps {
         place.set_times(&metadata)?;
@@ -68,24 +106,18 @@ pub fn apply(keep: Keep, umask: Mode, node: &Node, written: &Written<'_>, lost: 
     Ok(())
 }
 
-/// The permissions that it gets. A file that runs as its owner must not come to run as another one.
-fn mode(keep: Keep, umask: Mode, metadata: &Metadata, owned: bool) -> Mode {
-    let kept = Mode::from_raw_mode(metadata.permissions().into());
-    match (keep.mode, keep.ownership && owned) {
-        (true, true) => kept,
-        (true, false) => kept - (Mode::SUID | Mode::SGID),
-        (false, _) => {
-            let all = if metadata.is_dir() { 0o777 } else { 0o666 };
-            Mode::from_raw_mode(all) - umask
-        }
-    }
+/// Whether what is kept of `node` gives a file to who runs it what others have not.
+pub fn are_privileged(keep: Keep, trust: &Trust, node: &Node) -> uxfs::Result<bool> {
+    const CAPABILITY: &[u8] = b"security.capability";
+    let ids = keep.mode && trust.permissions(node.metadata().permissions()) & 0o6000 != 0;
+    Ok(ids || (keep.xattrs && trust.takes_xattr(CAPABILITY) && node.xattr(CAPABILITY)?.is_some()))
 }
 
 /// Copies attributes; those that the host refuses are counted.
-fn xattrs(node: &Node, place: &Place<'_>, lost: &mut Lost) -> io::Result<()> {
+fn xattrs(node: &Node, place: Place<'_>, kept: impl Fn(&[u8]) -> bool, lost: &mut Lost) -> io::Result<()> {
     for name in node.xattr_names()? {
         // The list itself goes over as `system.posix_acl_…`; this is XFS's form of it.
-        if name.starts_with(b"trusted.SGI_ACL_") || name.contains(&0) {
+        if name.starts_with(b"trusted.SGI_ACL_") || name.contains(&0) || !kept(&name) {
             continue;
         }
         let Some(value) = node.xattr(&name)? else { continue };
@@ -102,33 +134,17 @@ fn xattrs(node: &Node, place: &Place<'_>, lost: &mut Lost) -> io::Result<()> {
 }
 
 /// How attributes of it are set.
-enum Place<'a> {
-    Open(BorrowedFd<'a>),
-    /// A handle that doesn't open it, with its directory and name.
-    Handle(OwnedFd, BorrowedFd<'a>, &'a [u8]),
-}
+#[derive(Clone, Copy)]
+struct Place<'a>(Written<'a>);
 
-impl<'a> Place<'a> {
-    fn of(written: &Written<'a>) -> io::Result<Self> {
-        Ok(match *written {
-            Written::Open(fd) => Self::Open(fd),
-            Written::Named(dir, name) => {
-                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                Self::Handle(rustix::fs::openat(dir, name, flags, Mode::empty())?, dir, name)
-            }
-        })
-    }
-
+impl Place<'_> {
     /// Whether the owner is now the right one.
     fn chown(&self, metadata: &Metadata, lost: &mut Lost) -> io::Result<bool> {
         let (Some(uid), Some(gid)) = (uid(metadata.uid), gid(metadata.gid)) else {
             lost.owners += 1;
             return Ok(false);
         };
-        let fd = match self {
-            Self::Open(fd) => fd.as_fd(),
-            Self::Handle(fd, ..) => fd.as_fd(),
-        };
+        let (Written::Open(fd) | Written::Handle(fd)) = self.0;
         match rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH) {
             Ok(()) => Ok(true),
             Err(Errno::PERM | Errno::INVAL) => {
@@ -140,17 +156,17 @@ impl<'a> Place<'a> {
     }
 
     fn chmod(&self, mode: Mode) -> io::Result<()> {
-        match self {
-            Self::Open(fd) => rustix::fs::fchmod(fd, mode),
-            Self::Handle(fd, ..) => rustix::fs::chmod(by_handle(fd), mode),
+        match self.0 {
+            Written::Open(fd) => rustix::fs::fchmod(fd, mode),
+            Written::Handle(fd) => rustix::fs::chmod(by_handle(fd), mode),
         }?;
         Ok(())
     }
 
     fn set_xattr(&self, name: &[u8], value: &[u8]) -> rustix::io::Result<()> {
-        match self {
-            Self::Open(fd) => rustix::fs::fsetxattr(fd, name, value, XattrFlags::empty()),
-            Self::Handle(fd, ..) => rustix::fs::setxattr(by_handle(fd), name, value, XattrFlags::empty()),
+        match self.0 {
+            Written::Open(fd) => rustix::fs::fsetxattr(fd, name, value, XattrFlags::empty()),
+            Written::Handle(fd) => rustix::fs::setxattr(by_handle(fd), name, value, XattrFlags::empty()),
         }
     }
 
@@ -158,9 +174,9 @@ impl<'a> Place<'a> {
     fn remove_acls(&self, is_dir: bool) -> io::Result<()> {
         let names: &[&str] = if is_dir { &[ACCESS_ACL, DEFAULT_ACL] } else { &[ACCESS_ACL] };
         for &name in names {
-            let removed = match self {
-                Self::Open(fd) => rustix::fs::fremovexattr(fd, name),
-                Self::Handle(fd, ..) => rustix::fs::removexattr(by_handle(fd), name),
+            let removed = match self.0 {
+                Written::Open(fd) => rustix::fs::fremovexattr(fd, name),
+                Written::Handle(fd) => rustix::fs::removexattr(by_handle(fd), name),
             };
             match removed {
                 Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
@@ -173,18 +189,16 @@ impl<'a> Place<'a> {
     fn set_times(&self, metadata: &Metadata) -> io::Result<()> {
         let times =
             Timestamps { last_access: timespec(metadata.atime), last_modification: timespec(metadata.mtime) };
-        match self {
-            Self::Open(fd) => rustix::fs::futimens(fd, &times),
-            Self::Handle(_, dir, name) => {
-                rustix::fs::utimensat(dir, *name, &times, AtFlags::SYMLINK_NOFOLLOW)
-            }
+        match self.0 {
+            Written::Open(fd) => rustix::fs::futimens(fd, &times),
+            Written::Handle(fd) => rustix::fs::utimensat(CWD, by_handle(fd), &times, AtFlags::empty()),
         }?;
         Ok(())
     }
 }
 
 /// A path that leads to exactly what the handle is for.
-fn by_handle(fd: &OwnedFd) -> String {
+fn by_handle(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 

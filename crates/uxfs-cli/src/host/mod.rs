@@ -1,24 +1,29 @@
 //! A tree on the host that is being written.
 //!
 //! Invariants: nothing outside the tree is touched, whatever names and links an image has: every name is one part,
-//! taken relative to an open directory, and no symbolic link in the tree is followed; an existing file is replaced,
-//! not written through, unless it is one that is kept (the image that is read), or a device, pipe or socket in the
-//! place of a file. However deep the tree, one directory is open at a time: the way back up is `..`, believed
-//! only where it is the directory that was come from.
+//! taken relative to an open directory, and no symbolic link in the tree is followed; only what stands at the top,
+//! which the user named, is. A file that is there is written into, or another one is moved to its place when it is
+//! whole; never one that is kept (the image that is read), nor one that was made just now, nor a device, pipe or
+//! socket in the place of a file. However deep the tree, one directory is open at a time: the way back up is `..`,
+//! believed only where it is the directory that was come from.
 
 pub mod attributes;
+pub mod links;
+mod new;
+pub mod stream;
 
+use self::new::NewFile;
+use crate::walk::InodeSet;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A directory is opened for reading, and never through a link.
-const DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// New files are for their owner alone until they are complete.
-const PRIVATE_FILE: Mode = Mode::RUSR.union(Mode::WUSR);
-const PRIVATE_DIR: Mode = Mode::RWXU;
+/// A directory is opened for reading.
+const DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 
 /// The device and the inode: what makes a file the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,31 +43,100 @@ impl Identity {
     }
 }
 
+/// How a tree is written.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Whether a new file takes the place of one that is there; else that is written into.
+    pub replace: bool,
+    /// Whether files with several names make room for new ones, as with `cp -a`.
+    pub keep_links: bool,
+    /// Whether what is made belongs to others in the end.
+    pub owned: bool,
+    /// What is taken off permissions.
+    pub umask: Mode,
+    /// Files that are never replaced or written into, whatever they are called.
+    pub kept: Vec<Identity>,
+}
+
 /// Where in the tree the writing is.
 pub struct HostTree {
+    rules: Rules,
     base: OwnedFd,
     current: OwnedFd,
     above: Vec<Level>,
-    /// The current directory, relative to the base, with a slash at its end.
-    path: Vec<u8>,
-    /// Files that are never replaced, whatever they are called.
-    kept: Vec<Identity>,
+    /// What was made or written into, by device.
+    made: HashMap<u64, InodeSet>,
 }
 
-/// A directory above the current one.
+/// A directory that was gone into.
 struct Level {
-    identity: Identity,
-    path_len: usize,
+    /// Its name.
+    name: Vec<u8>,
+    /// The directory above it.
+    outer: Identity,
+    /// What its permissions are to be if nobody says more of them.
+    finish: Option<Mode>,
+    /// What it is for those who remember directories.
+    index: links::DirIndex,
+}
+
+/// A directory that was left.
+pub struct Left {
+    /// It itself.
+    pub fd: OwnedFd,
+    /// Permissions that it still needs if nobody says more of them.
+    pub finish: Option<Mode>,
+}
+
+/// What a file is to be, as long as it is not known better.
+#[derive(Clone, Copy, Debug)]
+pub struct New {
+    /// Permissions, of which the umask is taken off.
+    pub mode: Mode,
+    /// Whether who runs it gets what others have not: no file that someone else may have open gets that.
+    pub privileged: bool,
+}
+
+/// A regular file that is written.
+pub enum Target {
+    /// One that gets its name when it is whole, and whether something there makes room.
+    New(NewFile, bool),
+    /// One that was there.
+    Kept(OwnedFd),
+}
+
+impl Target {
+    /// The file.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::New(file, _) => file.fd(),
+            Self::Kept(fd) => fd.as_fd(),
+        }
+    }
+}
+
+/// Something that has no content.
+#[derive(Clone, Copy, Debug)]
+pub enum Leaf<'a> {
+    /// A symbolic link to this target.
+    Symlink(&'a [u8]),
+    /// A device, pipe or socket: its type and device number.
+    Node(FileType, (u32, u32)),
 }
 
 impl HostTree {
     /// The tree in an existing directory of the host, which the user named: links on the way there are followed.
-    /// None of the files in `kept` is ever replaced.
-    pub fn open(dir: &Path, kept: &[Identity]) -> io::Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let base = rustix::fs::open(dir, flags, Mode::empty())?;
+    pub fn open(dir: &Path, rules: Rules) -> io::Result<Self> {
+        let base = rustix::fs::open(dir, DIR | OFlags::CLOEXEC, Mode::empty())?;
         let current = base.try_clone()?;
-        Ok(Self { base, current, above: Vec::new(), path: Vec::new(), kept: kept.to_vec() })
+        Ok(Self { rules, base, current, above: Vec::new(), made: HashMap::new() })
+    }
+
+    /// Goes back to the directory that it was opened with.
+    pub fn restart(&mut self) -> io::Result<()> {
+        self.current = self.base.try_clone()?;
+        self.above.clear();
+        Ok(())
     }
 
     /// The directory that the writing is in.
@@ -72,73 +146,193 @@ impl HostTree {
 
     /// A name in the current directory, relative to the base.
     pub fn path_of(&self, name: &[u8]) -> Vec<u8> {
-        [&self.path, name].concat()
+        let parts = self.above.iter().map(|level| &*level.name).chain([name]);
+        parts.collect::<Vec<_>>().join(&b'/')
     }
 
     /// Goes into the directory `name`, which is made unless it is there.
-    pub fn enter(&mut self, name: &[u8]) -> io::Result<()> {
+    pub fn enter(&mut self, name: &[u8], mode: Mode) -> io::Result<()> {
         check_name(name)?;
-        match rustix::fs::mkdirat(&self.current, name, PRIVATE_DIR) {
-            Ok(()) | Err(Errno::EXIST) => {}
+        // Nobody else writes to it, and its owner can, until all is in it.
+        let omitted = if self.rules.owned { Mode::RWXG | Mode::RWXO } else { Mode::WGRP | Mode::WOTH };
+        let made = match rustix::fs::mkdirat(&self.current, name, (mode - omitted) | Mode::RWXU) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
             Err(error) => return Err(error.into()),
-        }
-        let identity = Identity::of(&rustix::fs::fstat(&self.current)?);
-        let inner = rustix::fs::openat(&self.current, name, DIR, Mode::empty())?;
-        self.above.push(Level { identity, path_len: self.path.len() });
-        self.path.extend(name);
-        self.path.push(b'/');
+        };
+        let outer = new::identity(&self.current)?;
+        let inner = match beneath(&self.current, name, DIR) {
+            Err(Errno::NOTDIR | Errno::LOOP) => return Err(self.not_a_directory(name)),
+            inner => inner?,
+        };
+        let finish = if made {
+            let got = Mode::from_raw_mode(rustix::fs::fstat(&inner)?.st_mode);
+            let wanted = (got - (Mode::RWXU - mode)) | ((mode & omitted) - self.rules.umask);
+            (wanted != got).then_some(wanted)
+        } else {
+            None
+        };
+        self.above.push(Level { name: name.to_vec(), outer, finish, index: None });
         self.current = inner;
         Ok(())
     }
 
+    fn not_a_directory(&self, name: &[u8]) -> io::Error {
+        let old = self.stat(name).map_or(FileType::Unknown, |found| FileType::from_raw_mode(found.st_mode));
+        taken(format!("{} has the name of the directory, and is left as it is", described(old)))
+    }
+
     /// Goes back up; gives the directory that was left.
-    pub fn leave(&mut self) -> io::Result<OwnedFd> {
+    pub fn leave(&mut self) -> io::Result<Left> {
         let level = self.above.pop().ok_or(io::ErrorKind::NotFound)?;
-        self.path.truncate(level.path_len);
-        let outer = rustix::fs::openat(&self.current, "..", DIR, Mode::empty())?;
-        if Identity::of(&rustix::fs::fstat(&outer)?) != level.identity {
+        let flags = DIR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let outer = rustix::fs::openat(&self.current, "..", flags, Mode::empty())?;
+        if new::identity(&outer)? != level.outer {
             return Err(io::Error::other("the destination was moved while it was written"));
         }
-        Ok(std::mem::replace(&mut self.current, outer))
+        Ok(Left { fd: std::mem::replace(&mut self.current, outer), finish: level.finish })
     }
 
-    /// A new regular file, open for writing, in place of whatever had that name.
-    pub fn create_file(&self, name: &[u8]) -> io::Result<OwnedFd> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        self.replace(name, FileType::RegularFile, || {
-            rustix::fs::openat(&self.current, name, flags, PRIVATE_FILE)
-        })
-    }
-
-    /// A new symbolic link.
-    pub fn create_symlink(&self, name: &[u8], target: &[u8]) -> io::Result<()> {
-        self.replace(name, FileType::Symlink, || rustix::fs::symlinkat(target, &self.current, name))
-    }
-
-    /// A new device node, named pipe or socket.
-    pub fn create_node(&self, name: &[u8], file_type: FileType, device: (u32, u32)) -> io::Result<()> {
-        let device = rustix::fs::makedev(device.0, device.1);
-        self.replace(name, file_type, || {
-            rustix::fs::mknodat(&self.current, name, file_type, PRIVATE_FILE, device)
-        })
-    }
-
-    /// Another name for the file that was written at `path`, relative to the base. Whether it is still there.
-    pub fn link(&self, path: &[u8], identity: Identity, name: &[u8]) -> io::Result<bool> {
-        let mut parts: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
-        let Some(last) = parts.pop() else { return Ok(false) };
-        let mut dir = self.base.try_clone()?;
-        for part in parts {
-            dir = rustix::fs::openat(&dir, part, DIR, Mode::empty())?;
+    /// A regular file to write to: the one that is there, or a new one. At the top, links are followed.
+    pub fn open_file(&mut self, name: &[u8], new: New) -> io::Result<Target> {
+        check_name(name)?;
+        let Some(mut there) = self.existing(name)? else {
+            return self.new_file(new, false);
+        };
+        let mut kind = FileType::from_raw_mode(there.st_mode);
+        let follow = kind == FileType::Symlink && self.above.is_empty() && !self.rules.replace;
+        if follow {
+            there = match rustix::fs::statat(&self.current, name, AtFlags::empty()) {
+                Err(Errno::NOENT) => {
+                    return Err(taken(
+                        "a symbolic link that leads nowhere has the name of the copy".to_owned(),
+                    ));
+                }
+                there => there?,
+            };
+            kind = FileType::from_raw_mode(there.st_mode);
         }
-        let file_type = match rustix::fs::statat(&dir, last, AtFlags::SYMLINK_NOFOLLOW) {
+        self.check_replaceable(&there, FileType::RegularFile)?;
+        if self.rules.replace || (self.rules.keep_links && there.st_nlink > 1) {
+            return self.new_file(new, true);
+        }
+        if kind == FileType::Symlink {
+            let what = "a symbolic link has the name of the copy; --replace puts the copy in its place";
+            return Err(taken(what.to_owned()));
+        }
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = match follow {
+            true => rustix::fs::openat(&self.current, name, flags, Mode::empty())?,
+            false => beneath(&self.current, name, flags)?,
+        };
+        let found = rustix::fs::fstat(&fd)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+            return Err(io::Error::other("something else took its name meanwhile"));
+        }
+        self.check_replaceable(&found, FileType::RegularFile)?;
+        let user = rustix::process::geteuid().as_raw();
+        if new.privileged && found.st_uid != user {
+            let what = "the file that is there is another user's, who may have it open, and gets no privileges;                         --replace makes a new one";
+            return Err(taken(what.to_owned()));
+        }
+        rustix::fs::ftruncate(&fd, 0)?;
+        Ok(Target::Kept(fd))
+    }
+
+    fn new_file(&self, new: New, replace: bool) -> io::Result<Target> {
+        Ok(Target::New(NewFile::create(&self.current, new.mode, self.rules.owned)?, replace))
+    }
+
+    /// Ends a file that was written: it has its name now.
+    pub fn publish(&mut self, name: &[u8], file: Target) -> io::Result<Identity> {
+        let identity = new::identity(file.fd())?;
+        if let Target::New(file, replace) = file {
+            file.publish(&self.current, name, replace)?;
+        }
+        self.remember(identity);
+        Ok(identity)
+    }
+
+    /// Makes something without content, in place of whatever has its name; `attributes` are set on it by a handle.
+    pub fn create(
+        &mut self,
+        name: &[u8],
+        leaf: Leaf<'_>,
+        mode: Mode,
+        attributes: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
+    ) -> io::Result<Identity> {
+        check_name(name)?;
+        let (kind, device) = match leaf {
+            Leaf::Symlink(_) => (FileType::Symlink, 0),
+            Leaf::Node(kind, (major, minor)) => (kind, rustix::fs::makedev(major, minor)),
+        };
+        let make = |name: &[u8]| match leaf {
+            Leaf::Symlink(target) => rustix::fs::symlinkat(target, &self.current, name),
+            Leaf::Node(..) => rustix::fs::mknodat(&self.current, name, kind, mode, device),
+        };
+        let private = match self.existing(name)? {
+            Some(there) => {
+                self.check_replaceable(&there, kind)?;
+                Some(new::under_private_name(make)?.0)
+            }
+            None => {
+                make(name)?;
+                None
+            }
+        };
+        let made = private.as_deref().unwrap_or(name);
+        let done = new::handle_of_made(&self.current, made, kind, device).and_then(|handle| {
+            attributes(handle.as_fd())?;
+            if private.is_some() {
+                new::rename(&self.current, made, name, true)?;
+            }
+            new::identity(handle)
+        });
+        match done {
+            Ok(identity) => self.remember(identity),
+            Err(_) => {
+                let _ = rustix::fs::unlinkat(&self.current, made, AtFlags::empty());
+            }
+        }
+        done
+    }
+
+    /// Makes `name` another name of the file `old` in `dir` (the current directory if that is not said), in place of
+    /// whatever has it. Whether the file is still there.
+    fn link(
+        &mut self,
+        dir: Option<&OwnedFd>,
+        old: &[u8],
+        identity: Identity,
+        name: &[u8],
+    ) -> io::Result<bool> {
+        check_name(name)?;
+        let dir = dir.unwrap_or(&self.current);
+        let kind = match rustix::fs::statat(dir, old, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if Identity::of(&stat) == identity => FileType::from_raw_mode(stat.st_mode),
             _ => return Ok(false),
         };
-        self.replace(name, file_type, || {
-            rustix::fs::linkat(&dir, last, &self.current, name, AtFlags::empty())
-        })?;
+        let link = |name: &[u8]| rustix::fs::linkat(dir, old, &self.current, name, AtFlags::empty());
+        match self.existing(name)? {
+            None => link(name)?,
+            Some(there) if Identity::of(&there) == identity => {}
+            Some(there) => {
+                self.check_replaceable(&there, kind)?;
+                let (private, ()) = new::under_private_name(link)?;
+                new::rename(&self.current, &private, name, true).inspect_err(|_| {
+                    let _ = rustix::fs::unlinkat(&self.current, private.as_slice(), AtFlags::empty());
+                })?;
+            }
+        }
         Ok(true)
+    }
+
+    /// What those who remember directories know the current one by; `None` if they don't.
+    fn known(&self) -> Option<links::DirIndex> {
+        match self.above.last() {
+            None => Some(None),
+            Some(level) => level.index.map(Some),
+        }
     }
 
     /// What the host says of `name` in the current directory.
@@ -146,35 +340,36 @@ impl HostTree {
         Ok(rustix::fs::statat(&self.current, name, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Makes something, and if its name is taken (not by a directory), removes what has it and tries once more.
-    fn replace<T>(
-        &self,
-        name: &[u8],
-        file_type: FileType,
-        make: impl Fn() -> rustix::io::Result<T>,
-    ) -> io::Result<T> {
-        check_name(name)?;
-        match make() {
-            Err(Errno::EXIST) => {
-                self.check_replaceable(name, file_type)?;
-                rustix::fs::unlinkat(&self.current, name, AtFlags::empty())?;
-                Ok(make()?)
-            }
-            other => Ok(other?),
+    fn existing(&self, name: &[u8]) -> io::Result<Option<Stat>> {
+        match rustix::fs::statat(&self.current, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(there) => Ok(Some(there)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// Whether what has the name may make room for a `new` thing. A file in the place of `/dev/null`, say, is
-    /// hardly meant, and does harm.
-    fn check_replaceable(&self, name: &[u8], new: FileType) -> io::Result<()> {
-        let taken = self.stat(name)?;
-        if self.kept.contains(&Identity::of(&taken)) {
+    fn remember(&mut self, Identity(device, ino): Identity) {
+        self.made.entry(device).or_default().insert(ino);
+    }
+
+    /// Whether what has the name may make room for a `new` thing, or be written into. A file in the place of
+    /// `/dev/null`, say, is hardly meant, and does harm.
+    fn check_replaceable(&self, there: &Stat, new: FileType) -> io::Result<()> {
+        let identity = Identity::of(there);
+        if self.rules.kept.contains(&identity) {
             return Err(io::Error::other(
                 "the image that is read has the name of the copy; choose another place",
             ));
         }
-        let old = FileType::from_raw_mode(taken.st_mode);
-        let is_special = !matches!(old, FileType::RegularFile | FileType::Symlink | FileType::Directory);
+        let old = FileType::from_raw_mode(there.st_mode);
+        if old == FileType::Directory {
+            return Err(taken("a directory has the name of the copy, and is left as it is".to_owned()));
+        }
+        if self.made.get(&identity.0).is_some_and(|made| made.contains(identity.1)) {
+            let what = "something else was copied to this name just now, and is left as it is";
+            return Err(taken(what.to_owned()));
+        }
+        let is_special = !matches!(old, FileType::RegularFile | FileType::Symlink);
         if new == FileType::RegularFile && is_special {
             let old = described(old);
             return Err(io::Error::other(format!("{old} has the name of the copy, and is left as it is")));
@@ -183,9 +378,33 @@ impl HostTree {
     }
 }
 
+/// Opens a name in a directory, which is never a link.
+fn beneath(dir: &OwnedFd, name: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    /// Whether the host has `openat2`, as far as is known.
+    static KNOWN: AtomicBool = AtomicBool::new(true);
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    if KNOWN.load(Ordering::Relaxed) {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        match rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve) {
+            // A filter of system calls may say so, too.
+            Err(Errno::NOSYS | Errno::PERM) => KNOWN.store(false, Ordering::Relaxed),
+            other => return other,
+        }
+    }
+    // Of a single name, `O_NOFOLLOW` is as good.
+    rustix::fs::openat(dir, name, flags, Mode::empty())
+}
+
+/// Something is there already that would be lost.
+fn taken(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::AlreadyExists, what)
+}
+
 /// A type, for a person.
 fn described(file_type: FileType) -> &'static str {
     match file_type {
+        FileType::RegularFile => "a file",
+        FileType::Symlink => "a symbolic link",
         FileType::CharacterDevice => "a character device",
         FileType::BlockDevice => "a block device",
         FileType::Fifo => "a named pipe",
@@ -204,34 +423,61 @@ fn check_name(name: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::links::{Link, Links};
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    const NEW: New = New { mode: Mode::from_raw_mode(0o644), privileged: false };
+
+    fn rules() -> Rules {
+        Rules { replace: false, keep_links: false, owned: false, umask: Mode::empty(), kept: Vec::new() }
+    }
+
+    fn open(dir: &Path) -> HostTree {
+        HostTree::open(dir, rules()).unwrap()
+    }
+
+    fn write(host: &mut HostTree, name: &[u8], bytes: &[u8]) -> io::Result<Identity> {
+        let file = host.open_file(name, NEW)?;
+        rustix::io::write(file.fd(), bytes)?;
+        host.publish(name, file)
+    }
+
+    fn fifo(host: &mut HostTree, name: &[u8]) -> io::Result<Identity> {
+        host.create(name, Leaf::Node(FileType::Fifo, (0, 0)), Mode::RUSR, |_| Ok(()))
+    }
 
     #[test]
     fn links_in_the_tree_are_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let (tree, outside) = (dir.path().join("tree"), dir.path().join("outside"));
-        std::fs::create_dir(&tree).unwrap();
+        std::fs::create_dir_all(tree.join("inner")).unwrap();
         std::fs::create_dir(&outside).unwrap();
         std::fs::write(outside.join("file"), "kept").unwrap();
         symlink(&outside, tree.join("dir")).unwrap();
-        symlink(outside.join("file"), tree.join("file")).unwrap();
+        symlink(outside.join("file"), tree.join("inner/file")).unwrap();
+        symlink(outside.join("nothing"), tree.join("dangling")).unwrap();
 
-        let mut host = HostTree::open(&tree, &[]).unwrap();
-        assert!(host.enter(b"dir").is_err());
-        drop(host.create_file(b"file").unwrap());
-        assert!(tree.join("file").symlink_metadata().unwrap().is_file());
+        let mut host = open(&tree);
+        assert_eq!(host.enter(b"dir", Mode::RWXU).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(write(&mut host, b"dangling", b"x").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        host.enter(b"inner", Mode::RWXU).unwrap();
+        assert_eq!(write(&mut host, b"file", b"x").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        host.rules.replace = true;
+        write(&mut host, b"file", b"x").unwrap();
+        assert!(tree.join("inner/file").symlink_metadata().unwrap().is_file());
         assert_eq!(std::fs::read_to_string(outside.join("file")).unwrap(), "kept");
+        assert!(!outside.join("nothing").exists());
     }
 
     #[test]
     fn names_that_lead_elsewhere_are_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let mut host = HostTree::open(dir.path(), &[]).unwrap();
+        let mut host = open(dir.path());
         for name in [&b""[..], b".", b"..", b"a/b", b"/etc", b"a\0b"] {
-            assert!(host.enter(name).is_err());
-            assert!(host.create_file(name).is_err());
-            assert!(host.create_symlink(name, b"x").is_err());
+            assert!(host.enter(name, Mode::RWXU).is_err());
+            assert!(host.open_file(name, NEW).is_err());
+            assert!(host.create(name, Leaf::Symlink(b"x"), Mode::empty(), |_| Ok(())).is_err());
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
@@ -242,38 +488,62 @@ mod tests {
         let image = dir.path().join("image");
         std::fs::write(&image, "volume").unwrap();
         std::fs::hard_link(&image, dir.path().join("other-name")).unwrap();
-        let kept = Identity::of(&rustix::fs::stat(&image).unwrap());
-        let host = HostTree::open(dir.path(), &[kept]).unwrap();
-        for name in [&b"image"[..], b"other-name"] {
-            assert!(host.create_file(name).is_err());
-            assert!(host.create_symlink(name, b"x").is_err());
-            assert!(host.create_node(name, FileType::Fifo, (0, 0)).is_err());
+        symlink("image", dir.path().join("link")).unwrap();
+        let kept = vec![Identity::of(&rustix::fs::stat(&image).unwrap())];
+        for replace in [false, true] {
+            let mut host =
+                HostTree::open(dir.path(), Rules { replace, kept: kept.clone(), ..rules() }).unwrap();
+            for name in [&b"image"[..], b"other-name"] {
+                assert!(host.open_file(name, NEW).is_err());
+                assert!(host.create(name, Leaf::Symlink(b"x"), Mode::empty(), |_| Ok(())).is_err());
+                assert!(fifo(&mut host, name).is_err());
+            }
+            assert!(replace || host.open_file(b"link", NEW).is_err());
+            assert_eq!(std::fs::read_to_string(&image).unwrap(), "volume");
         }
-        assert_eq!(std::fs::read_to_string(&image).unwrap(), "volume");
 
-        drop(host.create_file(b"file").unwrap());
-        let file = Identity::of(&host.stat(b"file").unwrap());
-        host.create_node(b"pipe", FileType::Fifo, (0, 0)).unwrap();
-        assert!(host.create_file(b"pipe").is_err());
-        assert!(host.link(b"file", file, b"pipe").is_err());
+        let mut host = open(dir.path());
+        write(&mut host, b"file", b"text").unwrap();
+        fifo(&mut host, b"pipe").unwrap();
+        // In another run: what was made in this one is not replaced at all.
+        assert!(fifo(&mut host, b"pipe").is_err());
+        let mut host = open(dir.path());
+        assert!(host.open_file(b"pipe", NEW).is_err());
         assert_eq!(FileType::from_raw_mode(host.stat(b"pipe").unwrap().st_mode), FileType::Fifo);
         // Its like replaces it, so that a tree can be copied once more.
-        host.create_node(b"pipe", FileType::Fifo, (0, 0)).unwrap();
-        host.create_node(b"file", FileType::Fifo, (0, 0)).unwrap();
+        fifo(&mut host, b"pipe").unwrap();
+        fifo(&mut host, b"file").unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_there_stays_the_same_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "a long text").unwrap();
+        std::fs::hard_link(&path, dir.path().join("other")).unwrap();
+        symlink("file", dir.path().join("link")).unwrap();
+        for name in [&b"file"[..], b"link"] {
+            write(&mut open(dir.path()), name, b"new").unwrap();
+            assert_eq!(std::fs::read(dir.path().join("other")).unwrap(), b"new");
+        }
+        let rules = Rules { replace: true, ..rules() };
+        write(&mut HostTree::open(dir.path(), rules).unwrap(), b"link", b"replaced").unwrap();
+        assert!(dir.path().join("link").symlink_metadata().unwrap().is_file());
+        assert_eq!(std::fs::read(dir.path().join("other")).unwrap(), b"new");
     }
 
     #[test]
     fn the_way_back_up_is_the_way_down() {
         let dir = tempfile::tempdir().unwrap();
-        let mut host = HostTree::open(dir.path(), &[]).unwrap();
-        host.enter(b"a").unwrap();
-        host.enter(b"b").unwrap();
+        let mut host = open(dir.path());
+        host.enter(b"a", Mode::RWXU).unwrap();
+        host.enter(b"b", Mode::RWXU).unwrap();
         assert_eq!(host.path_of(b"c"), b"a/b/c");
         host.leave().unwrap();
         host.leave().unwrap();
         assert_eq!(host.path_of(b"c"), b"c");
-        host.enter(b"a").unwrap();
-        host.enter(b"b").unwrap();
+        host.enter(b"a", Mode::RWXU).unwrap();
+        host.enter(b"b", Mode::RWXU).unwrap();
         std::fs::rename(dir.path().join("a/b"), dir.path().join("b")).unwrap();
         assert!(host.leave().is_err());
     }
@@ -281,15 +551,93 @@ mod tests {
     #[test]
     fn a_link_is_made_only_to_the_very_file() {
         let dir = tempfile::tempdir().unwrap();
-        let mut host = HostTree::open(dir.path(), &[]).unwrap();
-        host.enter(b"a").unwrap();
-        drop(host.create_file(b"one").unwrap());
-        let identity = Identity::of(&host.stat(b"one").unwrap());
+        let (mut host, mut links) = (open(dir.path()), Links::default());
+        host.enter(b"a", Mode::RWXU).unwrap();
+        let identity = write(&mut host, b"one", b"text").unwrap();
+        assert!(links.remember(&mut host, (0, 7), b"one", identity, 9));
+        assert_eq!(links.link(&mut host, (0, 7), b"beside").unwrap(), Link::Made);
         host.leave().unwrap();
-        assert!(host.link(b"a/one", identity, b"two").unwrap());
+        assert_eq!(links.link(&mut host, (0, 8), b"two").unwrap(), Link::Unknown);
+        assert_eq!(links.link(&mut host, (0, 7), b"two").unwrap(), Link::Made);
         assert_eq!(Identity::of(&host.stat(b"two").unwrap()), identity);
         std::fs::remove_file(dir.path().join("a/one")).unwrap();
         std::fs::write(dir.path().join("a/one"), "another").unwrap();
-        assert!(!host.link(b"a/one", identity, b"three").unwrap());
+        assert_eq!(links.link(&mut host, (0, 7), b"three").unwrap(), Link::Unknown);
+        assert!(host.stat(b"three").is_err());
+    }
+
+    #[test]
+    fn a_file_is_forgotten_when_all_its_names_were_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut host, mut links) = (open(dir.path()), Links::default());
+        let identity = write(&mut host, b"one", b"text").unwrap();
+        assert!(links.remember(&mut host, (0, 7), b"one", identity, 2));
+        assert_eq!(links.link(&mut host, (0, 7), b"two").unwrap(), Link::Made);
+        assert_eq!(links.link(&mut host, (0, 7), b"three").unwrap(), Link::Unknown);
+    }
+
+    /// Between the making of a pipe, device or link and the change of its owner and permissions, who may write to the
+    /// directory puts something of their own in its place: it must not get them.
+    #[test]
+    fn what_takes_a_name_meanwhile_gets_no_privileges() {
+        let leaves = [
+            Leaf::Node(FileType::Fifo, (0, 0)),
+            Leaf::Node(FileType::Socket, (0, 0)),
+            Leaf::Node(FileType::CharacterDevice, (1, 3)),
+            Leaf::Symlink(b"anywhere"),
+        ];
+        type Swap = fn(&Path, &Path);
+        let swaps: [Swap; 3] = [
+            |evil, name| std::fs::rename(evil, name).unwrap(),
+            |evil, name| symlink(evil, name).unwrap(),
+            |_, name| {
+                rustix::fs::mknodat(rustix::fs::CWD, name, FileType::Fifo, Mode::RUSR, 0).unwrap();
+                std::os::unix::fs::lchown(name, Some(65534), Some(65534)).unwrap();
+            },
+        ];
+        for leaf in leaves {
+            for (nth, swap) in swaps.into_iter().enumerate() {
+                if nth == 1 && matches!(leaf, Leaf::Symlink(_)) {
+                    // A link for a link of the same user changes nothing but itself.
+                    continue;
+                }
+                let dir = tempfile::tempdir().unwrap();
+                let (evil, name) = (dir.path().join("evil"), dir.path().join("made"));
+                std::fs::write(&evil, "#!/bin/sh").unwrap();
+                std::fs::set_permissions(&evil, std::fs::Permissions::from_mode(0o777)).unwrap();
+                std::os::unix::fs::chown(&evil, Some(65534), Some(65534)).unwrap();
+                let open_evil = std::fs::File::open(&evil).unwrap();
+                let mut host = open(dir.path());
+                new::tests::once_made({
+                    let (evil, name) = (evil.clone(), name.clone());
+                    move || {
+                        std::fs::remove_file(&name).unwrap();
+                        swap(&evil, &name);
+                    }
+                });
+                let mut set = false;
+                let made = host.create(b"made", leaf, Mode::RUSR, |_| {
+                    set = true;
+                    Ok(())
+                });
+                assert!(made.is_err() && !set, "{leaf:?} {nth}");
+                let of = open_evil.metadata().unwrap();
+                assert_eq!((of.uid(), of.mode() & 0o7777), (65534, 0o777), "{leaf:?} {nth}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_of_another_user_gets_no_privileges() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("theirs");
+        std::fs::write(&path, "theirs").unwrap();
+        std::os::unix::fs::chown(&path, Some(65534), Some(65534)).unwrap();
+        let privileged = New { privileged: true, ..NEW };
+        let refused = open(dir.path()).open_file(b"theirs", privileged).err().unwrap();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&path).unwrap(), b"theirs");
+        write(&mut open(dir.path()), b"theirs", b"ours").unwrap();
+        assert_eq!(path.metadata().unwrap().uid(), 65534);
     }
 }

@@ -35,7 +35,7 @@ impl Forged {
     /// One with what is in a directory of the host.
     pub fn of(size: &str, tree: &Path) -> Self {
         let forged = Self::new(size);
-        uxfs_ok(&[&"cp", &"-r", &tree.join("."), &forged.at("/")]);
+        uxfs_ok(&[&"cp", &"-a", &tree.join("."), &forged.at("/")]);
         forged
     }
 

@@ -1,8 +1,8 @@
 //! Copies files and trees of the host, or of images, into an image.
 //!
-//! All is kept that a volume can hold: holes, permissions, owners, times to the nanosecond, hard links among what is
-//! copied, symbolic links, devices, attributes, access control lists. Owners and devices are those of the source,
-//! whoever runs this.
+//! Who copies is root of the image, whoever runs this: as root's `cp` on a mounted volume does it, new files are
+//! root's, and with `-a` all is kept that a volume can hold: holes, permissions, owners, times to the nanosecond, hard
+//! links among what is copied, symbolic links, devices, attributes, access control lists.
 
 use super::{Args, Attribute, is_image};
 use crate::commands::untar::say_lost;
@@ -10,6 +10,7 @@ use crate::edit;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::host::{FromHost, Target, file_name};
 use crate::fill::image::FromImage;
+use crate::fill::stream::Stream;
 use crate::fill::{Filler, Rules};
 use crate::host::Identity;
 use crate::location::{Images, Location};
@@ -24,11 +25,15 @@ use uxfs::{Node, Volume};
 enum Source {
     Host(PathBuf),
     Image(Location),
+    Stdin,
 }
 
 impl Source {
     /// A path of the host, unless it leads nowhere and its part before `:/` is an image.
     fn parse(text: &std::ffi::OsStr) -> Self {
+        if text == "-" {
+            return Self::Stdin;
+        }
         let (path, location) = (Path::new(text), Location::parse(text));
         if path.symlink_metadata().is_err() && location.image != path && is_image(&location.image) {
             return Self::Image(location);
@@ -40,6 +45,7 @@ impl Source {
         match self {
             Self::Host(path) => file_name(path),
             Self::Image(location) => location.file_name().map(<[u8]>::to_vec),
+            Self::Stdin => None,
         }
     }
 
@@ -49,6 +55,7 @@ impl Source {
             Self::Image(location) => {
                 format!("{}: {}", host_name(&location.image), uxfs::printable(&location.path))
             }
+            Self::Stdin => "standard input".to_owned(),
         }
     }
 }
@@ -63,6 +70,8 @@ pub fn run(args: &Args, destination: &Location, global: &Global) -> Result<Exit>
         time: None,
         inherit: true,
         umask: umask(),
+        existing: args.existing(),
+        trust: args.trust(),
         verbose: global.verbose,
     };
     let mut filler = Filler::new(rules, &bar);
@@ -86,7 +95,7 @@ pub fn run(args: &Args, destination: &Location, global: &Global) -> Result<Exit>
 
 /// Whether it makes no sense to go on.
 fn ends(failure: &Failure) -> bool {
-    matches!(failure.exit(), Exit::NoSpace | Exit::Interrupted)
+    matches!(failure.exit(), Exit::NoSpace | Exit::Interrupted | Exit::Limit)
 }
 
 /// Copying under way.
@@ -123,8 +132,16 @@ impl Copy<'_, '_> {
     }
 
     fn source(&mut self, source: &Source, there: Option<&Node>) -> Result<()> {
-        let recursive = self.args.recursive;
+        let recursive = self.args.recursive();
         match source {
+            Source::Stdin => {
+                let target = self.target(source, false, there)?;
+                self.stream(source, Stream::Stdin(std::io::stdin()), target)
+            }
+            Source::Host(path) if !recursive && let Ok(Some(stream)) = Stream::of(path) => {
+                let target = self.target(source, false, there)?;
+                self.stream(source, stream, target)
+            }
             Source::Host(path) => {
                 let is_dir = path.metadata().is_ok_and(|found| found.is_dir())
                     && !(recursive && path.symlink_metadata().is_ok_and(|found| found.is_symlink()));
@@ -145,23 +162,35 @@ impl Copy<'_, '_> {
         }
     }
 
+    fn stream(&mut self, source: &Source, stream: Stream, target: Target) -> Result<()> {
+        let Some(name) = target.name else {
+            let what = format!("{}: not a directory", source.describe());
+            return Err(Failure::new(Exit::NotFound, what));
+        };
+        self.filler.start(&target.path);
+        stream.copy(self.filler, &target.dir, &name).map_err(|trouble| trouble.failure(source.describe()))
+    }
+
     /// Where a source's copy goes.
     fn target(&self, source: &Source, is_dir: bool, there: Option<&Node>) -> Result<Target> {
         let place = source.describe();
-        if is_dir && !self.args.recursive {
+        if is_dir && !self.args.recursive() {
             return Err(Failure::new(Exit::NotFound, format!("{place}: is a directory; give -r to copy it")));
         }
         let refused = |what| edit::refused(self.destination, Exit::Usage, what);
         match there.map(|node| (node, node.as_dir())) {
-            Some((_, Ok(dir))) => Ok(match source.file_name() {
-                Some(name) => Target::Named(dir, name),
-                None => Target::Into(dir),
-            }),
+            Some((_, Ok(_))) if matches!(source, Source::Stdin) => {
+                Err(refused("a directory; standard input has no name, so give the copy one"))
+            }
+            Some((_, Ok(dir))) => {
+                Ok(Target { dir, path: self.destination.path.clone(), name: source.file_name() })
+            }
             Some(_) if is_dir => Err(refused("not a directory; a directory cannot be copied over it")),
             None if !is_dir && edit::ends_in_slash(&self.destination.path) => Err(refused("not a directory")),
             _ => {
                 let (dir, name) = edit::parent(self.volume, self.destination)?;
-                Ok(Target::Named(dir, name.to_vec()))
+                let path = edit::split(&self.destination.path).map_or(&b""[..], |(parent, _)| parent);
+                Ok(Target { dir, path: path.to_vec(), name: Some(name.to_vec()) })
             }
         }
     }

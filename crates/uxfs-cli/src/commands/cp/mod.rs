@@ -4,36 +4,68 @@ mod into;
 mod out;
 
 use crate::exit::{Exit, Failure, Result, host_name};
+use crate::fill::Existing;
 use crate::host::attributes::Keep;
 use crate::location::Location;
 use crate::mode::Owner;
 use crate::options::Global;
+use crate::trust::{Devices, Trust, TrustArgs};
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// Arguments of `cp`.
+///
+/// An existing file of the destination is written into and stays what it is, also through a symbolic link; --replace
+/// puts a new file in its place.
 #[derive(clap::Args, Debug)]
+#[command(after_help = HELP)]
 pub struct Args {
-    /// What to copy: files of this machine, or IMAGE:/PATH
+    /// What to copy: files of this machine, IMAGE:/PATH, or `-` for standard input
     #[arg(value_name = "SRC", required = true)]
     sources: Vec<OsString>,
-    /// Where to, on this machine or as IMAGE:/PATH: a directory to copy into, or the name of the copy
+    /// Where to, on this machine or as IMAGE:/PATH: a directory to copy into, or the name of the copy; `-` is standard
+    /// output
     #[arg(value_name = "DST")]
     destination: OsString,
-    /// Copy directories with all that is in them; symbolic links as links
+    /// Copy directories with all that is in them; symbolic links as links, named pipes and sockets as such
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// Whose the copies in an image are, in numbers (as in the source if it is not said)
-    #[arg(long, value_name = "UID[:GID]")]
-    owner: Option<Owner>,
-    /// Don't keep these (all of them if none is named)
+    /// All of it as it is: -r --preserve=all --devices
+    #[arg(short, long)]
+    archive: bool,
+    /// Keep permissions (with access control lists), owners and times: --preserve without a list
+    #[arg(short = 'p')]
+    keep: bool,
+    /// Keep these (mode, ownership and timestamps if none is named)
+    #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0..=1, require_equals = true,
+          default_missing_value = "mode,ownership,timestamps")]
+    preserve: Vec<Attribute>,
+    /// Don't keep these, whatever else is said (all of them if none is named)
     #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0..=1, require_equals = true,
           default_missing_value = "all")]
     no_preserve: Vec<Attribute>,
+    /// Put a new file in the place of one that is there, in one step, when it is whole
+    #[arg(long)]
+    replace: bool,
+    /// Make devices, where directories are copied
+    #[arg(long)]
+    devices: bool,
+    /// Whose the copies in an image are, in numbers (root's, or as in the source with -p, if it is not said)
+    #[arg(long, value_name = "UID[:GID]")]
+    owner: Option<Owner>,
+    #[command(flatten)]
+    trust: TrustArgs,
 }
 
-/// Something that is kept, unless it is not wanted.
+const HELP: &str = "\
+As `cp` has it, a new file gets the permissions of its source without set-user-id and set-group-id, less the umask; \
+owners, times, attributes, links among what is copied and devices need -p, --preserve or -a. Holes stay holes.
+
+A new file appears under its name when it is whole: nothing is left of one that fails or is interrupted. \
+A file that is written into is left in part then; --replace leaves the old one.";
+
+/// Something that can be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Attribute {
     Mode,
@@ -45,17 +77,38 @@ enum Attribute {
 }
 
 impl Args {
+    fn recursive(&self) -> bool {
+        self.recursive || self.archive
+    }
+
     fn keeps(&self, what: Attribute) -> bool {
-        !self.no_preserve.contains(&what) && !self.no_preserve.contains(&Attribute::All)
+        use Attribute::{All, Mode, Ownership, Timestamps};
+        let unwanted = self.no_preserve.contains(&what) || self.no_preserve.contains(&All);
+        let by_p = self.keep && matches!(what, Mode | Ownership | Timestamps);
+        let wanted = self.archive || by_p || self.preserve.contains(&what) || self.preserve.contains(&All);
+        wanted && !unwanted
     }
 
     fn keep(&self) -> Keep {
         Keep {
             mode: self.keeps(Attribute::Mode),
+            similar_mode: !self
+                .no_preserve
+                .iter()
+                .any(|what| matches!(what, Attribute::Mode | Attribute::All)),
             ownership: self.keeps(Attribute::Ownership),
             timestamps: self.keeps(Attribute::Timestamps),
             xattrs: self.keeps(Attribute::Xattr),
         }
+    }
+
+    fn trust(&self) -> Trust {
+        let made = self.archive || self.devices;
+        self.trust.trust(if made { Devices::Made } else { Devices::Refused })
+    }
+
+    fn existing(&self) -> Existing {
+        if self.replace { Existing::Replaced } else { Existing::Kept }
     }
 }
 

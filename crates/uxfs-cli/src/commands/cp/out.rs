@@ -1,24 +1,29 @@
 //! Copies files and trees out of an image.
 //!
-//! What the host permits is kept: holes, permissions, owners, times, hard links among what is copied, symbolic
-//! links, device nodes, attributes. What an image says never leads outside the destination: see [`crate::host`].
+//! What the host permits and the command line asks for is kept: holes, permissions, owners, times, hard links among what
+//! is copied, symbolic links, device nodes, attributes. What an image says never leads outside the destination: see
+//! [`crate::host`]. A new file has its name when it is whole.
 
 use super::{Args, Attribute};
 use crate::exit::{Exit, Failure, Result, host_name};
+use crate::fill::{NO_DEVICE, Outcome, Trouble};
 use crate::host::attributes::{self, Keep, Lost, Written};
-use crate::host::{HostTree, Identity};
+use crate::host::links::{Link, Links};
+use crate::host::stream::Sink;
+use crate::host::{self, HostTree, Identity, New};
+use crate::interrupt;
 use crate::location::{Images, Location};
 use crate::options::Global;
-use crate::problems::{Problems, complain, for_each};
+use crate::problems::{Problems, complain, short};
 use crate::progress;
+use crate::trust::{Budget, Devices, Trust};
 use crate::walk::{Order, Step, Walk};
 use indicatif::ProgressBar;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{FileType as HostType, Mode};
-use std::collections::HashMap;
-use std::fs::File as HostFile;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use uxfs::{AlignedBuf, File, FileType, Node, Volume};
 
@@ -28,9 +33,12 @@ const CHUNK: usize = 1 << 20;
 /// Copies each source.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let destination = PathBuf::from(&args.destination);
-    refuse_special_destination(&destination)?;
     let sources: Vec<Location> = args.sources.iter().map(|source| Location::parse(source)).collect();
-    let into = destination.is_dir();
+    let mut sink = sink(&destination)?;
+    if sink.is_none() {
+        interrupt::watch();
+    }
+    let into = sink.is_none() && destination.is_dir();
     if !into && sources.len() > 1 {
         let what =
             format!("{}: not a directory; several things are copied into one", host_name(&destination));
@@ -40,30 +48,44 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let mut copy = Copy::new(args, destination, &sources, global, &bar);
     let mut images = Images::new(global);
     let mut problems = Problems::beside(&bar);
-    let exit = for_each(&sources, &mut problems, |source, problems| {
-        let volume = images.volume(source)?;
-        copy.source(&volume, source, into, problems)
-    })?;
+    for (nth, source) in sources.iter().enumerate() {
+        interrupt::check()?;
+        let done = images.volume(source).and_then(|volume| {
+            let of = Of { volume, source, image: images.number(source).unwrap_or(nth) };
+            match &mut sink {
+                Some(sink) => copy.through(&of, sink),
+                None => copy.source(&of, into, &mut problems),
+            }
+        });
+        match done {
+            Ok(()) => {}
+            Err(failure) if sources.len() == 1 || copy.ended || failure.is_quiet() => return Err(failure),
+            Err(failure) => problems.say(&failure.to_string()),
+        }
+    }
     bar.finish_and_clear();
     copy.say_lost();
-    Ok(exit)
+    Ok(problems.exit())
 }
 
-/// A device or a pipe would be replaced by a file, which is hardly meant.
-fn refuse_special_destination(destination: &Path) -> Result<()> {
-    match destination.metadata() {
-        Ok(metadata) if !metadata.is_dir() && !metadata.is_file() => {
-            let what = "neither a file nor a directory; `uxfs cat` writes a file's bytes to anything";
-            Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(destination))))
-        }
-        _ => Ok(()),
+/// What the destination is if bytes go through it, not to it. A block device would be overwritten from its start,
+/// which is hardly meant where volumes are named like that.
+fn sink(destination: &Path) -> Result<Option<Sink>> {
+    if let Ok(found) = destination.metadata()
+        && (found.file_type().is_block_device() || found.file_type().is_socket())
+    {
+        let what = "neither a file nor a directory; `uxfs cat` writes a file's bytes to anything";
+        return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(destination))));
     }
+    Sink::of(destination).map_err(|error| Failure::of_host(destination, error))
 }
 
-/// A file with several names that was copied: where, relative to the destination.
-struct Linked {
-    path: Vec<u8>,
-    identity: Identity,
+/// What is copied.
+struct Of<'a> {
+    volume: Volume,
+    source: &'a Location,
+    /// Which of the images it is in.
+    image: usize,
 }
 
 /// Copying under way.
@@ -73,14 +95,18 @@ struct Copy<'a> {
     verbose: bool,
     keep: Keep,
     keep_links: bool,
+    trust: Trust,
+    budget: Budget,
     umask: Mode,
     bar: &'a ProgressBar,
     buf: AlignedBuf,
     lost: Lost,
-    /// Files with several names, by image and inode number.
-    linked: HashMap<(PathBuf, u64), Linked>,
+    host: Option<HostTree>,
+    links: Links,
     /// The images that are read: a copy must not take the place of one.
     images: Vec<Identity>,
+    /// Nothing more is to be copied.
+    ended: bool,
 }
 
 impl<'a> Copy<'a> {
@@ -91,6 +117,7 @@ impl<'a> Copy<'a> {
         global: &Global,
         bar: &'a ProgressBar,
     ) -> Self {
+        let trust = args.trust();
         let umask = rustix::process::umask(Mode::empty());
         rustix::process::umask(umask);
         Self {
@@ -99,79 +126,163 @@ impl<'a> Copy<'a> {
             verbose: global.verbose,
             keep: args.keep(),
             keep_links: args.keeps(Attribute::Links),
+            trust,
+            budget: Budget::new(trust.limits),
             umask,
             bar,
             buf: AlignedBuf::zeroed(CHUNK),
             lost: Lost::default(),
-            linked: HashMap::new(),
+            host: None,
+            links: Links::default(),
             images: sources.iter().filter_map(|source| Identity::of_path(&source.image)).collect(),
+            ended: false,
+        }
+    }
+
+    /// What a source names.
+    fn node(&self, of: &Of<'_>) -> Result<Node> {
+        let path = &of.source.path;
+        let recursive = self.args.recursive();
+        let node = if recursive { of.volume.lookup_nofollow(path) } else { of.volume.lookup(path) };
+        let node = node.map_err(|error| of.source.failure(&error))?;
+        let kind = node.file_type();
+        if !recursive && !kind.is_file() {
+            let place = format!("{}: {}", host_name(&of.source.image), uxfs::printable(path));
+            return Err(Failure::new(Exit::NotFound, format!("{place}: is a {kind}; give -r to copy it")));
+        }
+        Ok(node)
+    }
+
+    /// Copies one source through a pipe, a device, or standard output.
+    fn through(&mut self, of: &Of<'_>, sink: &mut Sink) -> Result<()> {
+        let node = self.node(of)?;
+        let path = &of.source.path;
+        let place = format!("{}: {}", host_name(&of.source.image), uxfs::printable(path));
+        if !node.file_type().is_file() {
+            let what =
+                format!("{place}: is a {}; only a file's bytes can be written there", node.file_type());
+            return Err(Failure::new(Exit::NotFound, what));
+        }
+        let file = node.open().map_err(|error| of.source.failure(&error))?;
+        let failed = |error: std::io::Error| match error.kind() {
+            ErrorKind::BrokenPipe => Failure::from(error),
+            _ => Failure::of_host(&self.destination, error),
+        };
+        let mut at = 0;
+        loop {
+            let read = file.read_at(&mut self.buf, at).map_err(|error| of.source.failure(&error))?;
+            if read == 0 {
+                return sink.finish().map_err(failed);
+            }
+            self.budget.take_size(read as u64).map_err(|limit| Trouble::from(limit).failure(&place))?;
+            sink.write(&self.buf[..read]).map_err(failed)?;
+            self.bar.inc(read as u64);
+            at += read as u64;
         }
     }
 
     /// Copies one source. `into`: the destination is a directory that it is copied into.
-    fn source(
+    fn source(&mut self, of: &Of<'_>, into: bool, problems: &mut Problems) -> Result<()> {
+        let node = self.node(of)?;
+        let is_dir = node.file_type().is_dir();
+        let (dir, name) = self.place(of.source, is_dir, into)?;
+        let mut host = match self.host.take() {
+            Some(host) => host,
+            None => HostTree::open(&dir, self.host_rules()).map_err(|error| Failure::of_host(&dir, error))?,
+        };
+        host.restart().map_err(|error| Failure::of_host(&dir, error))?;
+        let done = self.tree(of, node, &mut host, name.as_deref(), problems);
+        self.host = Some(host);
+        done
+    }
+
+    fn host_rules(&self) -> host::Rules {
+        host::Rules {
+            replace: self.args.replace,
+            keep_links: self.keep_links,
+            owned: self.keep.ownership,
+            umask: self.umask,
+            kept: self.images.clone(),
+        }
+    }
+
+    fn tree(
         &mut self,
-        volume: &Volume,
-        source: &Location,
-        into: bool,
+        of: &Of<'_>,
+        node: Node,
+        host: &mut HostTree,
+        top: Option<&[u8]>,
         problems: &mut Problems,
     ) -> Result<()> {
-        let node = if self.args.recursive {
-            volume.lookup_nofollow(&source.path)
-        } else {
-            volume.lookup(&source.path)
-        };
-        let node = node.map_err(|error| source.failure(&error))?;
-        if node.file_type().is_dir() && !self.args.recursive {
-            let path = uxfs::printable(&source.path);
-            let what = format!("{}: {path}: is a directory; give -r to copy it", host_name(&source.image));
-            return Err(Failure::new(Exit::NotFound, what));
-        }
         let is_dir = node.file_type().is_dir();
-        let (dir, name) = self.place(source, is_dir, into)?;
-        let mut host = HostTree::open(&dir, &self.images).map_err(|error| Failure::of_host(&dir, error))?;
-        let mut walk = Walk::new(volume, node, &source.path, Order::Stored);
+        let mut walk = Walk::new(&of.volume, node, &of.source.path, Order::Stored);
         while let Some(step) = walk.next() {
-            progress::name(self.bar, walk.path());
-            let name = if walk.depth() == 0 { name.as_deref() } else { Some(walk.name()) };
-            let outcome = match step {
-                Step::Enter(_) => match name {
-                    Some(name) => host.enter(name).map_err(Trouble::from),
-                    None => Ok(()),
+            let outcome = match interrupt::check() {
+                Ok(()) => {
+                    progress::name(self.bar, walk.path());
+                    self.step(of, &mut walk, step, host, top)
                 }
-                .inspect_err(|_| walk.skip()),
-                Step::Leave(node) => {
+                Err(_) => Err(Trouble::end(Exit::Interrupted, interrupt::WHAT)),
+            };
+            match outcome {
+                Ok(()) => {}
+                Err(trouble) if trouble.ends() || (walk.depth() == 0 && !is_dir) => {
+                    self.ended = trouble.ends();
+                    let place = format!("{}: {}", host_name(&of.source.image), short(walk.path()));
+                    return Err(trouble.failure(place));
+                }
+                Err(trouble) => problems.at(&of.source.image, walk.path(), trouble),
+            }
+        }
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        of: &Of<'_>,
+        walk: &mut Walk,
+        step: Step,
+        host: &mut HostTree,
+        top: Option<&[u8]>,
+    ) -> Outcome<()> {
+        let name = if walk.depth() == 0 { top } else { Some(walk.name()) };
+        match step {
+            Step::Enter(node) => match name {
+                Some(name) => self.enter(host, name, &node, walk.depth()),
+                None => Ok(()),
+            }
+            .inspect_err(|_| walk.skip()),
+            Step::Leave(node) => match name {
+                Some(_) => {
                     // Where the way back is lost, nothing more can be written.
-                    let left = name.is_some().then(|| host.leave()).transpose();
-                    let left = left.map_err(|error| Failure::of_host(&dir, error))?;
-                    self.leave(left.as_ref().map_or(host.current(), AsFd::as_fd), &node)
+                    let left = host.leave().map_err(|error| Trouble::end(Exit::Io, error.to_string()))?;
+                    self.attributes(&node, Written::Open(left.fd.as_fd()), left.finish)
                 }
-                Step::Leaf(leaf) => match (leaf.node(volume), name) {
-                    (Ok(node), Some(name)) if node.file_type() == leaf.file_type => {
-                        self.leaf(&source.image, &host, name, &node)
-                    }
-                    (Ok(node), Some(_)) => Err(Trouble::damaged(format!(
+                None => self.attributes(&node, Written::Open(host.current()), None),
+            },
+            Step::Leaf(leaf) => {
+                let node = leaf.node(&of.volume)?;
+                let name =
+                    name.ok_or_else(|| Trouble::new(Exit::NotFound, "has no name to copy it under"))?;
+                if node.file_type() != leaf.file_type {
+                    return Err(damaged(format_args!(
                         "inode {} is a {}, its directory says {}",
                         leaf.ino,
                         node.file_type(),
                         leaf.file_type
-                    ))),
-                    (Ok(_), None) => Err(Trouble(Exit::NotFound, "has no name to copy it under".to_owned())),
-                    (Err(error), _) => Err(error.into()),
-                },
-                Step::Failed(error) => Err(error.into()),
-                Step::Damaged(what) => Err(Trouble(Exit::Damaged, what)),
-            };
-            match outcome {
-                Ok(()) => {}
-                Err(Trouble(exit, what)) if walk.depth() == 0 && !is_dir => {
-                    let place = format!("{}: {}", host_name(&source.image), uxfs::printable(walk.path()));
-                    return Err(Failure::new(exit, format!("{place}: {what}")));
+                    )));
                 }
-                Err(Trouble(_, what)) => problems.at(&source.image, walk.path(), what),
+                self.leaf(of.image, host, name, &node)
             }
+            Step::Failed(error) => Err(error.into()),
+            Step::Damaged(what) => Err(Trouble::new(Exit::Damaged, what)),
         }
-        Ok(())
+    }
+
+    fn enter(&mut self, host: &mut HostTree, name: &[u8], node: &Node, depth: usize) -> Outcome<()> {
+        self.budget.check_depth(depth as u64 + 1)?;
+        self.budget.take_file()?;
+        Ok(host.enter(name, self.plain(node))?)
     }
 
     /// The directory that the copy is made in, and its name there; no name: the directory itself becomes it.
@@ -194,84 +305,126 @@ impl<'a> Copy<'a> {
         Ok((parent.unwrap_or(Path::new(".")).to_owned(), Some(name.as_bytes().to_vec())))
     }
 
-    /// Ends a directory: it gets its attributes when nothing in it changes any more.
-    fn leave(&mut self, dir: BorrowedFd<'_>, node: &Node) -> Outcome {
-        self.attributes(node, &Written::Open(dir))
+    fn attributes(&mut self, node: &Node, written: Written<'_>, finish: Option<Mode>) -> Outcome<()> {
+        attributes::apply(self.keep, &self.trust, node, written, finish, &mut self.lost).map_err(not_set)
     }
 
-    fn attributes(&mut self, node: &Node, written: &Written<'_>) -> Outcome {
-        attributes::apply(self.keep, self.umask, node, written, &mut self.lost).map_err(|error| {
-            Trouble(Exit::Io, format!("is copied, but its attributes cannot be set: {error}"))
-        })
-    }
-
-    fn leaf(&mut self, image: &Path, host: &HostTree, name: &[u8], node: &Node) -> Outcome {
-        let several = self.keep_links && node.metadata().nlink > 1;
-        let key = several.then(|| (image.to_owned(), node.ino()));
-        if let Some(linked) = key.as_ref().and_then(|key| self.linked.get(key))
-            && host.link(&linked.path, linked.identity, name)?
-        {
-            return Ok(());
+    fn leaf(&mut self, image: usize, host: &mut HostTree, name: &[u8], node: &Node) -> Outcome<()> {
+        let nlink = node.metadata().nlink;
+        let source = (self.keep_links && nlink > 1).then_some((image, node.ino()));
+        let mut too_deep = false;
+        if let Some(source) = source {
+            match self.links.link(host, source, name)? {
+                Link::Made => return Ok(()),
+                Link::Unknown => {}
+                Link::TooDeep => too_deep = true,
+            }
         }
         if self.verbose {
             let path = host.path_of(name);
-            self.bar.suspend(|| complain(&uxfs::printable(&path)));
+            self.bar.suspend(|| complain(&short(&path)));
         }
-        let made = self.make(host, name, node);
-        if let Some(key) = key
-            && let Ok(stat) = host.stat(name)
-        {
-            self.linked.insert(key, Linked { path: host.path_of(name), identity: Identity::of(&stat) });
+        let Some(identity) = self.make(host, name, node)? else { return Ok(()) };
+        match source {
+            Some(source) if !self.links.remember(host, source, name, identity, nlink) => Err(Trouble::new(
+                Exit::Partial,
+                "too many files with several names; others of its names become files of their own",
+            )),
+            Some(_) if too_deep => Err(Trouble::new(
+                Exit::Partial,
+                "its other names lie too deep to link to; this one became a file of its own",
+            )),
+            _ => Ok(()),
         }
-        made
     }
 
-    fn make(&mut self, host: &HostTree, name: &[u8], node: &Node) -> Outcome {
+    /// Makes a copy; `None` if it is left out.
+    fn make(&mut self, host: &mut HostTree, name: &[u8], node: &Node) -> Outcome<Option<Identity>> {
         let metadata = node.metadata();
         let device = metadata.rdev.map_or((0, 0), |rdev| (rdev.major, rdev.minor));
-        match metadata.file_type {
-            FileType::Regular => {
-                let fd = host.create_file(name)?;
-                let fd = self.content(&node.open()?, fd)?;
-                return self.attributes(node, &Written::Open(fd.as_fd()));
+        let target;
+        let leaf = match metadata.file_type {
+            FileType::Regular => return self.file(host, name, node).map(Some),
+            FileType::Symlink => {
+                target = node.read_link()?;
+                host::Leaf::Symlink(&target)
             }
-            FileType::Symlink => host.create_symlink(name, &node.read_link()?)?,
-            FileType::CharDevice => host.create_node(name, HostType::CharacterDevice, device)?,
-            FileType::BlockDevice => host.create_node(name, HostType::BlockDevice, device)?,
-            FileType::Fifo => host.create_node(name, HostType::Fifo, (0, 0))?,
-            FileType::Socket => host.create_node(name, HostType::Socket, (0, 0))?,
+            FileType::CharDevice | FileType::BlockDevice => match self.trust.devices {
+                Devices::Made if metadata.file_type == FileType::CharDevice => {
+                    host::Leaf::Node(HostType::CharacterDevice, device)
+                }
+                Devices::Made => host::Leaf::Node(HostType::BlockDevice, device),
+                Devices::LeftOut => return Ok(None),
+                Devices::Refused => return Err(Trouble::new(Exit::Unsupported, NO_DEVICE)),
+            },
+            FileType::Fifo => host::Leaf::Node(HostType::Fifo, (0, 0)),
+            FileType::Socket => host::Leaf::Node(HostType::Socket, (0, 0)),
             FileType::Directory | FileType::Unknown => {
-                return Err(Trouble::damaged(format!("a {} where none can be", metadata.file_type)));
+                return Err(damaged(format_args!("a {} where none can be", metadata.file_type)));
             }
-        }
-        self.attributes(node, &Written::Named(host.current(), name))
+        };
+        self.budget.take_file()?;
+        let (keep, trust) = (self.keep, self.trust);
+        let plain = self.plain(node);
+        let finish = (keep.ownership && !metadata.is_symlink()).then_some(plain - self.umask);
+        let mode = if keep.ownership { Mode::RUSR | Mode::WUSR } else { plain };
+        let lost = &mut self.lost;
+        let set = |handle: BorrowedFd<'_>| match keep.nothing() {
+            true => Ok(()),
+            false => attributes::apply(keep, &trust, node, Written::Handle(handle), finish, lost),
+        };
+        Ok(Some(host.create(name, leaf, mode, set)?))
+    }
+
+    /// What the copy of a node begins with, less the umask.
+    fn plain(&self, node: &Node) -> Mode {
+        let of = node.metadata();
+        Mode::from_raw_mode(self.keep.plain(of.permissions(), of.is_dir()).into())
+    }
+
+    fn file(&mut self, host: &mut HostTree, name: &[u8], node: &Node) -> Outcome<Identity> {
+        self.budget.take_file()?;
+        let from = node.open()?;
+        let new = New {
+            mode: self.plain(node),
+            privileged: attributes::are_privileged(self.keep, &self.trust, node)?,
+        };
+        let target = host.open_file(name, new)?;
+        let written = self.content(&from, &std::fs::File::from(target.fd().try_clone_to_owned()?));
+        let there = matches!(target, host::Target::Kept(_));
+        written.map_err(|trouble| if there { trouble.in_part() } else { trouble })?;
+        let finish = (self.keep.ownership && !there).then_some(new.mode - self.umask);
+        self.attributes(node, Written::Open(target.fd()), finish)?;
+        Ok(host.publish(name, target)?)
     }
 
     /// Copies data; holes stay holes.
-    fn content(&mut self, from: &File, to: OwnedFd) -> std::result::Result<OwnedFd, Trouble> {
-        let to = HostFile::from(to);
+    fn content(&mut self, from: &File, to: &std::fs::File) -> Outcome<()> {
         let mut at = 0;
         while let Some(start) = from.seek_data(at)? {
             let end = from.seek_hole(start)?.unwrap_or(start);
             if end <= start {
                 break;
             }
-            self.run(from, &to, start, end)?;
+            self.run(from, to, start, end)?;
             at = end;
         }
-        to.set_len(from.size())?;
-        Ok(to.into())
+        Ok(to.set_len(from.size())?)
     }
 
     /// Copies the bytes from `start` to `end`.
-    fn run(&mut self, from: &File, to: &HostFile, start: u64, end: u64) -> Outcome {
+    fn run(&mut self, from: &File, to: &std::fs::File, start: u64, end: u64) -> Outcome<()> {
         let mut at = start;
         while at < end {
+            if interrupt::asked() {
+                return Err(Trouble::end(Exit::Interrupted, interrupt::WHAT));
+            }
             let want = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
             let read = from.read_at(&mut self.buf[..want], at)?;
             if read == 0 {
                 break;
             }
+            self.budget.take_size(read as u64)?;
             to.write_all_at(&self.buf[..read], at)?;
             at += read as u64;
             self.bar.inc(read as u64);
@@ -290,25 +443,10 @@ impl<'a> Copy<'a> {
     }
 }
 
-/// Why one file was not copied.
-struct Trouble(Exit, String);
-
-type Outcome = std::result::Result<(), Trouble>;
-
-impl Trouble {
-    fn damaged(what: String) -> Self {
-        Self(Exit::Damaged, format!("damaged: {what}"))
-    }
+fn damaged(what: std::fmt::Arguments<'_>) -> Trouble {
+    Trouble::new(Exit::Damaged, format!("damaged: {what}"))
 }
 
-impl From<uxfs::Error> for Trouble {
-    fn from(error: uxfs::Error) -> Self {
-        Self(error.kind().into(), error.to_string())
-    }
-}
-
-impl From<std::io::Error> for Trouble {
-    fn from(error: std::io::Error) -> Self {
-        Self(Exit::Io, format!("cannot be copied: {error}"))
-    }
+fn not_set(error: std::io::Error) -> Trouble {
+    Trouble::new(Exit::Io, format!("its attributes cannot be set: {error}"))
 }

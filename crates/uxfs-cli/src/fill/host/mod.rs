@@ -22,8 +22,8 @@ use uxfs::{Dir, File, Node};
 pub struct FromHost<'a, 'b> {
     filler: &'a mut Filler<'b>,
     problems: &'a mut Problems,
-    /// Files with several names that were copied, by device and inode number.
-    linked: HashMap<Key, Node>,
+    /// Inode numbers of the copies of files with several names, by device and inode number.
+    linked: HashMap<Key, u64>,
     /// The same, for who reads.
     copied: Copied,
     /// The image that is written, which is not copied into itself.
@@ -31,11 +31,13 @@ pub struct FromHost<'a, 'b> {
 }
 
 /// Where a copy goes.
-pub enum Target {
-    /// A name in a directory.
-    Named(Dir, Vec<u8>),
-    /// What is in the source goes into this directory.
-    Into(Dir),
+pub struct Target {
+    /// A directory of the volume.
+    pub dir: Dir,
+    /// Its path.
+    pub path: Vec<u8>,
+    /// The name of the copy in it; unsaid, what is in the source goes into the directory.
+    pub name: Option<Vec<u8>>,
 }
 
 /// Where in a tree the copying is.
@@ -61,12 +63,14 @@ impl<'a, 'b> FromHost<'a, 'b> {
         let at = if follow { path.canonicalize() } else { Ok(path.to_owned()) };
         let found = at.and_then(|at| at.symlink_metadata().map(|found| (at, found)));
         let (at, found) = found.map_err(|error| missing(path, &error))?;
-        if !found.is_dir() && matches!(target, Target::Into(_)) {
+        if !found.is_dir() && target.name.is_none() {
             return Err(Failure::new(Exit::NotFound, format!("{}: not a directory", host_name(&at))));
         }
         let rules = *self.filler.rules();
+        self.filler.start(&target.path);
         let copied = Copied::clone(&self.copied);
-        let (reader, steps) = Reader::new(rules.keep_links, rules.keep.xattrs, self.image, copied);
+        let keep_xattrs = rules.keep.xattrs || rules.keep.mode;
+        let (reader, steps) = Reader::new(rules.keep_links, keep_xattrs, self.image, copied);
         std::thread::scope(|scope| {
             scope.spawn(|| reader.run(&at));
             self.tree(Place { target: &target, dirs: Vec::new(), path: at.clone(), lost: 0 }, steps)
@@ -116,15 +120,15 @@ impl<'a, 'b> FromHost<'a, 'b> {
         }
         match step {
             Step::Enter(name, of) => {
-                let dir = match (place.end(&name), place.target) {
-                    (Some((dir, name)), _) => self.filler.directory(dir, name, &of)?,
-                    (None, Target::Named(dir, _) | Target::Into(dir)) => dir.clone(),
+                let dir = match place.end(&name) {
+                    Some((dir, name)) => self.filler.enter(dir, name, &of)?,
+                    None => place.target.dir.clone(),
                 };
                 place.dirs.push((dir, of));
                 Ok(())
             }
             Step::File(name, of, key) => self.once(place, &name, key, |filler, dir, name| {
-                filler.file(dir, name, &of, |filler, file| content(filler, steps, file))
+                filler.file(dir, name, &of, |filler, file| content(filler, steps, file)).map(Some)
             }),
             Step::Symlink(name, of, key, target) => self.once(place, &name, key, |filler, dir, name| {
                 filler.leaf(dir, name, &of, &Leaf::Symlink(&target))
@@ -144,15 +148,15 @@ impl<'a, 'b> FromHost<'a, 'b> {
         place: &Place<'_>,
         name: &[u8],
         key: Option<Key>,
-        make: impl FnOnce(&mut Filler<'b>, &Dir, &[u8]) -> Outcome<Node>,
+        make: impl FnOnce(&mut Filler<'b>, &Dir, &[u8]) -> Outcome<Option<Node>>,
     ) -> Outcome<()> {
         let Some((dir, name)) = place.end(name) else { return Err(ended_early()) };
-        if let Some(node) = key.and_then(|key| self.linked.get(&key)) {
-            return self.filler.link(dir, name, node);
+        if let Some(&ino) = key.and_then(|key| self.linked.get(&key)) {
+            return self.filler.link(dir, name, &dir.node().volume().node(ino)?);
         }
-        let node = make(self.filler, dir, name)?;
+        let Some(node) = make(self.filler, dir, name)? else { return Ok(()) };
         if let Some(key) = key {
-            self.linked.insert(key, node);
+            self.linked.insert(key, node.ino());
             self.copied.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
         }
         Ok(())
@@ -172,10 +176,9 @@ impl<'a, 'b> FromHost<'a, 'b> {
 impl Place<'_> {
     /// Where something of this name goes; `None`: it is the directory itself that was told.
     fn end<'p>(&'p self, name: &'p [u8]) -> Option<(&'p Dir, &'p [u8])> {
-        match (self.dirs.last(), self.target) {
-            (Some((dir, _)), _) => Some((dir, name)),
-            (None, Target::Named(dir, name)) => Some((dir, name)),
-            (None, Target::Into(_)) => None,
+        match self.dirs.last() {
+            Some((dir, _)) => Some((dir, name)),
+            None => Some((&self.target.dir, self.target.name.as_deref()?)),
         }
     }
 
@@ -186,7 +189,10 @@ impl Place<'_> {
             return Ok(());
         }
         match self.dirs.pop() {
-            Some((dir, of)) => filler.finish(dir.node(), &of),
+            Some((dir, of)) if self.dirs.is_empty() && self.target.name.is_none() => {
+                filler.finish(dir.node(), &of)
+            }
+            Some((dir, of)) => filler.leave(&dir, &of),
             None => Ok(()),
         }
     }

@@ -1,0 +1,185 @@
+//! Something new in a directory of the host, which has no name, or a private one, until it is whole.
+//!
+//! Invariants: what is dropped before it is published leaves nothing; what is published under a free name takes no other
+//! file's place; attributes are given to what was made, never to what a name leads to: where it had to be made by its
+//! name, it is opened without being followed and must be what was made, of its type, of this user, without another
+//! name.
+
+use super::Identity;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::io::Errno;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A new file, open for writing.
+pub struct NewFile {
+    fd: OwnedFd,
+    /// Its directory and its private name, where it could not be made without one.
+    named: Option<(OwnedFd, Vec<u8>)>,
+}
+
+impl NewFile {
+    /// A file in `dir` with these permissions, less the umask, or as the directory's access control list has it. One
+    /// that is to be another's is for nobody else until then.
+    pub fn create(dir: &OwnedFd, mode: Mode, owned: bool) -> io::Result<Self> {
+        let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+        if proc_is_there() {
+            match rustix::fs::openat(dir, ".", flags, mode) {
+                Ok(fd) => return Ok(Self { fd, named: None }),
+                Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = if owned { Mode::RUSR | Mode::WUSR } else { mode };
+        let (name, fd) = under_private_name(|name| rustix::fs::openat(dir, name, flags, mode))?;
+        let dir = dir.try_clone()?;
+        Ok(Self { fd, named: Some((dir, name)) })
+    }
+
+    /// The file.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Gives it its name; `replace`: also if something else has that.
+    pub fn publish(mut self, dir: &OwnedFd, name: &[u8], replace: bool) -> io::Result<()> {
+        if let Some((_, private)) = &self.named {
+            rename(dir, private, name, replace)?;
+            self.named = None;
+            return Ok(());
+        }
+        let itself = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let link = |name: &[u8]| rustix::fs::linkat(CWD, itself.as_str(), dir, name, AtFlags::SYMLINK_FOLLOW);
+        if !replace {
+            return Ok(link(name)?);
+        }
+        let (private, ()) = under_private_name(link)?;
+        rename(dir, &private, name, true).inspect_err(|_| {
+            let _ = rustix::fs::unlinkat(dir, private.as_slice(), AtFlags::empty());
+        })
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some((dir, name)) = &self.named {
+            let _ = rustix::fs::unlinkat(dir, name.as_slice(), AtFlags::empty());
+        }
+    }
+}
+
+/// Moves a private name to the one that is wanted.
+pub fn rename(dir: &OwnedFd, private: &[u8], name: &[u8], replace: bool) -> io::Result<()> {
+    if replace {
+        return Ok(rustix::fs::renameat(dir, private, dir, name)?);
+    }
+    match rustix::fs::renameat_with(dir, private, dir, name, RenameFlags::NOREPLACE) {
+        // A file system that cannot tell: the name was free a moment ago.
+        Err(Errno::INVAL | Errno::NOSYS) => match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(rustix::fs::renameat(dir, private, dir, name)?),
+            Ok(_) => Err(Errno::EXIST.into()),
+            Err(error) => Err(error.into()),
+        },
+        other => Ok(other?),
+    }
+}
+
+/// Makes something under a name that nothing has; gives the name.
+pub fn under_private_name<T>(make: impl Fn(&[u8]) -> rustix::io::Result<T>) -> io::Result<(Vec<u8>, T)> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!(".uxfs-{}-{number}", std::process::id()).into_bytes();
+        match make(&name) {
+            Err(Errno::EXIST) => {}
+            other => return Ok((name, other?)),
+        }
+    }
+}
+
+fn proc_is_there() -> bool {
+    static THERE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *THERE.get_or_init(|| std::path::Path::new("/proc/self/fd").is_dir())
+}
+
+/// A handle of what was made at `name` just now, if it is that.
+pub fn handle_of_made(dir: &OwnedFd, name: &[u8], kind: FileType, device: u64) -> io::Result<OwnedFd> {
+    #[cfg(test)]
+    tests::interleave();
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let handle = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+    let found = rustix::fs::fstat(&handle)?;
+    if !is_ours(&found, kind, device) {
+        return Err(io::Error::other("something else took its name while it was made"));
+    }
+    Ok(handle)
+}
+
+fn is_ours(found: &Stat, kind: FileType, device: u64) -> bool {
+    FileType::from_raw_mode(found.st_mode) == kind
+        && found.st_uid == rustix::process::geteuid().as_raw()
+        && found.st_nlink == 1
+        && found.st_rdev == device
+}
+
+/// The identity of what a handle is for.
+pub fn identity(fd: impl AsFd) -> io::Result<Identity> {
+    Ok(Identity::of(&rustix::fs::fstat(fd)?))
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    thread_local! {
+        static HOOK: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    }
+
+    /// What another process does once something was made and before it is looked at.
+    pub fn once_made(hook: impl FnOnce() + 'static) {
+        HOOK.set(Some(Box::new(hook)));
+    }
+
+    pub fn interleave() {
+        if let Some(hook) = HOOK.take() {
+            hook();
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_published_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let fd = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
+        let names = || std::fs::read_dir(dir.path()).unwrap().count();
+        drop(NewFile::create(&fd, Mode::RUSR, false).unwrap());
+        assert_eq!(names(), 0);
+        let (name, made) = under_private_name(|name| {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+            rustix::fs::openat(&fd, name, flags, Mode::RUSR)
+        })
+        .unwrap();
+        assert_eq!(names(), 1);
+        drop(NewFile { fd: made, named: Some((fd.try_clone().unwrap(), name)) });
+        assert_eq!(names(), 0);
+    }
+
+    #[test]
+    fn a_new_file_takes_no_place_unasked() {
+        let dir = tempfile::tempdir().unwrap();
+        let fd = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
+        let file = dir.path().join("file");
+        std::fs::write(&file, "old").unwrap();
+        let new = || NewFile::create(&fd, Mode::RUSR | Mode::WUSR, false).unwrap();
+        assert_eq!(new().publish(&fd, b"file", false).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        let named = |name: &[u8]| rename(&fd, name, b"file", false).unwrap_err().kind();
+        std::fs::write(dir.path().join("other"), "other").unwrap();
+        assert_eq!(named(b"other"), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&file).unwrap(), b"old");
+        new().publish(&fd, b"file", true).unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+}

@@ -1,0 +1,51 @@
+//! Pipes, character devices and standard output, written from one end to the other: bytes go through them, not to them.
+
+use rustix::fs::FileType;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+/// Something that is written from its start to its end.
+pub enum Sink {
+    /// Standard output.
+    Stdout,
+    /// A pipe or a device.
+    Opened(File),
+}
+
+impl Sink {
+    /// What bytes that are written to `path` go through: `-` is standard output; `None` if a file is meant.
+    pub fn of(path: &Path) -> io::Result<Option<Self>> {
+        if path.as_os_str() == "-" {
+            return Ok(Some(Self::Stdout));
+        }
+        let Ok(found) = path.metadata() else { return Ok(None) };
+        let kind = found.file_type();
+        if !kind.is_fifo() && !kind.is_char_device() {
+            return Ok(None);
+        }
+        Ok(Some(Self::Opened(File::options().write(true).open(path)?)))
+    }
+
+    /// Writes all of `bytes`.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Stdout => io::stdout().write_all(bytes),
+            Self::Opened(file) => file.write_all(bytes),
+        }
+    }
+
+    /// Ends it: all is out.
+    pub fn finish(&mut self) -> io::Result<()> {
+        match self {
+            Self::Stdout => io::stdout().flush(),
+            Self::Opened(_) => Ok(()),
+        }
+    }
+}
+
+/// Whether this is a pipe or a device that is read from its start to its end.
+pub fn is_read_in_order(kind: FileType) -> bool {
+    matches!(kind, FileType::Fifo | FileType::CharacterDevice | FileType::BlockDevice)
+}
