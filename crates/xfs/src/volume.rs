@@ -316,6 +316,9 @@ impl Volume {
             return Ok(Arc::clone(list));
         }
         let list = bmap::load(&self.bufs, &self.geometry, inode.ino(), fork)?;
+        if kind == ForkKind::Attr || !inode.is_reflinked() {
+            bmap::check_disjoint(inode.ino(), &list)?;
+        }
         let list = Arc::clone(fork.keep(list));
         if let Some(entry) = self.inodes.get(&inode.ino()) {
             self.inodes.reweigh(inode.ino(), entry.weigh());

@@ -10,6 +10,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use xfs::volume::{ForkKind, OpenOptions, Volume};
 use xfs_format::checksum;
+use zerocopy::IntoBytes;
 
 /// A structure that can be damaged: where it lies, its length, and where its checksum is.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +74,51 @@ fn walk(image: &Image) -> u32 {
     assert!(volume.cache_weight() <= 4 << 20);
     errors += u32::from(walked.is_err());
     errors + u32::from(volume.stat().is_err())
+}
+
+/// A directory that maps one block many times had millions of entries; all maps but those of files that share blocks
+/// have each block once.
+#[test]
+fn blocks_that_a_fork_maps_twice_are_damage() {
+    use std::os::unix::fs::MetadataExt;
+    let image = Image::mkfs(300 << 20, &[]);
+    let mount = image.mount("");
+    std::fs::create_dir(mount.join("dir")).unwrap();
+    for n in 0..400 {
+        std::fs::write(mount.join(&format!("dir/a-name-that-takes-room-{n}")), "").unwrap();
+    }
+    let file = File::create(mount.join("file")).unwrap();
+    for n in 0..3_u64 {
+        file.write_all_at(&[1; 4096], n * 8192).unwrap();
+    }
+    drop(file);
+    let path = mount.join("file");
+    let (dir, file) = (mount.join("dir").metadata().unwrap().ino(), path.metadata().unwrap().ino());
+    mount.unmount();
+    let before = std::fs::read(image.path()).unwrap();
+    for ino in [dir, file] {
+        let load = || {
+            let volume = image.open().unwrap();
+            let inode = volume.inode(xfs_format::types::InodeNumber(ino)).unwrap();
+            volume.extents(&inode, ForkKind::Data)
+        };
+        let records: Vec<_> = load().unwrap().records().take(2).collect();
+        let [first, second] = records[..] else { panic!("inode {ino} has {records:?}") };
+        let twice = xfs_format::bmbt::Extent { startblock: first.unpack().startblock, ..second.unpack() };
+        // The two records lie in the inode, one behind the other; and in the log.
+        let wanted = records.as_bytes();
+        let is_it = |at: &usize| before[*at..].starts_with(wanted) && before[at & !511..].starts_with(b"IN");
+        let at =
+            (0..before.len()).step_by(8).find(is_it).unwrap_or_else(|| panic!("inode {ino}: {records:?}"));
+        let inode = at & !511;
+        let mut bytes = before[inode..inode + 512].to_vec();
+        bytes[at - inode + 16..][..16].copy_from_slice(twice.pack().as_bytes());
+        assert!(bytes.starts_with(b"IN") && checksum::store(&mut bytes, 100));
+        image.patch(inode as u64, &bytes);
+        let error = load().unwrap_err().to_string();
+        assert!(error.contains("mapped twice"), "{error}");
+        image.patch(inode as u64, &before[inode..inode + 512]);
+    }
 }
 
 #[test]

@@ -5,12 +5,14 @@
 //! in it lies within one group of the volume, begins at or behind the end of the one before, and there are as many
 //! as the inode says: a damaged tree cannot lead round in circles, as its first repeated leaf breaks the order.
 
+mod disjoint;
 pub mod edit;
 mod file;
 mod fork;
 mod list;
 mod shared;
 
+pub(crate) use disjoint::check_disjoint;
 pub use file::FileMap;
 pub use fork::InodeFork;
 pub(crate) use fork::pieces;
