@@ -98,7 +98,7 @@ pub fn moment(value: &[u8]) -> Option<Timestamp> {
 /// brought into the form of Linux.
 pub fn xattrs(records: &[Record]) -> (Vec<Record>, u64) {
     let mut xattrs: Vec<Record> = Vec::new();
-    let mut lost = 0;
+    let mut unknown: Vec<&[u8]> = Vec::new();
     let mut put = |name: Vec<u8>, value: Vec<u8>| {
         xattrs.retain(|(there, _)| *there != name);
         xattrs.push((name, value));
@@ -111,7 +111,7 @@ pub fn xattrs(records: &[Record]) -> (Vec<Record>, u64) {
         };
         match acl_of_text(value) {
             Some(list) => put(name.to_vec(), list),
-            None => lost += 1,
+            None => unknown.push(name),
         }
     }
     for (key, value) in records {
@@ -119,7 +119,9 @@ pub fn xattrs(records: &[Record]) -> (Vec<Record>, u64) {
             put(xattr_name(name), value.clone());
         }
     }
-    (xattrs, lost)
+    // A list of names that have no number here may be there in numbers, as an attribute.
+    unknown.retain(|name| !xattrs.iter().any(|(there, _)| there == name));
+    (xattrs, unknown.len() as u64)
 }
 
 /// The name of an attribute from its key: the way back from [`xattr_key`].
@@ -208,6 +210,15 @@ fn digits(number: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_that_is_there_as_an_attribute_is_not_lost() {
+        let text = (b"SCHILY.acl.access".to_vec(), b"user::rw-,user:somebody:r--,group::r--".to_vec());
+        let list = (b"SCHILY.xattr.system.posix_acl_access".to_vec(), vec![2, 0, 0, 0]);
+        assert_eq!(xattrs(std::slice::from_ref(&text)), (Vec::new(), 1));
+        let kept = vec![(b"system.posix_acl_access".to_vec(), vec![2, 0, 0, 0])];
+        assert_eq!(xattrs(&[text, list]), (kept, 0));
+    }
 
     #[test]
     fn a_length_counts_itself() {

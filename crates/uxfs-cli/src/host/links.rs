@@ -124,6 +124,12 @@ impl Links {
         true
     }
 
+    /// What is remembered takes so much, names and all.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     fn take(&mut self, name: usize) -> bool {
         let bytes = self.bytes + name + ENTRY_BYTES;
         let fits = bytes <= MAX_BYTES;

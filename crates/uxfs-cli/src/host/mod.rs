@@ -576,6 +576,27 @@ mod tests {
         assert_eq!(links.link(&mut host, (0, 7), b"three").unwrap(), Link::Unknown);
     }
 
+    /// Thousands of long names below each other, with a file in each that claims to have more names.
+    #[test]
+    fn what_is_remembered_of_a_deep_tree_goes_with_its_directories() {
+        const DEPTH: u64 = 2000;
+        let dir = tempfile::tempdir().unwrap();
+        let (mut host, mut links) = (open(dir.path()), Links::default());
+        let name = [b'd'; 255];
+        for level in 0..DEPTH {
+            host.enter(&name, Mode::RWXU).unwrap();
+            let identity = fifo(&mut host, b"f").unwrap();
+            assert!(links.remember(&mut host, (0, level), b"f", identity, u32::MAX));
+        }
+        assert!(links.bytes() < DEPTH as usize * 512, "{} bytes", links.bytes());
+        assert_eq!(links.link(&mut host, (0, DEPTH - 1), b"here").unwrap(), Link::Made);
+        for _ in 0..DEPTH {
+            host.leave().unwrap();
+        }
+        assert_eq!(links.link(&mut host, (0, DEPTH - 1), b"up").unwrap(), Link::TooDeep);
+        assert_eq!(links.link(&mut host, (0, 100), b"up").unwrap(), Link::Made);
+    }
+
     /// Between the making of a pipe, device or link and the change of its owner and permissions, who may write to the
     /// directory puts something of their own in its place: it must not get them.
     #[test]
