@@ -240,7 +240,7 @@ fn sparse_chunks_where_whole_ones_do_not_fit() {
         Image::mkfs(64 << 20, &["--unsupported", "-m", "rmapbt=0,reflink=0,finobt=1", "-i", "sparse=1"]);
     let volume = open(&image);
     let geometry = volume.geometry();
-    let take = |blocks| Need::new(geometry).extents(1).blocks(blocks).reservation();
+    let take = |blocks| Need::new(geometry).extents(1).frees(1).blocks(blocks).reservation();
     // All blocks singly, then runs of four are freed again.
     let mut held: Vec<FsBlock> = Vec::new();
     let mut request = Request::new(4, 4, Purpose::Data);

@@ -227,7 +227,7 @@ impl World {
         which.dedup();
         let unit = VecSize::default().region(24).region(BUF_BYTES + 16 * 15).log_bytes() + 16 * 15;
         let steps = rng.u32(1..4);
-        let mut ticket = self.journal.reserve(unit * which.len() as u32, steps).ok()?;
+        let mut ticket = self.journal.reserve(unit * which.len() as u32, steps, 0).ok()?;
         let mut last = None;
         // Sometimes more steps than were reserved.
         for step in 0..rng.u32(1..5) {
@@ -484,7 +484,7 @@ fn thousands_who_wait_for_space_in_the_smallest_log_all_get_it() {
                 begun.wait();
                 for _ in 0..EACH {
                     // So much that only some fit at once: most of the threads wait most of the time.
-                    let hog = world.journal.reserve(capacity as u32 / rng.u32(6..20), 1).expect("space");
+                    let hog = world.journal.reserve(capacity as u32 / rng.u32(6..20), 1, 0).expect("space");
                     most.fetch_max(world.journal.space().0, Ordering::SeqCst);
                     world.journal.release(hog);
                     world.transaction(&mut rng).expect("a commit");
@@ -511,7 +511,7 @@ fn a_failed_write_of_the_log_or_of_metadata_ends_everything() {
         let why = world.journal.is_shut_down().expect("the journal is down");
         assert!(matches!(why, ShutdownReason::LogWrite | ShutdownReason::MetadataWrite), "{why}");
         let shut = |error: xfs::Error| matches!(error, xfs::Error::Shutdown(reason) if reason == why);
-        assert!(world.journal.reserve(100, 1).is_err_and(shut));
+        assert!(world.journal.reserve(100, 1, 0).is_err_and(shut));
         assert!(world.journal.close().is_err_and(shut));
         let World { device: old, journal, buffers, history, places, next, forced, round } = world;
         drop((journal, old, faulty));
@@ -546,7 +546,7 @@ fn a_closed_journal_leaves_a_clean_log_and_everything_in_place() {
         let world = World::new(&image, 200, round);
         world.work(seed(), 2, 500, &AtomicBool::new(false));
         world.journal.close().unwrap();
-        assert!(world.journal.reserve(10, 1).is_err());
+        assert!(world.journal.reserve(10, 1, 0).is_err());
         let device = &world.device;
         assert!(clean::log_ends(&**device, &superblock(&**device)).unwrap().clean);
         world.check(true);

@@ -65,7 +65,7 @@ struct Churn {
 
 impl Churn {
     fn reservation(&self, blocks: u64) -> xfs::trans::reservation::Reservation {
-        Need::new(self.volume.geometry()).extents(6).blocks(blocks).reservation()
+        Need::new(self.volume.geometry()).extents(6).frees(16).blocks(blocks).reservation()
     }
 
     /// One transaction of a few allocations and freeings, committed or dropped.

@@ -120,7 +120,8 @@ pub(crate) fn free_all(volume: &Arc<Volume>, entry: &Arc<InodeEntry>, kind: Fork
 }
 
 fn need_to_remove(volume: &Volume) -> Need<'_> {
-    Need::new(volume.geometry()).inodes(1).map_changes(2 * REMOVED_AT_ONCE as u64).bytes(64 << 10).steps(2)
+    let at_once = REMOVED_AT_ONCE as u64;
+    Need::new(volume.geometry()).inodes(1).map_changes(2 * at_once).frees(at_once).bytes(64 << 10).steps(2)
 }
 
 /// Takes some extents out of the end of `blocks`; tells whether more are left there.

@@ -21,6 +21,18 @@ static LIST: LockClass = LockClass::new("ail");
 struct Bucket {
     items: Vec<Option<Arc<dyn LogItem>>>,
     living: usize,
+    /// Of these, intents.
+    intents: usize,
+}
+
+impl Bucket {
+    /// Takes an item in, and gives its place.
+    fn add(&mut self, item: Arc<dyn LogItem>) -> u32 {
+        self.living += 1;
+        self.intents += usize::from(item.is_intent());
+        self.items.push(Some(item));
+        self.items.len() as u32 - 1
+    }
 }
 
 #[derive(Debug)]
@@ -63,12 +75,11 @@ impl Ail {
         // Dropped with no lock held.
         let mut dropped = Vec::new();
         let mut list = self.list();
-        let mut bucket = Bucket { items: Vec::with_capacity(items.len()), living: 0 };
+        let mut bucket = Bucket { items: Vec::with_capacity(items.len()), ..Bucket::default() };
         for item in items {
             list.take(&*item).into_iter().for_each(|old| dropped.push(old));
-            item.state().set_place(lsn, bucket.items.len() as u32);
-            bucket.items.push(Some(item));
-            bucket.living += 1;
+            let place = bucket.add(Arc::clone(&item));
+            item.state().set_place(lsn, place);
         }
         if bucket.living != 0 {
             list.buckets.insert(lsn, bucket);
@@ -84,9 +95,8 @@ impl Ail {
     pub(super) fn adopt(&self, lsn: Lsn, item: Arc<dyn LogItem>) -> u64 {
         let mut list = self.list();
         let bucket = list.buckets.entry(lsn).or_default();
-        item.state().set_place(lsn, bucket.items.len() as u32);
-        bucket.items.push(Some(item));
-        bucket.living += 1;
+        let place = bucket.add(Arc::clone(&item));
+        item.state().set_place(lsn, place);
         let at = self.layout.pos(lsn).min(list.tail);
         let bytes = list.tail.bytes_since(at);
         list.tail = at;
@@ -109,7 +119,7 @@ impl Ail {
     fn settle(&self, list: &mut List) -> u64 {
         let tail = list.buckets.keys().next().map_or(list.landed, |&lsn| self.layout.pos(lsn));
         let moved = tail.bytes_since(list.tail);
-        if moved != 0 || list.buckets.is_empty() {
+        if moved != 0 || list.is_written() {
             self.moved.notify_all();
         }
         list.tail = list.tail.max(tail);
@@ -126,9 +136,24 @@ impl Ail {
         self.layout.lsn(self.list().landed)
     }
 
-    /// Whether nothing waits to be written back.
+    /// Whether nothing is in the list.
     pub(super) fn is_empty(&self) -> bool {
         self.list().buckets.is_empty()
+    }
+
+    /// Whether nothing waits to be written back. There may be intents, which their transactions end.
+    pub(super) fn is_written(&self) -> bool {
+        self.list().is_written()
+    }
+
+    /// All intents, if the tail is where one of them is.
+    pub(super) fn intents_at_the_tail(&self) -> Option<Vec<Arc<dyn LogItem>>> {
+        let list = self.list();
+        list.buckets.first_key_value().filter(|(_, first)| first.intents > 0)?;
+        let of = |bucket: &Bucket| -> Vec<_> {
+            bucket.items.iter().flatten().filter(|item| item.is_intent()).cloned().collect()
+        };
+        Some(list.buckets.values().filter(|bucket| bucket.intents > 0).flat_map(of).collect())
     }
 
     /// Puts up to `most` items, from `from` on and not beyond `upto`, at the end of `into`. Gives where to go on.
@@ -160,10 +185,10 @@ impl Ail {
         None
     }
 
-    /// Waits until nothing waits to be written back. `false`: it never will.
-    pub(super) fn wait_until_empty(&self) -> bool {
+    /// Waits until nothing waits to be written back but intents. `false`: it never will.
+    pub(super) fn wait_until_written(&self) -> bool {
         let mut list = lock(&self.list);
-        while !list.buckets.is_empty() {
+        while !list.is_written() {
             if list.dead {
                 return false;
             }
@@ -204,6 +229,10 @@ impl Ail {
 }
 
 impl List {
+    fn is_written(&self) -> bool {
+        self.buckets.values().all(|bucket| bucket.living == bucket.intents)
+    }
+
     /// Takes an item out of its bucket, if it is in one.
     fn take(&mut self, item: &dyn LogItem) -> Option<Arc<dyn LogItem>> {
         let (lsn, place) = item.state().place();
@@ -214,6 +243,7 @@ impl List {
         let bucket = self.buckets.get_mut(&lsn)?;
         let taken = bucket.items.get_mut(place as usize)?.take();
         bucket.living -= usize::from(taken.is_some());
+        bucket.intents -= usize::from(taken.as_ref().is_some_and(|item| item.is_intent()));
         if bucket.living == 0 {
             self.buckets.remove(&lsn);
         }

@@ -7,7 +7,7 @@ use super::ail::Ail;
 use super::cil::{Cil, Closed};
 use super::covering::Cover;
 use super::gate::Gate;
-use super::grant::Grant;
+use super::grant::{Grant, Space};
 use super::item::{Landing, Outcome};
 use super::layout::{Layout, Pos};
 use super::open::Start;
@@ -53,7 +53,7 @@ impl Core {
             device,
             layout,
             pace,
-            grant: Grant::new(layout.capacity()),
+            grant: Grant::new(layout.capacity(), layout.promisable()),
             gate: Gate::new(),
             cil: Cil::new(layout),
             ail: Ail::new(layout, head),
@@ -99,6 +99,12 @@ impl Core {
         Error::Shutdown(self.down().unwrap_or(ShutdownReason::Closed))
     }
 
+    /// Whether somebody waits for space that only the log can give.
+    pub(super) fn lacks_space(&self) -> bool {
+        let wanted = self.grant.wanted();
+        wanted != 0 && self.grant.used() + wanted > self.grant.capacity()
+    }
+
     /// Writes a whole record, in two parts if it goes on at the start of the log.
     pub(super) fn write_record(
         &self,
@@ -140,10 +146,10 @@ impl Core {
         }
         debug_assert!(closed.paid >= bytes, "a checkpoint of {bytes} bytes was paid {}", closed.paid);
         match closed.paid.checked_sub(bytes) {
-            Some(surplus) => self.grant.give(surplus),
-            None => self.grant.take_regardless(bytes - closed.paid),
+            Some(surplus) => self.grant.give(Space::used(surplus)),
+            None => self.grant.take_regardless(Space::used(bytes - closed.paid)),
         }
-        self.grant.give(freed);
+        self.grant.give(Space::used(freed));
         // What landed after the log was found idle lies between the tail and a checkpoint that was to cover it.
         let covers = closed.covering && self.layout.lsn(tail) == start;
         self.uncovered.store(!covers, Ordering::SeqCst);

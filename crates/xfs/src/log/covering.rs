@@ -78,8 +78,9 @@ impl Journal {
         }
         let slot = core.gate.try_enter()?;
         let step = core.layout.step(unit);
-        if core.grant.try_take(step, Turn::Fresh) {
-            return Some(Ticket { step, steps: 1, left: step, slot, covering: true });
+        let ticket = Ticket { step, steps: 1, left: step, intents: 0, slot, covering: true };
+        if core.grant.try_take(ticket.space(), Turn::Fresh) {
+            return Some(ticket);
         }
         core.gate.leave(slot);
         None

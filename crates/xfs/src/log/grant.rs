@@ -1,10 +1,22 @@
-//! Log space: a count of bytes, and a queue for those who have to wait.
+//! Log space: a count of what is used, a count of what is promised, and queues for those who have to wait.
 //!
-//! `used` counts what open tickets still hold, what waits in the CIL, and what lies in the log between tail and
-//! head. Invariants:
-//! - `used` never exceeds the capacity by a reservation (only by an error in somebody's sizing);
-//! - whoever has to wait is served first come, first served; those that go on with a transaction that others may
-//!   be waiting for (`Turn::Rolling`) before those that begin one;
+//! `used` is what lies in the log between tail and head, what waits in the CIL, and what open tickets hold: the
+//! kernel's write head. `promised` is what would be used if the log were empty and nobody had to wait: of each open
+//! ticket the steps that it has left, and the next one whole from the first to the last ([`Ticket`](super::Ticket)
+//! has at least one), and what is set aside for intents: the kernel's reserve head. Both lie in one word, so that a
+//! claim is one step and never half done.
+//!
+//! Invariants:
+//! - a fresh claim adds to both counts, and is granted only within `capacity` and `promisable`; who goes on with a
+//!   transaction adds to `used` alone, as its step was promised all the time. So to go on is to wait for room in the
+//!   log, and never for somebody who holds a reservation and may in turn wait for what the transaction has locked;
+//! - room in the log comes without the help of anybody who waits here: items are written back as they were
+//!   committed, and intents that hold the tail are logged again (see [`pusher`](super::pusher)), for which as much as
+//!   it takes is set aside twice. Once that is done, what lies in the log is no more than the third part that was
+//!   promised for intents and one checkpoint's [`base`](super::layout::Layout::base), and all who want to go on fit in,
+//!   as `capacity - promisable` is two of these;
+//! - whoever has to wait is served first come, first served; those who go on (`Turn::Rolling`) before those who
+//!   begin. What is left of a step becomes a part of the next one: it serves nobody in between;
 //! - nobody waits while there is room: who gives space back looks for waiters after, who waits looks for space
 //!   after it can be seen.
 
@@ -31,13 +43,44 @@ pub(super) enum Turn {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Dead;
 
+/// Bytes of the log: logs have less than 4 GiB, so that both counts go into one word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Space {
+    pub(super) used: u64,
+    pub(super) promised: u64,
+}
+
+const HALF: u32 = 32;
+
+impl Space {
+    /// Of a claim that was promised before, or that promises nothing.
+    pub(super) fn used(used: u64) -> Self {
+        Self { used, promised: 0 }
+    }
+
+    fn word(self) -> u64 {
+        debug_assert!(self.used >> HALF == 0 && self.promised >> HALF == 0, "{self:?} of a log");
+        self.promised << HALF | self.used & u64::from(u32::MAX)
+    }
+
+    fn of_word(word: u64) -> Self {
+        Self { used: word & u64::from(u32::MAX), promised: word >> HALF }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self { used: self.used + other.used, promised: self.promised + other.promised }
+    }
+}
+
 /// The space of one log.
 #[derive(Debug)]
 pub(super) struct Grant {
-    used: Padded<AtomicU64>,
+    /// A [`Space`].
+    taken: Padded<AtomicU64>,
     /// Written when somebody has to wait, which is rare.
     waiting: Padded<Waiting>,
     capacity: u64,
+    promisable: u64,
     queue: Mutex<Queue>,
     queue_users: Users,
 }
@@ -57,19 +100,21 @@ struct Queue {
 
 #[derive(Debug)]
 struct Waiter {
-    bytes: u64,
+    claim: Space,
     /// Changed under the queue's lock.
     served: AtomicU32,
     wake: Condvar,
 }
 
 impl Grant {
-    pub(super) fn new(capacity: u64) -> Self {
+    /// Of a log of which `capacity` bytes can be used, and `promisable` be promised.
+    pub(super) fn new(capacity: u64, promisable: u64) -> Self {
         let queue_users = Users::new();
         Self {
-            used: Padded::default(),
+            taken: Padded::default(),
             waiting: Padded::default(),
             capacity,
+            promisable,
             queue: Mutex::default(),
             queue_users,
         }
@@ -79,18 +124,27 @@ impl Grant {
         self.capacity
     }
 
-    pub(super) fn used(&self) -> u64 {
-        self.used.0.load(Ordering::SeqCst)
+    pub(super) fn promisable(&self) -> u64 {
+        self.promisable
     }
 
-    /// Takes `bytes`, and waits for them if need be: before it waits, it calls `short` with no lock held.
-    pub(super) fn take(&self, bytes: u64, turn: Turn, short: impl FnOnce()) -> Result<(), Dead> {
-        if self.try_take(bytes, turn) {
+    pub(super) fn used(&self) -> u64 {
+        self.taken().used
+    }
+
+    fn taken(&self) -> Space {
+        Space::of_word(self.taken.0.load(Ordering::SeqCst))
+    }
+
+    /// Takes what is claimed, and waits for it if need be: before it waits, it calls `short` with no lock held.
+    pub(super) fn take(&self, claim: Space, turn: Turn, short: impl FnOnce()) -> Result<(), Dead> {
+        debug_assert!(turn == Turn::Fresh || claim.promised == 0, "who goes on was promised it: {claim:?}");
+        if self.try_take(claim, turn) {
             SPACE.count(Mode::Shared, None);
             return Ok(());
         }
         let since = Instant::now();
-        let waiter = Arc::new(Waiter { bytes, served: AtomicU32::new(0), wake: Condvar::new() });
+        let waiter = Arc::new(Waiter { claim, served: AtomicU32::new(0), wake: Condvar::new() });
         {
             let mut queue = self.queue();
             if queue.dead {
@@ -113,48 +167,62 @@ impl Grant {
         Ok(())
     }
 
-    /// Takes `bytes` if nobody has to wait for that.
-    pub(super) fn try_take(&self, bytes: u64, turn: Turn) -> bool {
+    /// Takes what is claimed if nobody has to wait for that.
+    pub(super) fn try_take(&self, claim: Space, turn: Turn) -> bool {
         let behind = self.waiting.0.rolling.load(Ordering::SeqCst)
             + if turn == Turn::Fresh { self.waiting.0.fresh.load(Ordering::SeqCst) } else { 0 };
-        behind == 0 && self.add_within(bytes)
+        behind == 0 && self.add_within(claim)
     }
 
-    fn add_within(&self, bytes: u64) -> bool {
-        let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.capacity);
-        self.used.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).is_ok()
+    fn add_within(&self, claim: Space) -> bool {
+        let fits = |word: u64| {
+            let sum = Space::of_word(word).plus(claim);
+            let promised = claim.promised == 0 || sum.promised <= self.promisable;
+            (sum.used <= self.capacity && promised).then(|| sum.word())
+        };
+        self.taken.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).is_ok()
     }
 
-    /// Takes `bytes` that are needed whether they are there or not.
-    pub(super) fn take_regardless(&self, bytes: u64) {
-        self.used.0.fetch_add(bytes, Ordering::SeqCst);
+    /// Takes what is needed whether it is there or not.
+    pub(super) fn take_regardless(&self, space: Space) {
+        self.taken.0.fetch_add(space.word(), Ordering::SeqCst);
     }
 
-    /// Gives `bytes` back.
-    pub(super) fn give(&self, bytes: u64) {
-        if bytes == 0 {
+    /// Gives space back.
+    pub(super) fn give(&self, space: Space) {
+        if space == Space::default() {
             return;
         }
-        let before = self.used.0.fetch_sub(bytes, Ordering::SeqCst);
-        debug_assert!(before >= bytes, "more log space given back than taken: {bytes} of {before}");
+        let before = Space::of_word(self.taken.0.fetch_sub(space.word(), Ordering::SeqCst));
+        debug_assert!(
+            before.used >= space.used && before.promised >= space.promised,
+            "more log space given back than taken: {space:?} of {before:?}"
+        );
         if self.is_short() {
             self.serve(&mut self.queue());
         }
     }
 
     /// Whether somebody waits.
-    pub(super) fn is_short(&self) -> bool {
+    fn is_short(&self) -> bool {
         let Waiting { rolling, fresh } = &self.waiting.0;
         rolling.load(Ordering::SeqCst) != 0 || fresh.load(Ordering::SeqCst) != 0
     }
 
-    /// Bytes that are waited for.
+    /// Bytes that are waited for and that the log alone could give: who begins and is promised nothing, as others
+    /// were promised all there is, waits for those.
     pub(super) fn wanted(&self) -> u64 {
         if !self.is_short() {
             return 0;
         }
         let queue = self.queue();
-        queue.rolling.iter().chain(&queue.fresh).map(|waiter| waiter.bytes).sum()
+        let mut promised = self.taken().promised;
+        let promisable = |waiter: &&Arc<Waiter>| {
+            promised += waiter.claim.promised;
+            promised <= self.promisable
+        };
+        let fresh: u64 = queue.fresh.iter().take_while(promisable).map(|waiter| waiter.claim.used).sum();
+        fresh + queue.rolling.iter().map(|waiter| waiter.claim.used).sum::<u64>()
     }
 
     /// Wakes everybody; nobody is served any more.
@@ -174,7 +242,7 @@ impl Grant {
     fn serve(&self, queue: &mut Queue) {
         for turn in [Turn::Rolling, Turn::Fresh] {
             while let Some(first) = queue.of(turn).front() {
-                if !self.add_within(first.bytes) {
+                if !self.add_within(first.claim) {
                     return;
                 }
                 first.served.store(1, Ordering::Relaxed);
@@ -211,6 +279,14 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
+    fn fresh(bytes: u64) -> Space {
+        Space { used: bytes, promised: bytes }
+    }
+
+    fn claim(bytes: u64, turn: Turn) -> Space {
+        if turn == Turn::Fresh { fresh(bytes) } else { Space::used(bytes) }
+    }
+
     /// Waits until so many are in the queues.
     fn wait_for_waiters(grant: &Grant, count: usize) {
         loop {
@@ -225,8 +301,8 @@ mod tests {
 
     #[test]
     fn served_in_turn_and_rolling_ones_first() {
-        let grant = Grant::new(100);
-        assert!(grant.try_take(90, Turn::Fresh));
+        let grant = Grant::new(100, 100);
+        assert!(grant.try_take(Space::used(90), Turn::Fresh));
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
             for (nth, (bytes, turn)) in
@@ -234,17 +310,17 @@ mod tests {
             {
                 let (grant, tell) = (&grant, tell.clone());
                 scope.spawn(move || {
-                    grant.take(bytes, turn, || ()).unwrap();
+                    grant.take(claim(bytes, turn), turn, || ()).unwrap();
                     tell.send(bytes).unwrap();
                 });
                 wait_for_waiters(grant, nth + 1);
             }
             assert_eq!(grant.wanted(), 85);
             // Five bytes would fit, and have to wait for those before them.
-            assert!(!grant.try_take(5, Turn::Fresh));
-            grant.give(20);
+            assert!(!grant.try_take(fresh(5), Turn::Fresh));
+            grant.give(Space::used(20));
             assert_eq!(told.recv(), Ok(30));
-            grant.give(60);
+            grant.give(Space::used(60));
             let mut both = [told.recv().unwrap(), told.recv().unwrap()];
             both.sort_unstable();
             assert_eq!(both, [5, 50]);
@@ -255,8 +331,8 @@ mod tests {
     #[test]
     fn a_thousand_who_wait_are_served_in_the_order_in_which_they_came() {
         const WAITERS: usize = 1000;
-        let grant = Grant::new(100);
-        assert!(grant.try_take(100, Turn::Fresh));
+        let grant = Grant::new(100, 100);
+        assert!(grant.try_take(fresh(100), Turn::Fresh));
         let served = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for nth in 0..WAITERS {
@@ -264,13 +340,13 @@ mod tests {
                 scope.spawn(move || {
                     // Now small, now large: who wants little does not overtake, and only one fits at a time.
                     let bytes = if nth % 2 == 0 { 100 } else { 51 };
-                    grant.take(bytes, Turn::Fresh, || ()).unwrap();
+                    grant.take(fresh(bytes), Turn::Fresh, || ()).unwrap();
                     lock(served).push(nth);
-                    grant.give(bytes);
+                    grant.give(fresh(bytes));
                 });
                 wait_for_waiters(grant, nth + 1);
             }
-            grant.give(100);
+            grant.give(fresh(100));
         });
         assert_eq!(*lock(&served), (0..WAITERS).collect::<Vec<_>>());
         assert_eq!((grant.used(), grant.wanted()), (0, 0));
@@ -278,14 +354,40 @@ mod tests {
 
     #[test]
     fn a_dead_log_wakes_all() {
-        let grant = Grant::new(10);
-        assert!(grant.try_take(10, Turn::Fresh));
+        let grant = Grant::new(10, 10);
+        assert!(grant.try_take(fresh(10), Turn::Fresh));
         std::thread::scope(|scope| {
-            let waiters: Vec<_> = (0..4).map(|_| scope.spawn(|| grant.take(1, Turn::Fresh, || ()))).collect();
+            let waiters: Vec<_> =
+                (0..4).map(|_| scope.spawn(|| grant.take(fresh(1), Turn::Fresh, || ()))).collect();
             wait_for_waiters(&grant, 4);
             grant.kill();
             assert!(waiters.into_iter().all(|waiter| waiter.join().unwrap() == Err(Dead)));
         });
-        assert_eq!(grant.take(1, Turn::Rolling, || ()), Err(Dead));
+        assert_eq!(grant.take(Space::used(1), Turn::Rolling, || ()), Err(Dead));
+    }
+
+    /// Others were promised all there is, and wait for the one who goes on: room in the log is all that it needs.
+    #[test]
+    fn who_goes_on_waits_for_the_log_alone() {
+        let grant = Grant::new(120, 100);
+        // A step of 30 bytes is in the log, and its next one promised.
+        assert!(grant.try_take(fresh(30), Turn::Fresh));
+        assert!(grant.try_take(fresh(70), Turn::Fresh));
+        assert!(!grant.try_take(fresh(1), Turn::Fresh), "all is promised");
+        std::thread::scope(|scope| {
+            let begins = scope.spawn(|| grant.take(fresh(1), Turn::Fresh, || ()));
+            wait_for_waiters(&grant, 1);
+            assert_eq!(grant.wanted(), 0, "no log space helps who begins");
+            let goes_on = scope.spawn(|| grant.take(Space::used(30), Turn::Rolling, || ()));
+            wait_for_waiters(&grant, 2);
+            assert_eq!(grant.wanted(), 30);
+            // The log's tail moves.
+            grant.give(Space::used(30));
+            assert_eq!(goes_on.join().unwrap(), Ok(()));
+            wait_for_waiters(&grant, 1);
+            grant.give(fresh(30));
+            assert_eq!(begins.join().unwrap(), Ok(()));
+        });
+        assert_eq!(grant.taken(), Space { used: 71, promised: 71 });
     }
 }

@@ -77,6 +77,8 @@ pub enum Push {
     Busy,
     /// It is being written, by itself or with others.
     Flushing,
+    /// It is never written: an intent. Another item takes it out of the AIL; until then it can be logged again.
+    Owed,
     /// It need not be in the AIL at all.
     Gone,
 }
@@ -101,6 +103,23 @@ pub trait LogItem: Send + Sync + fmt::Debug + 'static {
     /// Whoever makes the copy takes [`ItemState::lsn`] *first*, and stamps the copy with it: a copy that has more
     /// than its LSN says is replayed once more, which does no harm; one that has less would lose changes.
     fn push(self: Arc<Self>) -> Push;
+
+    /// Whether it is an intent: nothing is ever written back of it, so that it would hold the log's tail for as long as
+    /// its transaction is at work. That may wait for log space; hence the journal logs it again at the log's head.
+    fn is_intent(&self) -> bool {
+        false
+    }
+
+    /// Begins to log an intent again: ends it in the log, and says the same anew. `None`: its end is being logged. Until
+    /// [`relogged`](Self::relogged), nobody may log its end. No lock is held.
+    fn relog(&self) -> Option<LogVector> {
+        None
+    }
+
+    /// The vector is in a checkpoint, or never will be. A lock of the journal is held, as in [`pin`](Self::pin).
+    fn relogged(&self, logged: bool) {
+        let _ = logged;
+    }
 }
 
 /// The journal's words about one item.

@@ -135,6 +135,12 @@ impl Layout {
         self.bytes() - 2 * u64::from(self.record_max())
     }
 
+    /// Of these, bytes that can be promised: what else is in the log when nothing more can be written back are intents,
+    /// which are promised for, in one checkpoint that has them all, and another that is to take its place.
+    pub(super) fn promisable(&self) -> u64 {
+        self.capacity().saturating_sub(2 * self.base())
+    }
+
     /// Bytes of changes that a checkpoint should gather.
     pub(super) fn checkpoint_limit(&self) -> u64 {
         (self.bytes() / 8).min(32 << 20)

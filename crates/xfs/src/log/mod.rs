@@ -44,7 +44,7 @@ pub(crate) use open::check_shape;
 pub use vector::{LogVector, VecSize};
 
 use self::core::Core;
-use self::grant::{Dead, Turn};
+use self::grant::{Dead, Space, Turn};
 use self::pusher::{Pusher, QUEUE_DEPTH};
 use self::sync::{JoinHandle, Mutex, lock, thread};
 use self::writer::{Committer, Writer};
@@ -136,6 +136,10 @@ pub enum Pace {
 pub struct CommitSeq(pub u64);
 
 /// Log space that a transaction holds. It must be given back by [`Journal::release`].
+///
+/// Used is what it holds: what is left of the step, the steps behind it, and twice what it takes to log its intents
+/// again. Promised, from the first step to the last, are all steps that it has left, and the present one whole even
+/// when there is none behind it; and what its intents take three times. See [`grant`] for what that is good for.
 #[derive(Debug)]
 #[must_use = "a ticket that is not released keeps its log space"]
 pub struct Ticket {
@@ -145,6 +149,8 @@ pub struct Ticket {
     steps: u32,
     /// What is left of the current step.
     left: u64,
+    /// What it takes to log all intents again, once.
+    intents: u64,
     /// Through which slot of the gate it came.
     slot: usize,
     /// It is for what covers the log.
@@ -160,6 +166,15 @@ impl Ticket {
     /// Steps that are reserved, the current one included. Rolling beyond them waits for space.
     pub fn steps(&self) -> u32 {
         self.steps
+    }
+
+    /// What it holds, and is promised.
+    fn space(&self) -> Space {
+        let steps = u64::from(self.steps);
+        Space {
+            used: self.left + self.step * (steps - 1) + 2 * self.intents,
+            promised: self.step * steps + 3 * self.intents,
+        }
     }
 }
 
@@ -185,7 +200,8 @@ impl Frozen<'_> {
     pub fn close(self) -> Result<()> {
         let Self { journal, .. } = self;
         journal.quiesce()?;
-        let marked = journal.core.orders.unmount();
+        // An intent that nobody ended is for recovery to carry out.
+        let marked = journal.core.ail.is_empty() && journal.core.orders.unmount();
         journal.stop(ShutdownReason::Closed);
         if marked { Ok(()) } else { Err(journal.core.stopped()) }
     }
@@ -246,21 +262,26 @@ impl Journal {
     /// Reserves log space for a transaction of `count` steps of at most `unit` bytes each ([`VecSize::log_bytes`]
     /// of all its items; what records and checkpoints add is not for the caller to count). Waits, first come first
     /// served, until there is room.
-    pub fn reserve(&self, unit: u32, count: u32) -> Result<Ticket> {
+    ///
+    /// `intents` is what it takes to log again all intents at once that the transaction has open at any time
+    /// ([`LogItem::relog`]). No lock may be held that somebody with a ticket may wait for.
+    pub fn reserve(&self, unit: u32, count: u32, intents: u32) -> Result<Ticket> {
         let core = &*self.core;
         core.check()?;
-        let steps = count.max(1);
         let step = core.layout.step(unit);
-        let (needed, room) = (step.saturating_mul(steps.into()), core.grant.capacity());
+        let intents = core.layout.charge(intents.into());
+        let mut ticket = Ticket { step, steps: count.max(1), left: step, intents, slot: 0, covering: false };
+        let claim = ticket.space();
+        let (needed, room) = (claim.promised, core.grant.promisable());
         if needed > room {
             return Err(Error::LogTooSmall { needed, room });
         }
-        self.make_room(needed)?;
-        let slot = core.gate.enter().ok_or_else(|| core.stopped())?;
-        match core.grant.take(needed, Turn::Fresh, || core.pushing.kick()) {
-            Ok(()) => Ok(Ticket { step, steps, left: step, slot, covering: false }),
+        self.make_room(claim.used)?;
+        ticket.slot = core.gate.enter().ok_or_else(|| core.stopped())?;
+        match core.grant.take(claim, Turn::Fresh, || core.pushing.kick()) {
+            Ok(()) => Ok(ticket),
             Err(Dead) => {
-                core.gate.leave(slot);
+                core.gate.leave(ticket.slot);
                 Err(core.stopped())
             }
         }
@@ -278,13 +299,14 @@ impl Journal {
         }
     }
 
-    /// Has all that is committed written, and written back, and waits until the journal's threads rest.
+    /// Has all that is committed written, and written back, but for intents, and waits until the journal's threads
+    /// rest.
     fn settle(&self) -> Result<()> {
         let core = &*self.core;
         let _turn = lock(&core.settling);
         self.force_all()?;
         core.pushing.push_to(Lsn(u64::MAX));
-        if core.ail.wait_until_empty() && core.pushing.wait_until_resting() {
+        if core.ail.wait_until_written() && core.pushing.wait_until_resting() {
             Ok(())
         } else {
             Err(core.stopped())
@@ -303,35 +325,31 @@ impl Journal {
     }
 
     /// After the commit of one step: makes the ticket ready for the next. Waits for space only beyond the steps
-    /// that were reserved, and then before all those who begin.
+    /// that were reserved, and then before all those who begin, and for the log alone: what is left of the step is
+    /// kept, as others who are served would wait for what this transaction has locked.
     pub fn roll(&self, ticket: &mut Ticket) -> Result<()> {
         let core = &*self.core;
         core.check()?;
-        core.grant.give(std::mem::take(&mut ticket.left));
-        ticket.steps = ticket.steps.saturating_sub(1);
+        if ticket.steps > 1 {
+            let had = ticket.space();
+            (ticket.steps, ticket.left) = (ticket.steps - 1, ticket.step);
+            let has = ticket.space();
+            core.grant.give(Space { used: had.used - has.used, promised: had.promised - has.promised });
+            return if core.pace == Pace::InStep { self.make_room(0) } else { Ok(()) };
+        }
+        // Vectors that became smaller may have given it more than a step.
+        core.grant.give(Space::used(ticket.left.saturating_sub(ticket.step)));
+        ticket.left = ticket.left.min(ticket.step);
+        let short = ticket.step - ticket.left;
         if core.pace == Pace::InStep {
-            self.make_room(if ticket.steps == 0 { ticket.step } else { 0 })?;
+            self.make_room(short)?;
         }
-        if ticket.steps == 0 {
-            core.grant
-                .take(ticket.step, Turn::Rolling, || core.pushing.kick())
-                .map_err(|Dead| core.stopped())?;
-            ticket.steps = 1;
+        if short > 0 {
+            let taken = core.grant.take(Space::used(short), Turn::Rolling, || core.pushing.kick());
+            taken.map_err(|Dead| core.stopped())?;
+            ticket.left = ticket.step;
         }
-        ticket.left = ticket.step;
         Ok(())
-    }
-
-    /// Adds to the current step's reservation without waiting. `false`: there is no room now; commit what there is
-    /// and roll.
-    pub fn extend(&self, ticket: &mut Ticket, bytes: u32) -> Result<bool> {
-        self.core.check()?;
-        let more = self.core.layout.charge(bytes.into());
-        let taken = self.core.grant.try_take(more, Turn::Rolling);
-        if taken {
-            ticket.left += more;
-        }
-        Ok(taken)
     }
 
     /// Commits one step. Every item is pinned, then `publish` makes the transaction's changes visible, then the
@@ -355,18 +373,27 @@ impl Journal {
         if items.iter().all(|(_, vector)| vector.regions() == 0) {
             return Err(Error::EmptyCommit);
         }
+        if cfg!(debug_assertions) {
+            // What an earlier commit of the same checkpoint had of an item costs nothing now; another time it would.
+            let bytes: u64 = items.iter().map(|(_, vector)| u64::from(vector.log_bytes())).sum();
+            let (needed, step) = (core.layout.charge(bytes) + core.layout.base(), ticket.step);
+            assert!(
+                needed <= step,
+                "a step logs {bytes} bytes, for which it needs {needed} and reserved {step}"
+            );
+        }
         let joined = core.cil.join(ticket.covering, items, landed, publish).ok_or_else(|| core.stopped())?;
         COMMITS.count(Mode::Shared, None);
         if joined.cost >= 0 {
             let cost = joined.cost.unsigned_abs();
             debug_assert!(cost <= ticket.left, "a step took {cost} bytes of {} that were left", ticket.left);
-            core.grant.take_regardless(cost.saturating_sub(ticket.left));
+            core.grant.take_regardless(Space::used(cost.saturating_sub(ticket.left)));
             ticket.left = ticket.left.saturating_sub(cost);
         } else {
             ticket.left += joined.cost.unsigned_abs();
         }
         let due = joined.full && core.pace == Pace::Background;
-        if due || core.grant.is_short() {
+        if due || core.lacks_space() {
             core.orders.push(joined.seq);
         }
         Ok(CommitSeq(joined.seq))
@@ -374,9 +401,8 @@ impl Journal {
 
     /// Gives back what is left of a ticket: after the last commit, or instead of it.
     pub fn release(&self, ticket: Ticket) {
-        let Ticket { step, steps, left, slot, covering: _ } = ticket;
-        self.core.grant.give(left + step * u64::from(steps.saturating_sub(1)));
-        self.core.gate.leave(slot);
+        self.core.grant.give(ticket.space());
+        self.core.gate.leave(ticket.slot);
     }
 
     /// Waits until the checkpoint of `upto` (and all before it) is in the log for good, and its items unpinned.
@@ -427,7 +453,7 @@ impl Journal {
     /// log.
     pub fn adopt(&self, lsn: Lsn, item: Arc<dyn LogItem>) {
         let core = &*self.core;
-        core.grant.take_regardless(core.ail.adopt(lsn, item));
+        core.grant.take_regardless(Space::used(core.ail.adopt(lsn, item)));
     }
 
     /// [`Error::LogTooSmall`]: what was adopted leaves no room for a transaction of `count` steps of `unit` bytes, which
@@ -471,12 +497,12 @@ impl Journal {
     /// Takes an item out of the AIL, unless a later checkpoint has moved it on from `lsn`. For
     /// [`WriteJob::done`].
     pub fn ail_remove(&self, item: &Arc<dyn LogItem>, lsn: Lsn) {
-        self.core.grant.give(self.core.ail.remove([(item, lsn)].into_iter()));
+        self.core.grant.give(Space::used(self.core.ail.remove([(item, lsn)].into_iter())));
     }
 
     /// As [`ail_remove`](Self::ail_remove), for several items that one write wrote.
     pub fn ail_remove_all<'a>(&self, items: impl Iterator<Item = (&'a Arc<dyn LogItem>, Lsn)>) {
-        self.core.grant.give(self.core.ail.remove(items));
+        self.core.grant.give(Space::used(self.core.ail.remove(items)));
     }
 
     /// Forces the log and waits until all of it is written back. Nobody may commit meanwhile.

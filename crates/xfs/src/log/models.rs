@@ -3,7 +3,7 @@
 //! replayed (`shuttle::replay`).
 
 use super::gate::Gate;
-use super::grant::{Grant, Turn};
+use super::grant::{Grant, Space, Turn};
 use super::item::{ItemState, Landing, LogItem, Outcome, Push, WriteJob};
 use super::layout::{Layout, Pos};
 use super::open::Start;
@@ -24,7 +24,7 @@ fn check(iterations: usize, model: impl Fn() + Send + Sync + 'static) {
 #[test]
 fn models_reservation_serves_everybody_and_never_too_much() {
     check(3000, || {
-        let grant = Arc::new(Grant::new(10));
+        let grant = Arc::new(Grant::new(10, 10));
         let inside = Arc::new(AtomicU64::new(0));
         let threads: Vec<_> = [(4, Turn::Fresh), (7, Turn::Fresh), (5, Turn::Rolling), (10, Turn::Fresh)]
             .into_iter()
@@ -32,11 +32,13 @@ fn models_reservation_serves_everybody_and_never_too_much() {
                 let (grant, inside) = (Arc::clone(&grant), Arc::clone(&inside));
                 thread::spawn(move || {
                     for _ in 0..2 {
-                        grant.take(bytes, turn, || ()).unwrap();
+                        let promised = if turn == Turn::Fresh { bytes } else { 0 };
+                        let claim = Space { used: bytes, promised };
+                        grant.take(claim, turn, || ()).unwrap();
                         let sum = inside.fetch_add(bytes, Ordering::SeqCst) + bytes;
                         assert!(sum <= 10, "{sum} bytes of 10 are taken");
                         inside.fetch_sub(bytes, Ordering::SeqCst);
-                        grant.give(bytes);
+                        grant.give(claim);
                     }
                 })
             })
@@ -49,13 +51,13 @@ fn models_reservation_serves_everybody_and_never_too_much() {
 #[test]
 fn models_a_shutdown_wakes_who_waits_for_space() {
     check(2000, || {
-        let grant = Arc::new(Grant::new(10));
+        let grant = Arc::new(Grant::new(10, 10));
         let threads: Vec<_> = (0..3)
             .map(|_| {
                 let grant = Arc::clone(&grant);
                 thread::spawn(move || {
                     // What is taken is not given back.
-                    let _ = grant.take(6, Turn::Fresh, || ());
+                    let _ = grant.take(Space { used: 6, promised: 6 }, Turn::Fresh, || ());
                 })
             })
             .collect();
@@ -184,7 +186,7 @@ fn journal() -> (Arc<dyn BlockDevice>, Arc<Journal>) {
 /// Adds one to all of `numbers` in one transaction; gives whether that was committed.
 fn add_one(journal: &Journal, numbers: &[Arc<Number>], bytes: usize, force: bool) -> bool {
     let size = VecSize::default().region(bytes);
-    let Ok(mut ticket) = journal.reserve(size.log_bytes() * numbers.len() as u32, 1) else { return false };
+    let Ok(mut ticket) = journal.reserve(size.log_bytes() * numbers.len() as u32, 1, 0) else { return false };
     let held: Vec<_> = numbers.iter().map(|number| lock(&number.owner)).collect();
     let mut items: Vec<(Arc<dyn LogItem>, LogVector)> = Vec::new();
     for number in numbers {
@@ -288,5 +290,156 @@ fn models_a_shutdown_ends_every_wait() {
         for number in numbers {
             assert_eq!(lock(&number.inner).pins, 0, "what was pinned is unpinned");
         }
+    });
+}
+
+/// What a transaction owes. It holds the tail until it is done, unless it is logged again.
+#[derive(Debug)]
+struct Promise {
+    state: ItemState,
+    /// Whether its end may be logged, and whether it is being logged again.
+    words: Mutex<(bool, bool)>,
+    settled: super::sync::Condvar,
+}
+
+impl Promise {
+    fn new() -> Arc<Self> {
+        let (words, settled) = (Mutex::new((false, false)), super::sync::Condvar::new());
+        Arc::new(Self { state: ItemState::new(), words, settled })
+    }
+
+    fn end(self: &Arc<Self>) -> Arc<dyn LogItem> {
+        let mut words = lock(&self.words);
+        while words.1 {
+            words = super::sync::wait(&self.settled, words);
+        }
+        words.0 = true;
+        Arc::new(Kept { state: ItemState::new(), promise: Arc::clone(self) })
+    }
+}
+
+impl LogItem for Promise {
+    fn state(&self) -> &ItemState {
+        &self.state
+    }
+    fn pin(&self) {}
+    fn unpin(&self, _outcome: Outcome) {}
+    fn landed(&self, _lsn: Lsn) -> Landing {
+        Landing::Ail
+    }
+    fn push(self: Arc<Self>) -> Push {
+        if lock(&self.words).0 { Push::Pinned } else { Push::Owed }
+    }
+    fn is_intent(&self) -> bool {
+        true
+    }
+    fn relog(&self) -> Option<LogVector> {
+        let mut words = lock(&self.words);
+        if words.0 || words.1 {
+            return None;
+        }
+        words.1 = true;
+        Some(vector(64))
+    }
+    fn relogged(&self, _logged: bool) {
+        lock(&self.words).1 = false;
+        self.settled.notify_all();
+    }
+}
+
+#[derive(Debug)]
+struct Kept {
+    state: ItemState,
+    promise: Arc<Promise>,
+}
+
+impl LogItem for Kept {
+    fn state(&self) -> &ItemState {
+        &self.state
+    }
+    fn pin(&self) {}
+    fn unpin(&self, _outcome: Outcome) {}
+    fn landed(&self, _lsn: Lsn) -> Landing {
+        Landing::Retire(Arc::clone(&self.promise) as Arc<dyn LogItem>)
+    }
+    fn push(self: Arc<Self>) -> Push {
+        Push::Gone
+    }
+}
+
+fn vector(bytes: usize) -> LogVector {
+    let mut vector = LogVector::begin(None, VecSize::default().region(bytes));
+    vector.region(&vec![1; bytes]);
+    vector
+}
+
+/// One goes on with a transaction over and over, and has locked what most others reserve log space for and then wait
+/// for: together they want more than there is. Somebody else fills the log behind what it owes.
+#[test]
+fn models_who_goes_on_waits_for_nobody_who_waits_for_it() {
+    const BYTES: usize = 30_000;
+    const WAITERS: u64 = 7;
+    check(200, || {
+        let (_, journal) = journal();
+        let file = Arc::new(Mutex::new(()));
+        let unit = VecSize::default().region(BYTES).log_bytes();
+        let commit = |journal: &Journal, ticket: &mut _, items: &[(Arc<dyn LogItem>, usize)]| {
+            let mut items = items.iter().map(|(item, bytes)| (Arc::clone(item), vector(*bytes))).collect();
+            journal.commit(ticket, &mut items, None, || ()).unwrap();
+        };
+        let mut threads = Vec::new();
+        let (mine, locked) = (Arc::clone(&journal), Arc::clone(&file));
+        threads.push(thread::spawn(move || {
+            let mut ticket = mine.reserve(unit + 400, 2, 200).unwrap();
+            let _held = lock(&locked);
+            for step in 0..4 {
+                let promise = Promise::new();
+                commit(&mine, &mut ticket, &[(promise.clone(), 32), (Number::new(1000 + step), BYTES)]);
+                mine.roll(&mut ticket).unwrap();
+                commit(&mine, &mut ticket, &[(promise.end(), 32)]);
+                mine.roll(&mut ticket).unwrap();
+            }
+            mine.release(ticket);
+        }));
+        for nth in 0..WAITERS {
+            let (mine, locked) = (Arc::clone(&journal), Arc::clone(&file));
+            threads.push(thread::spawn(move || {
+                let mut ticket = mine.reserve(unit, 1, 0).unwrap();
+                let held = lock(&locked);
+                commit(&mine, &mut ticket, &[(Number::new(1100 + nth), BYTES)]);
+                drop(held);
+                mine.release(ticket);
+            }));
+        }
+        let mine = Arc::clone(&journal);
+        threads.push(thread::spawn(move || {
+            for nth in 0..12 {
+                let mut ticket = mine.reserve(unit, 1, 0).unwrap();
+                commit(&mine, &mut ticket, &[(Number::new(1200 + nth), 2 * BYTES / 3)]);
+                mine.release(ticket);
+            }
+        }));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        journal.close().unwrap();
+        assert_eq!(journal.space().0, 0, "all log space came back");
+    });
+}
+
+/// What was asked to be written back was forgotten by a thread that had seen, before it landed, that nothing was there.
+#[test]
+fn models_what_is_asked_for_is_written_back() {
+    check(1000, || {
+        let (device, journal) = journal();
+        let kicker = {
+            let journal = Arc::clone(&journal);
+            thread::spawn(move || (0..3).for_each(|_| journal.core.pushing.kick()))
+        };
+        let number = Number::new(1000);
+        for value in 1..3 {
+            assert!(add_one(&journal, std::slice::from_ref(&number), 40, false));
+            journal.quiesce().unwrap();
+            assert_eq!(stored(&*device, &number), value);
+        }
+        kicker.join().unwrap();
     });
 }

@@ -1,14 +1,16 @@
 //! The thread that writes items back, so that the tail of the log moves.
 //!
 //! It keeps a quarter of the log free, and does more when somebody waits for space or asks for it. An item that is
-//! pinned has the open checkpoint pushed; the landing of that wakes this thread again. Invariant: as long as
-//! somebody waits for log space that an item or a checkpoint holds, this thread is at work or something is under
-//! way that wakes it.
+//! pinned has the open checkpoint pushed; the landing of that wakes this thread again. An intent that holds the tail
+//! while space is short is logged again. Invariants: as long as somebody waits for log space that an item or a
+//! checkpoint holds, this thread is at work or something is under way that wakes it; and nothing that it does waits for
+//! who has a ticket.
 //!
 //! Of a journal that works in step ([`Pace::InStep`]) it writes back what it is asked to and nothing else, so that
 //! who asked can wait until it rests.
 
 use super::core::Core;
+use super::grant::Space;
 use super::item::{LogItem, Push, WriteDone, WriteJob};
 use super::layout::Pos;
 use super::sync::{AtomicU64, Condvar, Mutex, Ordering, lock, wait, wait_for};
@@ -100,10 +102,11 @@ impl Pushing {
         self.changed.notify_all();
     }
 
-    /// What was asked for; whatever was is done if nothing is left.
-    fn target(&self, nothing_left: bool) -> Lsn {
+    /// What was asked for; whatever was is done if nothing is left. That is asked with the lock held: who asks for
+    /// what has just landed is not to find it forgotten because there was nothing before.
+    fn target(&self, nothing_left: impl FnOnce() -> bool) -> Lsn {
         let mut wanted = lock(&self.wanted);
-        if nothing_left {
+        if nothing_left() {
             wanted.target = Lsn(0);
         }
         wanted.target
@@ -174,12 +177,14 @@ pub(super) struct Pusher {
     queue: Box<dyn IoQueue>,
     /// What [`WriteDone`] is called with.
     journal: Journal,
+    /// The checkpoint in which intents were logged again last.
+    relogged: u64,
 }
 
 impl Pusher {
     pub(super) fn new(core: Arc<Core>, queue: Box<dyn IoQueue>) -> Self {
         let journal = Journal::view(Arc::clone(&core));
-        Self { core, queue, journal }
+        Self { core, queue, journal, relogged: 0 }
     }
 
     /// Writes items back until the journal is shut down.
@@ -205,7 +210,10 @@ impl Pusher {
             }
             let target = self.target();
             let round = self.round(target);
-            if round.pinned || self.core.grant.wanted() != 0 {
+            if self.short() != 0 {
+                self.relog();
+            }
+            if round.pinned || self.core.lacks_space() {
                 // What is pinned, or holds the space, may be in the checkpoint that is open.
                 self.core.orders.push(self.core.cil.opened());
             }
@@ -223,20 +231,53 @@ impl Pusher {
     /// Up to where items are to be written back.
     fn target(&self) -> Lsn {
         let core = &self.core;
-        let asked = core.pushing.target(core.ail.is_empty());
+        let asked = core.pushing.target(|| core.ail.is_written());
+        let short = self.short();
+        if short == 0 {
+            return asked;
+        }
+        let upto = Pos(core.ail.tail().0 + short.div_ceil(BLOCK_SIZE as u64));
+        asked.max(core.layout.lsn(upto))
+    }
+
+    /// Bytes that the tail should move on by.
+    fn short(&self) -> u64 {
+        let core = &self.core;
         let capacity = core.grant.capacity();
         let keep_free = match core.pace {
             Pace::Background => capacity / 4,
             Pace::InStep => 0,
         };
         let want = keep_free.max(core.grant.wanted());
-        let free = capacity.saturating_sub(core.grant.used());
-        let short = want.saturating_sub(free);
-        if short == 0 {
-            return asked;
+        want.saturating_sub(capacity.saturating_sub(core.grant.used()))
+    }
+
+    /// Where an intent holds the tail, logs all of them again, so that the tail can move on though their transactions
+    /// wait. One checkpoint has all of them, and no other is begun before it has landed: when the tail comes to the
+    /// second, what the first had is free again. So twice what this takes, which their transactions have set aside, is
+    /// enough for ever.
+    fn relog(&mut self) {
+        let core = &self.core;
+        if !core.orders.is_done(self.relogged) {
+            return;
         }
-        let upto = Pos(core.ail.tail().0 + short.div_ceil(BLOCK_SIZE as u64));
-        asked.max(core.layout.lsn(upto))
+        let Some(intents) = core.ail.intents_at_the_tail() else { return };
+        let logged: Vec<_> =
+            intents.into_iter().filter_map(|item| item.relog().map(|vector| (item, vector))).collect();
+        if logged.is_empty() {
+            return;
+        }
+        let items: Vec<_> = logged.iter().map(|(item, _)| Arc::clone(item)).collect();
+        let mut logged = logged;
+        let done = |done: bool| items.iter().for_each(|item| item.relogged(done));
+        match core.cil.join(false, &mut logged, None, || done(true)) {
+            None => done(false),
+            Some(joined) => {
+                self.relogged = joined.seq;
+                core.grant.take_regardless(Space::used(joined.cost.unsigned_abs()));
+                core.orders.push(joined.seq);
+            }
+        }
     }
 
     /// Goes once through the items up to `target`.
@@ -253,6 +294,7 @@ impl Pusher {
                     Push::Write(job) => jobs.push(job),
                     Push::WriteAll(several) => jobs.extend(several),
                     Push::Pinned => round.pinned = true,
+                    Push::Owed => {}
                     Push::Busy | Push::Flushing => round.busy = true,
                     Push::Gone => {
                         self.journal.ail_remove(&item, lsn);

@@ -9,7 +9,7 @@ use super::{Recovered, Report};
 use crate::error::{Error, Result};
 use crate::log::Journal;
 use crate::trans::reservation::{Need, Reservation};
-use crate::trans::{OldIntent, Trans, ids_behind};
+use crate::trans::{Intent, Trans, ids_behind};
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
@@ -35,7 +35,7 @@ impl Unfinished {
 /// Work that the log of an open volume owes.
 #[derive(Debug)]
 pub(crate) struct Owed {
-    intents: Vec<Arc<OldIntent>>,
+    intents: Vec<Arc<Intent>>,
     report: Report,
 }
 
@@ -46,7 +46,7 @@ impl Recovered {
         ids_behind(self.highest_id);
         let mut intents = Vec::with_capacity(self.unfinished.len());
         for Unfinished { id, lsn, extents, .. } in self.unfinished {
-            let intent = OldIntent::new(id, extents);
+            let intent = Intent::found(id, extents);
             journal.adopt(lsn, Arc::clone(&intent) as Arc<dyn crate::log::LogItem>);
             intents.push(intent);
         }
@@ -80,8 +80,9 @@ impl Owed {
 }
 
 /// What it takes to do what an intent promised: the intent is taken over, and done.
-fn reservation(intent: &OldIntent, geometry: &Geometry) -> Reservation {
-    Need::new(geometry).bytes(intent.log_bytes()).steps(2).reservation()
+fn reservation(intent: &Intent, geometry: &Geometry) -> Reservation {
+    let need = Need::new(geometry).bytes(intent.take_over_bytes());
+    need.frees(intent.extents().len() as u64).steps(2).reservation()
 }
 
 /// The inodes of a group that have no name and were in use.
@@ -121,7 +122,7 @@ mod tests {
     }
 
     fn freeing(volume: &Arc<Volume>) -> Trans<'_> {
-        Trans::start(volume, Need::new(volume.geometry()).extents(1).steps(2).reservation()).unwrap()
+        Trans::start(volume, Need::new(volume.geometry()).extents(1).frees(1).steps(2).reservation()).unwrap()
     }
 
     fn taken(volume: &Arc<Volume>, blocks: u32) -> FsBlock {
@@ -146,6 +147,7 @@ mod tests {
         let mut promise = freeing(&volume);
         promise.free_later(InodeNumber(0), blocks, 8).unwrap();
         promise.roll().unwrap();
+        promise.keep_intents_where_they_are();
         let space = || volume.write_side().unwrap().journal.space();
         while space().0 < space().1 / 16 * 15 {
             let block = taken(&volume, 1);
@@ -198,7 +200,7 @@ mod tests {
         format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
         let volume = open(&device);
         let runs: Vec<FsBlock> = (0..EXTENTS).map(|_| taken(&volume, 1)).collect();
-        let need = Need::new(volume.geometry()).extents(1).bytes(400 << 10).steps(1);
+        let need = Need::new(volume.geometry()).extents(1).frees(EXTENTS).steps(1);
         let mut promise = Trans::start(&volume, need.reservation()).unwrap();
         runs.iter().for_each(|run| promise.free_later(InodeNumber(0), *run, 1).unwrap());
         promise.roll().unwrap();
@@ -229,5 +231,52 @@ mod tests {
             crashes += 1;
         }
         assert!(crashes >= 5, "only {crashes} crashes on the way");
+    }
+
+    /// What a promise is about holds the log's tail, and who gave it waits for log space: it is logged again, by nobody
+    /// who waits, as often as it takes. A crash then finds it once.
+    #[test]
+    fn an_intent_that_holds_the_tail_moves_on() {
+        let device = memory();
+        let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
+        let new = Options { small: true, log_size: Some(6 << 20), ..new };
+        format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
+        let volume = open(&device);
+        let runs: Vec<FsBlock> = (0..20).map(|_| taken(&volume, 1)).collect();
+        let need = Need::new(volume.geometry()).extents(1).frees(20).steps(2);
+        let mut promise = Trans::start(&volume, need.reservation()).unwrap();
+        runs.iter().for_each(|run| promise.free_later(InodeNumber(0), *run, 1).unwrap());
+        promise.roll().unwrap();
+        // Three times round the log.
+        let (_, capacity) = volume.write_side().unwrap().journal.space();
+        let mut logged = 0;
+        while logged < 3 * capacity {
+            let need = Need::new(volume.geometry()).extents(1).blocks(1);
+            let mut trans = Trans::start(&volume, need.reservation()).unwrap();
+            let sector =
+                crate::buf::Piece { daddr: AgHeader::Agf.daddr(volume.geometry(), AgNumber(0)), len: 512 };
+            let agf = trans.buf_read(&[sector], &xfs_format::ag::AGF).unwrap();
+            trans.bytes_mut(agf, 0..512);
+            trans.commit().unwrap();
+            volume.sync().unwrap();
+            logged += 512;
+            logged += 4096;
+        }
+        let crashed = copy(&device);
+        promise.commit().unwrap();
+        volume.close().unwrap();
+        for device in [device, crashed] {
+            let volume = open(&device);
+            let freed = volume.recovery().map(|report| report.extents_freed);
+            assert!(freed.is_none_or(|freed| freed == 20), "{freed:?} extents were freed");
+            volume.close().unwrap();
+            drop(volume);
+            let report = check(device, &CheckOptions::default()).unwrap();
+            assert!(
+                report.is_clean() && report.log_clean,
+                "{:?}",
+                report.findings().iter().collect::<Vec<_>>()
+            );
+        }
     }
 }

@@ -8,6 +8,8 @@ use super::Trans;
 use crate::alloc::Purpose;
 use crate::error::{Error, Result};
 use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
+use parking_lot::{Condvar, Mutex};
+use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::log::{Extent, encode_free_intent, free_intent_bytes};
@@ -20,11 +22,32 @@ pub(super) struct DeferredFree {
     intent: Option<Arc<Intent>>,
 }
 
+/// A promise in the log to free extents: one of ours, or one that recovery found there and that nobody has carried out.
+///
+/// Invariant: the log has one intent without its end under the promise's number of now. Whoever logs the end has said so
+/// before ([`end`](Self::end)), and no new number is given to it from then on.
 #[derive(Debug)]
-struct Intent {
-    id: u64,
-    extent: Extent,
+pub(crate) struct Intent {
+    extents: SmallVec<[Extent; 1]>,
+    words: Mutex<Words>,
+    /// It is not being logged again any more.
+    settled: Condvar,
     state: ItemState,
+}
+
+#[derive(Debug)]
+struct Words {
+    id: u64,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Owed,
+    /// It is being logged again, with this number.
+    Moving(u64),
+    /// Its end is being logged, or is in the log.
+    Ending,
 }
 
 #[derive(Debug)]
@@ -33,61 +56,72 @@ struct Done {
     state: ItemState,
 }
 
-/// An intent that recovery found in the log, and that nobody has carried out.
-#[derive(Debug)]
-pub(crate) struct OldIntent {
-    id: u64,
-    extents: Vec<Extent>,
-    state: ItemState,
-}
-
-impl OldIntent {
-    pub(crate) fn new(id: u64, extents: Vec<Extent>) -> Arc<Self> {
-        Arc::new(Self { id, extents, state: ItemState::default() })
-    }
-
-    /// Bytes of the log that [`Trans::take_over`] needs.
-    pub(crate) fn log_bytes(&self) -> u64 {
-        const REGION_BYTES: u64 = 12 + 3;
-        let each = free_intent_bytes(1) as u64 + REGION_BYTES;
-        free_intent_bytes(self.extents.len()) as u64 + REGION_BYTES + each * self.extents.len() as u64
-    }
-}
-
-impl LogItem for OldIntent {
-    fn state(&self) -> &ItemState {
-        &self.state
-    }
-    fn pin(&self) {}
-    fn unpin(&self, _outcome: Outcome) {}
-    fn landed(&self, _lsn: Lsn) -> Landing {
-        Landing::Ail
-    }
-    /// It leaves the AIL when its done item lands, and not before.
-    fn push(self: Arc<Self>) -> Push {
-        Push::Pinned
-    }
-}
-
 /// Numbers for intents: unlike those of any other intent in the log. The kernel takes addresses.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+fn next_id() -> u64 {
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Has all further intents numbered behind `highest`.
 pub(crate) fn ids_behind(highest: u64) {
     NEXT_ID.fetch_max(highest + 1, Ordering::Relaxed);
 }
 
+/// Bytes of the log for an intent, or its end.
+fn log_size(extents: usize) -> VecSize {
+    VecSize::default().region(free_intent_bytes(extents))
+}
+
+/// Bytes of the log that it takes to log an intent of so many extents again.
+pub(super) fn relog_bytes(extents: usize) -> u64 {
+    2 * u64::from(log_size(extents).log_bytes())
+}
+
 impl Intent {
     fn new(extent: Extent) -> Arc<Self> {
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { id, extent, state: ItemState::default() })
+        Self::with_id(next_id(), smallvec![extent])
     }
 
-    fn format(&self, done: bool) -> LogVector {
-        let bytes = free_intent_bytes(1);
-        let mut vector = LogVector::begin(None, VecSize::default().region(bytes));
-        vector.region_with(bytes, |to| encode_free_intent(done, self.id, &[self.extent], to));
+    /// An intent that recovery found.
+    pub(crate) fn found(id: u64, extents: Vec<Extent>) -> Arc<Self> {
+        Self::with_id(id, extents.into())
+    }
+
+    fn with_id(id: u64, extents: SmallVec<[Extent; 1]>) -> Arc<Self> {
+        let words = Mutex::new(Words { id, stage: Stage::Owed });
+        Arc::new(Self { extents, words, settled: Condvar::new(), state: ItemState::default() })
+    }
+
+    pub(crate) fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// Bytes of the log that [`Trans::take_over`] needs besides those for as many freeings.
+    pub(crate) fn take_over_bytes(&self) -> u64 {
+        log_size(self.extents.len()).log_bytes().into()
+    }
+
+    fn encode(&self, done: bool, id: u64, vector: &mut LogVector) {
+        let bytes = free_intent_bytes(self.extents.len());
+        vector.region_with(bytes, |to| encode_free_intent(done, id, &self.extents, to));
+    }
+
+    fn format(&self, done: bool, id: u64) -> LogVector {
+        let mut vector = LogVector::begin(None, log_size(self.extents.len()));
+        self.encode(done, id, &mut vector);
         vector
+    }
+
+    /// The item that ends it. The transaction has all log space that it needs to commit this.
+    fn end(self: &Arc<Self>) -> (Arc<dyn LogItem>, LogVector) {
+        let mut words = self.words.lock();
+        while let Stage::Moving(_) = words.stage {
+            self.settled.wait(&mut words);
+        }
+        words.stage = Stage::Ending;
+        let intent = Arc::clone(self) as Arc<dyn LogItem>;
+        (Arc::new(Done { intent, state: ItemState::default() }), self.format(true, words.id))
     }
 }
 
@@ -102,7 +136,31 @@ impl LogItem for Intent {
     }
     /// It leaves the AIL when its done item lands, and not before.
     fn push(self: Arc<Self>) -> Push {
-        Push::Pinned
+        if self.words.lock().stage == Stage::Ending { Push::Pinned } else { Push::Owed }
+    }
+    fn is_intent(&self) -> bool {
+        true
+    }
+    fn relog(&self) -> Option<LogVector> {
+        let mut words = self.words.lock();
+        if words.stage != Stage::Owed {
+            return None;
+        }
+        let id = next_id();
+        words.stage = Stage::Moving(id);
+        let size = log_size(self.extents.len()).region(free_intent_bytes(self.extents.len()));
+        let mut vector = LogVector::begin(None, size);
+        self.encode(true, words.id, &mut vector);
+        self.encode(false, id, &mut vector);
+        Some(vector)
+    }
+    fn relogged(&self, logged: bool) {
+        let mut words = self.words.lock();
+        if let Stage::Moving(id) = words.stage {
+            let id = if logged { id } else { words.id };
+            *words = Words { id, stage: Stage::Owed };
+        }
+        self.settled.notify_all();
     }
 }
 
@@ -137,22 +195,24 @@ impl Trans<'_> {
 
     /// Owes what an older intent promised, in its place: the commit ends the old one, and has intents of its own. Gives
     /// the number of extents. That nobody shares them was asked before anything of the log was carried out.
-    pub(crate) fn take_over(&mut self, old: &Arc<OldIntent>) -> u64 {
-        let bytes = free_intent_bytes(old.extents.len());
-        let mut vector = LogVector::begin(None, VecSize::default().region(bytes));
-        vector.region_with(bytes, |to| encode_free_intent(true, old.id, &old.extents, to));
-        let intent = Arc::clone(old) as Arc<dyn LogItem>;
-        self.extra.push((Arc::new(Done { intent, state: ItemState::default() }), vector));
+    pub(crate) fn take_over(&mut self, old: &Arc<Intent>) -> u64 {
+        self.extra.push(old.end());
         old.extents.iter().for_each(|extent| self.owe(*extent));
         old.extents.len() as u64
     }
 
     /// Logs intents for what is owed and not in the log yet.
     pub(super) fn log_intents(&mut self) {
+        debug_assert!(
+            self.deferred.len() <= self.frees as usize,
+            "{} freeings are owed, {} were announced",
+            self.deferred.len(),
+            self.frees
+        );
         for free in self.deferred.iter_mut().filter(|free| free.intent.is_none()) {
             let intent = Intent::new(free.extent);
-            let vector = intent.format(false);
-            self.extra.push((Arc::clone(&intent) as Arc<dyn LogItem>, vector));
+            let id = intent.words.lock().id;
+            self.extra.push((Arc::clone(&intent) as Arc<dyn LogItem>, intent.format(false, id)));
             free.intent = Some(intent);
         }
     }
@@ -165,10 +225,18 @@ impl Trans<'_> {
             let free = self.deferred.remove(0);
             let intent = free.intent.ok_or(Error::ShutDown)?;
             free_now(self, free.extent)?;
-            let vector = intent.format(true);
-            self.extra.push((Arc::new(Done { intent, state: ItemState::default() }), vector));
+            self.extra.push(intent.end());
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+impl Trans<'_> {
+    /// Has the intents of this transaction stay where they are in the log, as those of other kernels do.
+    pub(crate) fn keep_intents_where_they_are(&self) {
+        let intents = self.deferred.iter().filter_map(|free| free.intent.as_ref());
+        intents.for_each(|intent| intent.words.lock().stage = Stage::Ending);
     }
 }
 

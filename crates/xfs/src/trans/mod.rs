@@ -22,7 +22,7 @@ mod space;
 pub(crate) mod superblock;
 
 pub use buffers::BufIndex;
-pub(crate) use frees::{OldIntent, ids_behind};
+pub(crate) use frees::{Intent, ids_behind};
 
 use crate::alloc::Run;
 use crate::error::{Error, Result};
@@ -53,6 +53,8 @@ pub struct Trans<'v> {
     extra: Vec<(Arc<dyn LogItem>, LogVector)>,
     on_landing: Vec<OnLanded>,
     deferred: Vec<DeferredFree>,
+    /// Most that may be owed at a time.
+    frees: u32,
     /// What this part freed: busy from the commit on.
     freed: Vec<(AgNumber, Run)>,
     delta: Delta,
@@ -71,7 +73,8 @@ impl<'v> Trans<'v> {
         let write = volume.write_side()?;
         volume.relieve_caches(&write.journal)?;
         let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
-        let ticket = write.journal.reserve(reservation.log_bytes + more, reservation.log_count)?;
+        let Reservation { log_bytes, log_count, .. } = reservation;
+        let ticket = write.journal.reserve(log_bytes + more, log_count, reservation.intent_bytes())?;
         // Behind the gate: who holds the journal still finds counters that nobody has reserved of.
         let blocks = match write.counters.reserve_blocks(reservation.blocks) {
             Ok(()) => reservation.blocks,
@@ -81,7 +84,9 @@ impl<'v> Trans<'v> {
                 return Err(error);
             }
         };
-        Ok(Self::with(volume, write, ticket, blocks))
+        let mut trans = Self::with(volume, write, ticket, blocks);
+        trans.frees = reservation.frees;
+        Ok(trans)
     }
 
     /// Opens a transaction that covers the log (see [`Journal::reserve_to_cover`]), if there is need, without waiting.
@@ -102,6 +107,7 @@ impl<'v> Trans<'v> {
             extra: Vec::new(),
             on_landing: Vec::new(),
             deferred: Vec::new(),
+            frees: 0,
             freed: Vec::new(),
             delta: Delta::default(),
             blocks,

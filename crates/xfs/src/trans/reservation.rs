@@ -7,6 +7,7 @@
 //!
 //! Invariant: no operation logs more in one step than its reservation says (the journal checks it in debug builds).
 
+use super::frees::relog_bytes;
 use xfs_format::btree::{Bmbt, Bnobt, Inobt, Tree};
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{BUF_CHUNK_SIZE, BufHeader, InodeFormat};
@@ -23,6 +24,8 @@ pub struct Reservation {
     pub log_bytes: u32,
     /// Steps that are reserved at once; more are possible, but may have to wait.
     pub log_count: u32,
+    /// Freeings that are owed at a time, each an intent in the log.
+    pub frees: u32,
     /// Whether to go on without blocks where there are none: for what frees space, and seldom needs any for it.
     pub blocks_optional: bool,
 }
@@ -33,6 +36,11 @@ impl Reservation {
     pub fn or_no_blocks(self) -> Self {
         Self { blocks_optional: true, ..self }
     }
+
+    /// Bytes of the log that it takes to log all its intents again.
+    pub(super) fn intent_bytes(&self) -> u32 {
+        u32::try_from(u64::from(self.frees) * relog_bytes(1)).unwrap_or(u32::MAX)
+    }
 }
 
 /// The worst case of an operation, part by part.
@@ -42,12 +50,13 @@ pub struct Need<'g> {
     bytes: u64,
     blocks: u64,
     count: u32,
+    frees: u64,
 }
 
 impl<'g> Need<'g> {
     /// Nothing yet.
     pub fn new(geometry: &'g Geometry) -> Self {
-        Self { geometry, bytes: 0, blocks: 0, count: 1 }
+        Self { geometry, bytes: 0, blocks: 0, count: 1, frees: 0 }
     }
 
     /// So many inodes are logged, with their forks.
@@ -81,6 +90,13 @@ impl<'g> Need<'g> {
         self.sectors(2 * count).buffers(count * 2 * (2 * levels - 1))
     }
 
+    /// So many extents are freed, each in a step of its own behind those that are counted otherwise.
+    pub fn frees(mut self, count: u64) -> Self {
+        self.frees += count;
+        self.bytes += count * relog_bytes(1) / 2;
+        self
+    }
+
     /// Blocks for content.
     pub fn blocks(mut self, count: u64) -> Self {
         self.blocks += count;
@@ -92,7 +108,7 @@ impl<'g> Need<'g> {
         let levels = map_levels(self.geometry);
         let one = self.buffers(2 * count * levels);
         // Splits take blocks, one allocation for all of them at the least.
-        one.blocks(count * levels).extents(count.min(2))
+        one.blocks(count * levels).extents(count.min(2)).frees(count * levels)
     }
 
     /// A directory gets or loses an entry: data block, index path, free index, and the map of all that is new.
@@ -100,17 +116,23 @@ impl<'g> Need<'g> {
         const INDEX_LEVELS: u64 = 5;
         let per_block = u64::from(self.geometry.dir_block_blocks());
         let new_blocks = INDEX_LEVELS + 3;
-        self.dir_buffers(2 * INDEX_LEVELS + 5).blocks(new_blocks * per_block).map_changes(4).extents(2)
+        let blocks = new_blocks * per_block;
+        self.dir_buffers(2 * INDEX_LEVELS + 5).blocks(blocks).map_changes(4).extents(2).frees(blocks)
     }
 
-    /// An attribute with a value of so many blocks beside the tree is set or removed.
+    /// An attribute with a value of so many blocks beside the tree is set or removed. The value that goes may be of any
+    /// length, in as many extents as it has blocks.
     pub fn attr_change(self, value_blocks: u64) -> Self {
         const INDEX_LEVELS: u64 = 5;
+        const VALUE_MAX: u64 = 64 << 10;
+        const HEADER: u64 = 64;
         let new_blocks = INDEX_LEVELS + 4;
+        let old_value = VALUE_MAX.div_ceil(u64::from(self.geometry.block_size) - HEADER);
         self.buffers(2 * INDEX_LEVELS + 4)
             .blocks(new_blocks + value_blocks)
             .map_changes(4 + value_blocks / 16)
             .extents(2)
+            .frees(INDEX_LEVELS + old_value)
     }
 
     /// An inode gets an attribute fork, and what filled it goes into blocks: a directory, a link's target, the map of
@@ -133,7 +155,9 @@ impl<'g> Need<'g> {
         let chunk = 64 * u64::from(self.geometry.inode_size);
         let chunk_blocks = chunk.div_ceil(self.geometry.block_size.into()).max(1);
         let levels = inode_levels(self.geometry);
-        let mut need = self.inode_change().extents(2).blocks(chunk_blocks + 2 * levels);
+        // What is left of a chunk may lie in pieces.
+        const PIECES: u64 = 8;
+        let mut need = self.inode_change().extents(2).blocks(chunk_blocks + 2 * levels).frees(PIECES);
         // The creation item; where a chunk is taken back, a cancelled buffer a cluster.
         need.bytes += 28 + 3 * REGION_BYTES + chunk_blocks * (BufHeader::bytes(32) as u64 + REGION_BYTES);
         need
@@ -169,6 +193,7 @@ impl<'g> Need<'g> {
             blocks: self.blocks,
             log_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
             log_count: self.count,
+            frees: u32::try_from(self.frees).unwrap_or(u32::MAX),
             blocks_optional: false,
         }
     }
