@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::forge::Forged;
 use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
@@ -130,6 +131,24 @@ fn a_copy_into_an_image_that_fails_leaves_no_half_file() {
         assert_eq!(uxfs_ok(&[&"cat", &image.at("/there")]), b"was there");
         sound(&image);
     }
+}
+
+/// What cannot fit is refused before anything is lost.
+#[test]
+fn a_file_that_a_larger_one_cannot_replace_is_as_it_was() {
+    let host = scratch();
+    std::fs::write(host.path().join("there"), "was there").unwrap();
+    std::fs::write(host.path().join("large"), vec![7; 24 << 20]).unwrap();
+    let image = Forged::of("40M", host.path());
+    std::fs::write(host.path().join("large"), vec![7; 40 << 20]).unwrap();
+    for source in [host.path().join("large").into_os_string(), image.at("/large")] {
+        uxfs_fails(&[&"cp", &source, &image.at("/there")], 10, "is as it was");
+        assert_eq!(uxfs_ok(&[&"cat", &image.at("/there")]), b"was there");
+    }
+    // A file's own space counts.
+    std::fs::write(host.path().join("large"), vec![8; 25 << 20]).unwrap();
+    uxfs_ok(&[&"cp", &host.path().join("large"), &image.at("/large")]);
+    run("xfs_repair", &[&"-n", &"-f", &"-o", &"force_geometry", &image.path]);
 }
 
 #[test]

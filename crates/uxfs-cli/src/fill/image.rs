@@ -113,6 +113,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
         let of = attributes_of(node)?;
         let made = if metadata.is_file() {
             let from = node.open()?;
+            self.filler.expect(metadata.size.min(metadata.blocks.saturating_mul(512)));
             Some(self.filler.file(to, name, &of, |filler, file| content(filler, &from, file))?)
         } else if metadata.is_symlink() {
             self.filler.leaf(to, name, &of, &Leaf::Symlink(&node.read_link()?))?

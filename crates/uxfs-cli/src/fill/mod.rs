@@ -168,6 +168,8 @@ pub struct Filler<'a> {
     /// Attributes that the volume cannot hold.
     lost_xattrs: u64,
     budget: Budget,
+    /// Bytes of data that the next file is to have, as far as that is known.
+    expected: u64,
     /// What was made or written into.
     made: InodeSet,
     /// The directory that is being filled, as a path of the volume; where each part of it begins.
@@ -184,6 +186,7 @@ impl<'a> Filler<'a> {
             buf: AlignedBuf::zeroed(CHUNK),
             lost_xattrs: 0,
             budget: Budget::new(rules.trust.limits),
+            expected: 0,
             made: InodeSet::default(),
             place: Vec::new(),
             parts: Vec::new(),
@@ -265,6 +268,11 @@ impl<'a> Filler<'a> {
         }
     }
 
+    /// Tells how much data the next file is going to have, about.
+    pub fn expect(&mut self, bytes: u64) {
+        self.expected = bytes;
+    }
+
     /// Makes a regular file, or writes into the one that is there, and gives it with all that is said of it.
     pub fn file(
         &mut self,
@@ -273,11 +281,13 @@ impl<'a> Filler<'a> {
         of: &Attributes,
         content: impl FnOnce(&mut Self, &File) -> Outcome<()>,
     ) -> Outcome<Node> {
+        let expected = std::mem::take(&mut self.expected);
         go_on()?;
         self.budget.take_file()?;
         if self.rules.existing == Existing::Kept
             && let Some(node) = self.existing(parent, name)?
         {
+            check_room(&node, expected)?;
             return self.overwrite(node, of, content);
         }
         let new = self.new_node(of, false);
@@ -657,6 +667,17 @@ fn check_unshared(there: &Node) -> Outcome<()> {
                 return Err(Trouble::new(Exit::Shared, what));
             }
         }
+    }
+    Ok(())
+}
+
+/// Refuses to begin to write into a file if there cannot be room for so much: what is in it would be lost for nothing.
+fn check_room(there: &Node, bytes: u64) -> Outcome<()> {
+    let info = there.volume().info()?;
+    let free = info.free_blocks.saturating_mul(info.block_size.into());
+    let own = there.metadata().blocks.saturating_mul(512);
+    if bytes > free.saturating_add(own) {
+        return Err(Trouble::end(Exit::NoSpace, "no space left for it; the file that is there is as it was"));
     }
     Ok(())
 }

@@ -15,9 +15,6 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// Arguments of `cp`.
-///
-/// An existing file of the destination is written into and stays what it is, also through a symbolic link; --replace
-/// puts a new file in its place.
 #[derive(clap::Args, Debug)]
 #[command(after_help = HELP)]
 pub struct Args {
@@ -59,6 +56,10 @@ pub struct Args {
 }
 
 const HELP: &str = "\
+A file that is there is written into and stays the same one, with its owner, permissions, attributes and other \
+names, also where a symbolic link leads to it; --replace puts a new one in its place. No link of this machine is \
+followed below a directory that is copied.
+
 As `cp` has it, a new file gets the permissions of its source without set-user-id and set-group-id, less the umask; \
 owners, times, attributes, links among what is copied and devices need -p, --preserve or -a. Holes stay holes.
 

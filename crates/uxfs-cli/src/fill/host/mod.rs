@@ -127,7 +127,8 @@ impl<'a, 'b> FromHost<'a, 'b> {
                 place.dirs.push((dir, of));
                 Ok(())
             }
-            Step::File(name, of, key) => self.once(place, &name, key, |filler, dir, name| {
+            Step::File(name, of, key, data) => self.once(place, &name, key, |filler, dir, name| {
+                filler.expect(data);
                 filler.file(dir, name, &of, |filler, file| content(filler, steps, file)).map(Some)
             }),
             Step::Symlink(name, of, key, target) => self.once(place, &name, key, |filler, dir, name| {

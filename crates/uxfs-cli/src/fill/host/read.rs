@@ -43,8 +43,9 @@ pub enum Step {
     /// A directory, then all that is in it, then [`Leave`](Self::Leave).
     Enter(Vec<u8>, Attributes),
     Leave,
-    /// A regular file, then its [`Data`](Self::Data), then [`End`](Self::End). With a key if it has more names.
-    File(Vec<u8>, Attributes, Option<Key>),
+    /// A regular file, then its [`Data`](Self::Data), then [`End`](Self::End). With a key if it has more names, and
+    /// about so many bytes of data.
+    File(Vec<u8>, Attributes, Option<Key>, u64),
     /// Bytes of the file, from a place on.
     Data(u64, AlignedBuf, usize),
     /// The file ends at this size, or could not be read to its end.
@@ -267,7 +268,9 @@ impl Reader {
         }
         let file = self.open(dir, name, found)?;
         let of = self.attributes(found, &Place::Open(file.as_fd()))?;
-        self.send(Step::File(called.to_vec(), of, key))?;
+        let size = u64::try_from(found.st_size).unwrap_or(0);
+        let allocated = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512);
+        self.send(Step::File(called.to_vec(), of, key, size.min(allocated)))?;
         let end = match self.content(&file) {
             Ok(size) => Ok(size),
             Err(Stop::Trouble(trouble)) => Err(trouble),
