@@ -8,7 +8,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::{AlignedBuf, BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
+use crate::{AlignedBuf, BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place};
 
 /// Bytes that wait to be written before the thread is woken, and before a writer has to wait.
 const WAKE_BYTES: usize = 256 << 10;
@@ -159,6 +159,10 @@ impl BlockDevice for Deferred {
 
     fn is_read_only(&self) -> bool {
         self.shared.inner.is_read_only()
+    }
+
+    fn place(&self) -> Place {
+        self.shared.inner.place()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::{AlignedBuf, DeviceError};
+use crate::{AlignedBuf, DeviceError, Place, Storage};
 
 /// When a write must be on stable storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +33,12 @@ pub trait BlockDevice: Send + Sync + Debug {
     /// Makes every write that completed before this call durable. A device without a flush is not an error, nor
     /// is one that is open for reading only: nothing of it waits to become durable.
     fn flush(&self) -> Result<(), DeviceError>;
+    /// Where its bytes are kept: so that nobody writes a device that has a writer in this process already
+    /// ([`Claim`](crate::Claim)). Whoever stands before another device says what that one says.
+    fn place(&self) -> Place {
+        let address = std::ptr::from_ref(self).cast::<()>().addr();
+        Place { storage: Storage::Memory(address), start: 0, len: self.size() }
+    }
     /// Whether [`prefetch`](Self::prefetch) does anything: it does where bytes are in memory.
     fn prefetches(&self) -> bool {
         false

@@ -33,6 +33,9 @@ pub enum DeviceError {
     /// The kernel has the image attached as a loop device: which, and what to do.
     #[error("{0}")]
     Attached(String),
+    /// This process has the device open for writing already.
+    #[error("this process has it open for writing already: close that first")]
+    Claimed,
     /// The queue holds as many requests as it has room for.
     #[error("the queue is full")]
     QueueFull,

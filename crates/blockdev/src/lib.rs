@@ -9,6 +9,7 @@
 //! | [`MemoryDevice`] | anonymous memory, or a mapped file (tmpfs, DAX) |
 //! | [`Window`] | a part of another device, such as one partition of an image |
 //! | [`Deferred`] | another device, of which nothing is made durable before the end |
+//! | [`Withheld`] | another device, whose first sector is written last |
 //! | [`Rewind`] | a device that can be taken back to what it held before |
 //! | [`Recorder`], [`FaultDevice`], [`DelayDevice`], [`Counter`] | wrappers that tests put around any device |
 //!
@@ -27,6 +28,7 @@
 mod blocking;
 mod buf;
 mod check;
+mod claim;
 mod deferred;
 mod device;
 mod error;
@@ -37,9 +39,11 @@ mod memory;
 mod testing;
 mod uring;
 mod window;
+mod withheld;
 
 pub use blocking::BlockingQueue;
 pub use buf::AlignedBuf;
+pub use claim::{Claim, Place, Storage};
 pub use deferred::Deferred;
 pub use device::{BlockDevice, Completion, Durability, IoQueue};
 pub use error::DeviceError;
@@ -52,3 +56,4 @@ pub use testing::power_cuts::PowerCuts;
 pub use testing::recorder::{Fate, FlushRecord, Recorder, Recording, WriteRecord};
 pub use testing::rewind::Rewind;
 pub use window::Window;
+pub use withheld::Withheld;

@@ -12,7 +12,7 @@ use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_an
 
 use crate::check::Geometry;
 use crate::file::host;
-use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
+use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place, Storage};
 
 /// How much of a request is brought near before it starts: what the processor can wait for at once; it finds
 /// the rest by itself once the copy runs.
@@ -101,7 +101,12 @@ impl MemoryOptions {
         let base = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &opened.file, 0) }
             .map_err(|e| DeviceError::setup(what(), e))?;
         let needs_sync = self.write && !host::is_tmpfs(&opened.file);
-        Ok(self.finish(base, len, geometry, Some(MappedFile { _file: opened.file, needs_sync })))
+        Ok(self.finish(
+            base,
+            len,
+            geometry,
+            Some(MappedFile { _file: opened.file, storage: opened.storage, needs_sync }),
+        ))
     }
 
     fn finish(
@@ -133,6 +138,7 @@ fn mappable(geometry: Geometry, what: impl Fn() -> String) -> Result<usize, Devi
 struct MappedFile {
     /// Holds the writer's lock for as long as the device lives.
     _file: File,
+    storage: Storage,
     /// Whether there is storage behind the pages (a tmpfs file has none).
     needs_sync: bool,
 }
@@ -195,6 +201,12 @@ impl BlockDevice for MemoryDevice {
 
     fn is_read_only(&self) -> bool {
         self.read_only
+    }
+
+    fn place(&self) -> Place {
+        let own = Storage::Memory(self.base.addr().get());
+        let storage = self.file.as_ref().map_or(own, |file| file.storage);
+        Place { storage, start: 0, len: self.size() }
     }
 
     #[inline]

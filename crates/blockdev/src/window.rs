@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::blocking::{Verb, check_push};
 use crate::check::Geometry;
-use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue};
+use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Place};
 
 /// A range of bytes of another device; byte 0 is the range's first.
 #[derive(Debug)]
@@ -61,6 +61,10 @@ impl BlockDevice for Window {
 
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
+    }
+
+    fn place(&self) -> Place {
+        self.inner.place().part(self.start, self.geometry.size())
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {

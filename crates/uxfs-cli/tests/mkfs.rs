@@ -4,8 +4,11 @@ mod common;
 
 use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
 use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 fn assert_sound(image: &Path) {
     run("xfs_repair", &[&"-n", &"-f", &"-o", &"force_geometry", &image]);
@@ -261,4 +264,93 @@ fn a_deep_tree_goes_in_whole() {
     let ours = listed(mounted.dir());
     assert_eq!(ours.len(), 601);
     assert_eq!(ours, listed(&tree));
+}
+
+/// Starts to fill an image from an archive of which only the first half ever comes; gives the process when what came is
+/// in the volume, as it says.
+fn half_filled(image: &Path, dir: &Path, args: &[&str]) -> (Child, File) {
+    let pipe = dir.join("pipe");
+    let _gone = std::fs::remove_file(&pipe);
+    run("mkfifo", &[&pipe]);
+    std::fs::write(dir.join("first"), "text").unwrap();
+    std::fs::write(dir.join("second"), vec![7; 1 << 20]).unwrap();
+    let archive = run("tar", &[&"-C", &dir, &"-c", &"first", &"second"]);
+    let mut mkfs = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    mkfs.args(["-v", "mkfs", "-q"]).arg(image).args(args).arg("--from").arg(&pipe).stderr(Stdio::piped());
+    let mut mkfs = mkfs.spawn().unwrap();
+    let mut pipe = File::options().write(true).open(&pipe).unwrap();
+    pipe.write_all(&archive[..archive.len() / 2]).unwrap();
+    // It has said a name, hence made a volume.
+    let mut said = String::new();
+    BufReader::new(mkfs.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("first"), "{said}");
+    (mkfs, pipe)
+}
+
+/// Neither uxfs nor anybody else takes it for a volume.
+fn assert_no_volume(image: &Path, dir: &Path, offset: u64) {
+    uxfs_fails(&[&"info", &"--offset", &offset.to_string(), &image], 4, "not an XFS volume");
+    let found = Command::new("blkid").args(["-p", "-O", &offset.to_string()]).arg(image).output().unwrap();
+    assert!(found.stdout.is_empty(), "{}", String::from_utf8_lossy(&found.stdout));
+    let at = dir.join("at");
+    std::fs::create_dir_all(&at).unwrap();
+    let mut mounted = Command::new("mount");
+    mounted.args(["-t", "xfs", "-o", &format!("loop,offset={offset}")]);
+    assert!(!mounted.arg(image).arg(&at).output().unwrap().status.success());
+}
+
+#[test]
+fn whoever_is_killed_while_filling_leaves_no_volume() {
+    let dir = scratch();
+    let old = dir.path().join("old");
+    uxfs_ok(&[&"mkfs", &"-q", &old, &"300M", &"-L", &"old"]);
+    let disk = dir.path().join("disk");
+    File::create(&disk).unwrap().set_len(400 << 20).unwrap();
+    let cases: [(_, &[&str], u64); 3] = [
+        (dir.path().join("new"), &["300M"], 0),
+        (old, &["-f"], 0),
+        (disk, &["--offset", "64M", "--length", "300M"], 64 << 20),
+    ];
+    for (image, args, offset) in cases {
+        let (mut mkfs, _pipe) = half_filled(&image, dir.path(), args);
+        assert_no_volume(&image, dir.path(), offset);
+        mkfs.kill().unwrap();
+        mkfs.wait().unwrap();
+        assert_no_volume(&image, dir.path(), offset);
+        // Nor is anything in the way of the next try.
+        let source = dir.path().join("source");
+        std::fs::create_dir_all(&source).unwrap();
+        std::fs::write(source.join("file"), "content\n").unwrap();
+        let mut again: Vec<&dyn AsRef<std::ffi::OsStr>> = vec![&"mkfs", &"-q", &image, &"--from", &source];
+        again.extend(args.iter().map(|arg| arg as &dyn AsRef<std::ffi::OsStr>));
+        uxfs_ok(&again);
+        let mut at = image.clone().into_os_string();
+        at.push(":/file");
+        assert_eq!(uxfs_ok(&[&"cat", &"--offset", &offset.to_string(), &at]), b"content\n");
+    }
+}
+
+#[test]
+fn filling_that_fails_or_is_interrupted_leaves_no_volume() {
+    let dir = scratch();
+    for interrupted in [true, false] {
+        let (new, old) = (dir.path().join("new"), dir.path().join("old"));
+        uxfs_ok(&[&"mkfs", &"-qf", &old, &"300M", &"-L", &"old"]);
+        for (image, args) in [(&new, &["300M"][..]), (&old, &["-f"])] {
+            let (mut mkfs, pipe) = half_filled(image, dir.path(), args);
+            if interrupted {
+                run("kill", &[&"-INT", &mkfs.id().to_string()]);
+            }
+            // The archive ends in the middle.
+            drop(pipe);
+            let code = mkfs.wait().unwrap().code();
+            assert_eq!(code == Some(11), interrupted, "{code:?}");
+            assert_ne!(code, Some(0));
+            if image == &new {
+                assert!(!new.exists());
+            } else {
+                assert_no_volume(&old, dir.path(), 0);
+            }
+        }
+    }
 }

@@ -166,7 +166,7 @@ fn name_kind(problem: NameProblem) -> ErrorKind {
 fn device_kind(error: &blockdev::DeviceError) -> ErrorKind {
     use blockdev::DeviceError as D;
     match error {
-        D::Locked | D::Attached(_) => ErrorKind::Locked,
+        D::Locked | D::Attached(_) | D::Claimed => ErrorKind::Locked,
         D::ReadOnly => ErrorKind::ReadOnly,
         D::Setup { source, .. } if source.kind() == std::io::ErrorKind::NotFound => ErrorKind::NotFound,
         D::Setup { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {

@@ -52,7 +52,7 @@ pub use file::{Extent, Extents, File};
 pub use fileio::Locking;
 pub use info::{FeatureSupport, VolumeInfo};
 pub use metadata::{DeviceNumber, FileType, Metadata, Timestamp};
-pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs, mkfs_device};
+pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs, mkfs_device, mkfs_filled};
 pub use names::{MAX_NAME, printable};
 pub use node::Node;
 pub use options::OpenOptions;

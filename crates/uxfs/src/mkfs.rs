@@ -6,9 +6,11 @@
 use crate::change::engine_time;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metadata::Timestamp;
+use crate::options::OpenOptions;
 use crate::partitions;
 use crate::probe;
-use blockdev::{BlockDevice, FileOptions, Window};
+use crate::volume::Volume;
+use blockdev::{BlockDevice, Claim, FileOptions, Window, Withheld};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
@@ -172,39 +174,96 @@ impl MkfsOptions {
 
 /// Makes a volume in a file, which is made or grown if need be, or on a block device.
 ///
-/// An image that another process has open for writing is refused. If making fails, a file that was there before
-/// holds no volume, and one that was not is not there.
+/// An image that another process has open for writing is refused, or the kernel has attached. If making fails, a file
+/// that was there before holds no volume, and one that was not is not there.
 pub fn mkfs(image: impl AsRef<Path>, options: &MkfsOptions) -> Result<()> {
-    let image = image.as_ref();
+    make(image.as_ref(), options, &mut Make { direct: true, fill: None })
+}
+
+/// Makes a volume and has `fill` put things in it. Until all of them are durable there is no volume: whoever is killed,
+/// or fails, leaves an image that nobody takes for one, or no image where there was none.
+///
+/// `how` says how the volume is opened to be filled, but for its place, which is that of `options`. The open volume comes
+/// back, and is closed. The outer error is that of making; the inner, that of `fill`.
+pub fn mkfs_filled<T, E>(
+    image: impl AsRef<Path>,
+    options: &MkfsOptions,
+    how: &OpenOptions,
+    fill: impl FnOnce(&Volume) -> std::result::Result<T, E>,
+) -> Result<std::result::Result<(T, Volume), E>> {
+    let (mut fill, mut outcome) = (Some(fill), None);
+    let mut run = |device: Arc<dyn BlockDevice>| {
+        let volume = Volume::open_device(device, &how.clone().writable(true).offset(0).length(None))?;
+        let fill = fill.take().expect("a volume is made once");
+        match fill(&volume) {
+            Ok(value) => {
+                volume.close()?;
+                outcome = Some(Ok((value, volume)));
+                Ok(())
+            }
+            Err(error) => {
+                outcome = Some(Err(error));
+                Err(Error::new(ErrorKind::Io, "the volume was not filled"))
+            }
+        }
+    };
+    let made = make(image.as_ref(), options, &mut Make { direct: how.direct, fill: Some(&mut run) });
+    match (made, outcome) {
+        (Ok(()), Some(outcome)) | (Err(_), Some(outcome @ Err(_))) => Ok(outcome),
+        (Err(error), _) => Err(error),
+        (Ok(()), None) => unreachable!("what was made was filled"),
+    }
+}
+
+/// How a volume is made, and what is done with it before anybody may take it for one.
+struct Make<'a> {
+    direct: bool,
+    fill: Option<&'a mut dyn FnMut(Arc<dyn BlockDevice>) -> Result<()>>,
+}
+
+fn make(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
     match std::fs::metadata(image) {
         Ok(found) if found.file_type().is_block_device() => {
-            let device = FileOptions::new().write(true).open(image)?;
-            mkfs_in(Arc::new(device), options, Before::Unknown)
+            let device = FileOptions::new().write(true).direct(how.direct).open(image)?;
+            mkfs_in(Arc::new(device), options, Before::Unknown, how)
         }
-        Ok(found) if found.is_file() => in_file(image, found.len(), options),
+        Ok(found) if found.is_file() => in_file(image, found.len(), options, how),
         Ok(_) => {
             let what = "neither a regular file nor a block device: no place for a volume";
             Err(Error::new(ErrorKind::WrongType, what))
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => make_file(image, options),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => make_file(image, options, how),
         Err(error) => Err(host(&error)),
     }
 }
 
 /// Makes a volume on any device. `blank`: all of the device reads as zeroes, so that nothing has to be wiped.
 pub fn mkfs_device(device: Arc<dyn BlockDevice>, options: &MkfsOptions, blank: bool) -> Result<()> {
-    mkfs_in(device, options, if blank { Before::Zeroes } else { Before::Unknown })
+    let before = if blank { Before::Zeroes } else { Before::Unknown };
+    mkfs_in(device, options, before, &mut Make { direct: true, fill: None })
 }
 
-fn mkfs_in(device: Arc<dyn BlockDevice>, options: &MkfsOptions, before: Before) -> Result<()> {
+fn mkfs_in(
+    device: Arc<dyn BlockDevice>,
+    options: &MkfsOptions,
+    before: Before,
+    how: &mut Make<'_>,
+) -> Result<()> {
     let room = room(&*device, options)?;
     let device: Arc<dyn BlockDevice> =
         if room == (0..device.size()) { device } else { window(device, &room)? };
+    let claim = Claim::new(&*device)?;
     let layout = plan(&options.engine_on(device.sector_size()), device.size()).map_err(xfs::Error::from)?;
     if before == Before::Unknown && !options.overwrite {
         refuse_occupied(&*device)?;
     }
-    Ok(format(&*device, &layout, before)?)
+    let Some(fill) = &mut how.fill else { return Ok(format(&*device, &layout, before)?) };
+    let held = Arc::new(Withheld::new(device)?);
+    format(&*held, &layout, before)?;
+    // The volume takes a claim of its own.
+    drop(claim);
+    fill(held.clone())?;
+    Ok(held.finish()?)
 }
 
 /// The bytes of a device that may be written: nothing else is. Where only the start was said, they are the partition
@@ -259,10 +318,10 @@ fn refuse_occupied(device: &dyn BlockDevice) -> Result<()> {
     Err(Error::new(ErrorKind::AlreadyExists, message))
 }
 
-fn open_file(image: &Path, options: &MkfsOptions) -> Result<Arc<dyn BlockDevice>> {
+fn open_file(image: &Path, options: &MkfsOptions, direct: bool) -> Result<Arc<dyn BlockDevice>> {
     let sector = options.sector_size.unwrap_or(512).clamp(512, 4096);
     let sector = if sector.is_power_of_two() { sector } else { 512 };
-    Ok(Arc::new(FileOptions::new().write(true).sector_size(sector).open(image)?))
+    Ok(Arc::new(FileOptions::new().write(true).direct(direct).sector_size(sector).open(image)?))
 }
 
 /// Where the volume ends in a file, if that was said.
@@ -274,18 +333,18 @@ fn wanted_end(options: &MkfsOptions) -> Result<Option<u64>> {
 }
 
 /// Makes a volume in a file that is there, and makes the file long enough for it.
-fn in_file(image: &Path, len: u64, options: &MkfsOptions) -> Result<()> {
+fn in_file(image: &Path, len: u64, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
     if let Some(end) = wanted_end(options)?.filter(|&end| end > len) {
         check_plan(options, end)?;
         // What another process has locked, or what is not to be lost, does not grow.
-        let now = open_file(image, options)?;
+        let now = open_file(image, options, how.direct)?;
         room(&*now, options)?;
         if !options.overwrite && len > options.offset {
             refuse_occupied(&Window::new(Arc::clone(&now), options.offset, None)?)?;
         }
         File::options().write(true).open(image).and_then(|file| file.set_len(end)).map_err(|e| host(&e))?;
     }
-    mkfs_in(open_file(image, options)?, options, Before::Unknown)
+    mkfs_in(open_file(image, options, how.direct)?, options, Before::Unknown, how)
 }
 
 /// Refuses what cannot be made in a file of `end` bytes.
@@ -295,7 +354,7 @@ fn check_plan(options: &MkfsOptions, end: u64) -> Result<()> {
     Ok(())
 }
 
-fn make_file(image: &Path, options: &MkfsOptions) -> Result<()> {
+fn make_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
     let Some(end) = wanted_end(options)? else {
         let what = "no such file; give a size, and it is made";
         return Err(Error::new(ErrorKind::NotFound, what));
@@ -305,7 +364,7 @@ fn make_file(image: &Path, options: &MkfsOptions) -> Result<()> {
     let done = made
         .set_len(end)
         .map_err(|e| host(&e))
-        .and_then(|()| mkfs_in(open_file(image, options)?, options, Before::Zeroes));
+        .and_then(|()| mkfs_in(open_file(image, options, how.direct)?, options, Before::Zeroes, how));
     if done.is_err() {
         // Half a volume helps nobody.
         let _ = std::fs::remove_file(image);

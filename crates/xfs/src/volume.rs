@@ -15,7 +15,7 @@ use crate::inode::ForkState;
 use crate::log::{Journal, Pace, ShutdownReason};
 use crate::recovery::{self, clean};
 use crate::trans::{self, counters::Counters};
-use blockdev::{AlignedBuf, BlockDevice, DeviceError};
+use blockdev::{AlignedBuf, BlockDevice, Claim, DeviceError};
 use fileio::lockstat::LockClass;
 use parking_lot::Mutex;
 use std::ops::{ControlFlow, Range};
@@ -70,6 +70,8 @@ pub struct Volume {
     log_clean: bool,
     /// What recovery found and did when the volume was opened.
     recovery: OnceLock<recovery::Report>,
+    /// Keeps every other writer of this process out until the volume is closed. Let go of last.
+    claim: Mutex<Option<Claim>>,
 }
 
 /// What only a volume that is open for writing has.
@@ -95,6 +97,7 @@ impl Volume {
         let mut device = device;
         let mut superblock = read_superblock(&*device)?;
         check_volume(&*device, &superblock, options)?;
+        let claim = options.writable.then(|| Claim::new(&*device)).transpose()?;
         let ends = clean::log_ends(&*device, &superblock);
         let log_clean = match &ends {
             Ok(ends) => ends.clean,
@@ -147,6 +150,7 @@ impl Volume {
             device,
             superblock,
             geometry,
+            claim: Mutex::new(claim),
         });
         if let Some(write) = &volume.write {
             let this = Arc::downgrade(&volume);
@@ -274,7 +278,15 @@ impl Volume {
     /// Writes everything back and leaves a clean log. Files may not be in use any more: later changes fail. A volume
     /// that is dropped without this is as after a crash: its log has to be replayed.
     pub fn close(self: &Arc<Self>) -> Result<()> {
-        let Some(write) = &self.write else { return Ok(()) };
+        if self.is_writable() {
+            self.write_back()?;
+            drop(self.claim.lock().take());
+        }
+        Ok(())
+    }
+
+    fn write_back(self: &Arc<Self>) -> Result<()> {
+        let write = self.write_side()?;
         // Who is in the middle of a change ends it, and nobody begins one: from here on the counters stand still.
         let frozen = write.journal.freeze()?;
         if self.log_clean && frozen.is_untouched() {

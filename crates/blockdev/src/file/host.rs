@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
-use crate::{AlignedBuf, DeviceError};
+use crate::{AlignedBuf, DeviceError, Storage};
 
 /// `f_type` of a file system that keeps its files in memory.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -16,6 +16,7 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub file: File,
+    pub storage: Storage,
     pub is_block: bool,
     /// Size in bytes, as it is.
     pub size: u64,
@@ -46,7 +47,8 @@ pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened
         Err(e) => return Err(fail(e)),
     };
     let file = File::from(fd);
-    let now = FileType::from_raw_mode(rustix::fs::fstat(&file).map_err(fail)?.st_mode);
+    let stat = rustix::fs::fstat(&file).map_err(fail)?;
+    let now = FileType::from_raw_mode(stat.st_mode);
     if kind_is_block(path, now)? != is_block {
         return Err(DeviceError::invalid(format!("opening {}", path.display()), "it was replaced meanwhile"));
     }
@@ -56,7 +58,9 @@ pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened
     if is_direct && direct_unit.is_none() {
         clear_direct(&file).map_err(fail)?;
     }
-    Ok(Opened { file, is_block, size, sector_min, direct_unit })
+    let storage =
+        if is_block { Storage::Disk(stat.st_rdev) } else { Storage::File(stat.st_dev, stat.st_ino) };
+    Ok(Opened { file, storage, is_block, size, sector_min, direct_unit })
 }
 
 /// What must hold before a file is written: no other process writes it, nor does the kernel. (It has claimed a block

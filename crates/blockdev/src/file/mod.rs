@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::check::Geometry;
 use crate::uring::UringQueue;
-use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
+use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place, Storage};
 
 /// How the host carries out requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,8 @@ impl FileOptions {
             }
             None => HostIo::Buffered,
         };
-        Ok(FileDevice { file: opened.file, geometry, io, read_only: !self.write, queue: self.queue })
+        let (storage, read_only) = (opened.storage, !self.write);
+        Ok(FileDevice { file: opened.file, storage, geometry, io, read_only, queue: self.queue })
     }
 }
 
@@ -113,6 +114,7 @@ impl FileOptions {
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
+    storage: Storage,
     geometry: Geometry,
     io: HostIo,
     read_only: bool,
@@ -159,6 +161,10 @@ impl BlockDevice for FileDevice {
 
     fn is_read_only(&self) -> bool {
         self.read_only
+    }
+
+    fn place(&self) -> Place {
+        Place { storage: self.storage, start: 0, len: self.size() }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {

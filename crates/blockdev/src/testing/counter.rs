@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue};
+use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Place};
 
 /// What a [`Counter`] has seen. Requests are counted when they are made, refused ones too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,6 +85,10 @@ impl BlockDevice for Counter {
 
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
+    }
+
+    fn place(&self) -> Place {
+        self.inner.place()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {

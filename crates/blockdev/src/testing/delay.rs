@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::blocking::{Verb, check_depth, check_push};
-use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Op};
+use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Op, Place};
 
 /// How long requests wait before they reach the device below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +118,10 @@ impl BlockDevice for DelayDevice {
 
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
+    }
+
+    fn place(&self) -> Place {
+        self.inner.place()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {

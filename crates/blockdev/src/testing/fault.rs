@@ -8,7 +8,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
+use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place};
 
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -155,6 +155,10 @@ impl BlockDevice for FaultDevice {
 
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
+    }
+
+    fn place(&self) -> Place {
+        self.inner.place()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {

@@ -11,7 +11,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue};
+use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Place};
 
 /// A write that was recorded.
 #[derive(Clone, Debug)]
@@ -223,6 +223,10 @@ impl BlockDevice for Recorder {
 
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
+    }
+
+    fn place(&self) -> Place {
+        self.inner.place()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
+use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place};
 
 /// Bytes that are kept and restored together.
 const PAGE: u64 = 4096;
@@ -71,6 +71,10 @@ impl BlockDevice for Rewind {
 
     fn is_read_only(&self) -> bool {
         self.inner.is_read_only()
+    }
+
+    fn place(&self) -> Place {
+        self.inner.place()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {

@@ -88,8 +88,12 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
             format!("--from: volumes with {} are not written, and so not filled", unwritable.join(", "));
         return Err(Failure::new(Exit::Unsupported, what));
     }
-    uxfs::mkfs(&args.image, &options).map_err(|error| explain(args, &error))?;
-    let exit = source.map_or(Ok(Exit::Ok), |source| fill(args, global, source, time))?;
+    let exit = match source {
+        Some(source) => fill(args, global, &options, source, time)?,
+        None => {
+            uxfs::mkfs(&args.image, &options).map(|()| Exit::Ok).map_err(|error| explain(args, &error))?
+        }
+    };
     if !args.quiet {
         let location = Location { image: args.image.clone(), path: b"/".to_vec() };
         let volume = Images::new(global).volume(&location)?;
@@ -122,9 +126,14 @@ impl Source {
     }
 }
 
-/// Fills the new volume.
-fn fill(args: &Args, global: &Global, source: Source, time: Option<Timestamp>) -> Result<Exit> {
-    let failure = |error: uxfs::Error| Failure::of_image(&args.image, &error);
+/// Makes the volume and fills it. Until that is done, nobody has it.
+fn fill(
+    args: &Args,
+    global: &Global,
+    options: &MkfsOptions,
+    source: Source,
+    time: Option<Timestamp>,
+) -> Result<Exit> {
     let bar = progress::bytes();
     let rules = Rules {
         keep: Keep::ALL,
@@ -140,24 +149,26 @@ fn fill(args: &Args, global: &Global, source: Source, time: Option<Timestamp>) -
     interrupt::watch();
     let mut filler = Filler::new(rules, &bar);
     let mut problems = Problems::beside(&bar);
-    // Where the time is given, nothing is left to chance. Until all is in it, nobody has the volume.
-    let how = global.open_options().writable(true).repeatable(time).direct(false).durable_at_close(true);
-    let volume = uxfs::Volume::open(&args.image, &how).map_err(failure)?;
-    let done = volume.root().and_then(|root| root.as_dir()).map_err(failure).and_then(|root| match source {
-        Source::Dir(path) => {
-            let target = Target { dir: root, path: Vec::new(), name: None };
-            FromHost::new(&mut filler, &mut problems, &args.image).copy(&path, target, true)
-        }
-        Source::Archive(file) => {
-            let input = std::io::BufReader::with_capacity(1 << 20, Patient::new(file));
-            FromArchive::new(&mut filler, &mut problems, root).unpack(input)
+    // Where the time is given, nothing is left to chance.
+    let how = global.open_options().repeatable(time).direct(false).durable_at_close(true);
+    let made = uxfs::mkfs_filled(&args.image, options, &how, |volume| {
+        let failure = |error: uxfs::Error| Failure::of_image(&args.image, &error);
+        let root = volume.root().and_then(|root| root.as_dir()).map_err(failure)?;
+        match source {
+            Source::Dir(path) => {
+                let target = Target { dir: root, path: Vec::new(), name: None };
+                FromHost::new(&mut filler, &mut problems, &args.image).copy(&path, target, true)
+            }
+            Source::Archive(file) => {
+                let input = std::io::BufReader::with_capacity(1 << 20, Patient::new(file));
+                FromArchive::new(&mut filler, &mut problems, root).unpack(input)
+            }
         }
     });
-    let closed = volume.close().map_err(failure);
+    bar.finish_and_clear();
+    let ((), volume) = made.map_err(|error| explain(args, &error))??;
     // What the caches hold goes with the process.
     std::mem::forget(volume);
-    bar.finish_and_clear();
-    done.and(closed)?;
     say_lost(&filler);
     Ok(problems.exit())
 }
