@@ -46,7 +46,7 @@ pub fn failure(location: &Location, error: &Error) -> Failure {
 /// A change that is not made, and why.
 pub fn refused(location: &Location, exit: Exit, what: impl std::fmt::Display) -> Failure {
     let path = uxfs::printable(&location.path);
-    Failure::new(exit, format!("{}: {path}: {what}", host_name(&location.image)))
+    Failure::new(exit, format!("{}: {path}: {what}", host_name(&location.name())))
 }
 
 /// A path as that of a directory and a name in it; `None` if its end is not a name.

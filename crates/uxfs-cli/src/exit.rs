@@ -10,7 +10,8 @@ use std::process::ExitCode;
 
 /// The list that `--help` ends with.
 pub const HELP: &str = "\
-Paths inside an image are written IMAGE:/path; IMAGE alone is its root directory.
+Paths inside an image are written IMAGE:/path; IMAGE alone is its root directory. IMAGE@2:/path is in the second
+partition of a whole disk's image (GPT or MBR).
 
 Exit codes:
   0  done

@@ -1,4 +1,4 @@
-//! `IMAGE:/path`: which image, and which path in it.
+//! `IMAGE:/path` and `IMAGE@2:/path`: which image, which partition of it, and which path in it.
 
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::host::Identity;
@@ -19,24 +19,35 @@ use uxfs::{OpenOptions, Volume};
 pub struct Location {
     /// The image file, or the block device.
     pub image: PathBuf,
+    /// The partition that holds the volume, if one was named.
+    pub partition: Option<u32>,
     /// The path in it; `/` if only the image was named.
     pub path: Vec<u8>,
 }
 
 impl Location {
     /// Splits `IMAGE:/path` at its last `:/`. An image that has `:/` in its own name, or a path that has, is
-    /// understood where the image exists: the whole is tried first, then the longest image part.
+    /// understood where the image exists: the whole is tried first, then the longest image part. So is an image that
+    /// has `@2` at its own name's end.
     pub fn parse(text: &OsStr) -> Self {
         Self::parse_with(text, Path::exists)
+    }
+
+    /// A path in an image, or in a partition of it.
+    fn of(image: &[u8], path: &[u8], exists: &impl Fn(&Path) -> bool) -> Self {
+        let image = Path::new(OsStr::from_bytes(image));
+        let numbered = if exists(image) { None } else { numbered(image).filter(|(image, _)| exists(image)) };
+        let (image, partition) = numbered.map_or((image, None), |(image, number)| (image, Some(number)));
+        Self { image: image.into(), partition, path: path.to_vec() }
     }
 
     fn parse_with(text: &OsStr, exists: impl Fn(&Path) -> bool) -> Self {
         let bytes = text.as_bytes();
         let split = |at: usize| {
             let (image, path) = bytes.split_at(at);
-            Self { image: OsStr::from_bytes(image).into(), path: path.get(1..).unwrap_or_default().to_vec() }
+            Self::of(image, path.get(1..).unwrap_or_default(), &exists)
         };
-        let whole = Self { image: text.into(), path: b"/".to_vec() };
+        let whole = Self::of(bytes, b"/", &exists);
         if exists(&whole.image) {
             return whole;
         }
@@ -56,7 +67,41 @@ impl Location {
 
     /// What an error of the volume says, with the image's name in front.
     pub fn failure(&self, error: &uxfs::Error) -> Failure {
-        Failure::of_image(&self.image, error)
+        Failure::of_image(&self.name(), error)
+    }
+
+    /// The image and its partition, as they are written.
+    pub fn name(&self) -> PathBuf {
+        let mut name = self.image.clone().into_os_string();
+        if let Some(number) = self.partition {
+            name.push(format!("@{number}"));
+        }
+        name.into()
+    }
+
+    /// How to open the volume for reading: where it lies is looked up.
+    pub fn options(&self, global: &Global) -> Result<OpenOptions> {
+        let options = global.open_options();
+        let Some((offset, length)) = self.place(global)? else { return Ok(options) };
+        Ok(options.offset(offset).length(Some(length)))
+    }
+
+    /// Where the partition that was named lies: offset and length.
+    pub fn place(&self, global: &Global) -> Result<Option<(u64, u64)>> {
+        let Some(number) = self.partition else { return Ok(None) };
+        if global.offset != 0 || global.length.is_some() {
+            let what = "a partition is named, and so says where the volume is; leave --offset and --length";
+            return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(&self.name()))));
+        }
+        check(&self.image)?;
+        uxfs::partition(&self.image, number).map(Some).map_err(|error| self.failure(&error))
+    }
+
+    /// Whether both are in one volume, as far as one can tell.
+    pub fn shares_volume(&self, other: &Self) -> bool {
+        let same = self.image == other.image
+            || Identity::of_path(&self.image).is_some_and(|one| Some(one) == Identity::of_path(&other.image));
+        same && self.partition == other.partition
     }
 }
 
@@ -74,11 +119,17 @@ pub fn parser() -> impl clap::builder::TypedValueParser<Value = Location> {
     clap::builder::OsStringValueParser::new().map(|text| Location::parse(&text))
 }
 
+/// The parser of an image alone, which need not be there: no path is looked for in it.
+pub fn image_parser() -> impl clap::builder::TypedValueParser<Value = Location> {
+    use clap::builder::TypedValueParser;
+    clap::builder::OsStringValueParser::new().map(|text| Location::of(text.as_bytes(), b"/", &Path::exists))
+}
+
 /// Volumes that are open, so that several paths in one image share one.
 pub struct Images<'a> {
     global: &'a Global,
     writable: bool,
-    open: Vec<(PathBuf, Option<Identity>, Volume)>,
+    open: Vec<(Location, Volume)>,
 }
 
 impl<'a> Images<'a> {
@@ -95,24 +146,17 @@ impl<'a> Images<'a> {
 
     /// The volume in the location's image.
     pub fn volume(&mut self, location: &Location) -> Result<Volume> {
-        let identity = Identity::of_path(&location.image);
-        let is_it = |(image, known, _): &&(PathBuf, Option<Identity>, Volume)| {
-            *image == location.image || (identity.is_some() && *known == identity)
-        };
-        if let Some((.., volume)) = self.open.iter().find(is_it) {
+        if let Some((_, volume)) = self.open.iter().find(|(known, _)| known.shares_volume(location)) {
             return Ok(volume.clone());
         }
-        let volume = open(location, &self.global.open_options().writable(self.writable))?;
-        self.open.push((location.image.clone(), identity, volume.clone()));
+        let volume = open(location, &location.options(self.global)?.writable(self.writable))?;
+        self.open.push((location.clone(), volume.clone()));
         Ok(volume)
     }
 
     /// Which of those that were opened the location's image is.
     pub fn number(&self, location: &Location) -> Option<usize> {
-        let identity = Identity::of_path(&location.image);
-        self.open.iter().position(|(image, known, _)| {
-            *image == location.image || (identity.is_some() && *known == identity)
-        })
+        self.open.iter().position(|(known, _)| known.shares_volume(location))
     }
 
     /// Writes back what was changed and leaves clean logs. The first failure counts.
@@ -120,9 +164,7 @@ impl<'a> Images<'a> {
         if !self.writable {
             return Ok(());
         }
-        let close = |(image, _, volume): &(PathBuf, Option<Identity>, Volume)| {
-            volume.close().map_err(|error| Failure::of_image(image, &error))
-        };
+        let close = |(of, volume): &(Location, Volume)| volume.close().map_err(|error| of.failure(&error));
         let closed: Vec<Result<()>> = self.open.iter().map(close).collect();
         closed.into_iter().collect()
     }
@@ -131,11 +173,20 @@ impl<'a> Images<'a> {
 fn open(location: &Location, options: &OpenOptions) -> Result<Volume> {
     let image = &location.image;
     check(image)?;
-    let volume = Volume::open(image, options).map_err(|error| Failure::of_image(image, &error))?;
+    let volume = Volume::open(image, options).map_err(|error| location.failure(&error))?;
     if let Some(recovery) = volume.recovery().filter(|recovery| recovery.written) {
-        problems::complain(&format!("{}: recovered the log: {recovery}", host_name(image)));
+        problems::complain(&format!("{}: recovered the log: {recovery}", host_name(&location.name())));
     }
     Ok(volume)
+}
+
+/// Splits `IMAGE@2`.
+fn numbered(image: &Path) -> Option<(&Path, u32)> {
+    let bytes = image.as_os_str().as_bytes();
+    let at = bytes.iter().rposition(|&byte| byte == b'@').filter(|&at| at > 0)?;
+    let (image, number) = (bytes.get(..at)?, bytes.get(at + 1..)?);
+    let number = str::from_utf8(number).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
+    Some((Path::new(OsStr::from_bytes(image)), number.parse().ok()?))
 }
 
 /// Says what is wrong with an image that cannot be one, or that the host doesn't let be read.
@@ -212,9 +263,34 @@ mod tests {
     }
 
     #[test]
+    fn a_partition_is_named_by_its_number() {
+        let exists = |path: &Path| ["a.img", "x@2", "d@1:/b@3"].iter().any(|name| Path::new(name) == path);
+        let parse = |text: &str| {
+            let found = Location::parse_with(OsStr::new(text), exists);
+            (
+                found.image.to_str().unwrap().to_owned(),
+                found.partition,
+                String::from_utf8(found.path).unwrap(),
+            )
+        };
+        let is = |image: &str, partition, path: &str| (image.to_owned(), partition, path.to_owned());
+        assert_eq!(parse("a.img@2:/etc"), is("a.img", Some(2), "/etc"));
+        assert_eq!(parse("a.img@12"), is("a.img", Some(12), "/"));
+        assert_eq!(parse("a.img:/x@2"), is("a.img", None, "/x@2"));
+        assert_eq!(parse("a.img:/x@2:/y"), is("a.img", None, "/x@2:/y"));
+        assert_eq!(parse("x@2"), is("x@2", None, "/"));
+        assert_eq!(parse("x@2@5:/y"), is("x@2", Some(5), "/y"));
+        assert_eq!(parse("d@1:/b@3:/c"), is("d@1:/b@3", None, "/c"));
+        for none in ["a.img@", "a.img@x", "a.img@-1", "a.img@99999999999", "other@2", "@2"] {
+            assert_eq!(parse(none), is(none, None, "/"));
+        }
+    }
+
+    #[test]
     fn a_file_name_is_a_name() {
-        let name =
-            |path: &str| Location { image: "i".into(), path: path.into() }.file_name().map(<[u8]>::to_vec);
+        let name = |path: &str| {
+            Location { image: "i".into(), partition: None, path: path.into() }.file_name().map(<[u8]>::to_vec)
+        };
         assert_eq!(name("/a/b"), Some(b"b".to_vec()));
         assert_eq!(name("/a/b//"), Some(b"b".to_vec()));
         assert_eq!(name("/"), None);

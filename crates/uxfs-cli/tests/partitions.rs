@@ -175,3 +175,118 @@ fn what_lies_behind_a_shorter_volume_stays() {
 fn read(path: &Path, at: u64, bytes: &mut [u8]) {
     File::open(path).unwrap().read_exact_at(bytes, at).unwrap();
 }
+
+/// A disk with an MBR: two primary partitions and two logical ones, in MiB.
+const LOGICAL: [(u32, u64, u64); 4] = [(1, 1, 50), (2, 51, 50), (5, 102, 50), (6, 153, 40)];
+
+fn disk_with_mbr() -> Disk {
+    let dir = scratch();
+    let path = dir.path().join("disk.img");
+    let size = 200 * MIB;
+    File::create(&path).unwrap().set_len(size).unwrap();
+    let disk = Disk { dir, path, size };
+    let entry = |kind: u8, first: u64, sectors: u64| {
+        let mut entry = vec![0; 16];
+        entry[4] = kind;
+        entry[8..12].copy_from_slice(&u32::try_from(first).unwrap().to_le_bytes());
+        entry[12..].copy_from_slice(&u32::try_from(sectors).unwrap().to_le_bytes());
+        entry
+    };
+    let record = |at: u64, entries: &[Vec<u8>]| {
+        disk.write(&entries.concat(), at * MIB + 446);
+        disk.write(&[0x55, 0xaa], at * MIB + 510);
+    };
+    let mib = |mib: u64| mib * 2048;
+    record(0, &[entry(0x83, mib(1), mib(50)), entry(0x83, mib(51), mib(50)), entry(0x05, mib(101), mib(99))]);
+    record(101, &[entry(0x83, mib(1), mib(50)), entry(0x05, mib(51), mib(41))]);
+    record(152, &[entry(0x83, mib(1), mib(40))]);
+    // Another reader of such tables agrees.
+    for (number, start, length) in LOGICAL {
+        let said = run("partx", &[&"-g", &"-o", &"START,SECTORS", &"-n", &number.to_string(), &disk.path]);
+        let said = String::from_utf8(said).unwrap();
+        let words: Vec<u64> = said.split_whitespace().map(|word| word.parse().unwrap()).collect();
+        assert_eq!(words, [mib(start), mib(length)]);
+    }
+    disk
+}
+
+/// Every verb finds the volume in a partition by its number.
+fn all_verbs(disk: &Disk, numbers: &[u32]) {
+    let image = |number: u32| format!("{}@{number}", disk.path.display());
+    let at = |number: u32, path: &str| format!("{}:{path}", image(number));
+    let dir = disk.dir.path();
+    std::fs::write(dir.join("file"), "content\n").unwrap();
+    for &number in numbers {
+        uxfs_ok(&[&"mkfs", &"-q", &"--small", &image(number), &"-L", &format!("part{number}")]);
+    }
+    for &number in numbers {
+        let info = String::from_utf8(uxfs_ok(&[&"info", &image(number)])).unwrap();
+        assert!(info.contains(&format!("part{number}")), "{info}");
+        uxfs_ok(&[&"mkdir", &at(number, "/dir")]);
+        uxfs_ok(&[&"cp", &dir.join("file"), &at(number, "/dir/file")]);
+        uxfs_ok(&[&"mv", &at(number, "/dir/file"), &at(number, "/file")]);
+        uxfs_ok(&[&"ln", &at(number, "/file"), &at(number, "/link")]);
+        assert_eq!(uxfs_ok(&[&"cat", &at(number, "/link")]), b"content\n");
+        uxfs_ok(&[&"check", &image(number)]);
+        uxfs_ok(&[&"recover", &image(number)]);
+        uxfs_ok(&[&"rm", &at(number, "/link")]);
+        assert_eq!(uxfs_ok(&[&"ls", &image(number)]), b"dir\nfile\n");
+    }
+    // From one partition to another of the same image.
+    let (one, two) = (numbers[0], numbers[1]);
+    uxfs_ok(&[&"cp", &at(one, "/file"), &at(two, "/copied")]);
+    assert_eq!(uxfs_ok(&[&"ls", &image(one)]), b"dir\nfile\n");
+    assert_eq!(uxfs_ok(&[&"cat", &at(two, "/copied")]), b"content\n");
+    uxfs_fails(&[&"mv", &at(one, "/file"), &at(two, "/moved")], 2, "another image; copy it");
+    uxfs_fails(&[&"ln", &at(one, "/file"), &at(two, "/linked")], 2, "not in the image of the new name");
+}
+
+#[test]
+fn partitions_of_a_gpt_are_named_by_number() {
+    let disk = Disk::new(&[(1, 40), (41, 60), (120, 40)], MIB);
+    all_verbs(&disk, &[1, 2, 3]);
+    disk.assert_tables_are_whole();
+    for (start, length) in [(1, 40), (41, 60), (120, 40)] {
+        disk.assert_holds_a_volume(start * MIB, length * MIB);
+    }
+    let image = |number: u32| format!("{}@{number}", disk.path.display());
+    for verb in ["info", "check", "recover", "ls", "mkfs"] {
+        uxfs_fails(&[&verb, &image(4)], 3, "there is no partition 4: the GPT partition table has 1, 2, 3");
+        uxfs_fails(&[&verb, &image(0)], 3, "there is no partition 0");
+    }
+    let both = "a partition is named, and so says where the volume is";
+    uxfs_fails(&[&"info", &"--offset", &"1M", &image(1)], 2, both);
+    // The disk was cut off.
+    File::options().write(true).open(&disk.path).unwrap().set_len(130 * MIB).unwrap();
+    uxfs_fails(&[&"info", &image(3)], 5, "partition 3 ends at byte 167772160, behind the end of the image");
+    assert_eq!(uxfs_ok(&[&"ls", &image(1)]), b"dir\nfile\n");
+}
+
+#[test]
+fn partitions_of_an_mbr_are_named_by_number() {
+    let disk = disk_with_mbr();
+    let numbers = LOGICAL.map(|(number, ..)| number);
+    let tables = || [0, 101, 152].map(|mib| disk.bytes(mib * MIB, 512));
+    let before = tables();
+    all_verbs(&disk, &numbers);
+    assert!(tables() == before);
+    for (_, start, length) in LOGICAL {
+        disk.assert_holds_a_volume(start * MIB, length * MIB);
+    }
+    // The third holds the logical ones, and is none.
+    uxfs_fails(&[&"info", &format!("{}@3", disk.path.display())], 3, "has 1, 2, 5, 6");
+}
+
+#[test]
+fn names_that_look_like_a_partition() {
+    let dir = scratch();
+    let image = dir.path().join("x@2");
+    uxfs_ok(&[&"mkfs", &"-q", &"--small", &image, &"20M"]);
+    let at = format!("{}:/dir", image.display());
+    uxfs_ok(&[&"mkdir", &at]);
+    assert_eq!(uxfs_ok(&[&"ls", &image]), b"dir\n");
+    let numbered = format!("{}@1", image.display());
+    uxfs_fails(&[&"ls", &numbered], 3, "there is no partition 1, as there is no partition table");
+    uxfs_fails(&[&"mkfs", &"-f", &numbered], 3, "there is no partition 1");
+    uxfs_fails(&[&"ls", &dir.path().join("none@2")], 3, "no such image");
+}

@@ -1,6 +1,6 @@
 //! `uxfs check`: walks all metadata of a volume, and says what is wrong with it.
 
-use crate::exit::{Exit, Failure, Result};
+use crate::exit::{Exit, Result};
 use crate::location::{self, Location, parser};
 use crate::options::Global;
 use crate::output::{Object, Output, put_name};
@@ -20,7 +20,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let image = &args.image.image;
     location::check(image)?;
     let report =
-        uxfs::check(image, &global.open_options()).map_err(|error| Failure::of_image(image, &error))?;
+        uxfs::check(image, &args.image.options(global)?).map_err(|error| args.image.failure(&error))?;
     let mut out = Output::new(global);
     if out.is_json() {
         for finding in &report.findings {

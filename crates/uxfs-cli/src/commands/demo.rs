@@ -101,7 +101,7 @@ with no mount and no privileges: it is a program like any other.
 
 /// Shows the volume as `info`, `tree` and `cat` do.
 fn show(image: &Path, global: &Global) -> Result<()> {
-    let root = Location { image: image.to_owned(), path: b"/".to_vec() };
+    let root = Location { image: image.to_owned(), partition: None, path: b"/".to_vec() };
     let plain = Global { json: false, ..global.clone() };
     let volume = Images::new(&plain).volume(&root)?;
     let mut out = Output::new(&plain);

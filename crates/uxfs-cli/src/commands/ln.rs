@@ -2,7 +2,6 @@
 
 use crate::edit;
 use crate::exit::{Exit, Failure, Result, host_name};
-use crate::host::Identity;
 use crate::location::{Location, parser};
 use crate::mode::Owner;
 use crate::options::Global;
@@ -33,13 +32,9 @@ pub struct Args {
 /// Makes the link.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let target = Location::parse(&args.target);
-    if !args.symbolic
-        && target.image != args.link.image
-        && Identity::of_path(&target.image)
-            .is_none_or(|image| Some(image) != Identity::of_path(&args.link.image))
-    {
+    if !args.symbolic && !target.shares_volume(&args.link) {
         let what = "not in the image of the new name; the file is written IMAGE:/PATH";
-        return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(&target.image))));
+        return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(&target.name()))));
     }
     edit::change(global, &args.link, |volume| {
         let base = if args.symbolic { args.target.as_bytes() } else { &target.path };

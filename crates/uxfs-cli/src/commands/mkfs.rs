@@ -11,7 +11,7 @@ use crate::fill::host::{FromHost, Target};
 use crate::fill::{Existing, Filler, Rules};
 use crate::host::attributes::Keep;
 use crate::interrupt::{self, Patient};
-use crate::location::{Images, Location};
+use crate::location::{Images, Location, image_parser};
 use crate::mode::Owner;
 use crate::options::{Global, parse_size};
 use crate::output::Output;
@@ -25,9 +25,9 @@ use uxfs::{FeatureSupport, MkfsFeatures, MkfsOptions, Timestamp};
 /// Arguments of `mkfs`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The image file, which is made if it is not there, or the block device
-    #[arg(value_name = "IMAGE")]
-    image: PathBuf,
+    /// The image file, which is made if it is not there, or the block device; IMAGE@2 is its second partition
+    #[arg(value_name = "IMAGE", value_parser = image_parser())]
+    image: Location,
     /// Size of the volume, with a suffix: K, M, G, T, s (all of the file or device if it is not said; with --offset, all
     /// of the partition that begins there)
     #[arg(value_name = "SIZE", value_parser = parse_size)]
@@ -79,7 +79,10 @@ pub struct Args {
 
 /// Makes the volume and shows it as `info` does.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
-    let options = options(args, global)?;
+    let mut options = options(args, global)?;
+    if let Some((offset, length)) = args.image.place(global)? {
+        options = options.offset(offset).length(Some(length));
+    }
     let time = args.time.map_or_else(time_of_environment, |time| Ok(Some(time)))?;
     let source = args.from.as_deref().map(Source::open).transpose()?;
     let unwritable = options.read_only_because();
@@ -90,13 +93,13 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     }
     let exit = match source {
         Some(source) => fill(args, global, &options, source, time)?,
-        None => {
-            uxfs::mkfs(&args.image, &options).map(|()| Exit::Ok).map_err(|error| explain(args, &error))?
-        }
+        None => uxfs::mkfs(&args.image.image, &options)
+            .map(|()| Exit::Ok)
+            .map_err(|error| explain(args, &error))?,
     };
     if !args.quiet {
-        let location = Location { image: args.image.clone(), path: b"/".to_vec() };
-        let volume = Images::new(global).volume(&location)?;
+        let location = &args.image;
+        let volume = Images::new(global).volume(location)?;
         let mut out = Output::new(global);
         info::print(&volume.info().map_err(|error| location.failure(&error))?, &mut out)?;
         out.finish()?;
@@ -151,13 +154,13 @@ fn fill(
     let mut problems = Problems::beside(&bar);
     // Where the time is given, nothing is left to chance.
     let how = global.open_options().repeatable(time).direct(false).durable_at_close(true);
-    let made = uxfs::mkfs_filled(&args.image, options, &how, |volume| {
-        let failure = |error: uxfs::Error| Failure::of_image(&args.image, &error);
+    let made = uxfs::mkfs_filled(&args.image.image, options, &how, |volume| {
+        let failure = |error: uxfs::Error| args.image.failure(&error);
         let root = volume.root().and_then(|root| root.as_dir()).map_err(failure)?;
         match source {
             Source::Dir(path) => {
                 let target = Target { dir: root, path: Vec::new(), name: None };
-                FromHost::new(&mut filler, &mut problems, &args.image).copy(&path, target, true)
+                FromHost::new(&mut filler, &mut problems, &args.image.image).copy(&path, target, true)
             }
             Source::Archive(file) => {
                 let input = std::io::BufReader::with_capacity(1 << 20, Patient::new(file));
@@ -181,7 +184,7 @@ fn explain(args: &Args, error: &uxfs::Error) -> Failure {
         uxfs::ErrorKind::NotFound if args.size.is_none() => " (uxfs mkfs IMAGE SIZE)",
         _ => "",
     };
-    Failure::new(error.kind().into(), format!("{}: {error}{help}", host_name(&args.image)))
+    Failure::new(error.kind().into(), format!("{}: {error}{help}", host_name(&args.image.name())))
 }
 
 /// A value behind `key=`, in whatever the option takes.

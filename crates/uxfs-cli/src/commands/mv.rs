@@ -2,7 +2,6 @@
 
 use crate::edit;
 use crate::exit::{Exit, Failure, Result, host_name};
-use crate::host::Identity;
 use crate::location::{Location, parser};
 use crate::options::Global;
 use crate::problems::{Problems, for_each};
@@ -30,13 +29,10 @@ pub struct Args {
 
 /// Moves each.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
-    let image = Identity::of_path(&args.destination.image);
     for source in &args.sources {
-        if source.image != args.destination.image
-            && (image.is_none() || image != Identity::of_path(&source.image))
-        {
+        if !source.shares_volume(&args.destination) {
             let what = "another image; copy it (uxfs cp -r) and remove it";
-            return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(&source.image))));
+            return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(&source.name()))));
         }
     }
     edit::change(global, &args.destination, |volume| {

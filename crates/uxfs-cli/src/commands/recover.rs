@@ -1,6 +1,6 @@
 //! `uxfs recover`: replays the log of a volume that was not unmounted cleanly, and says what was in it.
 
-use crate::exit::{Exit, Failure, Result};
+use crate::exit::{Exit, Result};
 use crate::interrupt;
 use crate::location::{self, Location, parser};
 use crate::options::Global;
@@ -23,8 +23,8 @@ pub struct Args {
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let image = &args.image.image;
     location::check(image)?;
-    let failure = |error| Failure::of_image(image, &error);
-    let options = global.open_options().norecovery(false).writable(!args.dry_run);
+    let failure = |error| args.image.failure(&error);
+    let options = args.image.options(global)?.norecovery(false).writable(!args.dry_run);
     if !args.dry_run {
         interrupt::watch();
     }

@@ -12,7 +12,6 @@ use crate::fill::host::{FromHost, Target, file_name};
 use crate::fill::image::FromImage;
 use crate::fill::stream::Stream;
 use crate::fill::{Filler, Rules};
-use crate::host::Identity;
 use crate::location::{Images, Location};
 use crate::mode::umask;
 use crate::options::Global;
@@ -150,8 +149,7 @@ impl Copy<'_, '_> {
                 FromHost::new(self.filler, self.problems, &self.destination.image).copy(path, target, follow)
             }
             Source::Image(location) => {
-                let written = Identity::of_path(&self.destination.image);
-                let same = Identity::of_path(&location.image) == written;
+                let same = location.shares_volume(self.destination);
                 let volume = if same { self.volume.clone() } else { self.images.volume(location)? };
                 let path = &location.path;
                 let node = if recursive { volume.lookup_nofollow(path) } else { volume.lookup(path) };
