@@ -64,8 +64,10 @@ pub enum ErrorKind {
     NoSpace,
     /// The file, or its map, would become too large.
     TooLarge,
-    /// The volume was shut down after an error.
+    /// The volume was shut down after an error, or closed.
     ShutDown,
+    /// Requests are still under way that would have to be over first.
+    Busy,
     /// An argument is out of range.
     InvalidInput,
     /// The device, or the host behind it, failed.
@@ -199,7 +201,7 @@ impl From<Error> for std::io::Error {
             ErrorKind::OtherProject => Host::CrossesDevices,
             ErrorKind::NoSpace => Host::StorageFull,
             ErrorKind::TooLarge => Host::FileTooLarge,
-            ErrorKind::Locked => Host::ResourceBusy,
+            ErrorKind::Locked | ErrorKind::Busy => Host::ResourceBusy,
             ErrorKind::ReadOnly => Host::ReadOnlyFilesystem,
             ErrorKind::AlreadyExists => Host::AlreadyExists,
             ErrorKind::TooManySymlinks | ErrorKind::ShutDown | ErrorKind::Io => Host::Other,

@@ -40,6 +40,11 @@ impl OpenFiles {
         Ok(self.with(|table| table.get(ino).unwrap_or_else(|| table.insert(ino, opened))))
     }
 
+    /// All that are open now.
+    pub(crate) fn all(&self) -> Vec<Arc<Data>> {
+        self.with(|table| table.by_inode.values().filter_map(Weak::upgrade).collect())
+    }
+
     fn with<R>(&self, work: impl FnOnce(&mut Table) -> R) -> R {
         work(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
     }

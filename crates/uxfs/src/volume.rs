@@ -18,10 +18,14 @@ use blockdev::{BlockDevice, Deferred, FileOptions, Window};
 use fileio::Locking;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use xfs_format::types::InodeNumber;
 
 /// The smallest sector that any volume or device has.
 pub(crate) const SECTOR_BYTES_MIN: u32 = 512;
+
+/// How long a volume that is being closed waits for the writes of one file.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// An open volume. Cheap to clone; all calls may be made from any number of threads at once.
 ///
@@ -171,14 +175,36 @@ impl Volume {
         Ok(self.engine().pass_idle_time()?)
     }
 
-    /// Writes everything back and leaves a clean log. Nothing can be changed any more after it. A writable volume that
-    /// is dropped without it is as after a crash: its log has to be replayed.
+    /// Writes everything back and leaves a clean log. Nothing can be changed any more after it, and files that are still
+    /// open can be read at most: what other threads are in the middle of comes to its end first, what they begin then
+    /// fails with [`ErrorKind::ShutDown`]. Requests that lie in a [`Queue`](crate::Queue), and that nobody takes out,
+    /// keep the volume from being closed: [`ErrorKind::Busy`], and nothing has happened. A writable volume that is
+    /// dropped without it is as after a crash: its log has to be replayed.
     pub fn close(&self) -> Result<()> {
+        self.stop_writes()?;
         self.engine().close()?;
         match &self.shared.deferred {
             Some(deferred) => Ok(deferred.finish()?),
             None => Ok(()),
         }
+    }
+
+    /// Has every write to a file's bytes end, and none begin.
+    fn stop_writes(&self) -> Result<()> {
+        let engine = self.engine();
+        if !engine.is_writable() {
+            return Ok(());
+        }
+        engine.stop_writes();
+        for file in self.open_files().all() {
+            if !file.drain(CLOSE_PATIENCE) {
+                engine.allow_writes();
+                let ino = file.map().inode().ino();
+                let what = format!("the volume cannot be closed: writes to inode {ino} are still in a queue");
+                return Err(Error::new(ErrorKind::Busy, what));
+            }
+        }
+        Ok(())
     }
 
     /// The device, or the part of it, that the volume is on.

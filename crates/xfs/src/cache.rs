@@ -237,6 +237,17 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         Some(ring.remove(slot))
     }
 
+    /// All values that `choose` wants, which is asked with a lock held.
+    pub(crate) fn select(&self, choose: impl Fn(&V) -> bool) -> Vec<V> {
+        let mut chosen = Vec::new();
+        for shard in &self.shards {
+            let ring = shard.read();
+            chosen
+                .extend(ring.entries.iter().map(|entry| &entry.value).filter(|value| choose(value)).cloned());
+        }
+        chosen
+    }
+
     /// Bytes that the entries weigh together.
     pub(crate) fn weight(&self) -> u64 {
         self.shards.iter().map(|shard| shard.read().weight).sum()

@@ -19,7 +19,7 @@ use blockdev::{AlignedBuf, BlockDevice, Claim, DeviceError};
 use fileio::lockstat::LockClass;
 use parking_lot::Mutex;
 use std::ops::{ControlFlow, Range};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use xfs_format::features::QuotaFlags;
 use xfs_format::geometry::Geometry;
@@ -68,6 +68,8 @@ pub struct Volume {
     groups: Groups,
     write: Option<WriteSide>,
     log_clean: bool,
+    /// How many want it closed: nobody finds any more where to write.
+    closing: AtomicU32,
     /// What recovery found and did when the volume was opened.
     recovery: OnceLock<recovery::Report>,
     /// Keeps every other writer of this process out until the volume is closed. Let go of last.
@@ -146,6 +148,7 @@ impl Volume {
             groups: Groups::new(geometry.ag_count, options.writable),
             write,
             log_clean,
+            closing: AtomicU32::new(0),
             recovery: report,
             device,
             superblock,
@@ -189,6 +192,9 @@ impl Volume {
 
     /// Whether something can be changed now: the volume is open for writing, and was not shut down.
     pub fn check_writable(&self) -> Result<()> {
+        if self.is_closing() {
+            return Err(Error::Shutdown(ShutdownReason::Closed));
+        }
         match self.write_side()?.journal.is_shut_down() {
             None => Ok(()),
             Some(why) => Err(Error::Shutdown(why)),
@@ -275,6 +281,23 @@ impl Volume {
         self.write_side()?.journal.force_all()
     }
 
+    /// Begins to close the volume: from here on nobody finds where a file's bytes are to be written. Who has found that
+    /// before still writes, holding the bytes: for them, whoever knows of the files waits before it goes on to
+    /// [`close`](Self::close), or takes this back ([`allow_writes`](Self::allow_writes)).
+    pub fn stop_writes(&self) {
+        self.closing.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Takes a [`stop_writes`](Self::stop_writes) back.
+    pub fn allow_writes(&self) {
+        self.closing.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    #[inline]
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst) != 0
+    }
+
     /// Writes everything back and leaves a clean log. Files may not be in use any more: later changes fail. A volume
     /// that is dropped without this is as after a crash: its log has to be replayed.
     pub fn close(self: &Arc<Self>) -> Result<()> {
@@ -289,6 +312,7 @@ impl Volume {
         let write = self.write_side()?;
         // Who is in the middle of a change ends it, and nobody begins one: from here on the counters stand still.
         let frozen = write.journal.freeze()?;
+        self.log_all_times()?;
         if self.log_clean && frozen.is_untouched() {
             // What nobody has changed stays as it is, to the byte.
             self.device.flush()?;
@@ -303,6 +327,16 @@ impl Volume {
     /// [`Journal::pass_idle_time`]. So that tests need not wait.
     pub fn pass_idle_time(&self) -> Result<()> {
         self.write_side()?.journal.pass_idle_time()
+    }
+
+    /// Logs what only memory knows: when files that are still open were written over.
+    fn log_all_times(self: &Arc<Self>) -> Result<()> {
+        for entry in self.inodes.select(|entry| entry.overwritten().get().is_some()) {
+            if entry.peek().nlink() > 0 {
+                self.log_times(&entry)?;
+            }
+        }
+        Ok(())
     }
 
     /// Calls `each` with the number of every inode in use, in order, until it breaks. Inodes that are unlinked and

@@ -14,11 +14,14 @@ mod run;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use blockdev::BlockDevice;
 use rangelock::{LockStats, Mode, StatsSnapshot};
 
-use crate::lock::{FileLock, Held};
+use crate::lock::{Attempt, FileLock, Held, Token};
 use crate::{FileError, FileMapping, Locking, Refusal, lockstat};
 
 pub(crate) use run::{Kind, Run};
@@ -69,6 +72,15 @@ pub struct DirectFile<M> {
 
 /// What the data path returns.
 pub(crate) type Outcome<T, M> = Result<T, FileError<<M as FileMapping>::Error>>;
+
+/// Wakes a thread that waits for its turn.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
 
 impl<M: FileMapping> DirectFile<M> {
     /// The file whose bytes lie on `device` where `map` says.
@@ -138,6 +150,35 @@ impl<M: FileMapping> DirectFile<M> {
     pub fn hold(&self, range: Range<u64>, mode: Mode) -> impl Drop + use<'_, M> {
         let held: Held<'_> = self.lock.hold(range, mode);
         held
+    }
+
+    /// Waits until every request is over that holds any of the file now, but no longer than `patience`; gives whether they
+    /// are. Requests of a queue are over once its thread has taken them out.
+    pub fn drain(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut attempt = self.lock.attempt(0..u64::MAX, Mode::Exclusive, &waker);
+        loop {
+            let token = match &mut attempt {
+                Attempt::Held(_) => None,
+                Attempt::InLine(line) => line.poll_finish(&waker).map(Token::Range),
+                Attempt::Busy => self.lock.try_acquire(0..u64::MAX, Mode::Exclusive),
+            };
+            if let Some(token) = token {
+                attempt = Attempt::Held(token);
+            }
+            if let Attempt::Held(token) = attempt {
+                self.lock.release(token);
+                return true;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            // Where there is no line to stand in, nobody wakes who waits.
+            let is_in_line = matches!(attempt, Attempt::InLine(_));
+            thread::park_timeout(if is_in_line { left } else { left.min(Duration::from_millis(1)) });
+        }
     }
 
     /// Looks up the run at `offset` and has the device bring near what lies there, where that is worth it, while the

@@ -8,6 +8,7 @@ use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
 use crate::file::Wanted;
 use crate::inode::{ForkKind, Inode, InodeEntry};
+use crate::log::ShutdownReason;
 use crate::volume::Volume;
 use blockdev::DeviceError;
 use fileio::{Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq};
@@ -240,6 +241,10 @@ impl FileMapping for FileMap {
     }
 
     fn lookup(&self, offset: u64) -> Result<Found> {
+        // Behind the range lock, or looked up anew: see `seq`.
+        if self.volume.is_closing() {
+            return Err(Error::Shutdown(ShutdownReason::Closed));
+        }
         self.find(offset, |inode, block, mapped| match mapped {
             Mapped::Hole(start, end) => Ok(self.hole(start, end)),
             Mapped::Extent(extent) => self.cut_at_sharing(inode, extent, block),
@@ -253,9 +258,10 @@ impl FileMapping for FileMap {
         })
     }
 
+    /// Another one once the volume is being closed: who looked before then and has the range now looks again.
     #[inline]
     fn seq(&self) -> MapSeq {
-        MapSeq(self.entry.map_version())
+        MapSeq(self.entry.map_version() << 1 | u64::from(self.volume.is_closing()))
     }
 
     fn overwritten(&self) {

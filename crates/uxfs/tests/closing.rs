@@ -1,0 +1,252 @@
+//! Closing a volume that others use: what they are in the middle of is over before, and nothing comes after.
+
+use blockdev::{AlignedBuf, BlockDevice, DeviceError, Durability, IoQueue, MemoryDevice, Recorder};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use uxfs::{
+    Changes, ErrorKind, File, MkfsOptions, NewNode, OpenOptions, SetXattr, Timestamp, Volume, check_device,
+    mkfs_device,
+};
+
+const BYTES: u64 = 40 << 20;
+
+fn made() -> Arc<dyn BlockDevice> {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
+    mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true), true).expect("a volume");
+    device
+}
+
+fn open(device: &Arc<dyn BlockDevice>) -> Volume {
+    Volume::open_device(Arc::clone(device), &OpenOptions::new().writable(true)).expect("clean")
+}
+
+fn file(volume: &Volume, name: &str, blocks: u64) -> File {
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let file = root.create_file(name.as_bytes(), &NewNode::default()).expect("made").open().expect("a file");
+    for block in 0..blocks {
+        file.write_at(&[1; 4096], block * 4096).expect("written");
+    }
+    volume.sync().expect("synced");
+    file
+}
+
+fn is_clean_and_sound(device: &Arc<dyn BlockDevice>) {
+    let report = check_device(Arc::clone(device), &OpenOptions::new()).expect("checked");
+    assert!(report.is_clean() && report.log_clean, "{:?}", report.findings);
+}
+
+/// Holds back writes to some bytes.
+#[derive(Debug)]
+struct HoldsBack {
+    inner: Arc<dyn BlockDevice>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The first byte of what is held back.
+    held: Option<u64>,
+    waiting: bool,
+}
+
+impl HoldsBack {
+    fn new(inner: Arc<dyn BlockDevice>) -> Arc<Self> {
+        Arc::new(Self { inner, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    fn hold(&self, byte: Option<u64>) {
+        self.state.lock().expect("a lock").held = byte;
+        self.changed.notify_all();
+    }
+
+    fn wait_until_waiting(&self) {
+        let mut state = self.state.lock().expect("a lock");
+        while !state.waiting {
+            state = self.changed.wait(state).expect("a lock");
+        }
+    }
+}
+
+impl BlockDevice for HoldsBack {
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+    fn sector_size(&self) -> u32 {
+        self.inner.sector_size()
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read(offset, buf)
+    }
+    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+        let mut state = self.state.lock().expect("a lock");
+        while state.held == Some(offset) {
+            state.waiting = true;
+            self.changed.notify_all();
+            state = self.changed.wait(state).expect("a lock");
+        }
+        state.waiting = false;
+        drop(state);
+        self.inner.write(offset, buf, durability)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
+        Arc::clone(&self.inner).queue(depth)
+    }
+}
+
+/// A write that was on its way when the volume was closed came to the device at any time after it: over what had been
+/// written to the image since.
+#[test]
+fn an_overwrite_that_is_under_way_is_over_before_a_volume_is_closed() {
+    let memory = made();
+    let holds = HoldsBack::new(Arc::clone(&memory));
+    let volume = open(&(Arc::clone(&holds) as _));
+    let (written, other) = (file(&volume, "written", 4), file(&volume, "other", 4));
+    let place = written.extents().next().expect("an extent").expect("a map").physical;
+    holds.hold(Some(place));
+    let writes = {
+        let written = written.clone();
+        thread::spawn(move || written.overwrite_at(&[2; 4096], 0))
+    };
+    holds.wait_until_waiting();
+    let closes = {
+        let volume = volume.clone();
+        thread::spawn(move || volume.close())
+    };
+    // From now on it is being closed.
+    while other.overwrite_at(&[3; 4096], 0).is_ok() {
+        thread::yield_now();
+    }
+    let seen = Volume::open_device(Arc::clone(&memory), &OpenOptions::new()).expect("read");
+    assert!(!seen.info().expect("info").log_clean, "closed, and a write is still to come");
+    assert!(!closes.is_finished());
+    holds.hold(None);
+    writes.join().expect("no panic").expect("it was begun before");
+    closes.join().expect("no panic").expect("closed");
+    is_clean_and_sound(&memory);
+    let seen = Volume::open_device(Arc::clone(&memory), &OpenOptions::new()).expect("read");
+    let mut bytes = [0; 4096];
+    seen.open_file("/written").expect("there").read_at(&mut bytes, 0).expect("read");
+    assert_eq!(bytes, [2; 4096]);
+}
+
+/// Everything that changes a volume says that it is closed, and not a byte of it changes.
+#[test]
+fn what_is_open_when_a_volume_is_closed_changes_nothing_any_more() {
+    let recorder = Arc::new(Recorder::new(made()));
+    let device: Arc<dyn BlockDevice> = Arc::clone(&recorder) as _;
+    let volume = open(&device);
+    let open = file(&volume, "open", 8);
+    let mut queue = open.queue(4).expect("a queue");
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    // A time that only memory knows.
+    let past = Some(Timestamp { seconds: 1_000_000_000, nanoseconds: 0 });
+    open.node().change(&Changes { mtime: past, ctime: past, ..Changes::default() }).expect("changed");
+    open.overwrite_at(&[2; 4096], 0).expect("written");
+    let mtime = open.metadata().mtime;
+    assert_ne!(Some(mtime), past);
+    volume.close().expect("closed");
+    let writes = recorder.recording().writes().len();
+
+    let new = NewNode::default();
+    let closed = |what: &str, result: uxfs::Result<()>| {
+        let kind = result.map_err(|error| error.kind());
+        assert_eq!(kind, Err(ErrorKind::ShutDown), "{what}");
+    };
+    closed("overwrite", open.overwrite_at(&[9; 4096], 0));
+    closed("write", open.write_at(&[9; 10], 5));
+    closed("append", open.append_at(&[9; 4096], 1 << 20));
+    closed("grow", open.set_len(1 << 20));
+    closed("cut", open.set_len(0));
+    closed("allocate", open.allocate(0..1 << 20, false));
+    closed("punch", open.punch_hole(0..4096));
+    closed("zero", open.zero_range(0..4096, false));
+    closed("collapse", open.collapse_range(0..4096));
+    closed("insert", open.insert_range(0..4096));
+    closed("sync a file", open.sync());
+    closed("queue", queue.push_overwrite(0, AlignedBuf::zeroed(4096), 1));
+    closed("create", root.create_file(b"new", &new).map(drop));
+    closed("mkdir", root.create_dir(b"new", &new).map(drop));
+    closed("remove", root.remove_file(b"open"));
+    closed("attribute", open.node().set_xattr(b"user.a", b"b", SetXattr::default()));
+    closed("change", open.node().change(&Changes { uid: Some(1), ..Changes::default() }));
+    closed("sync", volume.sync());
+    closed("close", volume.close());
+    closed("idle", volume.pass_idle_time());
+    drop((queue, open, root, volume));
+    assert_eq!(recorder.recording().writes().len(), writes, "written after the volume was closed");
+    is_clean_and_sound(&device);
+    let seen = Volume::open_device(Arc::clone(&device), &OpenOptions::new()).expect("read");
+    assert_eq!(seen.metadata("/open").expect("there").mtime, mtime, "when it was written over");
+}
+
+/// Who closes a volume with requests of its own in flight would wait for itself.
+#[test]
+fn a_queue_that_nobody_empties_keeps_a_volume_from_being_closed() {
+    let device = made();
+    let volume = open(&device);
+    let file = file(&volume, "file", 4);
+    let mut queue = file.queue(4).expect("a queue");
+    queue.push_overwrite(0, AlignedBuf::copied(&[2; 4096]), 1).expect("room");
+    assert_eq!(volume.close().map_err(|error| error.kind()), Err(ErrorKind::Busy));
+    // It can still be used.
+    queue.wait(1, |over| assert!(over.result.is_ok())).expect("done");
+    file.write_at(&[3; 4096], 1 << 20).expect("written");
+    volume.close().expect("closed");
+    is_clean_and_sound(&device);
+}
+
+/// Threads that make, write and remove files while the volume is closed: what they were told is there, and the counters
+/// are right. Their ends are forced apart elsewhere; here they come as they come.
+#[test]
+fn a_volume_that_is_closed_beside_those_who_change_it_is_sound() {
+    for _ in 0..4 {
+        let device = made();
+        let volume = open(&device);
+        let begun = Arc::new(AtomicBool::new(false));
+        let threads: Vec<_> = (0..4)
+            .map(|nth| {
+                let (volume, begun) = (volume.clone(), Arc::clone(&begun));
+                thread::spawn(move || {
+                    let mut made = 0;
+                    let mut make = || -> uxfs::Result<()> {
+                        let root = volume.root()?.as_dir()?;
+                        let dir =
+                            root.create_dir(format!("d{nth}").as_bytes(), &NewNode::default())?.as_dir()?;
+                        loop {
+                            let file = dir.create_file(format!("{made}").as_bytes(), &NewNode::default())?;
+                            made += 1;
+                            begun.store(true, Ordering::SeqCst);
+                            file.open()?.write_at(&[1; 5000], 0)?;
+                            if made % 3 == 0 {
+                                dir.remove_file(format!("{}", made - 1).as_bytes())?;
+                            }
+                        }
+                    };
+                    let end = make().expect_err("the volume is closed");
+                    assert_eq!(end.kind(), ErrorKind::ShutDown, "{end}");
+                    made
+                })
+            })
+            .collect();
+        while !begun.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        volume.close().expect("closed");
+        let made: Vec<u32> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+        drop(volume);
+        is_clean_and_sound(&device);
+        let seen = Volume::open_device(Arc::clone(&device), &OpenOptions::new()).expect("read");
+        for (nth, made) in made.iter().enumerate().filter(|(_, made)| **made > 0) {
+            let entries = seen.open_dir(format!("/d{nth}")).expect("there").entries().count() as u32;
+            assert!(entries.abs_diff(made - made / 3) <= 1, "{entries} of {made}");
+        }
+    }
+}
