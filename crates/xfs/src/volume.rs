@@ -332,7 +332,12 @@ impl Volume {
     /// Logs what only memory knows: when files that are still open were written over.
     fn log_all_times(self: &Arc<Self>) -> Result<()> {
         for entry in self.inodes.select(|entry| entry.overwritten().get().is_some()) {
-            if entry.peek().nlink() > 0 {
+            // What was removed may have left the time behind, for whatever has its place now.
+            let is_named_file = {
+                let inode = entry.peek();
+                inode.nlink() > 0 && inode.is_file()
+            };
+            if is_named_file {
                 self.log_times(&entry)?;
             }
         }

@@ -282,6 +282,10 @@ pub enum Op {
         path: Name,
     },
     Sync,
+    /// Nothing happens for as many times as the journal waits before it goes on by itself.
+    Idle {
+        intervals: u8,
+    },
 }
 
 impl Op {
@@ -332,6 +336,7 @@ impl Op {
             Self::Fsync { .. } => "fsync",
             Self::FsyncDir { .. } => "fsync dir",
             Self::Sync => "sync",
+            Self::Idle { .. } => "idle",
         }
     }
 

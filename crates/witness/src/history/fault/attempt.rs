@@ -16,6 +16,7 @@ use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use blockdev::{BlockDevice, Delay, DelayDevice, FaultDevice, Op, PowerCuts, Recorder, Recording};
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use uxfs::{OpenOptions, Volume};
 
@@ -49,7 +50,7 @@ pub fn all(task: &Task, args: &Args, watch: &Watch) -> Result<Counts> {
     in_turn.counts.unfinished += u64::from(opening.recovery.extents_freed > 0);
     in_turn.counts.nameless += u64::from(opening.recovery.inodes_freed > 0);
     in_turn.all("opening, ", opening.requests, |planned, repairs, counts| {
-        opening.one(planned, repairs, counts)
+        opening.one(planned.alone(), repairs, counts)
     })?;
     let InTurn { counts, wrong, .. } = in_turn;
     if wrong.is_empty() { Ok(Counts { runs: 1, ..counts }) } else { bail!("{}", wrong.join("\n")) }
@@ -178,10 +179,12 @@ impl Attempt<'_> {
                 device.set(planned.op, Delay::None);
             });
         }
-        let mut ended = self.threads(&target, threads);
+        let (mut ended, closed_beside) = self.threads_beside(&target, threads, &devices, planned, seen);
         let down = self.afterwards(&target, &mut ended)?;
-        let closed = target.close();
-        let struck = planned.trouble != Trouble::Still && devices.fault.seen(planned.op) > seen + planned.nth;
+        let closed = closed_beside.unwrap_or_else(|| target.close());
+        let faulty = !matches!(planned.trouble, Trouble::Still | Trouble::Closed);
+        let struck = faulty && devices.fault.seen(planned.op) > seen + planned.nth;
+        let is_beside = planned.trouble == Trouble::Closed;
         // Whoever waits for a request that never came waits no more.
         devices.delay.set(planned.op, Delay::None);
         let recording = devices.recorder.recording();
@@ -196,14 +199,19 @@ impl Attempt<'_> {
             if let Some(wrong) = &ended.wrong {
                 bail!("thread {thread}: {wrong}");
             }
-            if let (Some((call, error)), false) = (&ended.failed, struck) {
-                bail!("thread {thread}: {call:?}: {error} before anything failed");
+            match &ended.failed {
+                Some((_, Errno::SHUTDOWN)) if is_beside => {}
+                Some((call, error)) if !struck => {
+                    bail!("thread {thread}: {call:?}: {error} before anything failed");
+                }
+                _ => {}
             }
         }
         if !struck {
             closed.as_ref().map_err(|error| anyhow!("closing, and nothing had failed: {error:#}"))?;
         }
-        ensure!(!(down && closed.is_ok()), "a volume that was shut down says that it closed cleanly");
+        let is_lie = down && closed.is_ok() && !is_beside;
+        ensure!(!is_lie, "a volume that was shut down says that it closed cleanly");
         if closed.is_ok() {
             ended.iter_mut().for_each(|ended| ended.durable.all_durable());
         }
@@ -246,6 +254,33 @@ impl Attempt<'_> {
                 handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
             handles.into_iter().map(join).collect()
+        })
+    }
+
+    /// As [`threads`](Self::threads), while another closes the volume if that is planned: once it has made so many
+    /// requests, or nobody uses it any more. Gives how that went.
+    fn threads_beside(
+        &self,
+        target: &EngineTarget,
+        threads: Vec<Durable>,
+        devices: &Devices,
+        planned: Planned,
+        seen: u64,
+    ) -> (Vec<Ended>, Option<Result<()>>) {
+        if planned.trouble != Trouble::Closed {
+            return (self.threads(target, threads), None);
+        }
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let closes = scope.spawn(|| {
+                while devices.fault.seen(planned.op) <= seen + planned.nth && !over.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                target.close_beside()
+            });
+            let ended = self.threads(target, threads);
+            over.store(true, Ordering::Relaxed);
+            (ended, Some(closes.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
         })
     }
 

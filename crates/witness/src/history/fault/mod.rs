@@ -124,6 +124,8 @@ enum Trouble {
     ReadOnly,
     /// A request takes a while; nothing fails.
     Still,
+    /// The volume is closed while others use it; nothing fails.
+    Closed,
 }
 
 /// One thing that goes wrong in a run.
@@ -141,12 +143,19 @@ impl Planned {
     fn new(op: Op, nth: u64, seed: u64) -> Self {
         let trouble = match (nth.wrapping_add(seed) % 10, op) {
             (_, Op::Write | Op::Flush) if nth % 50 == 17 => Trouble::Still,
+            (5, Op::Write | Op::Flush) => Trouble::Closed,
             (1 | 2, Op::Write | Op::Read) => Trouble::Short,
             (3, _) => Trouble::Sticky,
             (4, Op::Write | Op::Flush) => Trouble::ReadOnly,
             _ => Trouble::Once,
         };
         Self { op, nth, trouble, cut: nth.is_multiple_of(2) }
+    }
+
+    /// The same where nobody else uses the volume.
+    fn alone(self) -> Self {
+        let trouble = if self.trouble == Trouble::Closed { Trouble::Once } else { self.trouble };
+        Self { trouble, ..self }
     }
 
     /// As the device is told, of which `seen` requests of the kind have passed.
@@ -156,7 +165,7 @@ impl Planned {
             Trouble::Short => (Effect::Short(1), Repeat::Once),
             Trouble::Sticky => (Effect::Fail, Repeat::Sticky),
             Trouble::ReadOnly => (Effect::Fail, Repeat::ReadOnlyAfter),
-            Trouble::Still => return None,
+            Trouble::Still | Trouble::Closed => return None,
         };
         Some(Fault { op: self.op, nth: seen + self.nth, effect, repeat })
     }

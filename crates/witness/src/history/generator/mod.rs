@@ -141,7 +141,8 @@ impl Generator {
             912..920 => Op::ReadDir { path: self.directory(model) },
             920..955 => self.striped(),
             955..985 => Op::Fsync { file: self.file(model) },
-            985..997 => Op::FsyncDir { path: self.directory(model) },
+            985..995 => Op::FsyncDir { path: self.directory(model) },
+            995..997 => Op::Idle { intervals: self.rng.u8(1..6) },
             _ => Op::Sync,
         }
     }

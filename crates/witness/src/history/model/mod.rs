@@ -283,7 +283,7 @@ impl Model {
                 self.lookup(path)?;
                 Ok(Outcome::Done)
             }
-            Op::Sync => Ok(Outcome::Done),
+            Op::Sync | Op::Idle { .. } => Ok(Outcome::Done),
         }
     }
 
@@ -294,7 +294,7 @@ impl Model {
         match op {
             Op::Create { path, slot, .. } => self.plain(path) && slot.is_none_or(free),
             Op::Open { path, slot } => self.plain(path) && self.opens_safely(path) && free(*slot),
-            Op::Close { .. } | Op::Sync => true,
+            Op::Close { .. } | Op::Sync | Op::Idle { .. } => true,
             Op::Tmpfile { dir, slot, .. } => {
                 let end = self.lookup(dir).map(|id| &self.node(id).kind);
                 let symlink = matches!(end, Ok(Kind::Symlink(_)));

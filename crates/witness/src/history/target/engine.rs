@@ -76,6 +76,11 @@ impl EngineTarget {
         Ok(self.volume.close()?)
     }
 
+    /// As [`close`](Self::close), while others use it.
+    pub fn close_beside(&self) -> Result<()> {
+        Ok(self.volume.close()?)
+    }
+
     /// Lets go of it as a crash would: nothing more is written.
     pub fn abandon(self) {
         drop(self.volume);
@@ -395,5 +400,9 @@ impl Target for EngineTarget {
 
     fn sync(&self) -> Called<()> {
         self.volume.sync().map_err(errno)
+    }
+
+    fn idle(&self, intervals: u8) -> Called<()> {
+        (0..intervals).try_for_each(|_| self.volume.pass_idle_time()).map_err(errno)
     }
 }

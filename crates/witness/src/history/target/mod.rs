@@ -96,6 +96,8 @@ pub trait Target: Sync {
     fn fsync_dir(&self, path: &[u8]) -> Called<()>;
     /// Makes everything durable.
     fn sync(&self) -> Called<()>;
+    /// Nothing happens for so many idle intervals of the journal. Others may do something beside it.
+    fn idle(&self, intervals: u8) -> Called<()>;
 }
 
 /// Files that a thread of a history has open, by number.
@@ -184,6 +186,7 @@ pub fn perform<T: Target>(target: &T, slots: &mut Slots<T>, op: &Op) -> Called<O
         Op::Stat { path } => target.stat(&path.0).map(Outcome::Stat),
         Op::FsyncDir { path } => target.fsync_dir(&path.0).map(done),
         Op::Sync => target.sync().map(done),
+        Op::Idle { intervals } => target.idle(*intervals).map(done),
         _ => on_file(target, slots, op),
     }
 }
