@@ -9,7 +9,7 @@ use super::layout::{Layout, Pos};
 use super::open::Start;
 use super::sync::{AtomicU64, Mutex, Ordering, lock, thread};
 use super::vector::{LogVector, VecSize};
-use super::{Journal, Pace, ShutdownReason};
+use super::{Journal, Pace, ShutdownReason, Ticket};
 use blockdev::{AlignedBuf, BlockDevice, MemoryDevice};
 use std::sync::{Arc, Weak};
 use xfs_format::types::{DiskAddr, Lsn};
@@ -186,7 +186,18 @@ fn journal() -> (Arc<dyn BlockDevice>, Arc<Journal>) {
 /// Adds one to all of `numbers` in one transaction; gives whether that was committed.
 fn add_one(journal: &Journal, numbers: &[Arc<Number>], bytes: usize, force: bool) -> bool {
     let size = VecSize::default().region(bytes);
-    let Ok(mut ticket) = journal.reserve(size.log_bytes() * numbers.len() as u32, 1, 0) else { return false };
+    let Ok(ticket) = journal.reserve(size.log_bytes() * numbers.len() as u32, 1, 0) else { return false };
+    commit_one(journal, ticket, numbers, bytes, force)
+}
+
+fn commit_one(
+    journal: &Journal,
+    mut ticket: Ticket,
+    numbers: &[Arc<Number>],
+    bytes: usize,
+    force: bool,
+) -> bool {
+    let size = VecSize::default().region(bytes);
     let held: Vec<_> = numbers.iter().map(|number| lock(&number.owner)).collect();
     let mut items: Vec<(Arc<dyn LogItem>, LogVector)> = Vec::new();
     for number in numbers {
@@ -246,6 +257,44 @@ fn models_commits_join_checkpoints_in_their_order_and_all_land() {
         assert_eq!(values, [4, 6, 4]);
         journal.close().unwrap();
         assert_eq!(journal.space().0, 0, "all log space came back");
+    });
+}
+
+/// A journal that covers its log beside commits: what it says to be covered is in its place.
+#[test]
+fn models_a_covered_log_has_nothing_to_replay() {
+    check(300, || {
+        let (device, journal) = journal();
+        let superblock = Number::new(1099);
+        journal.set_cover({
+            let (journal, superblock) = (Arc::downgrade(&journal), Arc::clone(&superblock));
+            move || {
+                let Some(journal) = journal.upgrade() else { return };
+                let size = VecSize::default().region(40);
+                let Some(ticket) = journal.reserve_to_cover(size.log_bytes()) else { return };
+                assert!(commit_one(&journal, ticket, &[Arc::clone(&superblock)], 40, false));
+            }
+        });
+        let number = Number::new(1000);
+        let works = {
+            let (journal, number) = (Arc::clone(&journal), Arc::clone(&number));
+            thread::spawn(move || {
+                assert!(add_one(&journal, &[Arc::clone(&number)], 40, false));
+                assert!(add_one(&journal, &[number], 40, true));
+            })
+        };
+        for _ in 0..3 {
+            journal.pass_idle_time().unwrap();
+        }
+        works.join().unwrap();
+        for _ in 0..4 {
+            journal.pass_idle_time().unwrap();
+        }
+        assert!(journal.is_covered(), "nothing happens any more");
+        assert_eq!(stored(&*device, &number), 2);
+        let covered = lock(&superblock.inner).landed;
+        assert!((1..=3).contains(&covered), "{covered} times");
+        journal.close().unwrap();
     });
 }
 
