@@ -282,8 +282,8 @@ impl File {
 
     /// Makes everything durable that was written and changed of the file before.
     pub fn sync(&self) -> Result<()> {
-        self.data.sync()?;
         let engine = self.node.volume.engine();
+        engine.flush()?;
         if engine.is_writable() {
             engine.log_times(&self.node.entry)?;
             engine.sync()?;

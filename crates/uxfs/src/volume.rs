@@ -163,7 +163,7 @@ impl Volume {
 
     /// Makes everything durable that was changed before this call.
     pub fn sync(&self) -> Result<()> {
-        self.device().flush()?;
+        self.engine().flush()?;
         Ok(self.engine().sync()?)
     }
 

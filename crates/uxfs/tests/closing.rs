@@ -1,6 +1,8 @@
 //! Closing a volume that others use: what they are in the middle of is over before, and nothing comes after.
 
-use blockdev::{AlignedBuf, BlockDevice, DeviceError, Durability, IoQueue, MemoryDevice, Recorder};
+use blockdev::{
+    AlignedBuf, BlockDevice, DeviceError, Durability, Fault, FaultDevice, IoQueue, MemoryDevice, Op, Recorder,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
@@ -248,5 +250,28 @@ fn a_volume_that_is_closed_beside_those_who_change_it_is_sound() {
             let entries = seen.open_dir(format!("/d{nth}")).expect("there").entries().count() as u32;
             assert!(entries.abs_diff(made - made / 3) <= 1, "{entries} of {made}");
         }
+    }
+}
+
+/// The system says once that what was written is lost. Where a sync of a file was told, the journal went on as if all
+/// were in its place.
+#[test]
+fn a_flush_that_failed_ends_everything_whoever_asked_for_it() {
+    for whole in [true, false] {
+        let memory = made();
+        let faulty = Arc::new(FaultDevice::new(Arc::clone(&memory), Vec::new()));
+        let volume = open(&(Arc::clone(&faulty) as _));
+        let file = file(&volume, "file", 4);
+        file.overwrite_at(&[2; 4096], 0).expect("written");
+        faulty.add(Fault::fail(Op::Flush, faulty.seen(Op::Flush)));
+        let synced = if whole { volume.sync() } else { file.sync() };
+        assert_eq!(synced.map_err(|error| error.kind()), Err(ErrorKind::Io));
+        let root = volume.root().expect("root").as_dir().expect("a directory");
+        let made = root.create_file(b"new", &NewNode::default()).map(drop);
+        assert_eq!(made.map_err(|error| error.kind()), Err(ErrorKind::ShutDown));
+        assert_eq!(volume.close().map_err(|error| error.kind()), Err(ErrorKind::ShutDown));
+        drop((file, root, volume));
+        open(&memory).close().expect("recovered");
+        is_clean_and_sound(&memory);
     }
 }

@@ -274,6 +274,16 @@ impl Volume {
         }
     }
 
+    /// Makes durable what was written to the device. If that fails, the volume is shut down: the system says so once,
+    /// whoever asks, and metadata that were on their way to their places may be among what was lost.
+    pub fn flush(&self) -> Result<()> {
+        let flushed = self.device.flush();
+        if let (Err(_), Some(write)) = (&flushed, &self.write) {
+            write.journal.shutdown(ShutdownReason::Flush);
+        }
+        Ok(flushed?)
+    }
+
     /// Makes everything durable that was committed before this call. On a volume that was shut down it fails, even if
     /// there was nothing left to do.
     pub fn sync(&self) -> Result<()> {

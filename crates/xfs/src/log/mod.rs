@@ -65,6 +65,8 @@ pub enum ShutdownReason {
     LogWrite,
     /// A write of metadata failed.
     MetadataWrite,
+    /// The device could not make durable what it had been given.
+    Flush,
     /// Damaged metadata was met in the middle of a change.
     Corruption,
     /// A checkpoint had nothing in it, which the format cannot say.
@@ -76,9 +78,10 @@ pub enum ShutdownReason {
 }
 
 impl ShutdownReason {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::LogWrite,
         Self::MetadataWrite,
+        Self::Flush,
         Self::Corruption,
         Self::EmptyCheckpoint,
         Self::Asked,
@@ -99,6 +102,7 @@ impl fmt::Display for ShutdownReason {
         f.write_str(match self {
             Self::LogWrite => "a write of the log failed",
             Self::MetadataWrite => "a write of metadata failed",
+            Self::Flush => "the device could not make durable what was written",
             Self::Corruption => "damaged metadata was met in the middle of a change",
             Self::EmptyCheckpoint => "a checkpoint had nothing in it",
             Self::Asked => "it was asked for",
