@@ -291,6 +291,14 @@ impl<'a> Filler<'a> {
             return self.overwrite(node, of, content);
         }
         let new = self.new_node(of, false);
+        if self.rules.existing != Existing::LastCounts && parent.lookup(name)?.is_none() {
+            // Whatever happens meanwhile, half of it is never there.
+            let file = parent.create_unnamed(&new)?;
+            let node = file.node().clone();
+            self.fill(&node, of, content)?;
+            parent.link(name, &node)?;
+            return self.made(node, of);
+        }
         let (node, name) = self.make(parent, name, |name| parent.create_file(name, &new))?;
         let written = self.fill(&node, of, content).and_then(|()| name.publish(parent));
         if let Err(trouble) = written {
@@ -298,6 +306,11 @@ impl<'a> Filler<'a> {
             let _ = parent.remove_file(name.made());
             return Err(trouble);
         }
+        self.made(node, of)
+    }
+
+    /// Ends something new that has its name.
+    fn made(&mut self, node: Node, of: &Attributes) -> Outcome<Node> {
         self.inode(&node, of)?;
         self.made.insert(node.ino());
         Ok(node)
@@ -425,9 +438,7 @@ impl<'a> Filler<'a> {
             let _ = parent.remove_file(name.made());
             return Err(trouble);
         }
-        self.inode(&node, of)?;
-        self.made.insert(node.ino());
-        Ok(Some(node))
+        self.made(node, of).map(Some)
     }
 
     /// Gives a file that was made another name.
@@ -718,4 +729,60 @@ pub fn special_of(of: &Metadata) -> Option<Special> {
         FileType::Socket => Special::Socket,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uxfs::{MkfsOptions, OpenOptions, Volume};
+
+    fn rules(existing: Existing) -> Rules {
+        Rules {
+            keep: Keep::ALL,
+            keep_links: true,
+            owner: Owner::default(),
+            time: None,
+            inherit: true,
+            umask: 0,
+            existing,
+            trust: Trust::FULL,
+            verbose: false,
+        }
+    }
+
+    fn of() -> Attributes {
+        Attributes { permissions: 0o644, uid: 1, gid: 2, atime: None, mtime: now(), xattrs: Vec::new() }
+    }
+
+    /// Whatever ends the process while a file is written: the name has what it had, or nothing.
+    #[test]
+    fn a_file_has_its_name_when_it_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        uxfs::mkfs(&image, &MkfsOptions::new().size(64 << 20).small(true)).unwrap();
+        let volume = Volume::open(&image, &OpenOptions::new().writable(true)).unwrap();
+        let root = volume.open_dir("/").unwrap();
+        let read = |path: &str| {
+            let mut bytes = [0; 9];
+            let len = volume.open_file(path).and_then(|file| file.read_at(&mut bytes, 0)).ok()?;
+            Some(bytes[..len].to_vec())
+        };
+        let bar = ProgressBar::hidden();
+        for before in [None, Some(b"old".to_vec())] {
+            let existing = if before.is_none() { Existing::Kept } else { Existing::Replaced };
+            for fails in [true, false] {
+                let made = Filler::new(rules(existing), &bar).file(&root, b"file", &of(), |filler, file| {
+                    filler.append(file, 0, b"new")?;
+                    assert_eq!(read("/file"), before);
+                    if fails { Err(Trouble::new(Exit::Io, "fails")) } else { Ok(()) }
+                });
+                assert_eq!(made.is_err(), fails);
+                let there = if fails { before.clone() } else { Some(b"new".to_vec()) };
+                assert_eq!(read("/file"), there);
+                assert_eq!(root.entries().count(), usize::from(there.is_some()));
+            }
+            root.lookup(b"file").unwrap().unwrap().open().unwrap().write_at(b"old", 0).unwrap();
+        }
+        volume.close().unwrap();
+    }
 }
