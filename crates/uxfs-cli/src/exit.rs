@@ -122,6 +122,7 @@ impl From<uxfs::ErrorKind> for Exit {
         use uxfs::ErrorKind as K;
         match kind {
             K::NotFound
+            | K::Stale
             | K::NotADirectory
             | K::IsADirectory
             | K::WrongType

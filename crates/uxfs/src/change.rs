@@ -171,22 +171,23 @@ impl Dir {
     /// Makes a symbolic link.
     pub fn create_symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Node> {
         let node = self.node();
-        let made = node.volume.engine().symlink(&node.entry, name, target, &new.engine(self, 0, (0, 0)));
-        Ok(Node { volume: node.volume.clone(), entry: made.map_err(|error| named(error, name))? })
+        let made = node.volume.engine().symlink(&node.handle, name, target, &new.engine(self, 0, (0, 0)));
+        Ok(Node { volume: node.volume.clone(), handle: made.map_err(|error| named(error, name))? })
     }
 
     /// Makes a regular file without a name. It vanishes when the last [`File`](crate::File) of it is dropped, unless it
     /// gets a name meanwhile.
     pub fn create_unnamed(&self, new: &NewNode) -> Result<crate::File> {
         let node = self.node();
-        let made = node.volume.engine().create_unnamed(&node.entry, &new.engine(self, REGULAR, (0, 0)))?;
-        Node { volume: node.volume.clone(), entry: made }.open()
+        let engine = node.volume.engine();
+        let (handle, map) = engine.create_unnamed(&node.handle, &new.engine(self, REGULAR, (0, 0)))?;
+        crate::File::with_map(Node { volume: node.volume.clone(), handle }, map)
     }
 
     /// Gives a file another name here.
     pub fn link(&self, name: &[u8], to: &Node) -> Result<()> {
         let node = self.node();
-        let done = node.volume.engine().link(&node.entry, name, &to.entry, node.volume.now());
+        let done = node.volume.engine().link(&node.handle, name, &to.handle, node.volume.now());
         done.map_err(|error| named(error, name))
     }
 
@@ -208,19 +209,19 @@ impl Dir {
             Rename::NoReplace => RenameFlags::NoReplace,
             Rename::Exchange => RenameFlags::Exchange,
         };
-        let (from, to) = ((&node.entry, name), (&to.node().entry, new_name));
+        let (from, to) = ((&node.handle, name), (&to.node().handle, new_name));
         node.volume.engine().rename(from, to, how, node.volume.now()).map_err(|error| named(error, name))
     }
 
     fn create(&self, name: &[u8], new: namespace::NewInode) -> Result<Node> {
         let node = self.node();
-        let made = node.volume.engine().create(&node.entry, name, &new);
-        Ok(Node { volume: node.volume.clone(), entry: made.map_err(|error| named(error, name))? })
+        let made = node.volume.engine().create(&node.handle, name, &new);
+        Ok(Node { volume: node.volume.clone(), handle: made.map_err(|error| named(error, name))? })
     }
 
     fn remove(&self, name: &[u8], what: namespace::Removal) -> Result<()> {
         let node = self.node();
-        let done = node.volume.engine().remove(&node.entry, name, what, node.volume.now());
+        let done = node.volume.engine().remove(&node.handle, name, what, node.volume.now());
         done.map_err(|error| named(error, name))
     }
 }
@@ -243,7 +244,7 @@ impl Node {
             no_defrag: changes.no_defrag,
             extent_size: changes.extent_size,
         };
-        Ok(self.volume.engine().change(&self.entry, &change, self.volume.now())?)
+        Ok(self.volume.engine().change(&self.handle, &change, self.volume.now())?)
     }
 
     /// Sets an extended attribute, by its Linux name.
@@ -267,7 +268,7 @@ impl Node {
             Error::new(ErrorKind::InvalidInput, format!("not an access control list: {error}"))
         })?;
         let engine = self.volume.engine();
-        Ok(engine.set_acl(&self.entry, kind, list.as_deref(), self.volume.now())?)
+        Ok(engine.set_acl(&self.handle, kind, list.as_deref(), self.volume.now())?)
     }
 
     fn change_xattr(&self, name: &[u8], change: namespace::XattrChange<'_>) -> Result<()> {
@@ -288,7 +289,7 @@ impl Node {
         };
         let engine = self.volume.engine();
         engine
-            .change_xattr(&self.entry, space, short, change, self.volume.now())
+            .change_xattr(&self.handle, space, short, change, self.volume.now())
             .map_err(|error| named(error, name))
     }
 }

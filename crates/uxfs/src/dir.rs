@@ -66,8 +66,7 @@ impl Dir {
 
     /// The next entries from `place` on, the dots too.
     fn read(&self, place: u64, into: &mut VecDeque<DirEntry>) -> Result<()> {
-        let _shared = self.node.entry.share();
-        let inode = self.node.inode();
+        let (_shared, inode) = self.node.handle.share()?;
         let Some(fork) = self.node.volume.engine().fork(&inode, ForkKind::Data) else {
             return Ok(());
         };

@@ -11,8 +11,8 @@ use xfs_format::feature_table;
 use xfs_format::inode::InodeType;
 
 /// The type of an inode.
-pub(crate) fn file_type(inode: &Inode) -> FileType {
-    match inode.kind() {
+pub(crate) fn file_type(kind: InodeType) -> FileType {
+    match kind {
         InodeType::Fifo => FileType::Fifo,
         InodeType::CharDevice => FileType::CharDevice,
         InodeType::Directory => FileType::Directory,
@@ -30,7 +30,7 @@ pub(crate) fn metadata(volume: &Volume, inode: &Inode) -> Metadata {
     Metadata {
         ino: inode.ino().0,
         generation: inode.generation(),
-        file_type: file_type(inode),
+        file_type: file_type(inode.kind()),
         mode: core.mode,
         uid: inode.uid(),
         gid: inode.gid(),

@@ -16,6 +16,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum ErrorKind {
     /// Nothing has this path, this inode number, or this attribute name.
     NotFound,
+    /// The file that a [`Node`](crate::Node) was found as is gone: it was removed since, and another may have its inode
+    /// number. Nothing was changed. Look it up again.
+    Stale,
     /// Something on the path, or the thing itself, is not a directory.
     NotADirectory,
     /// It is a directory, and something else is wanted.
@@ -126,6 +129,7 @@ impl From<xfs::Error> for Error {
             xfs::Error::Unwritable(_) => ErrorKind::ReadOnly,
             xfs::Error::DirtyLog | xfs::Error::CannotRecover(_) => ErrorKind::DirtyLog,
             xfs::Error::NoSuchInode(_) => ErrorKind::NotFound,
+            xfs::Error::Stale(_) => ErrorKind::Stale,
             xfs::Error::WrongType { wanted: "directory", .. } => ErrorKind::NotADirectory,
             xfs::Error::WrongType { .. } => ErrorKind::WrongType,
             xfs::Error::ReadOnly(_) => ErrorKind::ReadOnly,
@@ -152,7 +156,8 @@ fn name_kind(problem: NameProblem) -> ErrorKind {
         NameProblem::Exists | NameProblem::AttributeExists => ErrorKind::AlreadyExists,
         NameProblem::NoAttribute => ErrorKind::NoAttribute,
         NameProblem::AttributeTooLong => ErrorKind::TooLarge,
-        NameProblem::Missing | NameProblem::Removed => ErrorKind::NotFound,
+        NameProblem::Missing => ErrorKind::NotFound,
+        NameProblem::Removed => ErrorKind::Stale,
         NameProblem::NotEmpty => ErrorKind::NotEmpty,
         NameProblem::NotDirectory => ErrorKind::NotADirectory,
         NameProblem::IsDirectory => ErrorKind::IsADirectory,
@@ -184,6 +189,7 @@ impl From<Error> for std::io::Error {
         use std::io::ErrorKind as Host;
         let kind = match error.kind {
             ErrorKind::NotFound | ErrorKind::NoAttribute => Host::NotFound,
+            ErrorKind::Stale => Host::StaleNetworkFileHandle,
             ErrorKind::NotADirectory => Host::NotADirectory,
             ErrorKind::IsADirectory => Host::IsADirectory,
             ErrorKind::WrongType

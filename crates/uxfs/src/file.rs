@@ -9,7 +9,9 @@ use fileio::{DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FileMapp
 use rangelock::Mode;
 use std::ops::Range;
 use std::sync::Arc;
+use xfs::bmap::FileMap;
 use xfs::file::Wanted;
+use xfs::volume::InodeEntry;
 use xfs_format::types::FileBlock;
 
 /// An open regular file. Any number of threads may use one `File` at once, or each its own: all that one
@@ -43,12 +45,28 @@ pub struct Extent {
 
 impl File {
     pub(crate) fn new(node: Node) -> Result<Self> {
+        Self::open(node, |node| Ok(node.volume.engine().open_file(&node.handle)?))
+    }
+
+    /// A file that is open already, by a map of its own.
+    pub(crate) fn with_map(node: Node, map: FileMap) -> Result<Self> {
+        Self::open(node, |_| Ok(map))
+    }
+
+    fn open(node: Node, map: impl FnOnce(&Node) -> Result<FileMap>) -> Result<Self> {
         let volume = &node.volume;
-        let data = volume.open_files().get_or_open(node.ino(), || {
-            let map = volume.engine().file_map(&node.inode())?;
-            Ok(DirectFile::new(Arc::clone(volume.device()), map, volume.locking()))
-        })?;
+        let open = || Ok(DirectFile::new(Arc::clone(volume.device()), map(&node)?, volume.locking()));
+        let data = volume.open_files().get_or_open(node.ino(), open)?;
+        // What is open under this number may be the file that has it now.
+        if !data.map().is_of(&node.handle) {
+            return Err(xfs::Error::Stale(node.handle.ino()).into());
+        }
         Ok(Self { node, data })
+    }
+
+    /// The inode's place in memory. As long as the file is open, that is of no other file.
+    fn entry(&self) -> &Arc<InodeEntry> {
+        self.node.handle.entry()
     }
 
     /// The file as a node.
@@ -58,7 +76,7 @@ impl File {
 
     /// What the volume says of it.
     pub fn metadata(&self) -> Metadata {
-        self.node.metadata()
+        self.node.metadata_of(&self.entry().current())
     }
 
     /// Its size in bytes.
@@ -100,7 +118,7 @@ impl File {
     /// Cuts the file off at `size`, or lets it end there, with a hole behind its old end.
     pub fn set_len(&self, size: u64) -> Result<()> {
         self.check_writable()?;
-        let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
+        let (engine, entry) = (self.node.volume.engine(), self.entry());
         let block = u64::from(engine.geometry().block_size);
         let _held = self.data.hold(size.min(self.size()) & !(block - 1)..u64::MAX, Mode::Exclusive);
         let now = self.size();
@@ -119,7 +137,7 @@ impl File {
     /// `keep_size`.
     pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
         let range = self.checked(range)?;
-        let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
+        let (engine, entry) = (self.node.volume.engine(), self.entry());
         let _held = self.data.hold(range.start.min(self.size())..range.end, Mode::Exclusive);
         let _given = engine.allocate_blocks(entry, self.blocks_around(&range), Wanted::Preallocated)?;
         self.data.map().overwritten();
@@ -137,7 +155,7 @@ impl File {
     /// Makes `range` read as zeroes and keeps space set aside for it. The file grows to its end, unless `keep_size`.
     pub fn zero_range(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
         let range = self.checked(range)?;
-        let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
+        let (engine, entry) = (self.node.volume.engine(), self.entry());
         let around = self.bytes_around(&range);
         let _held = self.data.hold(around.start.min(self.size())..around.end, Mode::Exclusive);
         self.data.check_unshared(around)?;
@@ -170,7 +188,7 @@ impl File {
                 "the range reaches to the end of the file: cut it off instead",
             ));
         }
-        let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
+        let (engine, entry) = (self.node.volume.engine(), self.entry());
         engine.collapse_blocks(
             entry,
             self.blocks_around(&range),
@@ -192,7 +210,7 @@ impl File {
                 "the hole must begin before the end of the file, which must not grow beyond 2^63 bytes",
             ));
         };
-        let (engine, entry) = (self.node.volume.engine(), &self.node.entry);
+        let (engine, entry) = (self.node.volume.engine(), self.entry());
         engine.insert_blocks(entry, self.blocks_around(&range), grown, self.node.volume.now())?;
         Ok(())
     }
@@ -200,14 +218,14 @@ impl File {
     /// Zeroes the parts of blocks at both ends of a range that is held, and frees the blocks between.
     fn clear(&self, range: &Range<u64>) -> Result<()> {
         self.in_parts(range, |blocks| {
-            self.node.volume.engine().remove_blocks(&self.node.entry, blocks, self.node.volume.now())
+            self.node.volume.engine().remove_blocks(self.entry(), blocks, self.node.volume.now())
         })
     }
 
     /// Zeroes the parts of blocks at both ends of a range that is held and has space; the blocks between get unwritten.
     fn blank(&self, range: &Range<u64>) -> Result<()> {
         self.in_parts(range, |blocks| {
-            self.node.volume.engine().blank_blocks(&self.node.entry, blocks, self.node.volume.now())
+            self.node.volume.engine().blank_blocks(self.entry(), blocks, self.node.volume.now())
         })
     }
 
@@ -236,7 +254,7 @@ impl File {
     /// Lets the file end at `end` at the earliest.
     fn grow(&self, end: u64, keep_size: bool) -> Result<()> {
         if !keep_size && end > self.size() {
-            self.node.volume.engine().set_size(&self.node.entry, end, self.node.volume.now())?;
+            self.node.volume.engine().set_size(self.entry(), end, self.node.volume.now())?;
         }
         Ok(())
     }
@@ -285,7 +303,7 @@ impl File {
         let engine = self.node.volume.engine();
         engine.flush()?;
         if engine.is_writable() {
-            engine.log_times(&self.node.entry)?;
+            engine.log_times(self.entry())?;
             engine.sync()?;
         }
         Ok(())
@@ -312,8 +330,8 @@ impl File {
     pub(crate) fn check_writable(&self) -> Result<()> {
         let engine = self.node.volume.engine();
         engine.check_writable()?;
-        if self.node.entry.may_be_privileged() {
-            engine.drop_capabilities(&self.node.entry, self.node.volume.now())?;
+        if self.entry().may_be_privileged() {
+            engine.drop_capabilities(&self.node.handle, self.node.volume.now())?;
         }
         Ok(())
     }

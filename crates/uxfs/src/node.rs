@@ -1,4 +1,7 @@
 //! One inode of a volume, whatever its type: its metadata, its attributes, and the way to what is in it.
+//!
+//! Invariant: a node stands for the file that it was found as. Once that is gone, every call says so
+//! ([`ErrorKind::Stale`]), whatever has its inode number then.
 
 use crate::dir::Dir;
 use crate::engine;
@@ -6,15 +9,17 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
 use crate::metadata::{FileType, Metadata};
 use crate::volume::Volume;
-use std::sync::Arc;
 use xfs::attr::linux;
-use xfs::volume::{ForkKind, Inode, InodeEntry};
+use xfs::volume::{ForkKind, Inode, InodeHandle};
 
 /// A file of any type, found by its path, by its inode number, or in its directory. Cheap to clone.
+///
+/// It does not keep the file from being removed; an open [`File`] does. What is asked of a file that is gone fails with
+/// [`ErrorKind::Stale`], even if another file has its inode number since.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub(crate) volume: Volume,
-    pub(crate) entry: Arc<InodeEntry>,
+    pub(crate) handle: InodeHandle,
 }
 
 impl Node {
@@ -25,24 +30,23 @@ impl Node {
 
     /// Its inode number.
     pub fn ino(&self) -> u64 {
-        self.entry.ino().0
-    }
-
-    /// What the volume holds of it at the moment.
-    pub(crate) fn inode(&self) -> Arc<Inode> {
-        self.entry.current()
+        self.handle.ino().0
     }
 
     /// Its type.
     pub fn file_type(&self) -> FileType {
-        engine::file_type(&self.inode())
+        engine::file_type(self.handle.kind())
     }
 
     /// What the volume says of it.
-    pub fn metadata(&self) -> Metadata {
-        let inode = self.inode();
-        let mut metadata = engine::metadata(self.volume.engine(), &inode);
-        if let Some((mtime, ctime)) = self.entry.pending_times(&inode) {
+    pub fn metadata(&self) -> Result<Metadata> {
+        Ok(self.metadata_of(&*self.handle.current()?))
+    }
+
+    /// What a version of it says.
+    pub(crate) fn metadata_of(&self, inode: &Inode) -> Metadata {
+        let mut metadata = engine::metadata(self.volume.engine(), inode);
+        if let Some((mtime, ctime)) = self.handle.entry().pending_times(inode) {
             (metadata.mtime, metadata.ctime) = (engine::timestamp(mtime), engine::timestamp(ctime));
         }
         metadata
@@ -50,6 +54,7 @@ impl Node {
 
     /// It as a directory.
     pub fn as_dir(&self) -> Result<Dir> {
+        self.handle.current()?;
         if !self.file_type().is_dir() {
             let what = format!("inode {} is a {}, not a directory", self.ino(), self.file_type());
             return Err(Error::new(ErrorKind::NotADirectory, what));
@@ -78,8 +83,8 @@ impl Node {
             let what = format!("inode {} is a {}, not a symbolic link", self.ino(), self.file_type());
             return Err(Error::new(ErrorKind::WrongType, what));
         }
-        let _shared = self.entry.share();
-        match self.volume.engine().fork(&self.inode(), ForkKind::Data) {
+        let (_shared, inode) = self.handle.share()?;
+        match self.volume.engine().fork(&inode, ForkKind::Data) {
             Some(fork) => Ok(xfs::symlink::target(&*fork)?),
             None => Ok(Vec::new()),
         }
@@ -90,8 +95,8 @@ impl Node {
     /// As for root on Linux, an access control list has two names: `system.posix_acl_access`, whose value is in
     /// the form of Linux, and `trusted.SGI_ACL_FILE`, whose value is as the volume keeps it.
     pub fn xattr_names(&self) -> Result<Vec<Vec<u8>>> {
-        let _shared = self.entry.share();
-        match self.volume.engine().fork(&self.inode(), ForkKind::Attr) {
+        let (_shared, inode) = self.handle.share()?;
+        match self.volume.engine().fork(&inode, ForkKind::Attr) {
             Some(fork) => Ok(linux::list(&*fork)?),
             None => Ok(Vec::new()),
         }
@@ -99,8 +104,8 @@ impl Node {
 
     /// The value of one extended attribute, by its Linux name; `None` if it has no such attribute.
     pub fn xattr(&self, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        let _shared = self.entry.share();
-        match self.volume.engine().fork(&self.inode(), ForkKind::Attr) {
+        let (_shared, inode) = self.handle.share()?;
+        match self.volume.engine().fork(&inode, ForkKind::Attr) {
             Some(fork) => Ok(linux::get(&*fork, name)?),
             None => Ok(None),
         }
@@ -108,8 +113,7 @@ impl Node {
 
     /// The entry `name` of it, a directory; `None` if there is no such entry.
     pub(crate) fn child(&self, name: &[u8]) -> Result<Option<Self>> {
-        let _shared = self.entry.share();
-        let inode = self.inode();
+        let (_shared, inode) = self.handle.share()?;
         let Some(fork) = self.volume.engine().fork(&inode, ForkKind::Data) else {
             return Ok(None);
         };

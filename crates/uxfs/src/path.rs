@@ -18,7 +18,14 @@ pub(crate) fn resolve(root: &Node, path: &[u8], follow: bool) -> Result<Node> {
     if path.contains(&0) {
         return Err(Error::at_path(ErrorKind::InvalidPath, path, "a path cannot contain a NUL byte"));
     }
-    Walk { root, path, ancestors: Vec::new(), at: root.clone(), todo: Vec::new(), links: 0 }.run(follow)
+    loop {
+        let walk = Walk { root, path, ancestors: Vec::new(), at: root.clone(), todo: Vec::new(), links: 0 };
+        match walk.run(follow) {
+            // Something on the way was removed behind the walk, or replaced.
+            Err(error) if error.kind() == ErrorKind::Stale => {}
+            other => return other,
+        }
+    }
 }
 
 /// A walk under way.

@@ -110,42 +110,57 @@ impl Volume {
 
     /// The file of any type with this inode number.
     pub fn node(&self, ino: u64) -> Result<Node> {
-        let entry = self.engine().entry(InodeNumber(ino))?;
-        Ok(Node { volume: self.clone(), entry })
+        let handle = self.engine().handle(InodeNumber(ino))?;
+        Ok(Node { volume: self.clone(), handle })
     }
 
     /// What the volume says of the file that `path` names; a symbolic link at its end is followed.
     pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Metadata> {
-        Ok(self.lookup(path)?.metadata())
+        self.at(path.as_ref(), true, |node| node.metadata())
     }
 
     /// The same, but a symbolic link at the end of `path` is not followed.
     pub fn symlink_metadata(&self, path: impl AsRef<[u8]>) -> Result<Metadata> {
-        Ok(self.lookup_nofollow(path)?.metadata())
+        self.at(path.as_ref(), false, |node| node.metadata())
     }
 
     /// Opens a regular file.
     pub fn open_file(&self, path: impl AsRef<[u8]>) -> Result<File> {
         let path = path.as_ref();
-        let node = self.lookup(path)?;
-        wanted(&node, path, "regular file", node.file_type().is_file())?;
-        node.open()
+        self.at(path, true, |node| {
+            wanted(node, path, "regular file", node.file_type().is_file())?;
+            node.open()
+        })
     }
 
     /// Opens a directory.
     pub fn open_dir(&self, path: impl AsRef<[u8]>) -> Result<Dir> {
         let path = path.as_ref();
-        let node = self.lookup(path)?;
-        wanted(&node, path, "directory", node.file_type().is_dir())?;
-        node.as_dir()
+        self.at(path, true, |node| {
+            wanted(node, path, "directory", node.file_type().is_dir())?;
+            node.as_dir()
+        })
     }
 
     /// The target of the symbolic link that `path` names.
     pub fn read_link(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>> {
         let path = path.as_ref();
-        let node = self.lookup_nofollow(path)?;
-        wanted(&node, path, "symbolic link", node.file_type().is_symlink())?;
-        node.read_link()
+        self.at(path, false, |node| {
+            wanted(node, path, "symbolic link", node.file_type().is_symlink())?;
+            node.read_link()
+        })
+    }
+
+    /// Does something with what `path` names: with what it names then, if the file that was found is gone before that was
+    /// done. A name that is given to one file after the other always has one.
+    fn at<R>(&self, path: &[u8], follow: bool, mut work: impl FnMut(&Node) -> Result<R>) -> Result<R> {
+        let root = self.root()?;
+        loop {
+            match path::resolve(&root, path, follow).and_then(|node| work(&node)) {
+                Err(error) if error.kind() == ErrorKind::Stale => {}
+                other => return other,
+            }
+        }
     }
 
     /// Shape, features and free space.
@@ -292,4 +307,36 @@ pub(crate) fn explain(error: xfs::Error, device: &dyn BlockDevice) -> Error {
         }
     };
     Error::new(ErrorKind::NotXfs, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::change::{NewNode, Rename};
+    use crate::mkfs::{MkfsOptions, mkfs_device};
+    use blockdev::MemoryDevice;
+
+    /// A name that is given to one file after the other, as editors do it, is never without one; whoever opened by it just
+    /// then was told that there was no such file.
+    #[test]
+    fn a_name_that_is_replaced_leads_to_what_has_it_then() {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(512 << 20).expect("memory"));
+        mkfs_device(Arc::clone(&device), &MkfsOptions::new(), true).expect("a volume");
+        let volume = Volume::open_device(device, &OpenOptions::new().writable(true)).expect("it opens");
+        let root = volume.open_dir("/").expect("a root");
+        let make = |name: &[u8]| root.create_file(name, &NewNode::default()).expect("a file");
+        let first = make(b"a");
+        let mut looks = Vec::new();
+        let found = volume.at(b"/a", true, |node| {
+            looks.push(node.ino());
+            if looks.len() == 1 {
+                make(b"new");
+                root.rename(b"new", &root, b"a", Rename::Replace)?;
+            }
+            node.metadata()
+        });
+        let found = found.expect("there is always one");
+        assert_eq!(looks, [first.ino(), found.ino]);
+        assert_ne!(first.ino(), found.ino);
+    }
 }

@@ -27,7 +27,7 @@ fn hints_are_handed_down_and_the_kernel_sees_them() {
     let file = dir.create_file(b"file", &NewNode::default()).expect("made");
     let link = dir.create_symlink(b"link", b"file", &NewNode::default()).expect("made");
     let said = |node: &uxfs::Node| {
-        let found = node.metadata();
+        let found = node.metadata().expect("metadata");
         (found.xflags & (NO_ATIME | NO_DUMP | EXTENT_SIZE | HANDED_DOWN), found.extent_size)
     };
     assert_eq!(said(&node), (NO_ATIME | HANDED_DOWN, 16384));
@@ -69,7 +69,7 @@ fn extent_sizes_that_no_file_can_have_are_refused() {
     set(&file, 8192).expect("changed");
     file.open().expect("a file").write_at(b"x", 0).expect("written");
     refused(&file, 4096);
-    assert_eq!(file.metadata().extent_size, 8192, "nothing changed");
+    assert_eq!(file.metadata().expect("metadata").extent_size, 8192, "nothing changed");
     volume.close().expect("closed");
     repair_finds_nothing(&image);
 }

@@ -38,7 +38,7 @@ fn set(node: &Node, id: u32, inherit: bool) {
 }
 
 fn said(node: &Node) -> (u32, bool) {
-    let found = node.metadata();
+    let found = node.metadata().expect("metadata");
     (found.project_id, found.xflags & INHERIT != 0)
 }
 

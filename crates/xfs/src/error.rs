@@ -82,6 +82,9 @@ pub enum Error {
     /// No inode of this number is in use.
     #[error("inode {0} is not in use")]
     NoSuchInode(InodeNumber),
+    /// The file that had this number when it was looked up is gone, or going. Nothing was changed.
+    #[error("the file that had inode number {0} was removed since it was looked up")]
+    Stale(InodeNumber),
     /// The operation does not fit this kind of inode.
     #[error("inode {inode} is not a {wanted}")]
     WrongType {

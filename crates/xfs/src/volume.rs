@@ -12,6 +12,7 @@ use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::{InodeSource, Inodes};
 use crate::inode::ForkState;
+use crate::interleave::point;
 use crate::log::{Journal, Pace, ShutdownReason};
 use crate::recovery::{self, clean};
 use crate::trans::{self, counters::Counters};
@@ -30,7 +31,7 @@ use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{AgNumber, DiskAddr, FileBlock, FsBlock, InodeNumber};
 
 pub use crate::info::{VolumeInfo, VolumeStat};
-pub use crate::inode::{ForkKind, Inode, InodeEntry};
+pub use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
 
 const INODE_SHARDS: usize = 32;
 
@@ -225,12 +226,21 @@ impl Volume {
         if entry.peek().is_free() { Err(Error::NoSuchInode(ino)) } else { Ok(entry) }
     }
 
+    /// The file that has this number now, for whoever works with it later. One that is being freed is an error, too.
+    pub fn handle(self: &Arc<Self>, ino: InodeNumber) -> Result<InodeHandle> {
+        let entry = self.entry(ino)?;
+        let inode = entry.current();
+        let gone = inode.is_free() || entry.is_ending(&inode);
+        if gone { Err(Error::NoSuchInode(ino)) } else { Ok(InodeHandle::new(entry, &inode)) }
+    }
+
     /// Reads an inode that is not in memory, or finds that another thread was faster.
     fn read_inode(self: &Arc<Self>, ino: InodeNumber) -> Result<Arc<InodeEntry>> {
         loop {
             let writes = self.bufs.writes();
             let found = self.inode_source().find(ino)?;
             let inode = Arc::new(Inode::parse(ino, &found, &self.geometry)?);
+            point("an inode is read");
             // It may have been changed, written and forgotten since its cluster was looked at.
             if self.bufs.writes() == writes || self.inodes.get(&ino).is_some() {
                 return Ok(self.enter_inode(inode));
@@ -365,9 +375,14 @@ impl Volume {
         Some(Box::new(InodeFork::new(self, inode, kind)?))
     }
 
-    /// The map of a regular file, for the data path.
-    pub fn file_map(self: &Arc<Self>, inode: &Arc<Inode>) -> Result<FileMap> {
-        FileMap::new(Arc::clone(self), self.entry(inode.ino())?)
+    /// The map of a regular file, for the data path: the file is open as long as that is.
+    pub fn file_map(self: &Arc<Self>, inode: &Inode) -> Result<FileMap> {
+        self.open_file(&InodeHandle::new(self.entry(inode.ino())?, inode))
+    }
+
+    /// The same of a file that was looked up.
+    pub fn open_file(self: &Arc<Self>, file: &InodeHandle) -> Result<FileMap> {
+        FileMap::new(Arc::clone(self), file)
     }
 
     /// The extents of a fork, read at the first call. A fork that the inode does not have has none.

@@ -402,7 +402,7 @@ fn no_more_inodes_than_allowed() {
 fn a_new_file_waits_for_an_inode_that_is_still_locked() {
     let image = Image::mkfs(300 << 20, &["-m", "rmapbt=0"]);
     let volume = open(&image);
-    let root = volume.entry(volume.geometry().root).unwrap();
+    let root = volume.handle(volume.geometry().root).unwrap();
     let time = Timestamp { secs: 1, nanos: 0 };
     let new = NewInode {
         mode: 0o100_644,
@@ -416,7 +416,7 @@ fn a_new_file_waits_for_an_inode_that_is_still_locked() {
     };
     let first = volume.create(&root, b"first", &new).unwrap();
     volume.remove(&root, b"first", Removal::File, time).unwrap();
-    let locked = first.lock();
+    let locked = first.entry().lock();
     let made = std::thread::scope(|scope| {
         let made = scope.spawn(|| volume.create(&root, b"second", &new).map(|entry| entry.ino()));
         // Time enough for many looks.

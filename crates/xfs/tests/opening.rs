@@ -243,7 +243,7 @@ fn quota_is_to_be_counted_anew_after_a_change() {
     Volume::open(device(), &options).unwrap().close().unwrap();
     assert!(std::fs::read(image.path()).unwrap() == untouched, "nothing was changed");
     let volume = Volume::open(device(), &options).unwrap();
-    let root = volume.entry(volume.geometry().root).unwrap();
+    let root = volume.handle(volume.geometry().root).unwrap();
     let private = Change { permissions: Some(0o700), ..Change::default() };
     volume.change(&root, &private, volume.now()).unwrap();
     volume.sync().unwrap();

@@ -102,7 +102,7 @@ impl TreeDir for UxfsDir {
         for entry in self.dir.entries() {
             // By its number, as every walker in process does: the name has been looked up already.
             let node = entry.and_then(|entry| self.volume.node(entry.ino)).map_err(Error::volume)?;
-            let metadata = node.metadata();
+            let metadata = node.metadata().map_err(Error::volume)?;
             each(Seen { is_file: metadata.is_file(), size: metadata.size });
         }
         Ok(())

@@ -46,7 +46,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let umask = umask();
     edit::change_each(global, &args.locations, |volume, location, problems| {
         each(volume, location, problems, args.recursive, true, |node| {
-            let of = node.metadata();
+            let of = node.metadata()?;
             if of.is_symlink() {
                 // Permissions of a link mean nothing, and no system changes them.
                 return Ok(());
@@ -61,7 +61,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
 pub fn run_owner(args: &OwnerArgs, global: &Global) -> Result<Exit> {
     edit::change_each(global, &args.locations, |volume, location, problems| {
         each(volume, location, problems, args.recursive, !args.no_dereference, |node| {
-            let of = node.metadata();
+            let of = node.metadata()?;
             // A program that runs as its owner must not come to run as another one.
             let ids = if of.permissions() & 0o010 != 0 { 0o6000 } else { 0o4000 };
             let cleared = of.permissions() & !ids;

@@ -58,7 +58,13 @@ fn count(
     let mut sums: Vec<u64> = Vec::new();
     while let Some(step) = walk.next() {
         match step {
-            Step::Enter(node) => sums.push(space(args, &node.metadata())),
+            Step::Enter(node) => sums.push(match node.metadata() {
+                Ok(of) => space(args, &of),
+                Err(error) => {
+                    problems.at(&location.image, walk.path(), &error);
+                    0
+                }
+            }),
             Step::Leave(_) => {
                 let sum = sums.pop().unwrap_or_default();
                 if let Some(above) = sums.last_mut() {
@@ -68,7 +74,7 @@ fn count(
                     print(args, walk.path(), sum, out)?;
                 }
             }
-            Step::Leaf(leaf) => match leaf.node(volume).map(|node| node.metadata()) {
+            Step::Leaf(leaf) => match leaf.node(volume).and_then(|node| node.metadata()) {
                 Err(error) => problems.at(&location.image, walk.path(), &error),
                 Ok(of) if of.nlink > 1 && !seen.insert(of.ino) => {}
                 Ok(of) => {

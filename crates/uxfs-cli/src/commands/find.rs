@@ -123,8 +123,13 @@ fn find(
             (Step::Leaf(leaf), true) => Some(leaf.node(volume)),
             _ => node.map(Ok),
         };
-        match node.transpose().and_then(|node| tests.inode(node.as_ref()).map(|hit| (node, hit))) {
-            Ok((node, true)) => print(args, &walk, file_type, node.as_ref(), out)?,
+        let found = node.transpose().and_then(|node| {
+            let hit = tests.inode(node.as_ref())?;
+            let of = node.filter(|_| hit && out.is_json()).map(|node| node.metadata()).transpose()?;
+            Ok((of, hit))
+        });
+        match found {
+            Ok((of, true)) => print(args, &walk, file_type, of.as_ref(), out)?,
             Ok((_, false)) => {}
             Err(error) => problems.at(&location.image, walk.path(), &error),
         }
@@ -132,13 +137,19 @@ fn find(
     Ok(())
 }
 
-fn print(args: &Args, walk: &Walk, file_type: FileType, node: Option<&Node>, out: &mut Output) -> Result<()> {
+fn print(
+    args: &Args,
+    walk: &Walk,
+    file_type: FileType,
+    of: Option<&Metadata>,
+    out: &mut Output,
+) -> Result<()> {
     if out.is_json() {
         let mut object = Object::new();
         put_name(&mut object, "path", walk.path());
         object.insert("type".to_owned(), type_word(file_type).into());
-        if let Some(node) = node {
-            put_metadata(&mut object, &node.metadata());
+        if let Some(of) = of {
+            put_metadata(&mut object, of);
         }
         return out.object(object);
     }
@@ -185,7 +196,7 @@ impl Tests<'_> {
 
     fn inode(&self, node: Option<&Node>) -> uxfs::Result<bool> {
         let Some(node) = node.filter(|_| self.need_inode()) else { return Ok(true) };
-        let of = node.metadata();
+        let of = node.metadata()?;
         let args = self.args;
         let count = |test: &Option<Count>, value: u64| test.as_ref().is_none_or(|test| test.holds(value));
         let hit = count(&args.links, of.nlink.into())

@@ -168,7 +168,9 @@ impl List<'_> {
         let target = node.filter(|node| node.file_type().is_symlink()).and_then(|node| {
             node.read_link().map_err(|error| self.problems.at(&self.location.image, path, &error)).ok()
         });
-        let metadata = node.map(Node::metadata);
+        let metadata = node.and_then(|node| {
+            node.metadata().map_err(|error| self.problems.at(&self.location.image, path, &error)).ok()
+        });
         if self.out.is_json() {
             return self.out.object(object(name, path, ino, file_type, metadata.as_ref(), target.as_deref()));
         }

@@ -82,7 +82,7 @@ fn make(args: &Args, dir: &Dir, name: &[u8], last: bool, umask: u16) -> uxfs::Re
     };
     let made = dir.create_dir(name, &new)?;
     if last && args.mode.is_some() {
-        let kept = made.metadata().permissions() & 0o2000;
+        let kept = made.metadata()?.permissions() & 0o2000;
         made.change(&uxfs::Changes { permissions: Some(permissions | kept), ..uxfs::Changes::default() })?;
     }
     Ok(made)

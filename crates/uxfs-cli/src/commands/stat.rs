@@ -52,7 +52,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
 }
 
 fn look<'a>(args: &Args, path: &'a [u8], node: &Node) -> uxfs::Result<Shown<'a>> {
-    let metadata = node.metadata();
+    let metadata = node.metadata()?;
     let target = metadata.is_symlink().then(|| node.read_link()).transpose()?;
     let xattrs = args.xattrs.then(|| xattrs(node)).transpose()?;
     let extents = (args.extents && metadata.is_file())

@@ -17,7 +17,7 @@ use indicatif::ProgressBar;
 use std::collections::HashMap;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::PathBuf;
-use uxfs::{AlignedBuf, File, FileType, Node, Volume};
+use uxfs::{AlignedBuf, File, FileType, Metadata, Node, Volume};
 
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
@@ -104,12 +104,17 @@ impl<W: Write> Pack<'_, W> {
             progress::name(self.bar, walk.path());
             let name = if is_dir { walk.path() } else { &file_name };
             match step {
-                Step::Enter(node) => self.directory(&[name, b"/"].concat(), &node)?,
-                Step::Leave(_) => {}
-                Step::Leaf(leaf) => match leaf.node(self.volume) {
-                    Ok(node) => self.leaf(name, &node)?,
+                Step::Enter(node) => match node.metadata() {
+                    Ok(of) => self.directory(&[name, b"/"].concat(), &node, &of)?,
                     Err(error) => self.problem(name, &error),
                 },
+                Step::Leave(_) => {}
+                Step::Leaf(leaf) => {
+                    match leaf.node(self.volume).and_then(|node| Ok((node.metadata()?, node))) {
+                        Ok((of, node)) => self.leaf(name, &node, &of)?,
+                        Err(error) => self.problem(name, &error),
+                    }
+                }
                 Step::Failed(error) => self.problem(name, &error),
                 Step::Damaged(what) => self.problem(name, &what),
             }
@@ -117,22 +122,21 @@ impl<W: Write> Pack<'_, W> {
         Ok(())
     }
 
-    fn directory(&mut self, name: &[u8], node: &Node) -> Result<()> {
+    fn directory(&mut self, name: &[u8], node: &Node, of: &Metadata) -> Result<()> {
         let records = self.xattrs(name, node);
-        self.archive.entry(name, &node.metadata(), &Kind::Directory, records)
+        self.archive.entry(name, of, &Kind::Directory, records)
     }
 
-    fn leaf(&mut self, name: &[u8], node: &Node) -> Result<()> {
-        let of = node.metadata();
+    fn leaf(&mut self, name: &[u8], node: &Node, of: &Metadata) -> Result<()> {
         if of.nlink > 1
             && let Some(first) = self.linked.get(&of.ino)
         {
-            return self.archive.entry(name, &of, &Kind::HardLink(first), Records::default());
+            return self.archive.entry(name, of, &Kind::HardLink(first), Records::default());
         }
         let records = self.xattrs(name, node);
         let target;
         let kind = match of.file_type {
-            FileType::Regular => return self.file(name, node, records),
+            FileType::Regular => return self.file(name, node, of, records),
             FileType::Symlink => match node.read_link() {
                 Ok(link) => {
                     target = link;
@@ -155,20 +159,19 @@ impl<W: Write> Pack<'_, W> {
                 return Ok(());
             }
         };
-        self.archive.entry(name, &of, &kind, records)?;
-        self.remember(name, node);
+        self.archive.entry(name, of, &kind, records)?;
+        self.remember(name, of);
         Ok(())
     }
 
     /// So that the file's other names become links to this one.
-    fn remember(&mut self, name: &[u8], node: &Node) {
-        if node.metadata().nlink > 1 {
-            self.linked.insert(node.ino(), name.to_vec());
+    fn remember(&mut self, name: &[u8], of: &Metadata) {
+        if of.nlink > 1 {
+            self.linked.insert(of.ino, name.to_vec());
         }
     }
 
-    fn file(&mut self, name: &[u8], node: &Node, records: Records) -> Result<()> {
-        let of = node.metadata();
+    fn file(&mut self, name: &[u8], node: &Node, of: &Metadata, records: Records) -> Result<()> {
         let opened = node.open().and_then(|file| {
             let map = if self.args.no_sparse { None } else { sparse_map(&file)? };
             Ok((file, map))
@@ -180,17 +183,17 @@ impl<W: Write> Pack<'_, W> {
                 return Ok(());
             }
         };
-        self.remember(name, node);
+        self.remember(name, of);
         match map {
             Some(map) => {
-                self.archive.entry(name, &of, &Kind::Sparse(&map), records)?;
+                self.archive.entry(name, of, &Kind::Sparse(&map), records)?;
                 for &(offset, len) in &map.runs {
                     self.content(name, &file, offset, len)?;
                 }
             }
             None => {
                 let size = file.size();
-                self.archive.entry(name, &of, &Kind::File(size), records)?;
+                self.archive.entry(name, of, &Kind::File(size), records)?;
                 self.content(name, &file, 0, size)?;
             }
         }

@@ -102,7 +102,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
     }
 
     fn leaf(&mut self, to: &Dir, name: &[u8], node: &Node) -> Outcome<()> {
-        let metadata = node.metadata();
+        let metadata = node.metadata()?;
         let several = self.filler.rules().keep_links && metadata.nlink > 1;
         if several && let Some(&copy) = self.linked.get(&node.ino()) {
             return self.filler.link(to, name, &to.node().volume().node(copy)?);

@@ -361,7 +361,7 @@ impl<'a> Filler<'a> {
         }
         self.check_made(&node)?;
         // A link among what is copied would otherwise become one to files that are not.
-        let replaced = self.rules.keep_links && node.metadata().nlink > 1;
+        let replaced = self.rules.keep_links && node.metadata()?.nlink > 1;
         Ok((!replaced).then_some(node))
     }
 
@@ -526,7 +526,7 @@ impl<'a> Filler<'a> {
 
     /// Makes changes, unless all is so already.
     fn change(&self, node: &Node, changes: &Changes) -> Outcome<()> {
-        let found = node.metadata();
+        let found = node.metadata()?;
         let as_is = changes.permissions.is_none_or(|wanted| wanted == found.permissions())
             && changes.uid.is_none_or(|wanted| wanted == found.uid)
             && changes.gid.is_none_or(|wanted| wanted == found.gid)
@@ -671,7 +671,7 @@ impl NewName<'_> {
 
 /// Refuses before anything is made what would be refused when it is to take its place.
 fn check_unshared(there: &Node) -> Outcome<()> {
-    if there.metadata().nlink == 1 && there.file_type().is_file() {
+    if there.metadata()?.nlink == 1 && there.file_type().is_file() {
         for extent in there.open()?.extents() {
             if extent?.shared {
                 let what = "what has the name shares blocks with other files, and is left as it is";
@@ -686,7 +686,7 @@ fn check_unshared(there: &Node) -> Outcome<()> {
 fn check_room(there: &Node, bytes: u64) -> Outcome<()> {
     let info = there.volume().info()?;
     let free = info.free_blocks.saturating_mul(info.block_size.into());
-    let own = there.metadata().blocks.saturating_mul(512);
+    let own = there.metadata()?.blocks.saturating_mul(512);
     if bytes > free.saturating_add(own) {
         return Err(Trouble::end(Exit::NoSpace, "no space left for it; the file that is there is as it was"));
     }
@@ -702,7 +702,7 @@ pub fn now() -> Timestamp {
 
 /// What a volume says of a node of its own, for a copy of it.
 pub fn attributes_of(node: &Node) -> Outcome<Attributes> {
-    let of = node.metadata();
+    let of = node.metadata()?;
     let mut xattrs = Vec::new();
     for name in node.xattr_names()? {
         if let Some(value) = node.xattr(&name)? {

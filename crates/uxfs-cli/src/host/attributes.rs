@@ -80,7 +80,7 @@ pub fn apply(
     finish: Option<Mode>,
     lost: &mut Lost,
 ) -> io::Result<()> {
-    let metadata = node.metadata();
+    let metadata = node.metadata()?;
     let place = Place(written);
     let owned = !keep.ownership || place.chown(&metadata, lost)?;
     if keep.mode && !metadata.is_symlink() {
@@ -109,7 +109,7 @@ pub fn apply(
 /// Whether what is kept of `node` gives a file to who runs it what others have not.
 pub fn are_privileged(keep: Keep, trust: &Trust, node: &Node) -> uxfs::Result<bool> {
     const CAPABILITY: &[u8] = b"security.capability";
-    let ids = keep.mode && trust.permissions(node.metadata().permissions()) & 0o6000 != 0;
+    let ids = keep.mode && trust.permissions(node.metadata()?.permissions()) & 0o6000 != 0;
     Ok(ids || (keep.xattrs && trust.takes_xattr(CAPABILITY) && node.xattr(CAPABILITY)?.is_some()))
 }
 

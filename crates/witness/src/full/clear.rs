@@ -66,7 +66,7 @@ fn tree(dir: &Dir, rng: &mut Rng) -> Result<()> {
             }
         }
         if node.file_type().is_file() && rng.u32(..8) == 0 {
-            node.open()?.set_len(node.metadata().size / 3).context("cutting a file")?;
+            node.open()?.set_len(node.metadata()?.size / 3).context("cutting a file")?;
         }
         dir.remove_file(&name).context("removing a file")?;
     }

@@ -347,7 +347,7 @@ impl<'a> Filler<'a> {
     fn insert(&mut self) -> Result<bool> {
         let node = self.file()?;
         let file = node.open()?;
-        let block = u64::from(node.metadata().block_size);
+        let block = u64::from(node.metadata()?.block_size);
         if file.size() <= block {
             return Ok(false);
         }

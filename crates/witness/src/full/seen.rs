@@ -20,7 +20,7 @@ pub struct Seen {
 impl Seen {
     /// Looks at a file or directory, and at its attribute of this name.
     pub fn of(node: &Node, attribute: &[u8]) -> Result<Self> {
-        let metadata = node.metadata();
+        let metadata = node.metadata()?;
         let extents = match node.file_type().is_file() && metadata.extents <= EXTENTS_MAX {
             true => node.open()?.extents().collect::<uxfs::Result<_>>()?,
             false => Vec::new(),

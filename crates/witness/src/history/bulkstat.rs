@@ -58,7 +58,7 @@ pub fn add_by_kernel(manifest: &mut [Record], mnt: &Path) -> Result<()> {
 pub fn add_by_uxfs(manifest: &mut [Record], device: Arc<dyn BlockDevice>) -> Result<()> {
     let volume = Volume::open_device(device, &OpenOptions::new())?;
     add(manifest, |ino| {
-        let found = volume.node(ino)?.metadata();
+        let found = volume.node(ino)?.metadata()?;
         let extent_blocks = u32::try_from(found.extent_size / u64::from(found.block_size))?;
         Ok(Found { project: found.project_id, xflags: found.xflags, extent_blocks })
     })

@@ -76,7 +76,7 @@ impl Subject for Entries {
         let dir = dir(volume)?;
         let found =
             dir.lookup(name(nth).as_bytes())?.with_context(|| format!("{} is not there", name(nth)))?;
-        ensure!(found.metadata().size == 0, "{} is not empty", name(nth));
+        ensure!(found.metadata()?.size == 0, "{} is not empty", name(nth));
         let absent = name(self.count + nth);
         ensure!(dir.lookup(absent.as_bytes())?.is_none(), "{absent} is there");
         Ok(())

@@ -7,7 +7,8 @@
 use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
 use crate::file::Wanted;
-use crate::inode::{ForkKind, Inode, InodeEntry};
+use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
+use crate::interleave::point;
 use crate::log::ShutdownReason;
 use crate::volume::Volume;
 use blockdev::DeviceError;
@@ -40,12 +41,13 @@ struct Blocks {
 impl FileMap {
     /// Loads the map of an inode, which must be a regular file, and keeps the file open: it is not freed meanwhile,
     /// names or not.
-    pub(crate) fn new(volume: Arc<Volume>, entry: Arc<InodeEntry>) -> Result<Self> {
-        if !entry.peek().is_file() {
+    pub(crate) fn new(volume: Arc<Volume>, file: &InodeHandle) -> Result<Self> {
+        let entry = Arc::clone(file.entry());
+        if !file.current()?.is_file() {
             return Err(Error::WrongType { inode: entry.ino(), wanted: "regular file" });
         }
-        if !entry.open() {
-            return Err(Error::NoSuchInode(entry.ino()));
+        if !entry.open(file.life()) {
+            return Err(Error::Stale(entry.ino()));
         }
         let map = Self { volume, entry, shared: OnceLock::new(), marked: OnceLock::new() };
         map.extents()?;
@@ -55,6 +57,19 @@ impl FileMap {
     /// The file's inode, as it is now.
     pub fn inode(&self) -> Arc<Inode> {
         self.entry.current()
+    }
+
+    /// The map of a file that is being made without a name. The caller has the inode locked: nobody else opens the file,
+    /// and with that ends it, before this.
+    pub(crate) fn of_new(volume: Arc<Volume>, entry: &Arc<InodeEntry>) -> Self {
+        entry.count_open();
+        Self { volume, entry: Arc::clone(entry), shared: OnceLock::new(), marked: OnceLock::new() }
+    }
+
+    /// Whether it is the map of the file that `file` stands for.
+    pub fn is_of(&self, file: &InodeHandle) -> bool {
+        // What is open keeps its number.
+        Arc::ptr_eq(&self.entry, file.entry()) && self.entry.peek().life() == file.life()
     }
 
     /// The file's inode with its lock.
@@ -223,8 +238,10 @@ impl Drop for FileMap {
         if self.volume.is_writable() && self.entry.peek().nlink() > 0 {
             let _ = self.volume.log_times(&self.entry);
         }
-        if self.entry.close() && self.volume.is_writable() {
-            let _ = self.volume.release_if_unused(Arc::clone(&self.entry));
+        let last = self.entry.close();
+        point("a file is closed");
+        if last && self.volume.is_writable() {
+            let _ = self.volume.release_if_unused(&self.entry);
         }
     }
 }

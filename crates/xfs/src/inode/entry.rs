@@ -8,8 +8,8 @@
 //! - an inode has one entry at a time: the cache keeps it as long as anybody has it;
 //! - it is written into its cluster only when all changes of it are in the log.
 
-use super::Inode;
 use super::lazy_time::{LazyTime, after_overwrite};
+use super::{Inode, Life};
 use crate::buf::{MetaBuf, Overlay};
 use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
 use arc_swap::ArcSwap;
@@ -17,7 +17,7 @@ use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 use parking_lot::{Mutex, MutexGuard, RawRwLock, RwLock};
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
@@ -56,6 +56,8 @@ pub struct InodeEntry {
     item: ItemState,
     /// How many have it open.
     opens: AtomicU32,
+    /// The first life whose end has not begun.
+    ended: AtomicU64,
     overwritten: LazyTime,
     /// Whether the inode is known to hold no capabilities, which a change of its content would take away.
     unprivileged: AtomicBool,
@@ -100,6 +102,7 @@ impl InodeEntry {
             }),
             item: ItemState::default(),
             opens: AtomicU32::new(0),
+            ended: AtomicU64::new(Life::FIRST.to_bits()),
             overwritten: LazyTime::default(),
             unprivileged: AtomicBool::new(false),
             weighed: AtomicU64::new(0),
@@ -160,24 +163,53 @@ impl InodeEntry {
         INODE.lock_by(&self.users, Mode::Shared, attempt, block)
     }
 
-    /// Keeps the file from being freed when it loses its last name. `false`: it is free already.
-    pub(crate) fn open(&self) -> bool {
+    /// Keeps the file of this life from being freed when it loses its last name. `false`: it is gone, or going.
+    pub(crate) fn open(&self, life: Life) -> bool {
         let _shared = self.share();
-        let exists = !self.peek().is_free();
+        let inode = self.peek();
+        let exists = inode.life() == life && !inode.is_free() && !self.is_ending(&inode);
         if exists {
-            self.opens.fetch_add(1, Ordering::Relaxed);
+            self.count_open();
         }
         exists
     }
 
+    /// Counts one more who has it open. The caller has the lock.
+    pub(crate) fn count_open(&self) {
+        self.opens.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Takes an [`open`](Self::open) back; whether it was the last one.
     pub(crate) fn close(&self) -> bool {
-        self.opens.fetch_sub(1, Ordering::AcqRel) == 1
+        let last = self.opens.fetch_sub(1, Ordering::AcqRel) == 1;
+        if last {
+            // Of one who closes it and one who takes its last name, each of whom looks at what the other does, one sees it.
+            fence(Ordering::SeqCst);
+        }
+        last
     }
 
     /// Whether somebody has it open. Nobody opens it while the caller has the lock.
     pub(crate) fn is_open(&self) -> bool {
         self.opens.load(Ordering::Acquire) > 0
+    }
+
+    /// Begins the end of a file that has no name and that nobody has open: nobody opens, links or changes it any more.
+    /// `true` once in a file's life: who gets that frees it.
+    pub(crate) fn begin_inactivation(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let _locked = self.lock();
+        let inode = self.peek();
+        let unused = !inode.is_free() && inode.nlink() == 0 && !self.is_open() && !self.is_ending(&inode);
+        if unused {
+            self.ended.store(inode.life().next().to_bits(), Ordering::Release);
+        }
+        unused
+    }
+
+    /// Whether the end of the file that this version is of has begun.
+    pub(crate) fn is_ending(&self, inode: &Inode) -> bool {
+        self.ended.load(Ordering::Acquire) > inode.life().to_bits()
     }
 
     /// When its content was last written over in place.

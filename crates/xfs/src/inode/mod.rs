@@ -8,10 +8,12 @@
 //! how to read them, and its extent list, where it is loaded, says the same.
 
 mod entry;
+mod handle;
 mod lazy_time;
 
 pub(crate) use entry::Site;
 pub use entry::{InodeEntry, InodeLocked, InodeShared};
+pub use handle::{InodeHandle, Life};
 pub(crate) use lazy_time::after_overwrite;
 
 use crate::bmap::ExtentList;
@@ -95,6 +97,10 @@ pub struct Inode {
     free: bool,
     /// Counts changes of the data fork's map.
     map_seq: u64,
+    /// Which of the files that had this number it is.
+    life: Life,
+    /// A file that was made without a name and has had none so far.
+    nameless: bool,
 }
 
 impl Inode {
@@ -107,7 +113,7 @@ impl Inode {
             .ok_or_else(|| wrap(FormatError::new("inode", "mode: free, and in use for the inode tree")))?;
         let data = ForkState::new(&core.data, bytes, Some(core.size));
         let attr = core.attr.as_ref().map(|info| ForkState::new(info, bytes, None));
-        Ok(Self { ino, core, data, attr, free: false, map_seq: 0 })
+        Ok(Self { ino, core, data, attr, free: false, map_seq: 0, life: Life::FIRST, nameless: false })
     }
 
     /// Its number.
@@ -232,6 +238,21 @@ impl Inode {
         }
     }
 
+    /// Which of the files that had this number it is.
+    pub fn life(&self) -> Life {
+        self.life
+    }
+
+    /// Whether it was made without a name and has had none so far, so that it may still get one.
+    pub(crate) fn is_nameless(&self) -> bool {
+        self.nameless
+    }
+
+    /// Says whether it is such a file.
+    pub(crate) fn set_nameless(&mut self, nameless: bool) {
+        self.nameless = nameless;
+    }
+
     /// Whether no file is here.
     pub fn is_free(&self) -> bool {
         self.free
@@ -247,10 +268,17 @@ impl Inode {
     #[allow(dead_code, reason = "its users follow")]
     pub(crate) fn fresh(ino: InodeNumber, core: InodeCore, free: bool) -> Self {
         let data = ForkState::with(core.data.format, 0, Box::default(), None);
-        let mut inode = Self { ino, core, data, attr: None, free, map_seq: 0 };
+        let (life, nameless) = (Life::FIRST, false);
+        let mut inode = Self { ino, core, data, attr: None, free, map_seq: 0, life, nameless };
         inode.core.attr = None;
         inode.core.data.nextents = 0;
         inode
+    }
+
+    /// What is at this place next: nothing, which ends the life of the file that was here, or a new file.
+    pub(crate) fn succeeded_by(&self, core: InodeCore, free: bool) -> Self {
+        let life = if free { self.life.next() } else { self.life };
+        Self { life, ..Self::fresh(self.ino, core, free) }
     }
 
     /// The core, for changing everything but what the forks say of themselves.

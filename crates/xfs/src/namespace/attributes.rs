@@ -6,7 +6,7 @@ use crate::attr::acl::{self, AclKind};
 use crate::attr::edit::Put;
 use crate::attr::{self, Namespace};
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, Inode, InodeEntry};
+use crate::inode::{ForkKind, Inode, InodeHandle};
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
@@ -62,24 +62,20 @@ pub enum XattrChange<'a> {
 
 impl Volume {
     /// Changes what is said of a file.
-    pub fn change(self: &Arc<Self>, entry: &Arc<InodeEntry>, change: &Change, now: Timestamp) -> Result<()> {
+    pub fn change(self: &Arc<Self>, file: &InodeHandle, change: &Change, now: Timestamp) -> Result<()> {
         if change.uid.is_some() || change.gid.is_some() {
-            self.drop_capabilities(entry, now)?;
+            self.drop_capabilities(file, now)?;
         }
         let mut need = Need::new(self.geometry()).inodes(1);
-        if change.permissions.is_some() && entry.peek().has_attrs() {
+        if change.permissions.is_some() && file.entry().peek().has_attrs() {
             need = need.attr_change(1).steps(2);
         }
         // A list that follows the permissions stays as long as it is: it needs no block that it does not give back.
         let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
-        trans.join_inode(Arc::clone(entry), entry.lock())?;
-        let ino = entry.ino();
-        if trans.inode(ino).is_free() {
-            return Err(NameProblem::Missing.into());
-        }
+        let ino = join(&mut trans, file)?;
         if change.mtime.is_some() {
             // What was written over before this is older news.
-            entry.overwritten().take();
+            file.entry().overwritten().take();
         }
         if let Some(bytes) = change.extent_size {
             check_extent_size(trans.inode(ino), self.geometry(), bytes)?;
@@ -109,15 +105,14 @@ impl Volume {
     /// Sets an access control list, or removes it. An access list that says no more than permissions do becomes those.
     pub fn set_acl(
         self: &Arc<Self>,
-        entry: &Arc<InodeEntry>,
+        file: &InodeHandle,
         kind: AclKind,
         list: Option<&[AclEntry]>,
         now: Timestamp,
     ) -> Result<()> {
         let need = Need::new(self.geometry()).inodes(1).attr_fork().attr_change(1).steps(2);
         let mut trans = Trans::start(self, need.reservation())?;
-        trans.join_inode(Arc::clone(entry), entry.lock())?;
-        let ino = entry.ino();
+        let ino = join(&mut trans, file)?;
         if kind == AclKind::Default && !trans.inode(ino).is_dir() {
             return Err(NameProblem::NotDirectory.into());
         }
@@ -140,7 +135,7 @@ impl Volume {
     /// Sets or removes an extended attribute.
     pub fn change_xattr(
         self: &Arc<Self>,
-        entry: &Arc<InodeEntry>,
+        file: &InodeHandle,
         namespace: Namespace,
         name: &[u8],
         change: XattrChange<'_>,
@@ -159,11 +154,7 @@ impl Volume {
             XattrChange::Remove => need.reservation().or_no_blocks(),
         };
         let mut trans = Trans::start(self, reservation)?;
-        trans.join_inode(Arc::clone(entry), entry.lock())?;
-        let ino = entry.ino();
-        if trans.inode(ino).is_free() {
-            return Err(NameProblem::Missing.into());
-        }
+        let ino = join(&mut trans, file)?;
         match change {
             XattrChange::Remove | XattrChange::Set(_, Put::Replace) if !trans.inode(ino).has_attrs() => {
                 return Err(NameProblem::NoAttribute.into());
@@ -178,23 +169,24 @@ impl Volume {
         touch(&mut trans, ino, false, now);
         trans.commit()?;
         if namespace == Namespace::Secure && name == CAPABILITY {
-            entry.set_privileged(true);
+            file.entry().set_privileged(true);
         }
         Ok(())
     }
 
     /// Takes the capabilities off a file whose content or owner is about to change, as a kernel does whoever asks.
-    pub fn drop_capabilities(self: &Arc<Self>, entry: &Arc<InodeEntry>, now: Timestamp) -> Result<()> {
-        entry.set_privileged(false);
-        let inode = entry.current();
+    pub fn drop_capabilities(self: &Arc<Self>, file: &InodeHandle, now: Timestamp) -> Result<()> {
+        file.entry().set_privileged(false);
+        let (shared, inode) = file.share()?;
         let held = match self.fork(&inode, ForkKind::Attr) {
             Some(fork) if inode.has_attrs() => attr::get(&*fork, Namespace::Secure, CAPABILITY),
             _ => Ok(None),
         };
+        drop(shared);
         let dropped = match held {
             Ok(None) => Ok(()),
             Ok(Some(_)) => {
-                match self.change_xattr(entry, Namespace::Secure, CAPABILITY, XattrChange::Remove, now) {
+                match self.change_xattr(file, Namespace::Secure, CAPABILITY, XattrChange::Remove, now) {
                     // Another thread was faster.
                     Err(Error::Name(NameProblem::NoAttribute)) => Ok(()),
                     done => done,
@@ -203,7 +195,7 @@ impl Volume {
             Err(error) => Err(error),
         };
         if dropped.is_err() {
-            entry.set_privileged(true);
+            file.entry().set_privileged(true);
         }
         dropped
     }
@@ -211,6 +203,13 @@ impl Volume {
 
 /// The attribute, in the namespace `security`, that gives a program capabilities.
 const CAPABILITY: &[u8] = b"capability";
+
+/// Locks and joins a file that must still be there.
+fn join(trans: &mut Trans<'_>, file: &InodeHandle) -> Result<InodeNumber> {
+    trans.join_inode(Arc::clone(file.entry()), file.entry().lock())?;
+    file.check(trans.inode(file.ino()))?;
+    Ok(file.ino())
+}
 
 /// Whether a file may have this extent size: what the kernel allows.
 fn check_extent_size(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<()> {

@@ -2,9 +2,10 @@
 
 use super::{NameProblem, add_links, check_directory, check_name, file_type, lookup, touch};
 use crate::attr::acl::{self, AclKind};
+use crate::bmap::FileMap;
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, ForkState, Inode, InodeEntry};
+use crate::inode::{ForkKind, ForkState, Inode, InodeEntry, InodeHandle};
 use crate::symlink;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
@@ -42,23 +43,18 @@ pub struct NewInode {
 
 impl Volume {
     /// Makes a file, a directory, a device, a fifo or a socket named `name`.
-    pub fn create(
-        self: &Arc<Self>,
-        dir: &Arc<InodeEntry>,
-        name: &[u8],
-        new: &NewInode,
-    ) -> Result<Arc<InodeEntry>> {
-        self.make(dir, Some(name), new, None)
+    pub fn create(self: &Arc<Self>, dir: &InodeHandle, name: &[u8], new: &NewInode) -> Result<InodeHandle> {
+        Ok(self.make(dir, Some(name), new, None)?.0)
     }
 
     /// Makes a symbolic link. Of `new`, the permissions are not asked for.
     pub fn symlink(
         self: &Arc<Self>,
-        dir: &Arc<InodeEntry>,
+        dir: &InodeHandle,
         name: &[u8],
         target: &[u8],
         new: &NewInode,
-    ) -> Result<Arc<InodeEntry>> {
+    ) -> Result<InodeHandle> {
         if target.is_empty() || target.contains(&0) {
             return Err(NameProblem::Invalid.into());
         }
@@ -66,31 +62,34 @@ impl Volume {
             return Err(NameProblem::TooLong.into());
         }
         let new = NewInode { mode: 0o120_777, umask: 0, ..*new };
-        self.make(dir, Some(name), &new, Some(target))
+        Ok(self.make(dir, Some(name), &new, Some(target))?.0)
     }
 
-    /// Makes a regular file without a name, which vanishes when it is let go of, unless it gets one meanwhile.
+    /// Makes a regular file without a name, and has it open. It vanishes when the last one lets go of it, unless it gets
+    /// a name meanwhile.
     pub fn create_unnamed(
         self: &Arc<Self>,
-        dir: &Arc<InodeEntry>,
+        dir: &InodeHandle,
         new: &NewInode,
-    ) -> Result<Arc<InodeEntry>> {
-        self.make(dir, None, new, None)
+    ) -> Result<(InodeHandle, FileMap)> {
+        let (made, map) = self.make(dir, None, new, None)?;
+        let map = map.ok_or(NameProblem::Invalid)?;
+        Ok((made, map))
     }
 
     fn make(
         self: &Arc<Self>,
-        dir: &Arc<InodeEntry>,
+        dir: &InodeHandle,
         name: Option<&[u8]>,
         new: &NewInode,
         target: Option<&[u8]>,
-    ) -> Result<Arc<InodeEntry>> {
+    ) -> Result<(InodeHandle, Option<FileMap>)> {
         name.map_or(Ok(()), check_name)?;
         let kind = InodeType::from_mode(new.mode).ok_or(NameProblem::Invalid)?;
         loop {
-            let mut trans = Trans::start(self, self.reservation_to_make(dir, new, target))?;
-            trans.join_inode(Arc::clone(dir), dir.lock())?;
-            check_directory(trans.inode(dir.ino()))?;
+            let mut trans = Trans::start(self, self.reservation_to_make(dir.entry(), new, target))?;
+            trans.join_inode(Arc::clone(dir.entry()), dir.entry().lock())?;
+            check_directory(dir, trans.inode(dir.ino()))?;
             if target.is_some() && trans.inode(dir.ino()).core().flags.contains(InodeFlags::NOSYMLINKS) {
                 return Err(NameProblem::NoSymlinks.into());
             }
@@ -117,10 +116,16 @@ impl Volume {
             inherit_acl(&mut trans, dir.ino(), entry.ino(), new)?;
             match name {
                 Some(name) => enter(&mut trans, dir.ino(), name, entry.ino(), kind, new.time)?,
-                None => trans.add_unlinked(entry.ino())?,
+                None => {
+                    trans.inode_mut(entry.ino(), InodeFields::CORE).set_nameless(true);
+                    trans.add_unlinked(entry.ino())?;
+                }
             }
+            // Once the inode is unlocked, its number may soon be another file's.
+            let made = InodeHandle::new(Arc::clone(&entry), trans.inode(entry.ino()));
+            let map = name.is_none().then(|| FileMap::of_new(Arc::clone(self), &entry));
             trans.commit()?;
-            return Ok(entry);
+            return Ok((made, map));
         }
     }
 
@@ -169,7 +174,8 @@ fn new_inode(trans: &mut Trans<'_>, dir: InodeNumber, kind: InodeType, new: &New
     }
     trans.join_inode(Arc::clone(&entry), locked)?;
     // Whatever the number stood for before is gone.
-    *trans.inode_mut(ino, InodeFields::DFORK) = Inode::fresh(ino, core, false);
+    let inode = trans.inode_mut(ino, InodeFields::DFORK);
+    *inode = inode.succeeded_by(core, false);
     Ok(Found::Free(entry))
 }
 

@@ -1,8 +1,12 @@
 //! What happens to an inode that has no name any more, once nobody uses it.
+//!
+//! Invariant: an inode is inactivated once, by one thread, and only after its end has begun under its lock
+//! ([`InodeEntry::begin_inactivation`]): nobody opens it, changes it or gives it a name between the transactions that
+//! free it. What fails here leaves it on its group's list, as a crash would.
 
 use crate::error::Result;
 use crate::file;
-use crate::inode::{ForkKind, Inode, InodeEntry};
+use crate::inode::{ForkKind, InodeEntry};
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
@@ -13,14 +17,12 @@ use xfs_format::types::InodeNumber;
 
 impl Volume {
     /// Frees an inode that has no names, unless somebody has it open: then the last one to close it does this.
-    pub fn release_if_unused(self: &Arc<Self>, entry: Arc<InodeEntry>) -> Result<()> {
+    pub(crate) fn release_if_unused(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
         let inode = entry.peek();
+        // What is decided here is only that there is nothing to do: whoever takes its last name asks afterwards.
         let gone = inode.is_free() || inode.nlink() > 0;
         drop(inode);
-        if gone || entry.is_open() {
-            return Ok(());
-        }
-        self.inactivate(&entry)
+        if !gone && entry.begin_inactivation() { self.inactivate(entry) } else { Ok(()) }
     }
 
     /// Frees what an inode without names holds, and the inode. Nothing of it is freed if others share any of it.
@@ -32,11 +34,7 @@ impl Volume {
         let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
         trans.join_inode(Arc::clone(entry), entry.lock())?;
         let ino = entry.ino();
-        let inode = trans.inode(ino);
-        // Somebody else was faster, or gave it a name.
-        if inode.is_free() || inode.nlink() > 0 || entry.is_open() {
-            return Ok(());
-        }
+        debug_assert!(trans.inode(ino).nlink() == 0 && !entry.is_open(), "inode {ino} is in use");
         trans.remove_unlinked(ino)?;
         free(&mut trans, ino)?;
         trans.commit()?;
@@ -75,5 +73,5 @@ fn clear(trans: &mut Trans<'_>, ino: InodeNumber) {
     core.flags2 &= InodeFlags2::BIGTIME | InodeFlags2::NREXT64;
     core.data.format = ForkFormat::Extents;
     core.data.range.end = inode_size;
-    *inode = Inode::fresh(ino, core, true);
+    *inode = inode.succeeded_by(core, true);
 }

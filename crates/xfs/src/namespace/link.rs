@@ -4,41 +4,45 @@ use super::locking::join_all;
 use super::{NameProblem, add_links, check_directory, check_name, check_project, file_type, lookup, touch};
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::Result;
-use crate::inode::{ForkKind, InodeEntry};
+use crate::inode::{ForkKind, InodeHandle};
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::sync::Arc;
+use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 
 impl Volume {
-    /// Gives an inode, which may have none, another name.
+    /// Gives an inode another name: one that has a name, or that was made without.
     pub fn link(
         self: &Arc<Self>,
-        dir: &Arc<InodeEntry>,
+        dir: &InodeHandle,
         name: &[u8],
-        entry: &Arc<InodeEntry>,
+        file: &InodeHandle,
         now: Timestamp,
     ) -> Result<()> {
         check_name(name)?;
         let need = Need::new(self.geometry()).inodes(2).dir_change().unlinked().steps(2);
         let mut trans = Trans::start(self, need.reservation())?;
-        join_all(&mut trans, &[dir, entry])?;
-        let (dir, ino) = (dir.ino(), entry.ino());
-        check_directory(trans.inode(dir))?;
+        join_all(&mut trans, &[dir.entry(), file.entry()])?;
+        check_directory(dir, trans.inode(dir.ino()))?;
+        file.check(trans.inode(file.ino()))?;
+        let (dir, ino) = (dir.ino(), file.ino());
         if trans.inode(ino).is_dir() {
             return Err(NameProblem::IsDirectory.into());
-        }
-        if trans.inode(ino).is_free() {
-            return Err(NameProblem::Missing.into());
         }
         if lookup(&mut trans, dir, name)?.is_some() {
             return Err(NameProblem::Exists.into());
         }
         check_project(trans.inode(dir), trans.inode(ino))?;
         if trans.inode(ino).nlink() == 0 {
+            // What lost its last name never gets another: attributes and more may be on their way out.
+            if !trans.inode(ino).is_nameless() {
+                return Err(NameProblem::Missing.into());
+            }
             trans.remove_unlinked(ino)?;
+            trans.inode_mut(ino, InodeFields::CORE).set_nameless(false);
         }
         let new = NewEntry { name, ino, ftype: file_type(trans.inode(ino).kind()) };
         dir_edit::add(&mut TransFork::new(&mut trans, dir, ForkKind::Data), new)?;

@@ -20,6 +20,8 @@ mod link;
 mod locking;
 mod remove;
 mod rename;
+#[cfg(all(test, not(shuttle)))]
+mod tests;
 
 pub use attributes::{Change, XattrChange};
 pub use create::NewInode;
@@ -29,7 +31,7 @@ pub use rename::RenameFlags;
 use crate::attr::edit::EditError;
 use crate::dir::FileType;
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, Inode};
+use crate::inode::{ForkKind, Inode, InodeHandle};
 use crate::symlink::TargetError;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
@@ -76,7 +78,7 @@ pub enum NameProblem {
     /// A directory would be moved below itself.
     #[error("a directory cannot be moved into itself")]
     IntoItself,
-    /// The directory was removed while somebody had it open.
+    /// The directory has no name any more.
     #[error("the directory was removed")]
     Removed,
     /// An attribute exists that should not.
@@ -107,8 +109,9 @@ fn check_name(name: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless `inode` is a directory that can take names.
-fn check_directory(inode: &Inode) -> Result<()> {
+/// Fails unless `inode` is the directory that the handle stands for, and can take names.
+fn check_directory(dir: &InodeHandle, inode: &Inode) -> Result<()> {
+    dir.check(inode)?;
     if !inode.is_dir() {
         return Err(NameProblem::NotDirectory.into());
     }

@@ -4,7 +4,8 @@ use super::locking::join_all;
 use super::{NameProblem, add_links, check_directory, check_name, lookup, touch};
 use crate::dir::edit as dir_edit;
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, Inode, InodeEntry};
+use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
+use crate::interleave::point;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
@@ -28,7 +29,7 @@ impl Volume {
     /// name, if others share its blocks.
     pub fn remove(
         self: &Arc<Self>,
-        dir: &Arc<InodeEntry>,
+        dir: &InodeHandle,
         name: &[u8],
         what: Removal,
         now: Timestamp,
@@ -37,10 +38,10 @@ impl Volume {
         loop {
             let (child, seen) = self.child_of(dir, name)?;
             let mut trans = Trans::start(self, self.need_to_remove().reservation().or_no_blocks())?;
-            join_all(&mut trans, &[dir, &child])?;
-            check_directory(trans.inode(dir.ino()))?;
+            join_all(&mut trans, &[dir.entry(), &child])?;
+            check_directory(dir, trans.inode(dir.ino()))?;
             // Whoever changes a directory changes its inode.
-            if !Arc::ptr_eq(&seen, &dir.peek()) {
+            if !Arc::ptr_eq(&seen, &dir.entry().peek()) {
                 match lookup(&mut trans, dir.ino(), name)? {
                     None => return Err(NameProblem::Missing.into()),
                     Some(ino) if ino != child.ino() => continue,
@@ -52,7 +53,8 @@ impl Volume {
             touch(&mut trans, dir.ino(), true, now);
             drop_name(&mut trans, dir.ino(), child.ino(), now)?;
             trans.commit()?;
-            return self.release_if_unused(child);
+            point("a name is gone");
+            return self.release_if_unused(&child);
         }
     }
 
@@ -60,25 +62,26 @@ impl Volume {
         Need::new(self.geometry()).inodes(3).dir_change().unlinked().inode_chunk().steps(2)
     }
 
-    /// What a name stands for at the moment, and the version of the directory that says so.
+    /// What a name stands for at the moment, and the version of the directory that says so. Whoever locks the two then
+    /// looks again whether the name stands for this inode: if so, for whatever file it is by then.
     pub(super) fn child_of(
         self: &Arc<Self>,
-        dir: &Arc<InodeEntry>,
+        dir: &InodeHandle,
         name: &[u8],
     ) -> Result<(Arc<InodeEntry>, Arc<Inode>)> {
         loop {
-            let shared = dir.share();
-            let inode = dir.current();
-            check_directory(&inode)?;
+            let (shared, inode) = dir.share()?;
+            check_directory(dir, &inode)?;
             let fork = self.fork(&inode, ForkKind::Data).ok_or(NameProblem::Missing)?;
             let ino = crate::dir::lookup(&*fork, name)?.ok_or(NameProblem::Missing)?.0;
             drop(fork);
             drop(shared);
+            point("a child is found");
             match self.entry(ino) {
                 Err(Error::NoSuchInode(_)) if self.is_writable() => {
                     // It was removed since, or the directory is damaged: looking again ends only where it changed.
-                    let _shared = dir.share();
-                    if Arc::ptr_eq(&inode, &dir.peek()) {
+                    let (_shared, now) = dir.share()?;
+                    if Arc::ptr_eq(&inode, &now) {
                         return Err(names_free_inode(dir.ino(), ino));
                     }
                 }

@@ -7,7 +7,8 @@ use super::{
 };
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::Result;
-use crate::inode::{ForkKind, InodeEntry};
+use crate::inode::{ForkKind, InodeEntry, InodeHandle};
+use crate::interleave::point;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::volume::Volume;
@@ -30,7 +31,7 @@ pub enum RenameFlags {
 
 /// One end of a rename.
 struct End<'a> {
-    dir: &'a Arc<InodeEntry>,
+    dir: &'a InodeHandle,
     name: &'a [u8],
 }
 
@@ -38,8 +39,8 @@ impl Volume {
     /// Moves a name, in one step.
     pub fn rename(
         self: &Arc<Self>,
-        (from_dir, from): (&Arc<InodeEntry>, &[u8]),
-        (to_dir, to): (&Arc<InodeEntry>, &[u8]),
+        (from_dir, from): (&InodeHandle, &[u8]),
+        (to_dir, to): (&InodeHandle, &[u8]),
         how: RenameFlags,
         now: Timestamp,
     ) -> Result<()> {
@@ -49,7 +50,7 @@ impl Volume {
         loop {
             if let Some(replaced) = self.try_rename(&source, &target, how, now)? {
                 return match replaced {
-                    Some(entry) => self.release_if_unused(entry),
+                    Some(entry) => self.release_if_unused(&entry),
                     None => Ok(()),
                 };
             }
@@ -71,17 +72,21 @@ impl Volume {
             Err(error) => return Err(error),
         };
         let across = source.dir.ino() != target.dir.ino();
-        let _moves = self.exclude_moves(across, &moved, there.as_ref(), how)?;
-        self.check_no_loop(source, target, &moved, there.as_ref(), how)?;
+        // Either may be another file by now, of another type: so much is looked at again behind their locks.
+        let is_dir = |entry: &Arc<InodeEntry>| entry.peek().is_dir();
+        let dirs_seen = (is_dir(&moved), there.as_ref().is_some_and(is_dir));
+        let _moves = self.exclude_moves(across, dirs_seen, how)?;
+        self.check_no_loop((source, dirs_seen.0, &moved), (target, dirs_seen.1, there.as_ref()), how)?;
 
+        point("a rename has looked");
         let mut trans =
             Trans::start(self, self.need_to_remove().inodes(2).dir_change().steps(2).reservation())?;
-        let mut all = vec![source.dir, target.dir, &moved];
+        let mut all = vec![source.dir.entry(), target.dir.entry(), &moved];
         all.extend(&there);
         join_all(&mut trans, &all)?;
         let dirs = (source.dir.ino(), target.dir.ino());
-        check_directory(trans.inode(dirs.0))?;
-        check_directory(trans.inode(dirs.1))?;
+        check_directory(source.dir, trans.inode(dirs.0))?;
+        check_directory(target.dir, trans.inode(dirs.1))?;
         let is = |entry: Option<&Arc<InodeEntry>>| entry.map(|entry| entry.ino());
         match lookup(&mut trans, dirs.0, source.name)? {
             None => return Err(NameProblem::Missing.into()),
@@ -92,6 +97,10 @@ impl Volume {
             return Ok(None);
         }
         let ino = moved.ino();
+        let is_dir = |entry: &Arc<InodeEntry>| trans.inode(entry.ino()).is_dir();
+        if dirs_seen != (is_dir(&moved), there.as_ref().is_some_and(is_dir)) {
+            return Ok(None);
+        }
         match (&there, how) {
             (Some(_), RenameFlags::NoReplace) => return Err(NameProblem::Exists.into()),
             (None, RenameFlags::Exchange) => return Err(NameProblem::Missing.into()),
@@ -135,32 +144,28 @@ impl Volume {
     fn exclude_moves(
         &self,
         across: bool,
-        moved: &InodeEntry,
-        there: Option<&Arc<InodeEntry>>,
+        (moved_is_dir, there_is_dir): (bool, bool),
         how: RenameFlags,
     ) -> Result<Option<MutexGuard<'_, ()>>> {
-        let exchanged_dir = how == RenameFlags::Exchange && there.is_some_and(|there| there.peek().is_dir());
-        let needed = across && (moved.peek().is_dir() || exchanged_dir);
+        let needed = across && (moved_is_dir || how == RenameFlags::Exchange && there_is_dir);
         Ok(if needed { Some(self.write_side()?.moves.lock()) } else { None })
     }
 
     /// A directory must not become its own ancestor.
     fn check_no_loop(
         self: &Arc<Self>,
-        source: &End<'_>,
-        target: &End<'_>,
-        moved: &InodeEntry,
-        there: Option<&Arc<InodeEntry>>,
+        (source, moved_is_dir, moved): (&End<'_>, bool, &InodeEntry),
+        (target, there_is_dir, there): (&End<'_>, bool, Option<&Arc<InodeEntry>>),
         how: RenameFlags,
     ) -> Result<()> {
         if source.dir.ino() == target.dir.ino() {
             return Ok(());
         }
-        if moved.peek().is_dir() && self.is_below(target.dir, moved.ino())? {
+        if moved_is_dir && self.is_below(target.dir, moved.ino())? {
             return Err(NameProblem::IntoItself.into());
         }
         if let Some(there) = there
-            && there.peek().is_dir()
+            && there_is_dir
             && self.is_below(source.dir, there.ino())?
         {
             // Exchanged, it would go below itself; replaced, it would have to be empty, and is not.
@@ -172,9 +177,9 @@ impl Volume {
     }
 
     /// Whether `dir` is `ancestor` or lies below it.
-    fn is_below(self: &Arc<Self>, dir: &Arc<InodeEntry>, ancestor: InodeNumber) -> Result<bool> {
+    fn is_below(self: &Arc<Self>, dir: &InodeHandle, ancestor: InodeNumber) -> Result<bool> {
         let root = self.geometry().root;
-        let mut at = Arc::clone(dir);
+        let mut at = dir.clone();
         // A damaged volume may have a loop of parents: no path is longer than there are inodes.
         for _ in 0..=self.write_side()?.counters.inodes() {
             if at.ino() == ancestor {
@@ -183,7 +188,11 @@ impl Volume {
             if at.ino() == root {
                 return Ok(false);
             }
-            at = self.child_of(&at, b"..")?.0;
+            let parent = self.child_of(&at, b"..").map_err(|error| {
+                // Directories above one that is there do not go; and what has gone is no matter of its parents.
+                dir.current().err().unwrap_or(error)
+            })?;
+            at = InodeHandle::new(Arc::clone(&parent.0), &parent.0.peek());
         }
         Err(NameProblem::IntoItself.into())
     }

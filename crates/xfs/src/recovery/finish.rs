@@ -70,7 +70,7 @@ impl Owed {
         }
         for ag in (0..volume.geometry().ag_count).map(AgNumber) {
             for ino in unlinked(volume, ag)? {
-                volume.release_if_unused(volume.entry(ino)?)?;
+                volume.release_if_unused(&volume.entry(ino)?)?;
                 report.inodes_freed += 1;
             }
         }

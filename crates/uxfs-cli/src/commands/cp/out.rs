@@ -282,7 +282,7 @@ impl<'a> Copy<'a> {
     fn enter(&mut self, host: &mut HostTree, name: &[u8], node: &Node, depth: usize) -> Outcome<()> {
         self.budget.check_depth(depth as u64 + 1)?;
         self.budget.take_file()?;
-        Ok(host.enter(name, self.plain(node))?)
+        Ok(host.enter(name, self.plain(node)?)?)
     }
 
     /// The directory that the copy is made in, and its name there; no name: the directory itself becomes it.
@@ -310,7 +310,7 @@ impl<'a> Copy<'a> {
     }
 
     fn leaf(&mut self, image: usize, host: &mut HostTree, name: &[u8], node: &Node) -> Outcome<()> {
-        let nlink = node.metadata().nlink;
+        let nlink = node.metadata()?.nlink;
         let source = (self.keep_links && nlink > 1).then_some((image, node.ino()));
         let mut too_deep = false;
         if let Some(source) = source {
@@ -340,7 +340,7 @@ impl<'a> Copy<'a> {
 
     /// Makes a copy; `None` if it is left out.
     fn make(&mut self, host: &mut HostTree, name: &[u8], node: &Node) -> Outcome<Option<Identity>> {
-        let metadata = node.metadata();
+        let metadata = node.metadata()?;
         let device = metadata.rdev.map_or((0, 0), |rdev| (rdev.major, rdev.minor));
         let target;
         let leaf = match metadata.file_type {
@@ -365,7 +365,7 @@ impl<'a> Copy<'a> {
         };
         self.budget.take_file()?;
         let (keep, trust) = (self.keep, self.trust);
-        let plain = self.plain(node);
+        let plain = self.plain(node)?;
         let finish = (keep.ownership && !metadata.is_symlink()).then_some(plain - self.umask);
         let mode = if keep.ownership { Mode::RUSR | Mode::WUSR } else { plain };
         let lost = &mut self.lost;
@@ -377,16 +377,16 @@ impl<'a> Copy<'a> {
     }
 
     /// What the copy of a node begins with, less the umask.
-    fn plain(&self, node: &Node) -> Mode {
-        let of = node.metadata();
-        Mode::from_raw_mode(self.keep.plain(of.permissions(), of.is_dir()).into())
+    fn plain(&self, node: &Node) -> Outcome<Mode> {
+        let of = node.metadata()?;
+        Ok(Mode::from_raw_mode(self.keep.plain(of.permissions(), of.is_dir()).into()))
     }
 
     fn file(&mut self, host: &mut HostTree, name: &[u8], node: &Node) -> Outcome<Identity> {
         self.budget.take_file()?;
         let from = node.open()?;
         let new = New {
-            mode: self.plain(node),
+            mode: self.plain(node)?,
             privileged: attributes::are_privileged(self.keep, &self.trust, node)?,
         };
         let target = host.open_file(name, new)?;

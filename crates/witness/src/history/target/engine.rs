@@ -6,7 +6,6 @@
 
 use super::{Called, Target};
 use crate::history::acl::Acl;
-use crate::history::model::NAME_BYTES_MAX;
 use crate::history::op::{AclKind, AllocateHow, Ino, Moment, NodeKind, RenameHow, Stat, XattrHow};
 use crate::record::Hints;
 use anyhow::Result;
@@ -14,9 +13,8 @@ use blockdev::BlockDevice;
 use rustix::io::Errno;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use uxfs::{
-    Changes, Dir, ErrorKind, File, FileType, NewNode, Node, OpenOptions, Rename, SetXattr, Special,
+    Changes, Dir, ErrorKind, File, FileType, Metadata, NewNode, Node, OpenOptions, Rename, SetXattr, Special,
     Timestamp, Volume,
 };
 
@@ -24,14 +22,6 @@ use uxfs::{
 #[derive(Debug)]
 pub struct Handle {
     file: File,
-    /// Made without a name, and had none since: Linux gives no name to a file that lost its last one.
-    nameless: AtomicBool,
-}
-
-impl Handle {
-    fn new(file: File, nameless: bool) -> Self {
-        Self { file, nameless: AtomicBool::new(nameless) }
-    }
 }
 
 /// A volume that uxfs has open for writing.
@@ -119,6 +109,7 @@ impl EngineTarget {
 fn errno(error: uxfs::Error) -> Errno {
     match error.kind() {
         ErrorKind::NotFound => Errno::NOENT,
+        ErrorKind::Stale => Errno::STALE,
         ErrorKind::NotADirectory => Errno::NOTDIR,
         ErrorKind::IsADirectory => Errno::ISDIR,
         ErrorKind::TooManySymlinks | ErrorKind::WrongType => Errno::LOOP,
@@ -148,8 +139,7 @@ fn letter(file_type: FileType) -> char {
     file_type.letter()
 }
 
-fn stat_of(node: &Node) -> Stat {
-    let found = node.metadata();
+fn stat_of(found: &Metadata) -> Stat {
     Stat {
         letter: letter(found.file_type),
         mode: found.permissions(),
@@ -168,28 +158,20 @@ impl Target for EngineTarget {
     fn create(&self, path: &[u8], mode: u16) -> Called<Handle> {
         let (dir, name) = self.parent(path)?;
         let file = dir.create_file(name, &new(mode)).and_then(|node| node.open()).map_err(errno)?;
-        Ok(Handle::new(file, false))
+        Ok(Handle { file })
     }
 
     fn open(&self, path: &[u8]) -> Called<Handle> {
-        Ok(Handle::new(self.node(path)?.open().map_err(errno)?, false))
+        Ok(Handle { file: self.node(path)?.open().map_err(errno)? })
     }
 
     fn tmpfile(&self, dir: &[u8], mode: u16) -> Called<Handle> {
-        Ok(Handle::new(self.dir(dir)?.create_unnamed(&new(mode)).map_err(errno)?, true))
+        Ok(Handle { file: self.dir(dir)?.create_unnamed(&new(mode)).map_err(errno)? })
     }
 
     fn link_file(&self, file: &Handle, path: &[u8]) -> Called<()> {
         let (dir, name) = self.parent(path)?;
-        let node = file.file.node();
-        let possible = name.len() <= NAME_BYTES_MAX;
-        if possible && node.metadata().nlink == 0 && !file.nameless.load(Ordering::Relaxed) {
-            let taken = dir.lookup(name).map_err(errno)?.is_some();
-            return Err(if taken { Errno::EXIST } else { Errno::NOENT });
-        }
-        dir.link(name, node).map_err(errno)?;
-        file.nameless.store(false, Ordering::Relaxed);
-        Ok(())
+        dir.link(name, file.file.node()).map_err(errno)
     }
 
     fn mkdir(&self, path: &[u8], mode: u16) -> Called<()> {
@@ -330,7 +312,7 @@ impl Target for EngineTarget {
 
     fn chown(&self, path: &[u8], uid: u32, gid: u32) -> Called<()> {
         let node = self.node(path)?;
-        let found = node.metadata();
+        let found = node.metadata().map_err(errno)?;
         let mode = found.permissions();
         let mut left = mode;
         if !found.is_dir() {
@@ -351,7 +333,7 @@ impl Target for EngineTarget {
 
     fn set_hints(&self, path: &[u8], hints: Hints) -> Called<()> {
         let node = self.node(path)?;
-        let found = node.metadata();
+        let found = node.metadata().map_err(errno)?;
         let changes = Changes {
             no_atime: Some(hints.no_atime),
             no_dump: Some(hints.no_dump),
@@ -382,11 +364,11 @@ impl Target for EngineTarget {
     }
 
     fn stat(&self, path: &[u8]) -> Called<Stat> {
-        Ok(stat_of(&self.node(path)?))
+        Ok(stat_of(&self.node(path)?.metadata().map_err(errno)?))
     }
 
     fn stat_file(&self, file: &Handle) -> Called<Stat> {
-        Ok(stat_of(file.file.node()))
+        Ok(stat_of(&file.file.metadata()))
     }
 
     fn fsync(&self, file: &Handle) -> Called<()> {

@@ -1,0 +1,259 @@
+//! Files that are removed while others have to do with them: each interleaving is made to happen.
+
+use super::*;
+use crate::attr::Namespace;
+use crate::attr::acl::AclKind;
+use crate::attr::edit::Put;
+use crate::check::{CheckOptions, check};
+use crate::file::Wanted;
+use crate::interleave::at;
+use crate::mkfs::{Before, Options, format, plan};
+use crate::volume::{InodeHandle, OpenOptions, Volume};
+use blockdev::{BlockDevice, MemoryDevice};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use xfs_format::types::{FileBlock, Uuid};
+
+const BYTES: u64 = 48 << 20;
+const NOW: Timestamp = Timestamp { secs: 1, nanos: 0 };
+/// More than a file's inode holds.
+const EXTENTS: u64 = 100;
+
+struct Site {
+    device: Arc<dyn BlockDevice>,
+    volume: Arc<Volume>,
+    root: InodeHandle,
+}
+
+fn new_file() -> NewInode {
+    new(0o100_644)
+}
+
+fn new(mode: u16) -> NewInode {
+    NewInode {
+        mode,
+        umask: 0,
+        uid: 0,
+        gid: 0,
+        device: (0, 0),
+        time: NOW,
+        content_times: (NOW, NOW),
+        inherit: true,
+    }
+}
+
+impl Site {
+    fn new() -> Self {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
+        let options = Options { small: true, ..Options::new(Uuid([7; 16]), NOW) };
+        format(&*device, &plan(&options, BYTES).unwrap(), Before::Zeroes).unwrap();
+        Self::open(device)
+    }
+
+    fn open(device: Arc<dyn BlockDevice>) -> Self {
+        let options = OpenOptions { writable: true, ..OpenOptions::default() };
+        let volume = Volume::open(Arc::clone(&device), &options).unwrap();
+        let root = volume.handle(volume.geometry().root).unwrap();
+        Self { device, volume, root }
+    }
+
+    fn create(&self, name: &[u8]) -> InodeHandle {
+        self.volume.create(&self.root, name, &new_file()).unwrap()
+    }
+
+    fn mkdir(&self, dir: &InodeHandle, name: &[u8]) -> InodeHandle {
+        self.volume.create(dir, name, &new(0o040_755)).unwrap()
+    }
+
+    /// A file in so many pieces that freeing it takes many transactions.
+    fn fragmented(&self, name: &[u8]) -> InodeHandle {
+        let file = self.create(name);
+        for block in (0..EXTENTS).map(|nth| FileBlock(2 * nth)) {
+            let blocks = block..FileBlock(block.0 + 1);
+            let _given = self.volume.allocate_blocks(file.entry(), blocks.clone(), Wanted::ForData).unwrap();
+            self.volume.data_written(file.entry(), blocks, Some((block.0 + 1) << 12), NOW).unwrap();
+        }
+        file
+    }
+
+    fn remove(&self, name: &[u8]) {
+        self.volume.remove(&self.root, name, Removal::File, NOW).unwrap();
+    }
+
+    /// What the name stands for.
+    fn lookup(&self, dir: &InodeHandle, name: &[u8]) -> Option<InodeNumber> {
+        let (_shared, inode) = dir.share().unwrap();
+        let fork = self.volume.fork(&inode, ForkKind::Data)?;
+        crate::dir::lookup(&*fork, name).unwrap().map(|(ino, _)| ino)
+    }
+
+    /// Closes the volume, which must be sound, with nothing in it that has no name.
+    fn ends_well(self) {
+        self.volume.close().unwrap();
+        drop((self.root, self.volume));
+        let report = check(Arc::clone(&self.device), &CheckOptions::default()).unwrap();
+        assert!(report.is_clean() && report.log_clean, "{:?}", report.findings().iter().collect::<Vec<_>>());
+    }
+}
+
+/// Everything that goes by a handle.
+fn all_say_stale(site: &Site, file: &InodeHandle) {
+    fn stale<T: std::fmt::Debug>(what: &str, got: Result<T>) {
+        let got = got.map(|_| ());
+        assert!(matches!(got, Err(Error::Stale(_))), "{what}: {got:?}");
+    }
+    let volume = &site.volume;
+    stale("current", file.current());
+    stale("share", file.share().map(|_| ()));
+    stale("open", volume.open_file(file));
+    stale("link", volume.link(&site.root, b"again", file, NOW));
+    let change = Change { permissions: Some(0o600), ..Change::default() };
+    stale("change", volume.change(file, &change, NOW));
+    let set = XattrChange::Set(b"value", Put::Either);
+    stale("set an attribute", volume.change_xattr(file, Namespace::User, b"name", set, NOW));
+    stale("remove one", volume.change_xattr(file, Namespace::User, b"name", XattrChange::Remove, NOW));
+    stale("set a list", volume.set_acl(file, AclKind::Access, None, NOW));
+    stale("make", volume.create(file, b"name", &new_file()));
+    stale("make a link", volume.symlink(file, b"name", b"target", &new_file()));
+    stale("make a nameless file", volume.create_unnamed(file, &new_file()));
+    stale("remove", volume.remove(file, b"name", Removal::File, NOW));
+    stale("rename from", volume.rename((file, b"a"), (&site.root, b"b"), RenameFlags::Replace, NOW));
+    stale("link into", volume.link(file, b"name", &site.root, NOW));
+}
+
+/// A file was opened after its removal had begun to free it, and written: the writes landed in whatever file had got its
+/// blocks by then. A link brought it back half freed.
+#[test]
+fn what_is_being_freed_is_gone_for_everybody() {
+    let site = Rc::new(Site::new());
+    let file = site.fragmented(b"a");
+    let came = Rc::new(Cell::new(false));
+    let (inside, known, seen) = (Rc::clone(&site), file.clone(), Rc::clone(&came));
+    at("some blocks are freed", move || {
+        assert!(known.entry().peek().extent_count(ForkKind::Data) > 1, "it is half freed");
+        all_say_stale(&inside, &known);
+        assert!(matches!(inside.volume.handle(known.ino()), Err(Error::NoSuchInode(_))), "by its number");
+        seen.set(true);
+    });
+    site.remove(b"a");
+    assert!(came.get());
+    all_say_stale(&site, &file);
+    drop(file);
+    Rc::into_inner(site).unwrap().ends_well();
+}
+
+/// A file that is opened when its last name is gone, and before its end has begun, stays until it is closed.
+#[test]
+fn who_opens_it_before_its_end_keeps_it() {
+    let site = Rc::new(Site::new());
+    let file = site.fragmented(b"a");
+    let open = Rc::new(Cell::new(None));
+    let (volume, known, opened) = (Arc::clone(&site.volume), file.clone(), Rc::clone(&open));
+    at("a name is gone", move || opened.set(Some(volume.open_file(&known).unwrap())));
+    site.remove(b"a");
+    let map = open.take().expect("it was opened");
+    assert_eq!((map.inode().nlink(), map.inode().extent_count(ForkKind::Data)), (0, EXTENTS));
+    let link = site.volume.link(&site.root, b"again", &file, NOW);
+    assert!(matches!(link, Err(Error::Name(NameProblem::Missing))), "it lost its last name: {link:?}");
+    drop(map);
+    all_say_stale(&site, &file);
+    drop(file);
+    Rc::into_inner(site).unwrap().ends_well();
+}
+
+/// Of one who closes a file and one who removes it, each of whom may take the other for the last one, exactly one frees
+/// it.
+#[test]
+fn a_close_beside_a_removal_frees_it_once() {
+    // The removal comes while the file is being closed.
+    let site = Rc::new(Site::new());
+    let map = site.volume.open_file(&site.fragmented(b"a")).unwrap();
+    let inside = Rc::clone(&site);
+    at("a file is closed", move || inside.remove(b"a"));
+    drop(map);
+    Rc::into_inner(site).unwrap().ends_well();
+
+    // The file is closed before the removal has looked.
+    let site = Rc::new(Site::new());
+    let map = site.volume.open_file(&site.fragmented(b"a")).unwrap();
+    at("a name is gone", move || drop(map));
+    site.remove(b"a");
+    Rc::into_inner(site).unwrap().ends_well();
+
+    // One who opens and closes it comes in between.
+    let site = Rc::new(Site::new());
+    let file = site.fragmented(b"a");
+    let map = site.volume.open_file(&file).unwrap();
+    site.remove(b"a");
+    let inside = Rc::clone(&site);
+    at("a file is closed", move || drop(inside.volume.open_file(&file).unwrap()));
+    drop(map);
+    Rc::into_inner(site).unwrap().ends_well();
+}
+
+/// The number is another file's at once; what was looked up before it stood for changed that one.
+#[test]
+fn a_handle_is_of_one_file() {
+    let site = Site::new();
+    let old = site.create(b"a");
+    site.remove(b"a");
+    let new = site.create(b"b");
+    assert_eq!(old.ino(), new.ino(), "or nothing is tested");
+    all_say_stale(&site, &old);
+    assert_eq!(new.current().unwrap().nlink(), 1);
+    let map = site.volume.open_file(&new).unwrap();
+    assert!(map.is_of(&new) && !map.is_of(&old));
+    drop((map, old, new));
+    site.ends_well();
+}
+
+/// What a name stands for is removed and made anew behind a removal that has looked it up: the new one goes.
+#[test]
+fn a_removal_takes_what_has_the_name_by_then() {
+    let site = Rc::new(Site::new());
+    let old = site.create(b"a");
+    let inside = Rc::clone(&site);
+    at("a child is found", move || {
+        inside.remove(b"a");
+        inside.create(b"a");
+    });
+    site.remove(b"a");
+    assert_eq!(site.lookup(&site.root, b"a"), None);
+    drop(old);
+    Rc::into_inner(site).unwrap().ends_well();
+}
+
+/// A file without a name can get one, once; what has lost its last one cannot.
+#[test]
+fn only_a_file_that_never_had_a_name_gets_its_first() {
+    let site = Site::new();
+    let (file, map) = site.volume.create_unnamed(&site.root, &new_file()).unwrap();
+    site.volume.link(&site.root, b"a", &file, NOW).unwrap();
+    site.remove(b"a");
+    let link = site.volume.link(&site.root, b"b", &file, NOW);
+    assert!(matches!(link, Err(Error::Name(NameProblem::Missing))), "{link:?}");
+    drop(map);
+    drop(file);
+    site.ends_well();
+}
+
+/// A rename of a file found a directory of the same name and number in its place, and moved that without a look at
+/// whether it came to lie below itself.
+#[test]
+fn a_rename_looks_again_at_what_became_a_directory() {
+    let site = Rc::new(Site::new());
+    let (outer, x) = (site.mkdir(&site.root, b"outer"), site.create(b"x"));
+    let inner = site.mkdir(&outer, b"inner");
+    let (inside, from) = (Rc::clone(&site), outer.clone());
+    at("a rename has looked", move || {
+        inside.remove(b"x");
+        let dir = inside.mkdir(&inside.root, b"x");
+        assert_eq!(dir.ino(), x.ino(), "or nothing is tested");
+        inside.volume.rename((&from, b"inner"), (&dir, b"inner"), RenameFlags::Replace, NOW).unwrap();
+    });
+    let moved = site.volume.rename((&site.root, b"x"), (&inner, b"x"), RenameFlags::Replace, NOW);
+    assert!(matches!(moved, Err(Error::Name(NameProblem::IntoItself))), "{moved:?}");
+    drop((outer, inner));
+    Rc::into_inner(site).unwrap().ends_well();
+}
