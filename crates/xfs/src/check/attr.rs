@@ -6,6 +6,7 @@
 use super::Check;
 use super::da_tree::{Index, LeafBlock, walk};
 use super::map::{ForkOf, Map};
+use super::parents;
 use super::report::Place;
 use crate::error::Result;
 use std::collections::HashSet;
@@ -65,7 +66,9 @@ fn short(check: &mut Check<'_>, fork: &ForkOf<'_>) {
         }
         // Parent pointers may be of one name in several directories.
         let parent = attr.flags.contains(AttrFlags::PARENT);
-        if !parent && !names.insert((attr.flags.namespace().bits(), attr.name.into())) {
+        if parent {
+            parents::pointer(check, fork.ino, (attr.name, Some(attr.value)), None);
+        } else if !names.insert((attr.flags.namespace().bits(), attr.name.into())) {
             check.report.add_named(place, FormatError::new(SHORT, "name that comes twice"), attr.name);
         }
     }
@@ -148,6 +151,13 @@ fn check_name(
     }
     // Parent pointers are hashed with more than their names, and one that is being replaced has its successor
     // beside it.
+    if attr.flags.contains(AttrFlags::PARENT) && !attr.flags.contains(AttrFlags::INCOMPLETE) {
+        let value = match attr.value {
+            AttrValue::Inline(value) => Some(value),
+            AttrValue::Remote { .. } => None,
+        };
+        parents::pointer(check, fork.ino, (attr.name, value), Some(hash));
+    }
     if attr.flags.intersects(AttrFlags::PARENT | AttrFlags::INCOMPLETE) {
         return;
     }

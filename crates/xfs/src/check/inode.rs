@@ -162,7 +162,13 @@ fn check_used(
     }
     // Nobody looks for attributes of an inode without a name, and a crash may have come while they were freed.
     if attr_map.sound && core.attr.is_some() && core.nlink != 0 {
+        let before = check.report.total();
         attr::check(check, &attrs, &attr_map)?;
+        if check.report.total() != before {
+            check.parents.lose(ino);
+        }
+    } else if !attr_map.sound || core.nlink == 0 {
+        check.parents.lose(ino);
     }
     Ok(())
 }

@@ -94,8 +94,12 @@ pub(super) fn entry(check: &mut Check<'_>, entry: &Entry<'_>, keeps_type: bool) 
         b".." => {
             check.links.directories.entry(entry.dir).or_default().parent = Some(entry.inode);
         }
-        _ if kind == DIRECTORY => held(check, entry),
-        _ => {}
+        name => {
+            check.parents.name(entry.inode, name);
+            if kind == DIRECTORY {
+                held(check, entry);
+            }
+        }
     }
 }
 

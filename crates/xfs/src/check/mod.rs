@@ -26,6 +26,7 @@ mod inode_trees;
 mod links;
 mod map;
 mod owners;
+mod parents;
 mod reader;
 mod refcount;
 mod report;
@@ -46,6 +47,7 @@ use blockdev::BlockDevice;
 use inode_table::InodeTable;
 use links::Links;
 use owners::Owners;
+use parents::Parents;
 use reader::Reader;
 use std::sync::Arc;
 use totals::Totals;
@@ -108,6 +110,7 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
         owners: Owners::new(&geometry),
         inodes: InodeTable::new(&geometry),
         links: Links::default(),
+        parents: Parents::new(&superblock),
         totals: Totals::default(),
         reader: Reader::new(device, geometry, log_head),
         superblock: &superblock,
@@ -150,6 +153,7 @@ struct Check<'a> {
     owners: Owners,
     inodes: InodeTable,
     links: Links,
+    parents: Parents,
     totals: Totals,
     report: Report,
 }
@@ -178,6 +182,7 @@ impl Check<'_> {
             return Ok(());
         }
         links::check(self);
+        parents::check(self);
         totals::check(self);
         if self.report.owners_known {
             for ag in self.groups() {

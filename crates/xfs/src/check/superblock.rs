@@ -159,7 +159,9 @@ fn check_features(copy: &RawSuperblock, primary: &RawSuperblock, place: Place, r
     {
         report.add(place, FormatError::new(COPY, "quota inode"));
     }
-    if copy.inprogress != 0 && copy.qflags.get() != 0 {
+    // Where quota inodes are found by name, mkfs says in all copies that there is quota.
+    let by_name = Incompat::from_bits_retain(primary.features_incompat.get()).contains(Incompat::METADIR);
+    if copy.inprogress != 0 && copy.qflags.get() != 0 && !by_name {
         report.add(place, FormatError::value(COPY, "quota flags", copy.qflags.get().into()));
     }
 }

@@ -43,6 +43,7 @@ fn check_directory(check: &mut Check<'_>, ino: InodeNumber) -> Result<()> {
     let Some((core, bytes)) = inode::read(check, ino)? else { return Ok(()) };
     check.report.counts.directories += 1;
     check.links.add_directory(ino);
+    check.parents.enter(ino, core.generation);
     let fork = ForkOf { ino, core: &core, bytes: &bytes, which: Which::Data };
     let whole = if fork.format() == Some(ForkFormat::Local) {
         short::check(check, &fork)
