@@ -5,6 +5,7 @@
 //! xfsprogs do.
 #![forbid(unsafe_code)]
 
+pub mod changes;
 pub mod check;
 pub mod command;
 pub mod compare;

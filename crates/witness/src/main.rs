@@ -5,8 +5,8 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use witness::{
-    check, compare, damage, engine, fill, from, full, history, kernel, matrix, quota, recover_time, scale,
-    v4, vm,
+    changes, check, compare, damage, engine, fill, from, full, history, kernel, matrix, quota, recover_time,
+    scale, v4, vm,
 };
 
 /// Outside witnesses for uxfs.
@@ -30,6 +30,7 @@ enum Command {
     Crash(history::crash::Args),
     Damage(damage::Args),
     History(history::Args),
+    Changes(changes::Args),
     Check(check::Args),
     Kill(history::kill::Args),
     Matrix(matrix::Args),
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         Command::ManifestUxfs(args) => engine::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Crash(args) => history::crash::run(&args),
+        Command::Changes(args) => changes::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Damage(args) => damage::run(&args),
         Command::DamageWorker(args) => damage::work(&args),
