@@ -53,6 +53,14 @@ pub enum FileError<E: std::error::Error + 'static> {
         /// What was said.
         extent: Extent,
     },
+    /// The file would have to reach further than any file can. Nothing was written.
+    #[error("{len} bytes at byte {offset}: no file reaches so far")]
+    TooLarge {
+        /// Byte of the file.
+        offset: u64,
+        /// How many bytes from there.
+        len: u64,
+    },
     /// An overwrite reaches bytes that cannot be overwritten in place. Nothing was written.
     #[error("byte {offset} of the file cannot be overwritten in place: {why}")]
     NotOverwritable {

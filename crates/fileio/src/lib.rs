@@ -18,8 +18,10 @@ mod locking;
 pub mod lockstat;
 mod mapping;
 mod queue;
+#[doc(hidden)]
+pub mod testing;
 
-pub use direct::DirectFile;
+pub use direct::{DirectFile, FILE_END_MAX, HeldEnd};
 pub use error::{FileError, Refusal};
 pub use locking::{Locking, UnknownLocking};
 pub use mapping::{Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq};

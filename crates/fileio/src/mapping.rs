@@ -79,6 +79,11 @@ pub trait FileMappingMut: FileMapping {
     fn allocate(&self, range: Range<u64>) -> Result<(), Self::Error>;
     /// Says that all of `range` (whole blocks) holds data now, and that the file ends at byte `size` at the earliest.
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error>;
+    /// Whether whole blocks behind the end of the file and before byte `to` hold data: a truncation or a write that was
+    /// cut short by a crash leaves such, and so do others.
+    fn data_behind_end(&self, to: u64) -> Result<bool, Self::Error>;
+    /// Frees all whole blocks behind the end of the file that hold data.
+    fn free_behind_end(&self) -> Result<(), Self::Error>;
     /// Gives `range` (whole blocks, all of them holes behind the end of the file) space, has `write` put data there, and
     /// lets the file end at byte `size` at the earliest, in one step an extent. `write` is told a byte of the file, the
     /// byte of the device where it lies, and how many bytes follow each other from there.
@@ -97,6 +102,14 @@ impl<M: FileMappingMut + ?Sized> FileMappingMut for std::sync::Arc<M> {
 
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error> {
         (**self).written(range, size)
+    }
+
+    fn data_behind_end(&self, to: u64) -> Result<bool, Self::Error> {
+        (**self).data_behind_end(to)
+    }
+
+    fn free_behind_end(&self) -> Result<(), Self::Error> {
+        (**self).free_behind_end()
     }
 
     fn fill(

@@ -136,7 +136,7 @@ impl From<uxfs::ErrorKind> for Exit {
             K::Shared => Self::Shared,
             K::Locked => Self::Locked,
             K::AlreadyExists | K::NotEmpty => Self::AlreadyExists,
-            K::NoSpace | K::TooLarge | K::TooManyLinks => Self::NoSpace,
+            K::NoSpace | K::TooLarge | K::TooManyExtents | K::LogTooSmall | K::TooManyLinks => Self::NoSpace,
             K::InvalidInput | K::IntoItself => Self::Usage,
             _ => Self::Io,
         }

@@ -83,6 +83,10 @@ fn names_modes_owners_and_sizes_change() {
     uxfs_ok(&[&"truncate", &"-s", &"2", &at("/a/b/file")]);
     uxfs_ok(&[&"truncate", &"-s", &"+1M", &at("/a/b/file"), &at("/new")]);
 
+    for size in ["9223372036854775808", "+9223372036854775807", "18446744073709551615"] {
+        uxfs_fails(&[&"truncate", &"-s", &size, &at("/a/b/file")], 10, "no file is larger than");
+    }
+
     uxfs_ok(&[&"mv", &at("/new"), &at("/renamed")]);
     uxfs_ok(&[&"mv", &at("/a/b"), &at("/renamed"), &at("/empty")]);
     uxfs_fails(&[&"mv", &at("/empty"), &at("/empty/b")], 2, "into itself");

@@ -90,6 +90,7 @@ impl From<FileError<xfs::Error>> for Error {
         match error {
             FileError::Device(device) => device.into(),
             FileError::Map { source, .. } => source.into(),
+            FileError::TooLarge { .. } => Self::new(ErrorKind::TooLarge, text),
             FileError::BadExtent { .. } => Self::new(ErrorKind::Damaged, format!("damaged: {text}")),
             FileError::NotOverwritable { why: Refusal::PastEnd, .. } => {
                 Self::new(ErrorKind::InvalidInput, text)

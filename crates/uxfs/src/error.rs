@@ -65,8 +65,12 @@ pub enum ErrorKind {
     OtherProject,
     /// The volume has no room for it.
     NoSpace,
-    /// The file, or its map, would become too large.
+    /// The file, or an attribute, would become larger than the format allows.
     TooLarge,
+    /// The file would lie in more pieces than its inode can count.
+    TooManyExtents,
+    /// The volume's log is too small for such a change.
+    LogTooSmall,
     /// The volume was shut down after an error, or closed.
     ShutDown,
     /// Requests are still under way that would have to be over first.
@@ -98,6 +102,13 @@ impl Error {
     /// The same error, said of a path inside the volume.
     pub(crate) fn on_path(self, path: &[u8]) -> Self {
         Self::at_path(self.kind, path, &self.message)
+    }
+
+    /// Whether a change was refused before anything of it was done: there is no room for it, or it is not ours to
+    /// change.
+    pub(crate) fn is_refusal(&self) -> bool {
+        use ErrorKind as K;
+        matches!(self.kind, K::NoSpace | K::Shared | K::TooLarge | K::TooManyExtents | K::LogTooSmall)
     }
 
     /// What kind of failure it is.
@@ -136,6 +147,9 @@ impl From<xfs::Error> for Error {
             xfs::Error::Mkfs(_) | xfs::Error::ExtentSize { .. } => ErrorKind::InvalidInput,
             xfs::Error::NoSpace => ErrorKind::NoSpace,
             xfs::Error::Shared(_) => ErrorKind::Shared,
+            xfs::Error::FileTooLarge(_) => ErrorKind::TooLarge,
+            xfs::Error::TooManyExtents { .. } => ErrorKind::TooManyExtents,
+            xfs::Error::LogTooSmall { .. } => ErrorKind::LogTooSmall,
             xfs::Error::ShutDown | xfs::Error::Shutdown(_) => ErrorKind::ShutDown,
             xfs::Error::Name(problem) => name_kind(*problem),
             _ => ErrorKind::Io,
@@ -200,18 +214,47 @@ impl From<Error> for std::io::Error {
             ErrorKind::NotXfs | ErrorKind::Truncated | ErrorKind::Damaged | ErrorKind::DirtyLog => {
                 Host::InvalidData
             }
-            ErrorKind::Unsupported | ErrorKind::SectorSize | ErrorKind::Shared => Host::Unsupported,
+            ErrorKind::Unsupported | ErrorKind::SectorSize | ErrorKind::Shared | ErrorKind::LogTooSmall => {
+                Host::Unsupported
+            }
             ErrorKind::NotEmpty => Host::DirectoryNotEmpty,
             ErrorKind::TooManyLinks => Host::TooManyLinks,
             ErrorKind::IntoItself => Host::InvalidInput,
             ErrorKind::OtherProject => Host::CrossesDevices,
             ErrorKind::NoSpace => Host::StorageFull,
-            ErrorKind::TooLarge => Host::FileTooLarge,
+            ErrorKind::TooLarge | ErrorKind::TooManyExtents => Host::FileTooLarge,
             ErrorKind::Locked | ErrorKind::Busy => Host::ResourceBusy,
             ErrorKind::ReadOnly => Host::ReadOnlyFilesystem,
             ErrorKind::AlreadyExists => Host::AlreadyExists,
             ErrorKind::TooManySymlinks | ErrorKind::ShutDown | ErrorKind::Io => Host::Other,
         };
         Self::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind as Host;
+    use xfs_format::types::InodeNumber;
+
+    /// They came as failures of the device.
+    #[test]
+    fn what_the_format_cannot_hold_has_its_own_name() {
+        let inode = InodeNumber(131);
+        for (error, kind, host) in [
+            (xfs::Error::FileTooLarge(inode), ErrorKind::TooLarge, Host::FileTooLarge),
+            (
+                xfs::Error::TooManyExtents { inode, limit: 0x7fff },
+                ErrorKind::TooManyExtents,
+                Host::FileTooLarge,
+            ),
+            (xfs::Error::LogTooSmall { needed: 2, room: 1 }, ErrorKind::LogTooSmall, Host::Unsupported),
+        ] {
+            assert!(error.is_refusal());
+            let error = Error::from(error);
+            assert_eq!(error.kind(), kind, "{error}");
+            assert_eq!(std::io::Error::from(error).kind(), host);
+        }
     }
 }

@@ -5,12 +5,11 @@ use crate::metadata::Metadata;
 use crate::node::Node;
 use crate::open_files::Data;
 use crate::queue::Queue;
-use fileio::{DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FileMapping};
+use fileio::{DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FILE_END_MAX, FileMapping, HeldEnd};
 use rangelock::Mode;
 use std::ops::Range;
 use std::sync::Arc;
 use xfs::bmap::FileMap;
-use xfs::file::Wanted;
 use xfs::volume::InodeEntry;
 use xfs_format::types::FileBlock;
 
@@ -118,19 +117,37 @@ impl File {
     /// Cuts the file off at `size`, or lets it end there, with a hole behind its old end.
     pub fn set_len(&self, size: u64) -> Result<()> {
         self.check_writable()?;
-        let (engine, entry) = (self.node.volume.engine(), self.entry());
-        let block = u64::from(engine.geometry().block_size);
-        let _held = self.data.hold(size.min(self.size()) & !(block - 1)..u64::MAX, Mode::Exclusive);
-        let now = self.size();
-        let rest = size.min(now)..size.min(now).next_multiple_of(block);
-        let going = rest.start..if size < now { u64::MAX } else { rest.end };
-        self.data.check_unshared(going)?;
-        self.data.zero_held(rest)?;
-        match size < now {
-            true => engine.truncate_blocks(entry, size, self.node.volume.now())?,
-            false => engine.set_size(entry, size, self.node.volume.now())?,
+        if size > FILE_END_MAX {
+            return Err(self.too_large(size));
         }
+        // Which of the two it is shows when the end is held.
+        while !(self.cut(size)? || self.lengthen(size)?) {}
         Ok(())
+    }
+
+    /// Lets the file end at `size`, unless it ends before.
+    fn cut(&self, size: u64) -> Result<bool> {
+        let _held = self.data.hold(size & !(self.block() - 1)..u64::MAX, Mode::Exclusive);
+        let is_longer = size <= self.size();
+        if is_longer {
+            self.data.check_unshared(size..u64::MAX)?;
+            self.data.zero_behind_end(size, u64::MAX)?;
+            let (engine, entry) = (self.node.volume.engine(), self.entry());
+            engine.truncate_blocks(entry, size, self.node.volume.now())?;
+        }
+        Ok(is_longer)
+    }
+
+    /// Lets the file end at `size`, unless it reaches further.
+    fn lengthen(&self, size: u64) -> Result<bool> {
+        let held = self.data.hold_to_grow(size, size)?;
+        let is_shorter = held.size() < size;
+        if is_shorter {
+            self.data.zero_behind_end(held.size(), u64::MAX)?;
+            let (engine, entry) = (self.node.volume.engine(), self.entry());
+            engine.set_size(entry, size, self.node.volume.now())?;
+        }
+        Ok(is_shorter)
     }
 
     /// Sets space aside for `range`, which reads as zeroes where nothing was before. The file grows to its end, unless
@@ -138,16 +155,17 @@ impl File {
     pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
-        let _held = self.data.hold(range.start.min(self.size())..range.end, Mode::Exclusive);
-        let _given = engine.allocate_blocks(entry, self.blocks_around(&range), Wanted::Preallocated)?;
+        let (held, grown) = self.hold_for(&range, keep_size)?;
+        self.zero_end(&held, grown)?;
+        let _given = engine.allocate_blocks(entry, self.blocks_around(&range))?;
         self.data.map().overwritten();
-        self.grow(range.end, keep_size)
+        Ok(engine.space_set_aside(entry, grown, self.node.volume.now())?)
     }
 
     /// Makes a hole of `range`: what it took is freed, and it reads as zeroes.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
         let range = self.checked(range)?;
-        let _held = self.data.hold(self.bytes_around(&range), Mode::Exclusive);
+        let _held = self.data.hold_blocks(&range);
         self.data.check_unshared(self.bytes_around(&range))?;
         self.clear(&range)
     }
@@ -156,25 +174,44 @@ impl File {
     pub fn zero_range(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
-        let around = self.bytes_around(&range);
-        let _held = self.data.hold(around.start.min(self.size())..around.end, Mode::Exclusive);
-        self.data.check_unshared(around)?;
+        let (held, grown) = self.hold_for(&range, keep_size)?;
+        self.data.check_unshared(self.bytes_around(&range))?;
+        self.zero_end(&held, grown)?;
         let blocks = self.blocks_around(&range);
         if entry.peek().is_reflinked() {
             // Blocks that others share are given up: what is unwritten here may be written in place.
             self.clear(&range)?;
-            let _given = engine.allocate_blocks(entry, blocks, Wanted::Preallocated)?;
+            let _given = engine.allocate_blocks(entry, blocks)?;
         } else {
             // Space first: where there is none, the content stays.
-            let given = engine.allocate_blocks(entry, blocks, Wanted::Preallocated)?;
+            let given = engine.allocate_blocks(entry, blocks)?;
             if let Err(error) = self.blank(&range) {
-                if error.kind() == ErrorKind::NoSpace {
+                if error.is_refusal() {
                     engine.take_back(entry, given)?;
                 }
                 return Err(error);
             }
         }
-        self.grow(range.end, keep_size)
+        Ok(engine.space_set_aside(entry, grown, self.node.volume.now())?)
+    }
+
+    /// Holds the blocks of a range that gets space, and those from the end of the file to it if it lies behind, so that
+    /// the file can grow; gives the size that it is to have then.
+    fn hold_for(&self, range: &Range<u64>, keep_size: bool) -> Result<(HeldEnd<'_>, Option<u64>)> {
+        if keep_size {
+            return Ok((self.data.hold_blocks(range), None));
+        }
+        let held = self.data.hold_to_grow(range.start, range.end)?;
+        let grown = (held.size() < range.end).then_some(range.end);
+        Ok((held, grown))
+    }
+
+    /// Zeroes the rest of the last block of a file that is about to grow.
+    fn zero_end(&self, held: &HeldEnd<'_>, grown: Option<u64>) -> Result<()> {
+        if grown.is_some() {
+            self.data.zero_behind_end(held.size(), u64::MAX)?;
+        }
+        Ok(())
     }
 
     /// Cuts `range`, whole blocks before the end of the file, out of it: what lies behind moves to the front.
@@ -188,6 +225,8 @@ impl File {
                 "the range reaches to the end of the file: cut it off instead",
             ));
         }
+        self.data.check_unshared(range.clone())?;
+        self.nothing_behind(size)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         engine.collapse_blocks(
             entry,
@@ -203,13 +242,19 @@ impl File {
         let range = self.whole_blocks(range)?;
         let _held = self.data.hold(range.start..u64::MAX, Mode::Exclusive);
         let size = self.size();
-        let grown = size.checked_add(range.end - range.start).filter(|&size| size <= i64::MAX as u64);
-        let (Some(grown), true) = (grown, range.start < size) else {
+        if range.start >= size {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                "the hole must begin before the end of the file, which must not grow beyond 2^63 bytes",
+                "the hole must begin before the end of the file: let it grow instead",
             ));
-        };
+        }
+        let by = range.end - range.start;
+        let grown = size.saturating_add(by);
+        // Space that was set aside behind the end moves as well.
+        if grown.max(self.data.map().map_end().saturating_add(by)) > FILE_END_MAX {
+            return Err(self.too_large(grown));
+        }
+        self.nothing_behind(size)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         engine.insert_blocks(entry, self.blocks_around(&range), grown, self.node.volume.now())?;
         Ok(())
@@ -235,7 +280,7 @@ impl File {
         range: &Range<u64>,
         whole: impl FnOnce(Range<FileBlock>) -> xfs::Result<()>,
     ) -> Result<()> {
-        let block = u64::from(self.node.volume.engine().geometry().block_size);
+        let block = self.block();
         let (first, last) = (range.start.next_multiple_of(block), range.end & !(block - 1));
         if first >= last {
             self.data.map().overwritten();
@@ -251,30 +296,46 @@ impl File {
         Ok(())
     }
 
-    /// Lets the file end at `end` at the earliest.
-    fn grow(&self, end: u64, keep_size: bool) -> Result<()> {
-        if !keep_size && end > self.size() {
-            self.node.volume.engine().set_size(self.entry(), end, self.node.volume.now())?;
+    /// Sees to it that what lies behind the end of the file, at `size` and held, reads as zeroes should it come before
+    /// the end, on the way or after a crash.
+    fn nothing_behind(&self, size: u64) -> Result<()> {
+        let behind = size.next_multiple_of(self.block());
+        self.data.check_unshared(behind..u64::MAX)?;
+        // Of a block that others have too, nothing can be changed; mostly nothing has to be.
+        if !self.data.is_zeroed(size..behind)? {
+            self.data.zero_behind_end(size, behind)?;
         }
-        Ok(())
+        Ok(self.node.volume.engine().free_data_behind_end(self.entry())?)
+    }
+
+    fn block(&self) -> u64 {
+        self.node.volume.engine().geometry().block_size.into()
+    }
+
+    fn too_large(&self, size: u64) -> Error {
+        let what = format!(
+            "inode {} cannot end at byte {size}: no file is larger than {FILE_END_MAX} bytes",
+            self.node.ino()
+        );
+        Error::new(ErrorKind::TooLarge, what)
     }
 
     /// A range that may be changed: not empty, and within what a file can have.
     fn checked(&self, range: Range<u64>) -> Result<Range<u64>> {
         self.check_writable()?;
-        let block = u64::from(self.node.volume.engine().geometry().block_size);
-        if range.start >= range.end || range.end > i64::MAX as u64 & !(block - 1) {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "an empty range, or one behind where files can reach",
-            ));
+        if range.start >= range.end {
+            return Err(Error::new(ErrorKind::InvalidInput, "an empty range"));
+        }
+        // The last block of the largest file is not all of it.
+        if range.end > FILE_END_MAX & !(self.block() - 1) {
+            return Err(self.too_large(range.end));
         }
         Ok(range)
     }
 
     fn whole_blocks(&self, range: Range<u64>) -> Result<Range<u64>> {
         let range = self.checked(range)?;
-        let block = u64::from(self.node.volume.engine().geometry().block_size);
+        let block = self.block();
         if (range.start | range.end) & (block - 1) != 0 {
             let what = format!("the range must be whole blocks of {block} bytes");
             return Err(Error::new(ErrorKind::InvalidInput, what));
@@ -283,7 +344,7 @@ impl File {
     }
 
     fn bytes_around(&self, range: &Range<u64>) -> Range<u64> {
-        let block = u64::from(self.node.volume.engine().geometry().block_size);
+        let block = self.block();
         range.start & !(block - 1)..range.end.next_multiple_of(block)
     }
 

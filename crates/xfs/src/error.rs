@@ -72,7 +72,9 @@ pub enum Error {
     #[error("the volume was shut down: {0}")]
     Shutdown(ShutdownReason),
     /// A transaction could never fit into the log.
-    #[error("a transaction needs {needed} bytes of the log, which has room for {room}")]
+    #[error(
+        "the volume's log is too small: the change needs {needed} bytes of it, and there is room for {room}"
+    )]
     LogTooSmall {
         /// Bytes that it reserves.
         needed: u64,
@@ -149,6 +151,19 @@ impl Error {
     /// A damaged block.
     pub const fn corrupt_block(daddr: DiskAddr, inode: Option<InodeNumber>, problem: FormatError) -> Self {
         Self::Corrupt { daddr: Some(daddr), inode, problem }
+    }
+
+    /// Whether a change was refused before anything of it was done, and the volume goes on: it lacks room, blocks
+    /// have other owners, or the format cannot hold it.
+    pub const fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::NoSpace
+                | Self::Shared(_)
+                | Self::TooManyExtents { .. }
+                | Self::FileTooLarge(_)
+                | Self::LogTooSmall { .. }
+        )
     }
 
     /// The same error, with the inode on whose behalf a block was read.

@@ -5,7 +5,10 @@
 //!   sees zeroes or what was there, never what some other file left;
 //! - a block that gets its first bytes is written whole, the rest of it zeroes;
 //! - all that a write is about is looked at before anything of it changes: one that reaches shared blocks changes nothing;
-//! - the rest of the file's last block is zeroed before the file reaches behind it.
+//! - whoever moves the end of the file holds the block that it lies in, exclusively, and decides by the size that the
+//!   file has then: it does not move meanwhile;
+//! - before the file reaches behind its last block, the rest of that is zeroed, and blocks behind it that hold data are
+//!   freed: what was cut off does not come back.
 
 use std::ops::Range;
 
@@ -14,10 +17,26 @@ use rangelock::Mode;
 
 use super::run::{Kind, Run};
 use super::{DirectFile, FILE_END_MAX, Outcome};
+use crate::lock::Held;
+use crate::testing::before_hold;
 use crate::{ExtentState, FileError, FileMappingMut, Refusal};
 
 /// Bytes that are copied at once where blocks are filled up with zeroes.
 const COPY_BYTES: usize = 1 << 20;
+
+/// A part of a file that is held by somebody who may move the file's end. Dropping it lets go.
+#[derive(Debug)]
+pub struct HeldEnd<'a> {
+    _held: Held<'a>,
+    size: u64,
+}
+
+impl HeldEnd<'_> {
+    /// The size of the file. If its end lies before that of the range, it stays there as long as the range is held.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+}
 
 impl<M: FileMappingMut> DirectFile<M> {
     /// Writes `buf` at byte `offset`, wherever that is: over data, into a hole, behind the end of the file, which then
@@ -41,17 +60,18 @@ impl<M: FileMappingMut> DirectFile<M> {
             return self.write_at(offset, buf);
         }
         let blocks = offset..end.next_multiple_of(block);
-        let held = self.lock().hold(size & !(block - 1)..blocks.end, Mode::Exclusive);
+        let held = self.hold_to_grow(offset, end)?;
+        let size = held.size();
         let found = self.map().lookup(offset).map_err(|source| FileError::Map { offset, source })?;
         let first = found.extent;
         let is_hole =
             first.state == ExtentState::Hole && first.offset.saturating_add(first.len) >= blocks.end;
-        if found.size != size || !is_hole {
+        if size.next_multiple_of(block) > offset || !is_hole {
             // Somebody else was faster, or space was set aside.
             drop(held);
             return self.write_at(offset, buf);
         }
-        self.zero_held(size..size.next_multiple_of(block))?;
+        self.zero_behind_end(size, offset)?;
         let mut write = |at: u64, device: u64, len: u64| {
             let from = (at - offset) as usize;
             let data = &buf[from..buf.len().min(from + len as usize)];
@@ -79,6 +99,20 @@ impl<M: FileMappingMut> DirectFile<M> {
         Ok(())
     }
 
+    /// Whether all of `range`, which the caller holds and which is less than a block, is zeroes, wherever the file ends.
+    pub fn is_zeroed(&self, range: Range<u64>) -> Outcome<bool, M> {
+        if range.is_empty() {
+            return Ok(true);
+        }
+        let run = self.run_to_read(range.start)?;
+        if matches!(run.kind, Kind::Zeroes(_)) {
+            return Ok(true);
+        }
+        let mut bytes = vec![0; run.take((range.end - range.start) as usize)];
+        self.read_device(run.device, &mut bytes)?;
+        Ok(bytes.iter().all(|&byte| byte == 0))
+    }
+
     /// Writes zeroes over the part of `range` that holds data. The caller holds it exclusively. Blocks that other files
     /// share are refused before the first is written.
     pub fn zero_held(&self, range: Range<u64>) -> Outcome<(), M> {
@@ -95,6 +129,50 @@ impl<M: FileMappingMut> DirectFile<M> {
         Ok(())
     }
 
+    /// Holds the blocks of a range, wherever the file ends.
+    pub fn hold_blocks(&self, range: &Range<u64>) -> HeldEnd<'_> {
+        let block = u64::from(self.map().block_size());
+        let blocks = range.start & !(block - 1)..range.end.next_multiple_of(block);
+        HeldEnd { _held: self.lock().hold(blocks, Mode::Exclusive), size: self.map().size() }
+    }
+
+    /// Holds a range from `from` to `end`, in whole blocks, to write there or to let the file end at `end`. Where the
+    /// file ends before `end`, that much of it is held too as lies between; blocks behind its end that held data are
+    /// gone. The rest of its last block is the caller's to zero ([`zero_behind_end`](Self::zero_behind_end)).
+    pub fn hold_to_grow(&self, from: u64, end: u64) -> Outcome<HeldEnd<'_>, M> {
+        let block = u64::from(self.map().block_size());
+        let to = end.next_multiple_of(block);
+        let map = |source| FileError::Map { offset: from, source };
+        loop {
+            let size = self.map().size();
+            let first = from.min(size) & !(block - 1);
+            // Its extents may reach anywhere.
+            let all = end > size && self.map().data_behind_end(to).map_err(map)?;
+            before_hold();
+            let held =
+                self.lock().hold(first..if all { u64::MAX } else { to.max(first + block) }, Mode::Exclusive);
+            let size = self.map().size();
+            if size < first {
+                // It was cut meanwhile: what lies between its end and `from` is not held.
+                continue;
+            }
+            if end > size && self.map().data_behind_end(to).map_err(map)? {
+                if !all {
+                    continue;
+                }
+                self.check_unshared(first..u64::MAX)?;
+                self.map().free_behind_end().map_err(map)?;
+            }
+            return Ok(HeldEnd { _held: held, size });
+        }
+    }
+
+    /// Writes zeroes over the rest of the last block of a file that ends at `size`, as far as `to`. The caller holds it
+    /// exclusively.
+    pub fn zero_behind_end(&self, size: u64, to: u64) -> Outcome<(), M> {
+        self.zero_held(size..size.next_multiple_of(self.map().block_size().into()).min(to))
+    }
+
     fn write_new(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         if buf.is_empty() {
             return Ok(0);
@@ -103,29 +181,20 @@ impl<M: FileMappingMut> DirectFile<M> {
         let end = match offset.checked_add(buf.len() as u64) {
             // The last block of the largest file is not all of it.
             Some(end) if end <= FILE_END_MAX & !(block - 1) => end,
-            _ => return Err(FileError::NotOverwritable { offset, why: Refusal::PastEnd }),
+            _ => return Err(FileError::TooLarge { offset, len: buf.len() as u64 }),
         };
-        loop {
-            let size = self.map().size();
-            let first = offset.min(size) & !(block - 1);
-            let blocks = offset & !(block - 1)..end.next_multiple_of(block);
-            let _held = self.lock().hold(first..blocks.end, Mode::Exclusive);
-            let size_now = self.map().size();
-            if size_now < size {
-                // It was cut meanwhile: what lies between its end and ours is not held.
-                continue;
-            }
-            self.check_unshared(blocks.clone())?;
-            if offset > size_now {
-                let rest = size_now..size_now.next_multiple_of(block).min(offset);
-                self.zero_held(rest)?;
-            }
-            self.map().allocate(blocks.clone()).map_err(|source| FileError::Map { offset, source })?;
-            self.write_blocks(offset, buf, blocks.clone())?;
-            let grown = (end > size_now).then_some(end);
-            self.map().written(blocks, grown).map_err(|source| FileError::Map { offset, source })?;
-            return Ok(buf.len());
+        let blocks = offset & !(block - 1)..end.next_multiple_of(block);
+        let held = self.hold_to_grow(offset, end)?;
+        let size = held.size();
+        self.check_unshared(blocks.clone())?;
+        if offset > size {
+            self.zero_behind_end(size, offset)?;
         }
+        self.map().allocate(blocks.clone()).map_err(|source| FileError::Map { offset, source })?;
+        self.write_blocks(offset, buf, blocks.clone())?;
+        let grown = (end > size).then_some(end);
+        self.map().written(blocks, grown).map_err(|source| FileError::Map { offset, source })?;
+        Ok(buf.len())
     }
 
     /// Writes `buf` into blocks that all have space now; those that never held data are written whole.

@@ -24,10 +24,11 @@ use rangelock::{LockStats, Mode, StatsSnapshot};
 use crate::lock::{Attempt, FileLock, Held, Token};
 use crate::{FileError, FileMapping, Locking, Refusal, lockstat};
 
+pub use extend::HeldEnd;
 pub(crate) use run::{Kind, Run};
 
 /// No file reaches further than this byte: offsets are signed for everybody else.
-pub(crate) const FILE_END_MAX: u64 = i64::MAX as u64;
+pub const FILE_END_MAX: u64 = i64::MAX as u64;
 
 /// Reads and overwrites of one open file, past every cache. Any number of threads may use it at once; requests
 /// that do not overlap do not wait for each other (with the default [`Locking`]).

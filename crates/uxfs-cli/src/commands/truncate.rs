@@ -58,13 +58,11 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         };
         let file = node.open().map_err(failure)?;
         let size = match args.size {
-            NewSize::To(size) => Some(size),
-            NewSize::More(more) => file.size().checked_add(more),
-            NewSize::Less(less) => Some(file.size().saturating_sub(less)),
+            NewSize::To(size) => size,
+            // The library refuses what is too large.
+            NewSize::More(more) => file.size().saturating_add(more),
+            NewSize::Less(less) => file.size().saturating_sub(less),
         };
-        let size = size.filter(|&size| i64::try_from(size).is_ok());
-        let size =
-            size.ok_or_else(|| edit::refused(location, Exit::Usage, "no file can be as large as that"))?;
         file.set_len(size).map_err(failure)
     })
 }

@@ -6,7 +6,6 @@
 
 use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
-use crate::file::Wanted;
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
 use crate::interleave::point;
 use crate::log::ShutdownReason;
@@ -289,9 +288,9 @@ impl FileMapping for FileMap {
 impl FileMappingMut for FileMap {
     fn allocate(&self, range: Range<u64>) -> Result<()> {
         let blocks = self.blocks(&range);
-        let given = self.volume.allocate_blocks(&self.entry, blocks.clone(), Wanted::ForData)?;
+        let given = self.volume.allocate_blocks(&self.entry, blocks.clone())?;
         let prepared = self.volume.prepare_blocks(&self.entry, &blocks);
-        if matches!(prepared, Err(Error::NoSpace)) {
+        if prepared.as_ref().is_err_and(Error::is_refusal) {
             self.volume.take_back(&self.entry, given)?;
         }
         prepared
@@ -299,6 +298,15 @@ impl FileMappingMut for FileMap {
 
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
         self.volume.data_written(&self.entry, self.blocks(&range), size, self.volume.now())
+    }
+
+    fn data_behind_end(&self, to: u64) -> Result<bool> {
+        let to = FileBlock(to.div_ceil(self.block_size().into()));
+        self.volume.has_data_behind_end(&self.entry, to)
+    }
+
+    fn free_behind_end(&self) -> Result<()> {
+        self.volume.free_data_behind_end(&self.entry)
     }
 
     fn fill(

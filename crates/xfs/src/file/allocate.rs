@@ -23,22 +23,11 @@ const CONVERTED_AT_ONCE: usize = 2;
 /// take meanwhile.
 const PLENTY: u64 = 4096;
 
-/// What an allocation is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// Data follow at once.
-    ForData,
-    /// Space is set aside, which the inode remembers.
-    Preallocated,
-}
-
 /// What a file was given by an allocation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[must_use = "whoever gives up afterwards takes it back"]
 pub struct Given {
     runs: Vec<Blocks>,
-    /// The inode did not remember before that space was set aside.
-    marked: bool,
 }
 
 impl Given {
@@ -52,34 +41,29 @@ impl Given {
 }
 
 impl Volume {
-    /// Gives every hole of a file in `blocks` unwritten blocks, all or none: [`Error::NoSpace`] leaves the file as it
-    /// was. The caller keeps others off `blocks`. Gives what [`take_back`](Self::take_back) needs.
-    pub fn allocate_blocks(
-        self: &Arc<Self>,
-        entry: &Arc<InodeEntry>,
-        blocks: Blocks,
-        wanted: Wanted,
-    ) -> Result<Given> {
-        let was_preallocated = entry.peek().core().flags.contains(InodeFlags::PREALLOC);
-        let mut given =
-            Given { runs: Vec::new(), marked: wanted == Wanted::Preallocated && !was_preallocated };
+    /// Gives every hole of a file in `blocks` unwritten blocks, all or none: an error that [is a
+    /// refusal](Error::is_refusal) leaves the file as it was. The caller keeps others off `blocks`, whole. Gives what
+    /// [`take_back`](Self::take_back) needs.
+    pub fn allocate_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<Given> {
+        let mut given = Given::default();
         if self.missing_blocks(entry, blocks.clone())? > self.write_side()?.counters.available_blocks() {
             return Err(Error::NoSpace);
         }
         let mut at = blocks.start;
         while let Some(hole) = self.next_hole(entry, at..blocks.end)? {
             let start = hole.start;
-            match self.fill_hole(entry, hole, wanted) {
+            match self.fill_hole(entry, hole) {
                 Ok(end) => {
                     given.add(start..end);
                     at = end;
                 }
                 // What is free may lie in too many pieces for the map to tell of.
-                Err(Error::NoSpace) => {
-                    self.take_back(entry, given)?;
-                    return Err(Error::NoSpace);
+                Err(error) => {
+                    if error.is_refusal() {
+                        self.take_back(entry, given)?;
+                    }
+                    return Err(error);
                 }
-                Err(error) => return Err(error),
             }
         }
         Ok(given)
@@ -89,11 +73,7 @@ impl Volume {
     /// it was before.
     pub fn take_back(self: &Arc<Self>, entry: &Arc<InodeEntry>, given: Given) -> Result<()> {
         for blocks in given.runs.into_iter().rev() {
-            self.remove_blocks_and(entry, blocks, |core| {
-                if given.marked {
-                    core.flags.remove(InodeFlags::PREALLOC);
-                }
-            })?;
+            self.remove_blocks_and(entry, blocks, |_| {})?;
         }
         Ok(())
     }
@@ -149,12 +129,7 @@ impl Volume {
     }
 
     /// Allocates one extent at the start of a hole, if it is still there; gives where to go on.
-    fn fill_hole(
-        self: &Arc<Self>,
-        entry: &Arc<InodeEntry>,
-        hole: Blocks,
-        wanted: Wanted,
-    ) -> Result<FileBlock> {
+    fn fill_hole(self: &Arc<Self>, entry: &Arc<InodeEntry>, hole: Blocks) -> Result<FileBlock> {
         let len = (hole.end.0 - hole.start.0).min(EXTENT_BLOCKS_MAX);
         let mut trans = self.start_with_room(len)?;
         join_file(&mut trans, entry)?;
@@ -165,9 +140,6 @@ impl Volume {
         let len = end.map_or(len, |end| len.min(end.0 - hole.start.0));
         let extent = self.allocate_extent(&mut trans, ino, hole.start, len)?;
         trans.map(ino, ForkKind::Data, extent)?;
-        if wanted == Wanted::Preallocated {
-            trans.inode_mut(ino, InodeFields::CORE).core_mut().flags |= InodeFlags::PREALLOC;
-        }
         trans.commit()?;
         Ok(extent.end())
     }

@@ -8,7 +8,8 @@
 //! - new blocks are unwritten until somebody says that they hold data: no reader sees what lay there before;
 //! - blocks that others have as well are neither freed nor made unwritten: all that a call is about are looked at before
 //!   it changes anything;
-//! - blocks behind the end of the file are unwritten or not there, but for the rest of the last block.
+//! - blocks behind the end of the file are unwritten or not there, but for the rest of the last block; and but for what a
+//!   crash left there, or another program, which goes before the end does.
 
 mod allocate;
 mod remove;
@@ -16,7 +17,7 @@ mod resize;
 mod shift;
 mod times;
 
-pub use allocate::{Given, Wanted};
+pub use allocate::Given;
 pub(crate) use remove::free_all;
 
 use crate::error::{Error, Result};

@@ -2,9 +2,10 @@
 
 use super::{BLOCKS_END, Blocks, check_unshared, join_file};
 use crate::attr;
+use crate::bmap::ExtentList;
 use crate::buf::Piece;
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, InodeEntry};
+use crate::inode::{ForkKind, Inode, InodeEntry};
 use crate::interleave::point;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
@@ -59,8 +60,38 @@ impl Volume {
         }
     }
 
+    /// Whether blocks of a file that lie behind its end and before `to` hold data. Nobody would read them, until the file
+    /// grows over them: a crash in the middle of [`truncate_blocks`](Self::truncate_blocks) or
+    /// [`data_written`](Self::data_written) leaves such, and so do kernels whose speculative
+    /// preallocation is not unwritten.
+    pub fn has_data_behind_end(self: &Arc<Self>, entry: &InodeEntry, to: FileBlock) -> Result<bool> {
+        let inode = entry.current();
+        let from = self.block_behind_end(&inode);
+        Ok(written(&*self.extents(&inode, ForkKind::Data)?, from).is_some_and(|run| run.start < to))
+    }
+
+    /// Frees all blocks of a file that lie behind its end and hold data. The caller keeps others off them, and off the
+    /// end.
+    pub fn free_data_behind_end(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
+        let mut at = self.block_behind_end(&entry.peek());
+        loop {
+            // Who holds a map while it changes has it copied.
+            let Some(run) = written(&*self.extents(&entry.current(), ForkKind::Data)?, at) else {
+                return Ok(());
+            };
+            at = run.end;
+            self.remove_blocks_and(entry, run, |_| {})?;
+        }
+    }
+
+    /// The first block of which nothing lies before the end of the file.
+    fn block_behind_end(&self, inode: &Inode) -> FileBlock {
+        FileBlock(inode.size().div_ceil(self.geometry().block_size.into()))
+    }
+
     /// Sets the end of a file, and frees what lies behind it. The bytes of the last block behind the end are the
-    /// caller's to zero, before. [`Error::Shared`](crate::Error::Shared) comes before anything has changed.
+    /// caller's to zero, before. A crash in between leaves blocks behind the end.
+    /// [`Error::Shared`](crate::Error::Shared) comes before anything has changed.
     pub fn truncate_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
@@ -68,17 +99,44 @@ impl Volume {
         now: Timestamp,
     ) -> Result<()> {
         let first = FileBlock(size.div_ceil(self.geometry().block_size.into()));
-        self.set_size_if(entry, size, now, |trans| check_unshared(trans, entry.ino(), first..BLOCKS_END))?;
+        let mut is_cut = false;
         loop {
             let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
-            if trans.extents(entry.ino(), ForkKind::Data)?.end() <= first {
+            if !is_cut {
+                check_unshared(&trans, entry.ino(), first..BLOCKS_END)?;
+            }
+            let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, first..BLOCKS_END)?;
+            if !is_cut {
+                let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
+                core.size = size;
+                (core.mtime, core.ctime) = (now, now);
+                is_cut = true;
+            }
+            trans.commit()?;
+            if !more {
                 return Ok(());
             }
-            remove_some(&mut trans, entry.ino(), ForkKind::Data, first..BLOCKS_END)?;
-            trans.commit()?;
         }
     }
+}
+
+/// The first run at or behind `from` of blocks that hold data, with the holes in it.
+fn written(extents: &ExtentList, from: FileBlock) -> Option<Blocks> {
+    let mut at = from;
+    let mut run: Option<Blocks> = None;
+    while let Some(extent) = extents.ending_behind(at) {
+        match &mut run {
+            Some(run) if extent.unwritten => {
+                run.end = extent.startoff;
+                break;
+            }
+            None if !extent.unwritten => run = Some(extent.startoff.max(from)..BLOCKS_END),
+            _ => {}
+        }
+        at = extent.end();
+    }
+    run
 }
 
 /// Frees all blocks of a fork of an inode that nobody uses any more, whatever its type. If that takes more than one

@@ -5,7 +5,6 @@ use crate::attr::Namespace;
 use crate::attr::acl::AclKind;
 use crate::attr::edit::Put;
 use crate::check::{CheckOptions, check};
-use crate::file::Wanted;
 use crate::interleave::at;
 use crate::mkfs::{Before, Options, format, plan};
 use crate::volume::{InodeHandle, OpenOptions, Volume};
@@ -71,7 +70,7 @@ impl Site {
         let file = self.create(name);
         for block in (0..EXTENTS).map(|nth| FileBlock(2 * nth)) {
             let blocks = block..FileBlock(block.0 + 1);
-            let _given = self.volume.allocate_blocks(file.entry(), blocks.clone(), Wanted::ForData).unwrap();
+            let _given = self.volume.allocate_blocks(file.entry(), blocks.clone()).unwrap();
             self.volume.data_written(file.entry(), blocks, Some((block.0 + 1) << 12), NOW).unwrap();
         }
         file

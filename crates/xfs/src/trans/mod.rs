@@ -168,6 +168,8 @@ impl<'v> Trans<'v> {
         {
             self.volume.shut_down(error);
         }
+        drop(self);
+        fileio::testing::committed();
         done
     }
 

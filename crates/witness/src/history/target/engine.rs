@@ -121,7 +121,7 @@ fn errno(error: uxfs::Error) -> Errno {
         ErrorKind::IntoItself | ErrorKind::InvalidInput => Errno::INVAL,
         ErrorKind::OtherProject => Errno::XDEV,
         ErrorKind::NoSpace => Errno::NOSPC,
-        ErrorKind::TooLarge => Errno::FBIG,
+        ErrorKind::TooLarge | ErrorKind::TooManyExtents => Errno::FBIG,
         ErrorKind::ShutDown => Errno::SHUTDOWN,
         ErrorKind::Io => Errno::IO,
         kind => {
