@@ -5,16 +5,20 @@
 //!   bytes nor is freed before. Dropping the queue waits for that; should waiting fail, the buffers leak.
 //! - Every submission entry names a taken slot, and a slot has at most one entry with the kernel.
 //! - At most `depth` slots are taken, so neither ring overflows, and nothing is allocated per request.
-//! - A transfer that the kernel did only in part is continued where it stopped.
+//! - A transfer that the kernel did only in part is continued where it stopped, at a whole sector; one that it gave up
+//!   because the thread that submitted it ended is begun again: a queue may change hands while requests are in flight.
+//! - A durable write that the kernel cannot do in one request is a write and, behind it, a sync.
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, types};
+use rustix::io::Errno;
 
 use crate::blocking::Verb;
 use crate::file::FileDevice;
+use crate::file::blocking_io::{Progress, has_no_flush, has_no_fua};
 use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue};
 
 /// `RWF_DSYNC`: the write is durable when it completes.
@@ -24,13 +28,24 @@ const TRANSFER_MAX: usize = 1 << 30;
 /// Index of the device's file among the ring's registered files.
 const THE_FILE: types::Fixed = types::Fixed(0);
 
+/// What a slot asks of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Read,
+    Write,
+    /// A write that is durable when it completes.
+    WriteDurably,
+    /// A write that a sync is to follow, as there is no such.
+    WriteThenSync,
+    Sync,
+}
+
 struct Slot {
     /// `Some` while the slot is taken.
     buf: Option<AlignedBuf>,
-    verb: Verb,
+    step: Step,
     offset: u64,
-    /// Bytes transferred so far.
-    done: usize,
+    progress: Progress,
     tag: u64,
 }
 
@@ -55,8 +70,8 @@ impl UringQueue {
             .or_else(|_| IoUring::new(depth))
             .map_err(fail)?;
         ring.submitter().register_files(&[device.file().as_raw_fd()]).map_err(fail)?;
-        let slots =
-            (0..depth).map(|_| Slot { buf: None, verb: Verb::Read, offset: 0, done: 0, tag: 0 }).collect();
+        let slot = || Slot { buf: None, step: Step::Read, offset: 0, progress: Progress::new(0, 1), tag: 0 };
+        let slots = (0..depth).map(|_| slot()).collect();
         let free = (0..depth).rev().collect();
         Ok(Self { ring, slots, free, again: Vec::with_capacity(depth as usize), device })
     }
@@ -64,7 +79,13 @@ impl UringQueue {
     fn push(&mut self, verb: Verb, offset: u64, buf: AlignedBuf, tag: u64) -> Result<(), DeviceError> {
         self.device.check(offset, buf.len(), verb != Verb::Read)?;
         let index = self.free.pop().ok_or(DeviceError::QueueFull)?;
-        self.slots[index as usize] = Slot { buf: Some(buf), verb, offset, done: 0, tag };
+        let step = match verb {
+            Verb::Read => Step::Read,
+            Verb::Write(Durability::Volatile) => Step::Write,
+            Verb::Write(Durability::Fua) => Step::WriteDurably,
+        };
+        let progress = Progress::new(buf.len(), self.device.sector_size() as usize);
+        self.slots[index as usize] = Slot { buf: Some(buf), step, offset, progress, tag };
         self.push_entry(index);
         Ok(())
     }
@@ -76,16 +97,17 @@ impl UringQueue {
             debug_assert!(false, "an entry for a slot that is not taken");
             return;
         };
-        let len = (buf.len() - slot.done).min(TRANSFER_MAX) as u32;
-        let at = slot.offset + slot.done as u64;
+        let done = slot.progress.done();
+        let len = (buf.len() - done).min(TRANSFER_MAX) as u32;
+        let at = slot.offset + done as u64;
         // SAFETY: `done` is at most the buffer's length.
-        let from = unsafe { buf.as_raw().add(slot.done) };
-        let entry = match slot.verb {
-            Verb::Read => opcode::Read::new(THE_FILE, from, len).offset(at).build(),
-            Verb::Write(durability) => {
-                let flags = if durability == Durability::Fua { RWF_DSYNC } else { 0 };
-                opcode::Write::new(THE_FILE, from, len).offset(at).rw_flags(flags).build()
-            }
+        let from = unsafe { buf.as_raw().add(done) };
+        let write = |flags| opcode::Write::new(THE_FILE, from, len).offset(at).rw_flags(flags).build();
+        let entry = match slot.step {
+            Step::Read => opcode::Read::new(THE_FILE, from, len).offset(at).build(),
+            Step::Write | Step::WriteThenSync => write(0),
+            Step::WriteDurably => write(RWF_DSYNC),
+            Step::Sync => opcode::Fsync::new(THE_FILE).flags(types::FsyncFlags::DATASYNC).build(),
         };
         let entry = entry.user_data(u64::from(index));
         // SAFETY: the entry's buffer is owned by the slot, which is not emptied before its completion came; the
@@ -138,32 +160,12 @@ impl UringQueue {
 
     /// Notes what the kernel did for a slot; gives the completion if that was the last of it.
     fn advance(&mut self, index: usize, result: i32) -> Option<Completion> {
-        let sector = self.device.sector_size() as usize;
         let slot = self.slots.get_mut(index)?;
         let len = slot.buf.as_ref()?.len();
-        let (op, zero) = match slot.verb {
-            Verb::Read => ("read", io::ErrorKind::UnexpectedEof),
-            Verb::Write(_) => ("write", io::ErrorKind::WriteZero),
-        };
-        let outcome = match usize::try_from(result) {
-            Err(_) => match io::Error::from_raw_os_error(result.wrapping_neg()) {
-                e if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => None,
-                e => Some(Err(DeviceError::io(op, slot.offset, len, e))),
-            },
-            Ok(bytes) => {
-                let total = (slot.done + bytes).min(len);
-                // Direct transfers go on at whole sectors only.
-                let whole = if total == len { total } else { total & !(sector - 1) };
-                if whole == len {
-                    Some(Ok(()))
-                } else if whole == slot.done {
-                    Some(Err(DeviceError::io(op, slot.offset, len, zero)))
-                } else {
-                    slot.done = whole;
-                    None
-                }
-            }
-        };
+        let outcome = slot.advance(result).map(|over| {
+            let op = if slot.step == Step::Read { "read" } else { "write" };
+            over.map_err(|e| DeviceError::io(op, slot.offset, len, e))
+        });
         let Some(result) = outcome else {
             self.again.push(index as u32);
             return None;
@@ -176,6 +178,42 @@ impl UringQueue {
 
     fn fail(e: io::Error) -> DeviceError {
         DeviceError::io("submit", 0, 0, e)
+    }
+}
+
+impl Slot {
+    /// Takes what the kernel says of the slot's entry; gives the outcome unless there is another entry to be made.
+    fn advance(&mut self, result: i32) -> Option<io::Result<()>> {
+        match (usize::try_from(result), self.step) {
+            (Ok(_), Step::Sync) => Some(Ok(())),
+            (Ok(bytes), step) => {
+                if !self.progress.advance(bytes) {
+                    let kind = match step {
+                        Step::Read => io::ErrorKind::UnexpectedEof,
+                        _ => io::ErrorKind::WriteZero,
+                    };
+                    return Some(Err(kind.into()));
+                }
+                match (self.progress.is_over(), step) {
+                    (false, _) => None,
+                    (true, Step::WriteThenSync) => {
+                        self.step = Step::Sync;
+                        None
+                    }
+                    (true, _) => Some(Ok(())),
+                }
+            }
+            (Err(_), step) => match (Errno::from_raw_os_error(result.wrapping_neg()), step) {
+                // Given up, as the thread that submitted it ended; whoever asks now submits it again.
+                (Errno::CANCELED | Errno::INTR | Errno::AGAIN, _) => None,
+                (e, Step::WriteDurably) if has_no_fua(e) => {
+                    self.step = Step::WriteThenSync;
+                    None
+                }
+                (e, Step::Sync) if has_no_flush(e) => Some(Ok(())),
+                (e, _) => Some(Err(e.into())),
+            },
+        }
     }
 }
 
@@ -251,5 +289,99 @@ impl Drop for UringQueue {
         // The kernel takes a ring down some time after it was closed, and would hold the file, and with it the
         // writer's lock, until then. A failure here means just that.
         let _late_at_worst = self.ring.submitter().unregister_files();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FileOptions;
+
+    const SECTOR: usize = 512;
+
+    fn device() -> (tempfile::NamedTempFile, Arc<FileDevice>) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let device = FileOptions::new().write(true).sector_size(SECTOR as u32).open(file.path()).unwrap();
+        (file, Arc::new(device))
+    }
+
+    /// Lets the kernel finish the one request in flight, and has the queue take something else for its result.
+    fn pretend(queue: &mut UringQueue, result: i32) -> Option<Completion> {
+        queue.enter(1).unwrap();
+        let entry = queue.ring.completion().next().expect("it is over");
+        queue.advance(entry.user_data() as usize, result)
+    }
+
+    fn page(fill: u8) -> AlignedBuf {
+        let mut buf = AlignedBuf::zeroed(4096);
+        buf.fill(fill);
+        buf
+    }
+
+    fn finish(queue: &mut UringQueue) -> Completion {
+        let mut over = None;
+        assert_eq!(queue.wait(1, &mut |completion| over = Some(completion)).unwrap(), 1);
+        over.expect("one")
+    }
+
+    /// The kernel gives up what a thread has submitted that ends, whoever has the ring by then.
+    #[test]
+    fn what_was_given_up_is_begun_again() {
+        let (_file, device) = device();
+        let mut queue = UringQueue::new(Arc::clone(&device), 1).unwrap();
+        for errno in [Errno::CANCELED, Errno::INTR, Errno::AGAIN] {
+            queue.push_write(4096, page(3), Durability::Fua, 7).unwrap();
+            assert!(pretend(&mut queue, -errno.raw_os_error()).is_none());
+            device.write(4096, &page(0), Durability::Volatile).unwrap();
+            let over = finish(&mut queue);
+            assert!(over.result.is_ok() && over.tag == 7);
+            let mut found = page(0);
+            device.read(4096, &mut found).unwrap();
+            assert!(*found == *page(3));
+        }
+    }
+
+    #[test]
+    fn what_was_done_in_part_goes_on_at_a_sector() {
+        let (_file, device) = device();
+        let mut queue = UringQueue::new(Arc::clone(&device), 1).unwrap();
+        for part in [1, 511, 512, 1000, 4095] {
+            queue.push_write(0, page(5), Durability::Volatile, 0).unwrap();
+            assert!(pretend(&mut queue, part).is_none());
+            // What the kernel did not say that it did.
+            let said = part as usize / SECTOR * SECTOR;
+            let lost = &page(0)[said..];
+            device.write(said as u64, lost, Durability::Volatile).unwrap();
+            assert!(finish(&mut queue).result.is_ok());
+            let mut found = page(0);
+            device.read(0, &mut found).unwrap();
+            assert!(*found == *page(5), "{part}");
+        }
+        queue.push_write(0, page(5), Durability::Volatile, 0).unwrap();
+        assert!(pretend(&mut queue, 0).expect("over").result.is_err(), "nothing at all");
+    }
+
+    #[test]
+    fn a_kernel_without_durable_writes_gets_a_write_and_a_sync() {
+        let (_file, device) = device();
+        let mut queue = UringQueue::new(Arc::clone(&device), 1).unwrap();
+        for errno in [Errno::OPNOTSUPP, Errno::INVAL] {
+            for flushes in [true, false] {
+                queue.push_write(0, page(9), Durability::Fua, 0).unwrap();
+                assert!(pretend(&mut queue, -errno.raw_os_error()).is_none());
+                assert_eq!(queue.slots[0].step, Step::WriteThenSync);
+                assert!(pretend(&mut queue, 4096).is_none());
+                assert_eq!(queue.slots[0].step, Step::Sync);
+                let over = match flushes {
+                    true => finish(&mut queue),
+                    false => pretend(&mut queue, -errno.raw_os_error()).expect("over"),
+                };
+                assert!(over.result.is_ok());
+            }
+        }
+        queue.push_write(0, page(9), Durability::Volatile, 0).unwrap();
+        let over = pretend(&mut queue, -Errno::INVAL.raw_os_error()).expect("over");
+        assert!(over.result.is_err(), "one that need not be durable");
     }
 }

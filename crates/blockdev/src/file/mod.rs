@@ -4,7 +4,7 @@
 //! go through it otherwise; [`FileDevice::host_io`] says which. A writable open holds the writer's lock until the
 //! device and all its queues are gone.
 
-mod blocking_io;
+pub(crate) mod blocking_io;
 pub(crate) mod host;
 
 use std::fs::File;
@@ -169,12 +169,12 @@ impl BlockDevice for FileDevice {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         self.check(offset, buf.len(), false)?;
-        blocking_io::read(&self.file, self.io, offset, buf)
+        blocking_io::read(&self.file, self.io, self.sector_size(), offset, buf)
     }
 
     fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         self.check(offset, buf.len(), true)?;
-        blocking_io::write(&self.file, self.io, offset, buf, durability)
+        blocking_io::write(&self.file, self.io, self.sector_size(), offset, buf, durability)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
