@@ -15,6 +15,7 @@ mod durable;
 pub mod fault;
 mod generator;
 pub(crate) mod geometry;
+mod growth;
 mod half_set;
 pub(crate) mod judge;
 pub mod kill;

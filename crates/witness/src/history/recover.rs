@@ -7,6 +7,7 @@
 //! - uxfs, open for writing, left a volume where `xfs_repair -n` and `uxfs check` find nothing (but for attributes that
 //!   a kernel had set in part, of which `xfs_repair` must say the same in the kernel's copy), and where the kernel sees the
 //!   tree that its own recovery made;
+//! - every file of it grows then, and what comes behind its old end is zeroes;
 //! - every thread's part of the tree is one that its history passed through, no earlier than the last sync;
 //! - uxfs, which recovered a third copy and went straight on, could remove all of it and do a new history there, that the
 //!   kernel, `xfs_repair -n` and the model agree about.
@@ -15,7 +16,7 @@ use super::drive::{self, Blind, Source};
 use super::model::{Model, Rules};
 use super::replay::{by_kernel, by_uxfs, is_sound_after, places, recover};
 use super::target::{EngineTarget, Target};
-use super::{History, Which, Who, half_set, judge};
+use super::{History, Which, Who, growth, half_set, judge};
 use crate::compare::compare;
 use crate::record::Record;
 use crate::sandbox::copy_sparse;
@@ -25,6 +26,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
+use uxfs::{OpenOptions, Volume};
 
 /// How many differences are shown.
 const SHOWN: usize = 20;
@@ -99,6 +101,10 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     );
     same("what uxfs recovered", &expected, &judge::by_kernel(&ours, &history.mnt())?)?;
     let places = places(&durable, &expected)?;
+    let volume = Volume::open(&ours, &OpenOptions::new().writable(true))?;
+    growth::of_all(&volume).context("growing what uxfs recovered")?;
+    volume.close().context("closing what grew")?;
+    drop(volume);
     go_on(history, &on).context("going on after the recovery")?;
     let ops = ops * threads;
     Ok((ops, format!("{ops} operations; {report}; recovered behind the last sync: {places}")))

@@ -3,7 +3,7 @@
 //! Invariant: whatever comes of it, the stage is left as the image was before its recovery.
 
 use super::super::durable::{self, Durable};
-use super::super::{judge, recover};
+use super::super::{growth, judge, recover};
 use crate::record::Record;
 use crate::sandbox::{copy_sparse, repair_finds_nothing};
 use anyhow::{Context, Error, Result, ensure};
@@ -70,6 +70,15 @@ impl Stage {
         Ok((recovered, replayed))
     }
 
+    /// Makes what was recovered longer.
+    fn grows(&self) -> Result<()> {
+        let volume = Volume::open_device(self.device.clone(), &OpenOptions::new().writable(true))?;
+        growth::of_all(&volume).context("growing what was recovered")?;
+        volume.close().context("closing what grew")?;
+        drop(volume);
+        judge::checker_finds_nothing(self.device.clone()).context("of what grew")
+    }
+
     /// Recovers, and looks at what is there then.
     fn recovered(&self) -> Result<(Vec<Record>, Recording)> {
         let recorder = Arc::new(Recorder::new(self.device.clone()));
@@ -80,6 +89,8 @@ impl Stage {
         let recording = recorder.recording();
         judge::checker_finds_nothing(self.device.clone())?;
         repair_finds_nothing(&self.path)?;
-        Ok((judge::by_uxfs_on(self.device.clone())?, recording))
+        let found = judge::by_uxfs_on(self.device.clone())?;
+        self.grows()?;
+        Ok((found, recording))
     }
 }

@@ -5,6 +5,7 @@
 //!   it had not, any part;
 //! - an image is right only if uxfs recovers it, `xfs_repair -n` and `uxfs check` find nothing, and every thread's
 //!   part of the tree is as it was at one moment that is not before what was durable when the power went;
+//! - every file grows then, and what comes behind its old end is zeroes;
 //! - where the kernel recovers a copy, both trees are the same;
 //! - what is found wrong is kept as an image, which is all that is needed to see it again.
 
