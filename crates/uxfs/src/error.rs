@@ -132,9 +132,10 @@ impl From<xfs::Error> for Error {
             xfs::Error::Device(device) => return Self::new(device_kind(device), error.to_string()),
             xfs::Error::NotXfs => ErrorKind::NotXfs,
             xfs::Error::Truncated { .. } => ErrorKind::Truncated,
-            xfs::Error::UnsupportedFeature(_) | xfs::Error::ExternalLog | xfs::Error::Realtime => {
-                ErrorKind::Unsupported
-            }
+            xfs::Error::UnsupportedFeature(_)
+            | xfs::Error::ExternalLog
+            | xfs::Error::Realtime
+            | xfs::Error::ScatteredDirectory(_) => ErrorKind::Unsupported,
             xfs::Error::SectorSize { .. } => ErrorKind::SectorSize,
             xfs::Error::NeedsRepair => ErrorKind::Damaged,
             xfs::Error::Unwritable(_) => ErrorKind::ReadOnly,

@@ -101,6 +101,12 @@ pub enum Error {
          Nothing was changed"
     )]
     Shared(InodeNumber),
+    /// A block of a directory lies in several pieces, changes of which no log can tell. Nothing was changed.
+    #[error(
+        "directory {0} has a block of several pieces, as its directory blocks are larger than the volume's and no space in \
+         one piece was left; such a directory cannot be changed. Nothing was changed"
+    )]
+    ScatteredDirectory(InodeNumber),
     /// The volume or the operation is read-only.
     #[error("read-only: {0}")]
     ReadOnly(&'static str),

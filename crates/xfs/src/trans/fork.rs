@@ -86,6 +86,20 @@ impl<'t, 'v> TransFork<'t, 'v> {
         }
     }
 
+    /// As [`pieces`](Self::pieces), of what is to be logged. What the log says of a directory block in several pieces
+    /// cannot be replayed: each piece is a buffer of its own there, and the checksum goes over all.
+    fn pieces_to_log(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Pieces> {
+        let pieces = self.pieces(at, blocks, verifier)?;
+        if pieces.len() > 1 && self.is_directory() {
+            return Err(Error::ScatteredDirectory(self.ino));
+        }
+        Ok(pieces)
+    }
+
+    fn is_directory(&self) -> bool {
+        self.kind == ForkKind::Data && self.trans.inode(self.ino).is_dir()
+    }
+
     fn literal_bytes(&self) -> usize {
         usize::from(self.trans.geometry().inode_size) - CORE_LEN_V3
     }
@@ -204,7 +218,7 @@ impl ForkMut for TransFork<'_, '_> {
         verifier: &'static Verifier,
         range: Range<usize>,
     ) -> Result<&mut [u8]> {
-        let pieces = self.pieces(at, blocks, verifier)?;
+        let pieces = self.pieces_to_log(at, blocks, verifier)?;
         let ino = self.ino;
         let buf = self.trans.buf_read(&pieces, verifier).map_err(|error| error.of_inode(ino))?;
         Ok(self.trans.bytes_mut(buf, range))
@@ -219,7 +233,7 @@ impl ForkMut for TransFork<'_, '_> {
         new: Arc<[u8]>,
         changed: &[Range<usize>],
     ) -> Result<()> {
-        let pieces = self.pieces(at, blocks, verifier)?;
+        let pieces = self.pieces_to_log(at, blocks, verifier)?;
         let ino = self.ino;
         let buf = self.trans.buf_read(&pieces, verifier).map_err(|error| error.of_inode(ino))?;
         self.trans.replace_bytes(buf, old, new, changed);
@@ -227,7 +241,7 @@ impl ForkMut for TransFork<'_, '_> {
     }
 
     fn create(&mut self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<&mut [u8]> {
-        let pieces = self.pieces(at, blocks, verifier)?;
+        let pieces = self.pieces_to_log(at, blocks, verifier)?;
         let buf = self.trans.buf_new(&pieces, verifier)?;
         let len = self.trans.bytes(buf).len();
         Ok(self.trans.bytes_mut(buf, 0..len))
@@ -261,7 +275,9 @@ impl ForkMut for TransFork<'_, '_> {
         let (mut at, mut left) = (at, blocks);
         while left > 0 {
             let near = self.trans.allocation_target(self.ino);
-            let request = Request::new(1, left, Purpose::Metadata);
+            // A directory block is logged whole or not at all.
+            let least = if self.is_directory() { left } else { 1 };
+            let request = Request::new(least, left, Purpose::Metadata);
             let got = self.trans.allocate(near, request)?;
             let extent = Extent {
                 startoff: at,

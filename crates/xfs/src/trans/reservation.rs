@@ -163,10 +163,14 @@ impl<'g> Need<'g> {
         need
     }
 
-    /// A list of unlinked inodes changes: the AGI, and up to two clusters' pointers.
+    /// A list of unlinked inodes changes: the AGI, and up to two clusters' pointers. All pointers are logged that were
+    /// changed since their cluster was written.
     pub fn unlinked(self) -> Self {
+        const INODES: u64 = 64;
+        let inodes = INODES.max(1 << self.geometry.inodes_per_block_log);
         let cluster = BufHeader::bytes(BufHeader::map_words(64 << 10)) as u64
-            + 4 * (BUF_CHUNK_SIZE as u64 + REGION_BYTES);
+            + REGION_BYTES
+            + inodes * (BUF_CHUNK_SIZE as u64 + REGION_BYTES);
         let mut need = self.sectors(1);
         need.bytes += 2 * cluster;
         need
@@ -233,4 +237,61 @@ pub(crate) fn inode_levels(geometry: &Geometry) -> u64 {
 /// Most levels of a block map: as many extents as the volume has blocks, within what an inode may count.
 pub(crate) fn map_levels(geometry: &Geometry) -> u64 {
     levels::<Bmbt>(geometry, geometry.data_blocks.min(1 << 31))
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::mkfs::{Before, Options, format, plan};
+    use crate::namespace::NewInode;
+    use crate::trans::Trans;
+    use crate::trans::buffers::Joined;
+    use crate::volume::{OpenOptions, Volume};
+    use blockdev::{BlockDevice, MemoryDevice};
+    use std::sync::Arc;
+    use xfs_format::timestamp::Timestamp;
+    use xfs_format::types::Uuid;
+
+    /// Every change of a list logs all pointers of the cluster that were changed since it was written, and reserved for
+    /// four.
+    #[test]
+    fn a_list_of_unlinked_inodes_reserves_for_whole_clusters() {
+        const BYTES: u64 = 48 << 20;
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
+        let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
+        let new = Options { small: true, ..new };
+        format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
+        let volume = Volume::open(device, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+        let time = Timestamp { secs: 1, nanos: 0 };
+        let root = volume.handle(volume.geometry().root).unwrap();
+        let new = NewInode {
+            mode: 0o100_644,
+            umask: 0,
+            uid: 0,
+            gid: 0,
+            device: (0, 0),
+            time,
+            content_times: (time, time),
+            inherit: false,
+        };
+        // Four to a list, so that there are pointers.
+        let inodes: Vec<_> = (0..256).map(|_| volume.create_unnamed(&root, &new).unwrap()).collect();
+        for (file, _open) in &inodes {
+            let entry = file.entry();
+            let need = Need::new(volume.geometry()).inodes(1).unlinked();
+            let mut trans = Trans::start(&volume, need.reservation()).unwrap();
+            trans.join_inode(Arc::clone(entry), entry.lock()).unwrap();
+            trans.remove_unlinked(entry.ino()).unwrap();
+            trans.add_unlinked(entry.ino()).unwrap();
+            let logged: u64 = trans
+                .bufs
+                .iter()
+                .filter_map(Joined::format)
+                .map(|(_, vector)| u64::from(vector.log_bytes()))
+                .sum();
+            let reserved = Need::new(volume.geometry()).unlinked().bytes;
+            assert!(logged <= reserved, "{logged} bytes are logged, {reserved} were reserved");
+            trans.commit().unwrap();
+        }
+    }
 }

@@ -1,0 +1,98 @@
+//! Directory blocks that are larger than the volume's blocks lie in one piece, or are left alone: what a log says of one in
+//! several pieces, no recovery can replay.
+
+mod common;
+
+use blockdev::{BlockDevice, Durability, MemoryDevice};
+use std::process::Command;
+use std::sync::Arc;
+use uxfs::{ErrorKind, MkfsOptions, NewNode, OpenOptions, Volume, check_device, mkfs_device};
+
+const MIB: u64 = 1 << 20;
+
+/// Everything of a device, on another.
+fn crashed(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    let copy: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(device.size()).expect("memory"));
+    let mut bytes = vec![0; MIB as usize];
+    for at in (0..device.size()).step_by(bytes.len()) {
+        device.read(at, &mut bytes).expect("read");
+        copy.write(at, &bytes, Durability::Volatile).expect("written");
+    }
+    copy
+}
+
+/// Where no space in one piece was left, a directory got blocks in several: what the log said of them, no recovery could
+/// replay.
+#[test]
+fn directory_blocks_lie_in_one_piece() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(24 * MIB).expect("memory"));
+    let options = MkfsOptions::new().small(true).dir_block_size(16 << 10).group_count(1);
+    mkfs_device(Arc::clone(&device), &options, true).expect("a volume");
+    let volume = Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true)).expect("clean");
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let target = root.create_file(b"target", &NewNode::default()).expect("made");
+    let filler = root.create_file(b"filler", &NewNode::default()).expect("made").open().expect("opened");
+    let mut end = 0;
+    for len in [MIB, 64 << 10, 4096] {
+        while filler.write_at(&vec![1; len as usize], end).is_ok() {
+            end += len;
+        }
+    }
+    for block in (0..end / 4096).step_by(2).take(400) {
+        filler.punch_hole(block * 4096..(block + 1) * 4096).expect("a hole");
+    }
+    volume.sync().expect("synced");
+    let mut links =
+        (0..4000).map(|nth| root.link(format!("a name that takes some space {nth}").as_bytes(), &target));
+    let full = links.find_map(Result::err);
+    assert_eq!(full.map(|error| error.kind()), Some(ErrorKind::NoSpace));
+    volume.sync().expect("synced");
+    let crashed = crashed(&device);
+    drop(filler);
+    volume.close().expect("closed");
+    for device in [crashed, device] {
+        let volume = Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true));
+        volume.expect("recovered").close().expect("closed");
+        assert!(check_device(device, &OpenOptions::new()).expect("checked").is_clean());
+    }
+}
+
+/// Leaves nothing free but single blocks, and then has a directory grow.
+const SCRAPS: &str = r#"
+            set -e
+            mkdir d; touch target filler rest
+            xfs_io -x -c "resblks 0" . > /dev/null
+            fallocate -l $((16 << 20)) filler
+            at=0
+            for len in 16777216 1048576 65536 4096; do
+                while fallocate -o $at -l $len rest 2> /dev/null; do at=$((at + len)); done
+            done
+            holes=; for n in $(seq 0 2 3000); do holes="$holes -c 'fpunch $((n * 4096)) 4096'"; done
+            eval xfs_io $holes filler
+            i=0; while [ $i -lt 3000 ] && ln target "d/a name of a certain length, to fill blocks: $i" 2>/dev/null; do i=$((i + 1)); done
+            sync
+"#;
+
+/// A kernel may have left a directory with blocks in several pieces: it can be read, and is not changed.
+#[test]
+fn a_directory_with_blocks_in_pieces_is_refused_by_name() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let image = common::made(dir.path(), &["-n", "size=65536", "-m", "reflink=0"]);
+    common::mounted(&image, |at| {
+        let run = Command::new("bash").arg("-c").arg(SCRAPS).current_dir(at).output().expect("bash");
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    });
+    let before = std::fs::read(&image).expect("read");
+    let volume = common::open(&image);
+    let dir = volume.lookup("/d").expect("there").as_dir().expect("a directory");
+    let names = dir.entries().filter(|entry| entry.is_ok()).count();
+    assert!(names > 2000, "{names} names");
+    let target = volume.lookup("/target").expect("there");
+    let error = dir.link(&[b'n'; 200], &target).expect_err("it cannot be logged");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("several pieces"), "{error}");
+    volume.close().expect("closed");
+    drop((dir, target, volume));
+    assert!(std::fs::read(&image).expect("read") == before, "not one byte was changed");
+    common::repair_finds_nothing(&image);
+}
