@@ -9,6 +9,8 @@
 //!   tree that its own recovery made;
 //! - every file of it grows then, and what comes behind its old end is zeroes;
 //! - every thread's part of the tree is one that its history passed through, no earlier than the last sync;
+//! - the power failed at some write of uxfs's recovery of another copy, or in the first checkpoints behind it, and the
+//!   next recovery by uxfs came to the same tree, with every block free or somebody's;
 //! - uxfs, which recovered a third copy and went straight on, could remove all of it and do a new history there, that the
 //!   kernel, `xfs_repair -n` and the model agree about.
 
@@ -21,10 +23,12 @@ use crate::compare::compare;
 use crate::record::Record;
 use crate::sandbox::copy_sparse;
 use anyhow::{Context, Result, ensure};
+use blockdev::{Fault, FaultDevice, FileDevice, Op, Repeat};
 use clap::Args as ClapArgs;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use uxfs::{OpenOptions, Volume};
 
@@ -100,6 +104,10 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
         "xfs_repair -n of the kernel's recovery: {left:?}; of that by uxfs: {left_too:?}"
     );
     same("what uxfs recovered", &expected, &judge::by_kernel(&ours, &history.mnt())?)?;
+    let again = beside(&image, "again");
+    crash_again(&image, &again, &mut rng).context("the power fails while uxfs recovers")?;
+    is_sound_after(&again, args.target).context("after the second recovery by uxfs")?;
+    same("what uxfs recovered the second time", &expected, &judge::by_kernel(&again, &history.mnt())?)?;
     let places = places(&durable, &expected)?;
     let volume = Volume::open(&ours, &OpenOptions::new().writable(true))?;
     growth::of_all(&volume).context("growing what uxfs recovered")?;
@@ -108,6 +116,23 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     go_on(history, &on).context("going on after the recovery")?;
     let ops = ops * threads;
     Ok((ops, format!("{ops} operations; {report}; recovered behind the last sync: {places}")))
+}
+
+/// Has uxfs recover a copy on a device that takes some writes and then none, half of the time in the last of them, which
+/// are the first checkpoints behind the recovery; and then on one that is well.
+fn crash_again(image: &Path, copy: &Path, rng: &mut fastrand::Rng) -> Result<()> {
+    const LAST: u64 = 16;
+    let writes = |faults: Vec<Fault>| -> Result<u64> {
+        copy_sparse(image, copy)?;
+        let device = Arc::new(FaultDevice::new(Arc::new(FileDevice::open_writable(copy)?), faults));
+        drop(Volume::open_device(device.clone(), &OpenOptions::new().writable(true)));
+        Ok(device.seen(Op::Write))
+    };
+    let all = writes(Vec::new())?;
+    let from = if rng.bool() { all.saturating_sub(LAST) } else { 0 };
+    writes(vec![Fault::fail(Op::Write, rng.u64(from..all.max(1))).then(Repeat::ReadOnlyAfter)])?;
+    EngineTarget::open(copy)?.close()?;
+    Ok(())
 }
 
 /// Has uxfs recover a volume and, in the same breath, remove all that is in it and do another history there.
