@@ -275,3 +275,25 @@ fn a_flush_that_failed_ends_everything_whoever_asked_for_it() {
         is_clean_and_sound(&memory);
     }
 }
+
+/// Files without a name that were still open stayed on the lists of unlinked inodes of a volume that was closed cleanly,
+/// where nobody looks for them.
+#[test]
+fn files_without_a_name_that_are_open_are_gone_when_a_volume_is_closed() {
+    let device = made();
+    let volume = open(&device);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let before = volume.info().expect("info").free_blocks;
+    let removed: Vec<File> = (0..3).map(|nth| file(&volume, &format!("removed {nth}"), 40)).collect();
+    for nth in 0..3 {
+        root.remove_file(format!("removed {nth}").as_bytes()).expect("removed");
+    }
+    let mut byte = [0];
+    assert_eq!(removed[0].read_at(&mut byte, 0).expect("it is open"), 1);
+    volume.close().expect("closed");
+    is_clean_and_sound(&device);
+    drop(removed);
+    is_clean_and_sound(&device);
+    let seen = Volume::open_device(Arc::clone(&device), &OpenOptions::new()).expect("read");
+    assert!(before - seen.info().expect("info").free_blocks < 40, "what they held is free");
+}

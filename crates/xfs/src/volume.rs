@@ -333,6 +333,7 @@ impl Volume {
         // Who is in the middle of a change ends it, and nobody begins one: from here on the counters stand still.
         let frozen = write.journal.freeze()?;
         self.log_all_times()?;
+        self.inactivate_all()?;
         if self.log_clean && frozen.is_untouched() {
             // What nobody has changed stays as it is, to the byte.
             self.device.flush()?;
@@ -347,6 +348,14 @@ impl Volume {
     /// [`Journal::pass_idle_time`]. So that tests need not wait.
     pub fn pass_idle_time(&self) -> Result<()> {
         self.write_side()?.journal.pass_idle_time()
+    }
+
+    /// Inodes in use that have no name. Whoever has one open, or is at work on it, keeps it in memory.
+    pub(crate) fn unlinked_in_memory(&self) -> Vec<Arc<InodeEntry>> {
+        self.inodes.select(|entry| {
+            let inode = entry.peek();
+            inode.nlink() == 0 && !inode.is_free()
+        })
     }
 
     /// Logs what only memory knows: when files that are still open were written over.

@@ -181,12 +181,18 @@ impl InodeEntry {
 
     /// Takes an [`open`](Self::open) back; whether it was the last one.
     pub(crate) fn close(&self) -> bool {
-        let last = self.opens.fetch_sub(1, Ordering::AcqRel) == 1;
+        let one_less = |opens: u32| opens.checked_sub(1);
+        let last = self.opens.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less) == Ok(1);
         if last {
             // Of one who closes it and one who takes its last name, each of whom looks at what the other does, one sees it.
             fence(Ordering::SeqCst);
         }
         last
+    }
+
+    /// Takes all [`open`](Self::open)s back: the volume is being closed, and nobody has it any more.
+    pub(crate) fn forget_opens(&self) {
+        self.opens.store(0, Ordering::SeqCst);
     }
 
     /// Whether somebody has it open. Nobody opens it while the caller has the lock.

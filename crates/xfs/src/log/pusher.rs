@@ -381,3 +381,75 @@ impl Pusher {
         false
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::super::item::{ItemState, Landing, Outcome};
+    use super::super::layout::Layout;
+    use super::super::open::Start;
+    use super::super::vector::{LogVector, VecSize};
+    use super::*;
+    use blockdev::{BlockDevice, MemoryDevice};
+
+    const LOG_BLOCKS: u32 = 4096;
+
+    /// An item that nothing is left of once it is in the log; or a promise, of which nothing is ever written.
+    #[derive(Debug)]
+    struct Item {
+        state: ItemState,
+        is_intent: bool,
+    }
+
+    impl LogItem for Item {
+        fn state(&self) -> &ItemState {
+            &self.state
+        }
+        fn pin(&self) {}
+        fn unpin(&self, _outcome: Outcome) {}
+        fn landed(&self, _lsn: Lsn) -> Landing {
+            if self.is_intent { Landing::Ail } else { Landing::Drop }
+        }
+        fn push(self: Arc<Self>) -> Push {
+            Push::Owed
+        }
+        fn is_intent(&self) -> bool {
+            self.is_intent
+        }
+    }
+
+    fn commit(journal: &Journal, bytes: usize, is_intent: bool) {
+        let size = VecSize::default().region(bytes);
+        let mut ticket = journal.reserve(size.log_bytes(), 1, 0).unwrap();
+        let mut vector = LogVector::begin(None, size);
+        vector.region(&vec![1; bytes]);
+        let item: Arc<dyn LogItem> = Arc::new(Item { state: ItemState::new(), is_intent });
+        journal.commit(&mut ticket, &mut vec![(item, vector)], None, || ()).unwrap();
+        journal.release(ticket);
+    }
+
+    /// As long as a promise held the tail of a log that is short of space, each look at the items had the open checkpoint
+    /// written, however little was in it.
+    #[test]
+    fn a_promise_that_holds_the_tail_has_no_checkpoint_written() {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(4 << 20).unwrap());
+        let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
+        let head = Pos(LOG_BLOCKS.into());
+        let start = Start { head, tail: head, previous: u32::MAX };
+        let journal = Journal::start(device, layout, start, Pace::Background).unwrap();
+        commit(&journal, 100, true);
+        while journal.space().0 < journal.space().1 / 5 * 4 {
+            commit(&journal, 60_000, false);
+            journal.force_all().unwrap();
+        }
+        let before = journal.newest().0;
+        for _ in 0..20 {
+            commit(&journal, 40, false);
+            // As whatever lands, or waits for space, has it look.
+            journal.core.pushing.kick();
+            assert!(journal.core.pushing.wait_until_resting());
+        }
+        assert!(journal.core.orders.wait_pushed());
+        let checkpoints = journal.newest().0 - before;
+        assert!(checkpoints <= 1, "{checkpoints} checkpoints for 20 commits");
+    }
+}

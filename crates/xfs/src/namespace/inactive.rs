@@ -25,6 +25,19 @@ impl Volume {
         if !gone && entry.begin_inactivation() { self.inactivate(entry) } else { Ok(()) }
     }
 
+    /// Frees every inode that has no names, whoever has it open, or was in the middle of freeing it. For a volume that is
+    /// being closed: nobody else can change it any more, and the next to open it would look for such inodes only in a
+    /// volume that has to be recovered.
+    pub(crate) fn inactivate_all(self: &Arc<Self>) -> Result<()> {
+        for entry in self.unlinked_in_memory() {
+            entry.forget_opens();
+            // Or its end has begun, by one who does not come to the end of it.
+            entry.begin_inactivation();
+            self.inactivate(&entry)?;
+        }
+        Ok(())
+    }
+
     /// Frees what an inode without names holds, and the inode. Nothing of it is freed if others share any of it.
     fn inactivate(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
         self.check_freeable(&entry.current())?;
