@@ -184,38 +184,41 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         drop(dropped);
     }
 
-    /// Puts `value` in unless `key` has one; gives the one that stays.
-    pub(crate) fn get_or_insert(&self, key: K, value: V, weight: u64) -> V {
-        let shard = self.shard(&key);
-        let mut ring = shard.write();
-        if let Some(entry) = ring.slots.get(&key).and_then(|&slot| ring.entries.get(slot)) {
-            return entry.value.clone();
-        }
-        let dropped = self.enter(&mut ring, key, value.clone(), weight);
-        drop(ring);
-        drop(dropped);
-        value
+    /// Puts `value` in unless `key` has one; gives the one that stays. `None`: it has none, and `is_newest` says that
+    /// `value` is not the latest any more. That is asked where nothing can leave the cache until `value` is in.
+    pub(crate) fn get_or_insert(
+        &self,
+        key: K,
+        value: V,
+        weight: u64,
+        is_newest: impl FnOnce() -> bool,
+    ) -> Option<V> {
+        self.get_or_replace(key, value, weight, |_| false, is_newest)
     }
 
-    /// Puts `value` in unless `key` has one that is not `replaceable`; gives the one that stays.
+    /// As [`get_or_insert`](Self::get_or_insert), in the place of a value that is `replaceable`.
     pub(crate) fn get_or_replace(
         &self,
         key: K,
         value: V,
         weight: u64,
         replaceable: impl Fn(&V) -> bool,
-    ) -> V {
+        is_newest: impl FnOnce() -> bool,
+    ) -> Option<V> {
         let shard = self.shard(&key);
         let mut ring = shard.write();
         if let Some(entry) = ring.slots.get(&key).and_then(|&slot| ring.entries.get(slot))
             && !replaceable(&entry.value)
         {
-            return entry.value.clone();
+            return Some(entry.value.clone());
+        }
+        if !is_newest() {
+            return None;
         }
         let dropped = self.enter(&mut ring, key, value.clone(), weight);
         drop(ring);
         drop(dropped);
-        value
+        Some(value)
     }
 
     /// Changes the weight of `key`, if it is there; it leaves the cache if it has become too heavy.
@@ -408,8 +411,9 @@ mod tests {
     #[test]
     fn the_first_value_wins_where_asked() {
         let cache = Cache::<u64, u64>::new(100, 1, &CLASS);
-        assert_eq!(cache.get_or_insert(1, 5, 1), 5);
-        assert_eq!(cache.get_or_insert(1, 6, 1), 5);
+        assert_eq!(cache.get_or_insert(1, 5, 1, || false), None);
+        assert_eq!(cache.get_or_insert(1, 5, 1, || true), Some(5));
+        assert_eq!(cache.get_or_insert(1, 6, 1, || false), Some(5));
         cache.insert(1, 7, 3);
         assert_eq!((cache.get(&1), cache.weight()), (Some(7), 3));
     }

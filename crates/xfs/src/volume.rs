@@ -236,14 +236,31 @@ impl Volume {
 
     /// Reads an inode that is not in memory, or finds that another thread was faster.
     fn read_inode(self: &Arc<Self>, ino: InodeNumber) -> Result<Arc<InodeEntry>> {
+        // The tree is read as it is being changed: one block of it may be of before a commit, and another of after it. That
+        // an inode is not to be found there is believed of those alone who keep changes off.
+        let mut still = None;
         loop {
             let writes = self.bufs.writes();
-            let found = self.inode_source().find(ino)?;
-            let inode = Arc::new(Inode::parse(ino, &found, &self.geometry)?);
+            if let Some(entry) = self.inodes.get(&ino) {
+                return Ok(entry);
+            }
+            let found = self.inode_source().find(ino);
+            let parsed = found.and_then(|found| Inode::parse(ino, &found, &self.geometry));
             point("an inode is read");
-            // It may have been changed, written and forgotten since its cluster was looked at.
-            if self.bufs.writes() == writes || self.inodes.get(&ino).is_some() {
-                return Ok(self.enter_inode(inode));
+            match parsed {
+                // It may have been changed, written and forgotten since its cluster was looked at, or freed with it.
+                Ok(inode) => {
+                    if let Some(entry) =
+                        self.enter_if_newest(Arc::new(inode), || self.bufs.writes() == writes)
+                    {
+                        return Ok(entry);
+                    }
+                }
+                Err(error) if still.is_some() || !self.is_writable() => return Err(error),
+                Err(error) => {
+                    let Some((ag, _)) = self.geometry.split_inode(ino) else { return Err(error) };
+                    still = Some(self.inode_source().keep_still(ag)?);
+                }
             }
         }
     }
@@ -254,12 +271,29 @@ impl Volume {
         self.inodes.get(&ino)
     }
 
+    /// Has the cache forget an inode, as it may whenever nobody has it and it is written.
+    #[cfg(all(test, not(shuttle)))]
+    pub(crate) fn forget_inode(&self, ino: InodeNumber) {
+        self.inodes.remove(&ino);
+    }
+
     /// Puts an inode into the cache, unless it is there; gives the entry that stays.
     pub(crate) fn enter_inode(&self, inode: Arc<Inode>) -> Arc<InodeEntry> {
-        let ino = inode.ino();
-        let entry = InodeEntry::new(ino, inode, &self.geometry);
+        let entry = InodeEntry::new(inode.ino(), inode, &self.geometry);
         let weight = entry.weigh();
-        self.inodes.get_or_insert(ino, entry, weight)
+        let kept = self.inodes.get_or_insert(entry.ino(), Arc::clone(&entry), weight, || true);
+        kept.unwrap_or(entry)
+    }
+
+    /// The same of an inode that was read, if that is still the latest version of it.
+    fn enter_if_newest(
+        &self,
+        inode: Arc<Inode>,
+        is_newest: impl FnOnce() -> bool,
+    ) -> Option<Arc<InodeEntry>> {
+        let entry = InodeEntry::new(inode.ino(), inode, &self.geometry);
+        let weight = entry.weigh();
+        self.inodes.get_or_insert(entry.ino(), entry, weight, is_newest)
     }
 
     /// The time of a change that is made now.

@@ -45,11 +45,15 @@ impl FileMap {
         if !file.current()?.is_file() {
             return Err(Error::WrongType { inode: entry.ino(), wanted: "regular file" });
         }
-        if !entry.open(file.life()) {
+        let shared = entry.share();
+        if !entry.open(file.life(), &shared) {
             return Err(Error::Stale(entry.ino()));
         }
         let map = Self { volume, entry, shared: OnceLock::new(), marked: OnceLock::new() };
-        map.extents()?;
+        // Versions to come have the map from this one. Its blocks are read while nobody changes them.
+        let loaded = map.extents();
+        drop(shared);
+        loaded?;
         Ok(map)
     }
 

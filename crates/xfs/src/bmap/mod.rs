@@ -22,6 +22,7 @@ pub(crate) use shared::{SharedRun, Sharing};
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
 use crate::inode::ForkState;
+use crate::interleave::point;
 use xfs_format::bmbt::{BmbtRecord, BmbtRoot, Extent, inline_extents};
 use xfs_format::btree::{Bmbt, Node, Tree};
 use xfs_format::error::FormatError;
@@ -91,6 +92,7 @@ impl Loader<'_> {
             .bufs
             .read(daddr, geometry.block_size.into(), Bmbt::verifier())
             .map_err(|error| error.of_inode(ino))?;
+        point("a block of a map is read");
         let node = Node::<Bmbt>::view(&buf, geometry.v5).map_err(wrap)?;
         if node.level() != level {
             let problem = FormatError::mismatch(Bmbt::NAME, "level", node.level().into(), level.into());

@@ -252,6 +252,8 @@ impl MetaBuf {
             }
             Change::Stale => {
                 state.stale = true;
+                // What lies there on the device is of nobody any more, whoever is reading it.
+                self.writes.fetch_add(1, Ordering::AcqRel);
                 state.unwritten = false;
                 state.dirty.clear();
                 drop(state);

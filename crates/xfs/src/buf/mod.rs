@@ -17,6 +17,7 @@ pub(crate) use spare::{copy_of, keep};
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
+use crate::interleave::point;
 use blockdev::{AlignedBuf, BlockDevice};
 use fileio::lockstat::LockClass;
 use smallvec::SmallVec;
@@ -166,12 +167,16 @@ impl BufCache {
             let writes = self.writes();
             let bytes = self.load(pieces, len)?;
             // Another thread may have read the same place, changed it, written it back and forgotten it while we
-            // read: then what we have is old. Nobody can have, if nothing was written.
-            if self.writes() != writes && self.cached(&key, pieces).is_none_or(|cached| cached.is_stale()) {
+            // read, or verify: then what we have is old. Nobody can have, if nothing was written.
+            let is_newest = || self.writes() == writes;
+            if !is_newest() && self.cached(&key, pieces).is_none_or(|cached| cached.is_stale()) {
                 continue;
             }
             self.verify(&bytes, first.daddr, verifier)?;
-            return Ok(self.enter(key, pieces, Arc::from(&*bytes), verifier));
+            point("a buffer is read");
+            if let Some(kept) = self.enter(key, pieces, Arc::from(&*bytes), verifier, is_newest) {
+                return Ok(kept);
+            }
         }
     }
 
@@ -188,8 +193,9 @@ impl BufCache {
         match self.cached(&key, pieces) {
             Some(cached) => Ok(cached),
             None => {
-                let bytes = vec![0; usize::try_from(len).unwrap_or(0)];
-                Ok(self.enter(key, pieces, Arc::from(bytes), verifier))
+                let bytes = Arc::<[u8]>::from(vec![0; usize::try_from(len).unwrap_or(0)]);
+                let kept = self.enter(key, pieces, Arc::clone(&bytes), verifier, || true);
+                Ok(kept.unwrap_or_else(|| Arc::new(MetaBuf::new(pieces, bytes, verifier, &self.writes))))
             }
         }
     }
@@ -211,14 +217,16 @@ impl BufCache {
 
     /// Puts a buffer in, unless another thread was faster; gives the one that stays. Where a transaction is about to
     /// make the place's next content, or the log does not say yet that the last one is gone, what was read stays
-    /// outside, for this reader alone: no transaction may change it ([`MetaBuf::is_found`]).
+    /// outside, for this reader alone: no transaction may change it ([`MetaBuf::is_found`]). `None`: nothing is there, and
+    /// what was read is old.
     fn enter(
         &self,
         key: (u64, u64),
         pieces: &[Piece],
         bytes: Arc<[u8]>,
         verifier: &'static Verifier,
-    ) -> Arc<MetaBuf> {
+        is_newest: impl FnOnce() -> bool,
+    ) -> Option<Arc<MetaBuf>> {
         let made = Arc::new(MetaBuf::new(pieces, bytes, verifier, &self.writes));
         let weight = key.1 + OVERHEAD_BYTES;
         // What is stale, or made of other pieces, is of blocks that were freed since.
@@ -227,12 +235,12 @@ impl BufCache {
             let owned = if is_old(old) && !old.is_stale_and_pinned() { old.try_own() } else { None };
             owned.map(|_owned| old.displace()).is_some()
         };
-        let kept = self.cache.get_or_replace(key, Arc::clone(&made), weight, replaceable);
+        let kept = self.cache.get_or_replace(key, Arc::clone(&made), weight, replaceable, is_newest)?;
         if !is_old(&kept) {
-            return kept;
+            return Some(kept);
         }
         made.displace();
-        made
+        Some(made)
     }
 
     /// Bytes that the cache holds now.
@@ -297,6 +305,25 @@ mod tests {
         drop(owned);
         let read = cache.read_handle(&[piece], &RAW).expect("read");
         assert!(read.is_found() && !freed.is_found(), "nobody makes anything of it any more");
+    }
+
+    /// Between the look whether anything was written and its entry into the cache, a buffer that was read could be read by
+    /// another thread, changed, written back and forgotten: the old version came back to stay.
+    #[cfg(not(shuttle))]
+    #[test]
+    fn what_was_changed_and_forgotten_while_it_was_read_is_read_again() {
+        let device = Arc::new(blockdev::MemoryDevice::anonymous(1 << 20).expect("a device"));
+        let piece = Piece { daddr: DiskAddr(8), len: 4096 };
+        let cache =
+            BufCache::new(Arc::clone(&device) as Arc<dyn BlockDevice>, &geometry(true, 12, 0), 1 << 20);
+        let writes = Arc::clone(&cache.writes);
+        crate::interleave::at("a buffer is read", move || {
+            // As another thread's write-back ends.
+            device.write(4096, &[7; 4096], blockdev::Durability::Volatile).expect("written");
+            writes.fetch_add(1, Ordering::AcqRel);
+        });
+        let read = cache.read_handle(&[piece], &RAW).expect("read");
+        assert_eq!(read.snapshot().0[..8], [7; 8]);
     }
 
     #[test]

@@ -15,10 +15,11 @@ pub use pick::Inodes;
 pub use shape::InodeShape;
 
 use crate::btree::Cursor;
-use crate::buf::{Buf, BufCache, Piece};
+use crate::buf::{Buf, BufCache, Owned, Piece};
 use crate::error::{Error, Result};
 use crate::group::Groups;
 use std::ops::ControlFlow;
+use xfs_format::ag::{AGI, AgHeader};
 use xfs_format::btree::Inobt;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
@@ -28,6 +29,9 @@ use xfs_format::verify::{Verifier, VerifyContext};
 
 /// Devices read no smaller unit than this, and clusters are multiples of it.
 const MAX_DEVICE_SECTOR: u64 = 4096;
+
+/// Chunks that are looked at while the group is kept still.
+const CHUNKS_AT_ONCE: usize = 64;
 
 /// Inodes are checked one by one: a cluster may reach into a sparse hole, where there are none.
 pub(crate) static CLUSTER: Verifier = Verifier { name: "inode cluster", check: check_cluster };
@@ -82,21 +86,28 @@ impl InodeSource<'_> {
         self.place(ag, inode, inode)
     }
 
+    /// Keeps transactions off the inode trees of a group: whoever changes them has its AGI locked. The caller has no group
+    /// header or other buffer locked.
+    pub(crate) fn keep_still(&self, ag: AgNumber) -> Result<Owned> {
+        let daddr = AgHeader::Agi.daddr(self.geometry, ag);
+        let piece = Piece { daddr, len: self.geometry.sector_size.into() };
+        loop {
+            let agi = self.bufs.read_handle(&[piece], &AGI)?;
+            let owned = agi.own();
+            if agi.is_found() {
+                return Ok(owned);
+            }
+        }
+    }
+
     /// Calls `each` with the number of every inode in use, in order, until it breaks.
     pub fn for_each(&self, each: &mut dyn FnMut(InodeNumber) -> ControlFlow<()>) -> Result<()> {
         for ag in (0..self.geometry.ag_count).map(AgNumber) {
-            let root = self.groups.inodes(self.bufs, self.geometry, ag)?.inobt;
-            let mut cursor = Cursor::<Inobt>::seek(self.bufs, self.geometry, ag, root, None)?;
-            let mut free_from = 0;
-            while let Some(record) = cursor.next_record()? {
-                let wrap = |problem| Error::Corrupt { daddr: None, inode: None, problem };
-                let chunk = record.chunk(self.geometry.sparse_inodes).map_err(wrap)?;
-                if u64::from(chunk.start.0) < free_from {
-                    let problem = FormatError::value("inode chunk record", "overlap", chunk.start.0.into());
-                    return Err(wrap(problem));
-                }
-                free_from = u64::from(chunk.start.0) + u64::from(INODES_PER_CHUNK);
-                for inode in chunk.inodes_in_use() {
+            let mut from = Some(AgInode(0));
+            while let Some(first) = from {
+                let chunks;
+                (chunks, from) = self.chunks_from(ag, first)?;
+                for inode in chunks.into_iter().flat_map(InodeChunk::inodes_in_use) {
                     if each(self.geometry.join_inode(ag, inode)).is_break() {
                         return Ok(());
                     }
@@ -104,6 +115,31 @@ impl InodeSource<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Some chunks of a group, from an inode on, as they are at one moment, and where to go on.
+    fn chunks_from(&self, ag: AgNumber, first: AgInode) -> Result<(Vec<InodeChunk>, Option<AgInode>)> {
+        let _still = self.keep_still(ag)?;
+        let root = self.groups.inodes(self.bufs, self.geometry, ag)?.inobt;
+        let mut cursor = Cursor::<Inobt>::seek(self.bufs, self.geometry, ag, root, Some(first.0))?;
+        let (mut chunks, mut free_from) = (Vec::new(), 0);
+        while let Some(record) = cursor.next_record()? {
+            let wrap = |problem| Error::Corrupt { daddr: None, inode: None, problem };
+            let chunk = record.chunk(self.geometry.sparse_inodes).map_err(wrap)?;
+            if u64::from(chunk.start.0) < free_from {
+                let problem = FormatError::value("inode chunk record", "overlap", chunk.start.0.into());
+                return Err(wrap(problem));
+            }
+            free_from = u64::from(chunk.start.0) + u64::from(INODES_PER_CHUNK);
+            // The first one found may lie before what was asked for.
+            if chunk.start >= first {
+                chunks.push(chunk);
+            }
+            if chunks.len() == CHUNKS_AT_ONCE {
+                return Ok((chunks, u32::try_from(free_from).ok().map(AgInode)));
+            }
+        }
+        Ok((chunks, None))
     }
 
     /// The chunk that `inode` would belong to: the last one that begins at or before it.

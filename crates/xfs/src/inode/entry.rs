@@ -163,9 +163,9 @@ impl InodeEntry {
         INODE.lock_by(&self.users, Mode::Shared, attempt, block)
     }
 
-    /// Keeps the file of this life from being freed when it loses its last name. `false`: it is gone, or going.
-    pub(crate) fn open(&self, life: Life) -> bool {
-        let _shared = self.share();
+    /// Keeps the file of this life from being freed when it loses its last name. `false`: it is gone, or going. The caller
+    /// keeps changes off.
+    pub(crate) fn open(&self, life: Life, _shared: &InodeShared) -> bool {
         let inode = self.peek();
         let exists = inode.life() == life && !inode.is_free() && !self.is_ending(&inode);
         if exists {

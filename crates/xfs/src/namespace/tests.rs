@@ -256,3 +256,65 @@ fn a_rename_looks_again_at_what_became_a_directory() {
     drop((outer, inner));
     Rc::into_inner(site).unwrap().ends_well();
 }
+
+/// A map was loaded with no lock, while a transaction changed the blocks that it lies in: the file was called damaged.
+#[test]
+fn a_map_is_loaded_while_nobody_changes_it() {
+    let site = Site::new();
+    site.fragmented(b"a");
+    site.volume.close().unwrap();
+    let Site { device, volume, root } = site;
+    drop((volume, root));
+    let site = Site::open(device);
+    let file = site.volume.handle(site.lookup(&site.root, b"a").unwrap()).unwrap();
+    let (known, seen) = (file.clone(), Rc::new(Cell::new(false)));
+    let came = Rc::clone(&seen);
+    at("a block of a map is read", move || came.set(known.entry().try_lock().is_none()));
+    drop(site.volume.open_file(&file).unwrap());
+    assert!(seen.get(), "the inode is locked meanwhile");
+    drop(file);
+    site.ends_well();
+}
+
+/// The tree of inodes is read as it changes, so that an inode may be missed on the way: that it is not there is found out
+/// while nobody changes the tree.
+#[test]
+fn that_an_inode_is_missing_is_found_out_of_a_still_tree() {
+    let site = Rc::new(Site::new());
+    let ino = site.create(b"a").ino();
+    site.remove(b"a");
+    site.volume.forget_inode(ino);
+    let inside = Rc::clone(&site);
+    at("an inode is read", move || assert_eq!(inside.create(b"b").ino(), ino, "or nothing is tested"));
+    let found = site.volume.handle(ino).unwrap();
+    assert_eq!(found.current().unwrap().nlink(), 1);
+    assert!(matches!(site.volume.handle(InodeNumber(ino.0 + 1)), Err(Error::NoSuchInode(_))));
+    drop(found);
+    Rc::into_inner(site).unwrap().ends_well();
+}
+
+/// An inode was read, then removed with its whole chunk, and forgotten; what had been read went into the cache, as a file
+/// that was there, with blocks that were free.
+#[test]
+fn an_inode_that_was_freed_while_it_was_read_is_not_there() {
+    let site = Rc::new(Site::new());
+    let chunk = |ino: InodeNumber| ino.0 / 64;
+    let mut names = (0..).map(|nth| format!("f{nth}"));
+    let (name, ino) = names
+        .by_ref()
+        .map(|name| (site.create(name.as_bytes()).ino(), name))
+        .find_map(|(ino, name)| (chunk(ino) != chunk(site.root.ino())).then_some((name, ino)))
+        .unwrap();
+    site.volume.sync().unwrap();
+    site.volume.write_side().unwrap().journal.quiesce().unwrap();
+    site.volume.forget_inode(ino);
+    let inside = Rc::clone(&site);
+    at("an inode is read", move || {
+        inside.remove(name.as_bytes());
+        inside.volume.sync().unwrap();
+        inside.volume.forget_inode(ino);
+    });
+    let found = site.volume.handle(ino).map(|found| found.current());
+    assert!(matches!(found, Err(Error::NoSuchInode(_))), "{:?}", found.map(|found| found.map(|_| ())));
+    Rc::into_inner(site).unwrap().ends_well();
+}
