@@ -15,6 +15,7 @@ mod durable;
 pub mod fault;
 mod generator;
 pub(crate) mod geometry;
+mod going;
 mod growth;
 mod half_set;
 pub(crate) mod judge;
@@ -41,6 +42,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 use target::{EngineTarget, MountedTarget, Target};
 use tempfile::TempDir;
+
+/// What is done to files that others remove meanwhile, behind each leg.
+const GOING_OPS: u64 = 400;
 
 /// How histories' content is hashed.
 const HASH: Hash = Hash::Blake3;
@@ -199,6 +203,10 @@ impl History {
             Who::Uxfs => {
                 let target = EngineTarget::open(&self.image())?;
                 self.leg(&target, source)?;
+                if !self.geometry.tight {
+                    // What it leaves is nothing, for any judge.
+                    going::run(target.volume(), self.seed, GOING_OPS).context("files that go")?;
+                }
                 target.close()
             }
         }

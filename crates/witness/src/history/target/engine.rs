@@ -50,6 +50,11 @@ impl EngineTarget {
         Ok(Self { volume: Volume::open_device(device, &options)? })
     }
 
+    /// The volume.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
     /// Bytes that the volume's log has.
     pub fn log_bytes(&self) -> Result<u64> {
         let info = self.volume.info()?;
