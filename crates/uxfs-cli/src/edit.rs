@@ -91,6 +91,14 @@ pub fn existing(volume: &Volume, location: &Location, follow: bool) -> Result<Op
     }
 }
 
+/// Takes from a file what it may do beyond the rights of who runs it, as the kernel does where owner or content change.
+pub fn drop_capabilities(node: &Node) -> uxfs::Result<()> {
+    match node.remove_xattr(b"security.capability") {
+        Err(error) if error.kind() == ErrorKind::NoAttribute => Ok(()),
+        done => done,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::split;

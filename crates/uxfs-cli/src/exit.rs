@@ -27,7 +27,8 @@ Exit codes:
  10  the volume, or what in it should grow, has no room for it
  11  interrupted; what is done is whole, and the volume was closed
  12  the file shares blocks with others, which can be neither changed nor freed yet; it is as it was
- 13  a limit that was given would be passed (--max-size, --max-files, --max-depth)";
+ 13  a limit that was given would be passed (--max-size, --max-files, --max-depth)
+ 14  not permitted: what would change is immutable or append-only";
 
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +62,8 @@ pub enum Exit {
     Shared = 12,
     /// A limit that was given would be passed.
     Limit = 13,
+    /// What would change is immutable or append-only.
+    Protected = 14,
 }
 
 impl From<Exit> for ExitCode {
@@ -131,11 +134,12 @@ impl From<uxfs::ErrorKind> for Exit {
             | K::InvalidPath
             | K::NoAttribute => Self::NotFound,
             K::NotXfs | K::Unsupported | K::SectorSize | K::NotAllocated | K::ReadOnly => Self::Unsupported,
-            K::Truncated | K::Damaged => Self::Damaged,
+            K::Truncated | K::Damaged | K::ShutDownByDamage => Self::Damaged,
             K::DirtyLog => Self::DirtyLog,
             K::Shared => Self::Shared,
             K::Locked => Self::Locked,
             K::AlreadyExists | K::NotEmpty => Self::AlreadyExists,
+            K::Protected => Self::Protected,
             K::NoSpace | K::TooLarge | K::TooManyExtents | K::LogTooSmall | K::TooManyLinks => Self::NoSpace,
             K::InvalidInput | K::IntoItself => Self::Usage,
             _ => Self::Io,
@@ -175,6 +179,7 @@ mod tests {
             (Exit::Interrupted, 11),
             (Exit::Shared, 12),
             (Exit::Limit, 13),
+            (Exit::Protected, 14),
         ] {
             assert_eq!(exit as u8, code);
             assert!(HELP.contains(&format!("\n{code:>3}  ")), "{code} is not in the help");

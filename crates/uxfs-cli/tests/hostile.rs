@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::forge::{Forged, REGULAR};
-use common::{scratch, uxfs_ok};
+use common::forge::{Forged, REGULAR, extent};
+use common::{scratch, uxfs_fails, uxfs_ok};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -139,4 +139,33 @@ fn a_signal_ends_a_verb_whose_output_nobody_takes() {
         drop(output);
         assert_eq!(ended.status.code(), Some(11), "{verb:?}");
     }
+}
+
+/// What is met in the middle of a change is damage as well, and says so with the code that is promised for it.
+#[test]
+fn damage_has_its_exit_code_wherever_it_is_met() {
+    let tree = scratch();
+    std::fs::create_dir(tree.path().join("d")).unwrap();
+    for name in ["d/one", "d/two", "three"] {
+        std::fs::write(tree.path().join(name), vec![1; 4096]).unwrap();
+    }
+    let image = Forged::of("16M", tree.path());
+    // Blocks that are free: found out when they are to be freed, in the second transaction.
+    for name in ["/d/one", "/d/two", "/three"] {
+        let ino = image.ino(name);
+        image.inode(ino, |inode| inode[176..192].copy_from_slice(&extent(0, 3000, 1)));
+    }
+    let before = std::fs::read(&image.path).unwrap();
+    for (verb, path) in [(&["rm"][..], "/three"), (&["rm", "-r"], "/d"), (&["truncate", "-s", "0"], "/three")]
+    {
+        std::fs::write(&image.path, &before).unwrap();
+        let path = image.at(path);
+        let mut args: Vec<&dyn AsRef<OsStr>> = verb.iter().map(|arg| arg as &dyn AsRef<OsStr>).collect();
+        args.push(&path);
+        let output = ended(start(&args));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(5), "{verb:?}: {said}");
+        assert!(said.contains("damage"), "{verb:?}: {said}");
+    }
+    uxfs_fails(&[&"rm", &image.at("/d/nothing")], 3, "no such file");
 }

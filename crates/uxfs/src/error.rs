@@ -5,6 +5,7 @@
 
 use crate::names;
 use std::fmt;
+use xfs::log::ShutdownReason;
 use xfs::namespace::NameProblem;
 
 /// What the library's calls give.
@@ -63,6 +64,8 @@ pub enum ErrorKind {
     IntoItself,
     /// It belongs to another project's tree.
     OtherProject,
+    /// It is immutable or append-only, which forbids this to everyone.
+    Protected,
     /// The volume has no room for it.
     NoSpace,
     /// The file, or an attribute, would become larger than the format allows.
@@ -75,6 +78,8 @@ pub enum ErrorKind {
     ShutDown,
     /// Requests are still under way that would have to be over first.
     Busy,
+    /// The volume was shut down as damage was met in the middle of a change.
+    ShutDownByDamage,
     /// An argument is out of range.
     InvalidInput,
     /// The device, or the host behind it, failed.
@@ -146,11 +151,13 @@ impl From<xfs::Error> for Error {
             xfs::Error::WrongType { .. } => ErrorKind::WrongType,
             xfs::Error::ReadOnly(_) => ErrorKind::ReadOnly,
             xfs::Error::Mkfs(_) | xfs::Error::ExtentSize { .. } => ErrorKind::InvalidInput,
+            xfs::Error::Protected { .. } => ErrorKind::Protected,
             xfs::Error::NoSpace => ErrorKind::NoSpace,
             xfs::Error::Shared(_) => ErrorKind::Shared,
             xfs::Error::FileTooLarge(_) => ErrorKind::TooLarge,
             xfs::Error::TooManyExtents { .. } => ErrorKind::TooManyExtents,
             xfs::Error::LogTooSmall { .. } => ErrorKind::LogTooSmall,
+            xfs::Error::Shutdown(ShutdownReason::Corruption) => ErrorKind::ShutDownByDamage,
             xfs::Error::ShutDown | xfs::Error::Shutdown(_) => ErrorKind::ShutDown,
             xfs::Error::Name(problem) => name_kind(*problem),
             _ => ErrorKind::Io,
@@ -212,9 +219,11 @@ impl From<Error> for std::io::Error {
             | ErrorKind::InvalidPath
             | ErrorKind::InvalidInput
             | ErrorKind::NotAllocated => Host::InvalidInput,
-            ErrorKind::NotXfs | ErrorKind::Truncated | ErrorKind::Damaged | ErrorKind::DirtyLog => {
-                Host::InvalidData
-            }
+            ErrorKind::NotXfs
+            | ErrorKind::Truncated
+            | ErrorKind::Damaged
+            | ErrorKind::ShutDownByDamage
+            | ErrorKind::DirtyLog => Host::InvalidData,
             ErrorKind::Unsupported | ErrorKind::SectorSize | ErrorKind::Shared | ErrorKind::LogTooSmall => {
                 Host::Unsupported
             }
@@ -222,6 +231,7 @@ impl From<Error> for std::io::Error {
             ErrorKind::TooManyLinks => Host::TooManyLinks,
             ErrorKind::IntoItself => Host::InvalidInput,
             ErrorKind::OtherProject => Host::CrossesDevices,
+            ErrorKind::Protected => Host::PermissionDenied,
             ErrorKind::NoSpace => Host::StorageFull,
             ErrorKind::TooLarge | ErrorKind::TooManyExtents => Host::FileTooLarge,
             ErrorKind::Locked | ErrorKind::Busy => Host::ResourceBusy,

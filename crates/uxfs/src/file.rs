@@ -10,6 +10,7 @@ use rangelock::Mode;
 use std::ops::Range;
 use std::sync::Arc;
 use xfs::bmap::FileMap;
+use xfs::namespace::Protection;
 use xfs::volume::InodeEntry;
 use xfs_format::types::FileBlock;
 
@@ -19,6 +20,8 @@ use xfs_format::types::FileBlock;
 pub struct File {
     node: Node,
     data: Arc<Data>,
+    /// As it was when the file was opened, as the kernel has it.
+    protection: Option<Protection>,
 }
 
 impl std::fmt::Debug for File {
@@ -60,7 +63,8 @@ impl File {
         if !data.map().is_of(&node.handle) {
             return Err(xfs::Error::Stale(node.handle.ino()).into());
         }
-        Ok(Self { node, data })
+        let protection = node.inode()?.protection();
+        Ok(Self { node, data, protection })
     }
 
     /// The inode's place in memory. As long as the file is open, that is of no other file.
@@ -93,6 +97,7 @@ impl File {
     /// its own and were written before; otherwise nothing is written and the error says which.
     pub fn overwrite_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
+        self.check_unprotected()?;
         self.data.overwrite_at(offset, buf)?;
         Ok(())
     }
@@ -101,6 +106,7 @@ impl File {
     /// which then grows. Space is allocated as needed.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
+        self.check_may_write(offset)?;
         self.data.write_at(offset, buf)?;
         Ok(())
     }
@@ -110,6 +116,7 @@ impl File {
     /// Where `offset` is no whole block behind the end of the file, it is [`write_at`](Self::write_at).
     pub fn append_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
+        self.check_may_write(offset)?;
         self.data.append_at(offset, buf)?;
         Ok(())
     }
@@ -117,6 +124,7 @@ impl File {
     /// Cuts the file off at `size`, or lets it end there, with a hole behind its old end.
     pub fn set_len(&self, size: u64) -> Result<()> {
         self.check_writable()?;
+        self.check_unprotected()?;
         if size > FILE_END_MAX {
             return Err(self.too_large(size));
         }
@@ -153,6 +161,7 @@ impl File {
     /// Sets space aside for `range`, which reads as zeroes where nothing was before. The file grows to its end, unless
     /// `keep_size`.
     pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
+        self.check_may_write(u64::MAX)?;
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         let (held, grown) = self.hold_for(&range, keep_size)?;
@@ -164,6 +173,7 @@ impl File {
 
     /// Makes a hole of `range`: what it took is freed, and it reads as zeroes.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
+        self.check_unprotected()?;
         let range = self.checked(range)?;
         let _held = self.data.hold_blocks(&range);
         self.data.check_unshared(self.bytes_around(&range))?;
@@ -172,6 +182,7 @@ impl File {
 
     /// Makes `range` read as zeroes and keeps space set aside for it. The file grows to its end, unless `keep_size`.
     pub fn zero_range(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
+        self.check_unprotected()?;
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         let (held, grown) = self.hold_for(&range, keep_size)?;
@@ -216,6 +227,7 @@ impl File {
 
     /// Cuts `range`, whole blocks before the end of the file, out of it: what lies behind moves to the front.
     pub fn collapse_range(&self, range: Range<u64>) -> Result<()> {
+        self.check_unprotected()?;
         let range = self.whole_blocks(range)?;
         let _held = self.data.hold(range.start..u64::MAX, Mode::Exclusive);
         let size = self.size();
@@ -239,6 +251,7 @@ impl File {
 
     /// Puts a hole of whole blocks into the file: what lies at and behind its start moves back.
     pub fn insert_range(&self, range: Range<u64>) -> Result<()> {
+        self.check_unprotected()?;
         let range = self.whole_blocks(range)?;
         let _held = self.data.hold(range.start..u64::MAX, Mode::Exclusive);
         let size = self.size();
@@ -395,6 +408,23 @@ impl File {
             engine.drop_capabilities(&self.node.handle, self.node.volume.now())?;
         }
         Ok(())
+    }
+
+    /// Fails where the file was immutable or append-only when it was opened.
+    pub(crate) fn check_unprotected(&self) -> Result<()> {
+        match self.protection {
+            None => Ok(()),
+            Some(_) => Ok(self.node.inode().check_unprotected()?),
+        }
+    }
+
+    /// The same, but that a file that is append-only may grow.
+    fn check_may_write(&self, offset: u64) -> Result<()> {
+        match self.protection {
+            None => Ok(()),
+            Some(Protection::AppendOnly) if offset >= self.size() => Ok(()),
+            Some(_) => Ok(self.node.inode().check_unprotected()?),
+        }
     }
 
     fn seek(&self, offset: u64, want_data: bool) -> Result<Option<u64>> {

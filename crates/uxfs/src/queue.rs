@@ -54,6 +54,7 @@ impl Queue {
     /// [`File::overwrite_at`] needs.
     pub fn push_overwrite(&mut self, offset: u64, buf: AlignedBuf, tag: u64) -> Result<()> {
         self.file.check_writable()?;
+        self.file.check_unprotected()?;
         Ok(self.queue.push_write(offset, buf, tag)?)
     }
 

@@ -113,6 +113,14 @@ pub enum Error {
     /// A name cannot be made, changed or removed. Nothing was changed.
     #[error(transparent)]
     Name(crate::namespace::NameProblem),
+    /// The inode is immutable or append-only, which forbids this change to everyone. Nothing was changed.
+    #[error("inode {inode} is {how}: take the flag off first (chattr)")]
+    Protected {
+        /// The inode.
+        inode: InodeNumber,
+        /// `immutable` or `append-only`.
+        how: &'static str,
+    },
     /// The volume was shut down after an error: nothing more can be changed. What is in the log will be recovered.
     #[error("the volume was shut down after an error; close it and recover its log")]
     ShutDown,

@@ -65,10 +65,13 @@ pub fn run_owner(args: &OwnerArgs, global: &Global) -> Result<Exit> {
             // A program that runs as its owner must not come to run as another one.
             let ids = if of.permissions() & 0o010 != 0 { 0o6000 } else { 0o4000 };
             let cleared = of.permissions() & !ids;
+            if !of.is_dir() {
+                edit::drop_capabilities(node)?;
+            }
             node.change(&Changes {
                 uid: args.owner.uid,
                 gid: args.owner.gid,
-                permissions: (of.is_file() && cleared != of.permissions()).then_some(cleared),
+                permissions: (!of.is_dir() && cleared != of.permissions()).then_some(cleared),
                 ..Changes::default()
             })
         })

@@ -67,15 +67,16 @@ fn parents(args: &Args, volume: &Volume, location: &Location, umask: u16) -> Res
 
 /// Makes one. Those above the one that was asked for can be entered and filled by their owner, whatever the umask.
 fn make(args: &Args, dir: &Dir, name: &[u8], last: bool, umask: u16) -> uxfs::Result<Node> {
-    let permissions = match &args.mode {
-        Some(mode) if last => mode.apply(0o777, true, umask),
-        _ if last => 0o777 & !umask,
-        _ => 0o777 & !umask | 0o300,
+    // A mode that was given is that; otherwise what the directory hands down has its say, and the umask has one where
+    // it hands down nothing.
+    let (permissions, umask) = match &args.mode {
+        Some(mode) if last => (mode.apply(0o777, true, umask), 0),
+        _ if last => (0o777, umask),
+        _ => (0o777, umask & !0o300),
     };
     let new = NewNode {
-        // A mode that was given is that; otherwise what the directory hands down has its say.
         permissions,
-        umask: 0,
+        umask,
         uid: args.owner.uid.unwrap_or_default(),
         gid: args.owner.gid.unwrap_or_default(),
         ..NewNode::default()

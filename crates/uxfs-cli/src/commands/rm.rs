@@ -218,7 +218,7 @@ impl Removal<'_> {
 
     /// Says what could not be removed; a volume that takes no more changes ends it.
     fn said(&mut self, error: &uxfs::Error) -> Result<()> {
-        if matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::ReadOnly) {
+        if matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::ShutDownByDamage | ErrorKind::ReadOnly) {
             return Err(Failure::of_image(&self.location.image, error));
         }
         self.problems.at(&self.location.image, &self.path, error);

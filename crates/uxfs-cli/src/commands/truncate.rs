@@ -63,6 +63,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
             NewSize::More(more) => file.size().saturating_add(more),
             NewSize::Less(less) => file.size().saturating_sub(less),
         };
-        file.set_len(size).map_err(failure)
+        file.set_len(size).map_err(failure)?;
+        edit::drop_capabilities(&node).map_err(failure)
     })
 }

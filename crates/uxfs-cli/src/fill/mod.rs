@@ -129,7 +129,10 @@ impl std::fmt::Display for Trouble {
 
 impl From<uxfs::Error> for Trouble {
     fn from(error: uxfs::Error) -> Self {
-        let ends = matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::ShutDown | ErrorKind::ReadOnly);
+        let ends = matches!(
+            error.kind(),
+            ErrorKind::NoSpace | ErrorKind::ShutDown | ErrorKind::ShutDownByDamage | ErrorKind::ReadOnly
+        );
         Self { exit: error.kind().into(), what: error.to_string(), ends }
     }
 }

@@ -88,3 +88,8 @@ impl Forged {
         });
     }
 }
+
+/// An extent record: where in the file, where on the volume, and how many blocks.
+pub fn extent(offset: u64, block: u64, count: u64) -> [u8; 16] {
+    (u128::from(offset) << 73 | u128::from(block) << 21 | u128::from(count)).to_be_bytes()
+}

@@ -51,6 +51,17 @@ pub struct Change {
     pub extent_size: Option<u32>,
 }
 
+impl Change {
+    /// Whether a file that is protected forbids it: what system calls set, but for the flags themselves.
+    fn is_of_protected(&self) -> bool {
+        let times = [self.atime, self.mtime, self.crtime, self.ctime];
+        self.permissions.is_some()
+            || self.uid.is_some()
+            || self.gid.is_some()
+            || times.iter().any(Option::is_some)
+    }
+}
+
 /// What to do with an extended attribute.
 #[derive(Clone, Copy, Debug)]
 pub enum XattrChange<'a> {
@@ -73,6 +84,9 @@ impl Volume {
         // A list that follows the permissions stays as long as it is: it needs no block that it does not give back.
         let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
         let ino = join(&mut trans, file)?;
+        if change.is_of_protected() {
+            trans.inode(ino).check_unprotected()?;
+        }
         if change.mtime.is_some() {
             // What was written over before this is older news.
             file.entry().overwritten().take();
@@ -113,6 +127,7 @@ impl Volume {
         let need = Need::new(self.geometry()).inodes(1).attr_fork().attr_change(1).steps(2);
         let mut trans = Trans::start(self, need.reservation())?;
         let ino = join(&mut trans, file)?;
+        trans.inode(ino).check_unprotected()?;
         if kind == AclKind::Default && !trans.inode(ino).is_dir() {
             return Err(NameProblem::NotDirectory.into());
         }
@@ -155,6 +170,7 @@ impl Volume {
         };
         let mut trans = Trans::start(self, reservation)?;
         let ino = join(&mut trans, file)?;
+        trans.inode(ino).check_unprotected()?;
         match change {
             XattrChange::Remove | XattrChange::Set(_, Put::Replace) if !trans.inode(ino).has_attrs() => {
                 return Err(NameProblem::NoAttribute.into());

@@ -93,6 +93,7 @@ impl Volume {
             if target.is_some() && trans.inode(dir.ino()).core().flags.contains(InodeFlags::NOSYMLINKS) {
                 return Err(NameProblem::NoSymlinks.into());
             }
+            trans.inode(dir.ino()).check_may_grow()?;
             if let Some(name) = name
                 && lookup(&mut trans, dir.ino(), name)?.is_some()
             {

@@ -35,6 +35,8 @@ impl Volume {
         if lookup(&mut trans, dir, name)?.is_some() {
             return Err(NameProblem::Exists.into());
         }
+        trans.inode(dir).check_may_grow()?;
+        trans.inode(ino).check_unprotected()?;
         check_project(trans.inode(dir), trans.inode(ino))?;
         if trans.inode(ino).nlink() == 0 {
             // What lost its last name never gets another: attributes and more may be on their way out.

@@ -18,6 +18,7 @@ mod create;
 mod inactive;
 mod link;
 mod locking;
+mod protection;
 mod remove;
 mod rename;
 #[cfg(all(test, not(shuttle)))]
@@ -25,6 +26,7 @@ mod tests;
 
 pub use attributes::{Change, XattrChange};
 pub use create::NewInode;
+pub use protection::Protection;
 pub use remove::Removal;
 pub use rename::RenameFlags;
 

@@ -1,6 +1,7 @@
 //! Names that go, and inodes that go with their last one.
 
 use super::locking::join_all;
+use super::protection::check_may_remove;
 use super::{NameProblem, add_links, check_directory, check_name, lookup, touch};
 use crate::dir::edit as dir_edit;
 use crate::error::{Error, Result};
@@ -48,6 +49,7 @@ impl Volume {
                     Some(_) => {}
                 }
             }
+            check_may_remove(trans.inode(dir.ino()), trans.inode(child.ino()))?;
             check_removable(&mut trans, child.ino(), what)?;
             dir_edit::remove(&mut TransFork::new(&mut trans, dir.ino(), ForkKind::Data), name)?;
             touch(&mut trans, dir.ino(), true, now);

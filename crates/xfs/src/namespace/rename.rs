@@ -1,6 +1,7 @@
 //! Names that move.
 
 use super::locking::join_all;
+use super::protection::check_may_remove;
 use super::remove::{check_removable, drop_name};
 use super::{
     NameProblem, Removal, add_links, check_directory, check_name, check_project, file_type, lookup, touch,
@@ -108,6 +109,11 @@ impl Volume {
             (Some(other), _) if other.ino() == ino => return Ok(Some(None)),
             // Of two that change places, the kernel asks the first alone.
             _ => check_project(trans.inode(dirs.1), trans.inode(ino))?,
+        }
+        check_may_remove(trans.inode(dirs.0), trans.inode(ino))?;
+        match &there {
+            Some(other) => check_may_remove(trans.inode(dirs.1), trans.inode(other.ino()))?,
+            None => trans.inode(dirs.1).check_may_grow()?,
         }
         let outcome = match (&there, how) {
             (Some(other), RenameFlags::Exchange) => {
