@@ -21,6 +21,9 @@ pub struct Global {
     /// Print JSON: one object, or one a line.
     #[arg(long, global = true)]
     pub json: bool,
+    /// Write names as they are, with all that a terminal would obey. Programs do better with --json, or find --print0.
+    #[arg(long, global = true)]
+    pub raw: bool,
     /// Say more about what is being done.
     #[arg(short, long, global = true)]
     pub verbose: bool,

@@ -1,7 +1,8 @@
 //! What goes to standard output: names, numbers, moments, JSON.
 //!
-//! A name is written as it is where standard output is no terminal, so that other programs get the very bytes;
-//! on a terminal, what the terminal would obey is escaped. In JSON a name is a string, and where it isn't UTF-8
+//! A name that has something that a terminal would obey is escaped, wherever it goes: sooner or later somebody looks at
+//! it. Others are written as they are where standard output is no terminal, so that programs get the very bytes; `--raw`
+//! does that for all. In JSON a name is a string, and where it isn't UTF-8
 //! its bytes stand beside it in hexadecimal.
 
 use crate::exit::Result;
@@ -17,6 +18,7 @@ pub type Object = Map<String, Value>;
 pub struct Output {
     out: BufWriter<Stdout>,
     terminal: bool,
+    raw: bool,
     json: bool,
 }
 
@@ -25,7 +27,7 @@ impl Output {
     pub fn new(global: &Global) -> Self {
         let stdout = std::io::stdout();
         let terminal = stdout.is_terminal();
-        Self { out: BufWriter::with_capacity(1 << 16, stdout), terminal, json: global.json }
+        Self { out: BufWriter::with_capacity(1 << 16, stdout), terminal, raw: global.raw, json: global.json }
     }
 
     /// Whether JSON is asked for.
@@ -35,7 +37,7 @@ impl Output {
 
     /// Writes a name or a path.
     pub fn name(&mut self, name: &[u8]) -> Result<()> {
-        if self.terminal {
+        if !self.raw && (self.terminal || !uxfs::is_plain(name)) {
             self.out.write_all(uxfs::printable(name).as_bytes())?;
         } else {
             self.out.write_all(name)?;
@@ -55,13 +57,31 @@ impl Output {
 
     /// Writes a JSON object as one line.
     pub fn object(&mut self, object: Object) -> Result<()> {
-        Ok(writeln!(self.out, "{}", Value::Object(object))?)
+        let text = Value::Object(object).to_string();
+        if self.raw || uxfs::is_plain(text.as_bytes()) {
+            return Ok(writeln!(self.out, "{text}")?);
+        }
+        Ok(writeln!(self.out, "{}", escape(&text))?)
     }
 
     /// Hands on what is in the buffer.
     pub fn finish(mut self) -> Result<()> {
         Ok(self.out.flush()?)
     }
+}
+
+/// JSON in which what a terminal would obey is written as numbers. It is in strings alone, where that means the same.
+fn escape(json: &str) -> String {
+    use std::fmt::Write as _;
+    json.chars().fold(String::with_capacity(json.len() + 16), |mut text, c| {
+        if uxfs::is_plain(c.encode_utf8(&mut [0; 4]).as_bytes()) {
+            text.push(c);
+        } else {
+            // All of them have four digits; writing to a string does not fail.
+            let _ = write!(text, "\\u{:04x}", u32::from(c));
+        }
+        text
+    })
 }
 
 /// Puts a name into a JSON object: `key`, and `key_bytes` where it isn't UTF-8.
@@ -227,6 +247,14 @@ mod tests {
             rfc3339(Timestamp { seconds: 16_299_260_424, nanoseconds: 1 }),
             "2486-07-02T20:20:24.000000001Z"
         );
+    }
+
+    #[test]
+    fn json_has_nothing_to_obey_and_means_the_same() {
+        let name = "a\u{9b}b\u{202e}c\u{7f}d\u{e9}";
+        let escaped = escape(&json!({ "name": name }).to_string());
+        assert_eq!(escaped, "{\"name\":\"a\\u009bb\\u202ec\\u007fd\u{e9}\"}");
+        assert_eq!(serde_json::from_str::<Value>(&escaped).unwrap()["name"], name);
     }
 
     #[test]

@@ -3,9 +3,11 @@
 //! Invariants: the way down is a list, not recursion, so that depth costs little memory and no stack; a directory
 //! is entered once in a walk, so that a damaged volume, whose directories form circles or are named twice, gives
 //! a failure instead of a walk without end; directories are read in parts, so that a large one costs no more
-//! memory than a small one; and every name is one that a file can have.
+//! memory than a small one; every name is one that a file can have; and of names that a directory has twice, the first
+//! alone is reported, so that nothing is written through a link that bears the name of a directory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
 use uxfs::{Dir, DirEntry, Entries, FileType, Node, Volume};
 
 /// Levels whose directories stay open; of deeper ones, the part that was read is dropped when the walk goes
@@ -13,6 +15,10 @@ use uxfs::{Dir, DirEntry, Entries, FileType, Node, Volume};
 const OPEN_LEVELS: usize = 32;
 /// A directory with more entries than this is not sorted.
 const SORTED_ENTRIES: usize = 1 << 14;
+
+/// Names of the directories on the way down that are remembered, by a hash each, to find those that come twice. Of
+/// larger directories the index is asked instead.
+const REMEMBERED_NAMES: usize = 1 << 20;
 
 /// In which order a directory's entries come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +72,9 @@ pub struct Walk {
     frames: Vec<Frame>,
     path: Vec<u8>,
     seen: InodeSet,
+    /// Names in all frames.
+    names: usize,
+    hash: RandomState,
 }
 
 /// A directory on the way down.
@@ -73,6 +82,8 @@ struct Frame {
     node: Node,
     listing: Listing,
     path_len: usize,
+    /// Its names so far, as far as they are remembered.
+    names: HashSet<u64>,
 }
 
 impl Walk {
@@ -86,6 +97,8 @@ impl Walk {
             frames: Vec::new(),
             path: path.to_vec(),
             seen: InodeSet::default(),
+            names: 0,
+            hash: RandomState::new(),
         }
     }
 
@@ -130,7 +143,10 @@ impl Walk {
         match frame.listing.next() {
             Some(Ok(entry)) => Some(self.report(entry)),
             Some(Err(error)) => Some(Step::Failed(error)),
-            None => self.frames.pop().map(|frame| Step::Leave(frame.node)),
+            None => self.frames.pop().map(|frame| {
+                self.names -= frame.names.len();
+                Step::Leave(frame.node)
+            }),
         }
     }
 
@@ -151,6 +167,11 @@ impl Walk {
         self.path.extend(&entry.name);
         if entry.name.is_empty() || entry.name.iter().any(|&byte| matches!(byte, 0 | b'/')) {
             return Step::Damaged("damaged: directory: a name that no file can have".to_owned());
+        }
+        match self.is_second(&entry) {
+            Ok(false) => {}
+            Ok(true) => return Step::Damaged("damaged: directory: a name that is there twice".to_owned()),
+            Err(error) => return Step::Failed(error),
         }
         if !entry.file_type.is_dir() {
             return Step::Leaf(Leaf { ino: entry.ino, file_type: entry.file_type, node: None });
@@ -173,6 +194,22 @@ impl Walk {
         Step::Enter(node)
     }
 
+    /// Whether the directory has had this name before.
+    fn is_second(&mut self, entry: &DirEntry) -> uxfs::Result<bool> {
+        let Some(frame) = self.frames.last_mut() else { return Ok(false) };
+        let hash = self.hash.hash_one(&entry.name);
+        if frame.names.contains(&hash) {
+            return Ok(true);
+        }
+        if self.names < REMEMBERED_NAMES {
+            self.names += 1;
+            frame.names.insert(hash);
+            return Ok(false);
+        }
+        let found = frame.listing.dir.lookup(&entry.name)?;
+        Ok(found.is_none_or(|found| found.ino() != entry.ino))
+    }
+
     fn push(&mut self, node: Node) -> uxfs::Result<()> {
         let dir = node.as_dir()?;
         if self.frames.len() >= OPEN_LEVELS
@@ -181,7 +218,7 @@ impl Walk {
             above.listing.park();
         }
         let listing = Listing::new(dir, self.order);
-        self.frames.push(Frame { node, listing, path_len: self.path.len() });
+        self.frames.push(Frame { node, listing, path_len: self.path.len(), names: HashSet::new() });
         Ok(())
     }
 }

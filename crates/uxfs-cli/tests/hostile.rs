@@ -169,3 +169,47 @@ fn damage_has_its_exit_code_wherever_it_is_met() {
     }
     uxfs_fails(&[&"rm", &image.at("/d/nothing")], 3, "no such file");
 }
+
+/// Names with what a terminal obeys: escapes of seven and of eight bits, and characters that turn the direction.
+#[test]
+fn names_are_escaped_wherever_they_are_written() {
+    let tree = scratch();
+    std::fs::write(tree.path().join("f"), "").unwrap();
+    std::fs::create_dir(tree.path().join("d")).unwrap();
+    let image = Forged::of("16M", tree.path());
+    let [root, d, f] = ["/", "/d", "/f"].map(|path| image.ino(path));
+    let names: [&[u8]; 5] =
+        [b"\x1b[31m", b"raw\x9b31m", "c1\u{9b}31m".as_bytes(), "\u{202e}gpj".as_bytes(), b"a\\b"];
+    let entries = names.map(|name| (name, REGULAR, f));
+    image.entries(d, root, &entries);
+    let obeyed =
+        |out: &[u8]| names[..4].iter().any(|name| out.windows(name.len()).any(|window| window == *name));
+    for verb in [
+        "ls",
+        "find",
+        "tree",
+        "ls --json",
+        "find --json",
+        "tree --json",
+        "ls -l",
+        "du -a",
+        "du -a --json",
+        "rm -rv",
+    ] {
+        let mut words = verb.split(' ');
+        let path = image.at(if verb.starts_with("rm") { "/d/../d" } else { "/d" });
+        let mut args: Vec<&dyn AsRef<OsStr>> = Vec::new();
+        let words: Vec<&str> = words.by_ref().collect();
+        args.extend(words.iter().map(|word| word as &dyn AsRef<OsStr>));
+        args.push(&path);
+        let output = ended(start(&args));
+        let all = [output.stdout, output.stderr].concat();
+        assert!(all.len() > 20, "{verb}");
+        assert!(!obeyed(&all), "{verb}: {}", String::from_utf8_lossy(&all).escape_debug());
+        if verb == "ls" {
+            assert!(String::from_utf8_lossy(&all).contains("a\\b\n"), "what is harmless is as it is");
+            let raw = uxfs_ok(&[&"ls", &"--raw", &path]);
+            assert!(names.iter().all(|name| raw.windows(name.len()).any(|window| window == *name)));
+        }
+    }
+}

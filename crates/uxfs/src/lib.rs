@@ -53,7 +53,7 @@ pub use fileio::Locking;
 pub use info::{FeatureSupport, VolumeInfo};
 pub use metadata::{DeviceNumber, FileType, Metadata, Timestamp};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs, mkfs_device, mkfs_filled};
-pub use names::{MAX_NAME, printable};
+pub use names::{MAX_NAME, is_plain, printable};
 pub use node::Node;
 pub use options::OpenOptions;
 pub use partitions::partition;

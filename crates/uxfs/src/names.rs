@@ -20,6 +20,15 @@ pub fn printable(name: &[u8]) -> String {
     out
 }
 
+/// Whether a name has nothing that a terminal obeys, or that makes it pass for another one: no control characters, of
+/// eight bits neither, and none that turns the direction of what follows. Other bytes that are not UTF-8 may be there.
+pub fn is_plain(name: &[u8]) -> bool {
+    name.utf8_chunks().all(|chunk| {
+        let plain = !chunk.valid().chars().any(|c| c.is_control() || is_invisible(c));
+        plain && !chunk.invalid().iter().any(|byte| matches!(byte, 0x80..=0x9f))
+    })
+}
+
 fn push_char(out: &mut String, c: char) {
     match c {
         '\n' => out.push_str("\\n"),
@@ -46,7 +55,19 @@ fn push_octal(out: &mut String, byte: u8) {
 
 #[cfg(test)]
 mod tests {
-    use super::printable;
+    use super::{is_plain, printable};
+
+    #[test]
+    fn plain_names_have_nothing_to_obey() {
+        for plain in [&b"name"[..], b"a b\\c", "r\u{e9}sum\u{e9}".as_bytes(), b"latin \xe9"] {
+            assert!(is_plain(plain));
+        }
+        for other in
+            [&b"\x1b[2J"[..], b"a\nb", b"a\x7f", b"\x9b31m", "\u{9b}31m".as_bytes(), "\u{202e}x".as_bytes()]
+        {
+            assert!(!is_plain(other));
+        }
+    }
 
     #[test]
     fn what_a_terminal_would_obey_is_escaped() {

@@ -4,6 +4,8 @@
 //! attributes, and the map of a sparse file (GNU's format 1.0, which GNU tar, bsdtar and Python unpack). Invariant:
 //! after an entry with content is begun, exactly as many bytes follow as its header promised, whatever happens.
 
+pub mod extra;
+pub mod names;
 pub mod pax;
 pub mod read;
 
@@ -61,7 +63,8 @@ impl SparseMap {
         text
     }
 
-    fn data_len(&self) -> u64 {
+    /// Bytes of data.
+    pub fn data_len(&self) -> u64 {
         self.runs.iter().map(|(_, len)| len).sum()
     }
 }
@@ -95,11 +98,12 @@ impl<W: Write> Archive<W> {
         header.set_gid(number(&mut records, "gid", of.gid.into(), OCTAL_7));
         header.set_mtime(moment(&mut records, "mtime", of.mtime));
         if let Kind::Sparse(sparse) = kind {
+            // The real name behind the other one: for some readers, the last counts.
+            text(&mut records, "path", &sparse_name(name), name_field(&mut header));
             records.add(b"GNU.sparse.major", b"1");
             records.add(b"GNU.sparse.minor", b"0");
             records.add(b"GNU.sparse.name", name);
             records.add(b"GNU.sparse.realsize", sparse.size.to_string().as_bytes());
-            text(&mut records, "path", &sparse_name(name), name_field(&mut header));
         } else {
             text(&mut records, "path", name, name_field(&mut header));
         }

@@ -57,21 +57,28 @@ fn xattr_key(name: &[u8]) -> Vec<u8> {
     key
 }
 
-/// A key and its value.
-pub type Record = (Vec<u8>, Vec<u8>);
+/// The records of an extended header: key and value of each, and a `None` where it is broken. A value may have any
+/// bytes, newlines too.
+pub fn records(mut bytes: &[u8]) -> impl Iterator<Item = Option<(&[u8], &[u8])>> {
+    std::iter::from_fn(move || {
+        if bytes.is_empty() || bytes.first() == Some(&0) {
+            return None;
+        }
+        let record = next_record(&mut bytes);
+        if record.is_none() {
+            bytes = &[];
+        }
+        Some(record)
+    })
+}
 
-/// The records of an extended header; `None` if it is broken. A value may have any bytes, newlines too.
-pub fn parse(mut bytes: &[u8]) -> Option<Vec<Record>> {
-    let mut records = Vec::new();
-    while !bytes.is_empty() && bytes.first() != Some(&0) {
-        let space = bytes.iter().take(20).position(|&byte| byte == b' ')?;
-        let len: usize = std::str::from_utf8(bytes.get(..space)?).ok()?.parse().ok()?;
-        let record = bytes.get(space + 1..len)?.strip_suffix(b"\n")?;
-        let equals = record.iter().position(|&byte| byte == b'=')?;
-        records.push((record.get(..equals)?.to_vec(), record.get(equals + 1..)?.to_vec()));
-        bytes = bytes.get(len..)?;
-    }
-    Some(records)
+fn next_record<'a>(bytes: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let space = bytes.iter().take(20).position(|&byte| byte == b' ')?;
+    let len: usize = std::str::from_utf8(bytes.get(..space)?).ok()?.parse().ok()?;
+    let record = bytes.get(space + 1..len)?.strip_suffix(b"\n")?;
+    let equals = record.iter().position(|&byte| byte == b'=')?;
+    *bytes = bytes.get(len..)?;
+    Some((record.get(..equals)?, record.get(equals + 1..)?))
 }
 
 /// A moment from its decimal number.
@@ -94,38 +101,8 @@ pub fn moment(value: &[u8]) -> Option<Timestamp> {
     })
 }
 
-/// Attributes among records, and how many of them could not be understood. A list that is there as text alone is
-/// brought into the form of Linux.
-pub fn xattrs(records: &[Record]) -> (Vec<Record>, u64) {
-    let mut xattrs: Vec<Record> = Vec::new();
-    let mut unknown: Vec<&[u8]> = Vec::new();
-    let mut put = |name: Vec<u8>, value: Vec<u8>| {
-        xattrs.retain(|(there, _)| *there != name);
-        xattrs.push((name, value));
-    };
-    for (key, value) in records {
-        let name: &[u8] = match &**key {
-            b"SCHILY.acl.access" => b"system.posix_acl_access",
-            b"SCHILY.acl.default" => b"system.posix_acl_default",
-            _ => continue,
-        };
-        match acl_of_text(value) {
-            Some(list) => put(name.to_vec(), list),
-            None => unknown.push(name),
-        }
-    }
-    for (key, value) in records {
-        if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-            put(xattr_name(name), value.clone());
-        }
-    }
-    // A list of names that have no number here may be there in numbers, as an attribute.
-    unknown.retain(|name| !xattrs.iter().any(|(there, _)| there == name));
-    (xattrs, unknown.len() as u64)
-}
-
 /// The name of an attribute from its key: the way back from [`xattr_key`].
-fn xattr_name(key: &[u8]) -> Vec<u8> {
+pub fn xattr_name(key: &[u8]) -> Vec<u8> {
     let mut name = Vec::with_capacity(key.len());
     let mut rest = key;
     while let Some((&byte, behind)) = rest.split_first() {
@@ -212,15 +189,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_that_is_there_as_an_attribute_is_not_lost() {
-        let text = (b"SCHILY.acl.access".to_vec(), b"user::rw-,user:somebody:r--,group::r--".to_vec());
-        let list = (b"SCHILY.xattr.system.posix_acl_access".to_vec(), vec![2, 0, 0, 0]);
-        assert_eq!(xattrs(std::slice::from_ref(&text)), (Vec::new(), 1));
-        let kept = vec![(b"system.posix_acl_access".to_vec(), vec![2, 0, 0, 0])];
-        assert_eq!(xattrs(&[text, list]), (kept, 0));
-    }
-
-    #[test]
     fn a_length_counts_itself() {
         for value_len in 0..1200 {
             let mut records = Records::default();
@@ -245,11 +213,12 @@ mod tests {
         let mut records = Records::default();
         records.add(b"path", b"a\nb=c");
         assert!(records.add_xattr(b"user.a=b%", b"\0\n\n"));
-        let parsed = parse(records.as_bytes()).unwrap();
-        assert_eq!(parsed[0], (b"path".to_vec(), b"a\nb=c".to_vec()));
-        assert_eq!(xattrs(&parsed), (vec![(b"user.a=b%".to_vec(), b"\0\n\n".to_vec())], 0));
+        let parsed: Vec<_> = super::records(records.as_bytes()).map(Option::unwrap).collect();
+        assert_eq!(parsed[0], (&b"path"[..], &b"a\nb=c"[..]));
+        assert_eq!(parsed[1], (&b"SCHILY.xattr.user.a%3Db%25"[..], &b"\0\n\n"[..]));
+        assert_eq!(xattr_name(b"user.a%3Db%25"), b"user.a=b%");
         for broken in [&b"9 a=b\n"[..], b"x a=b\n", b"6 a=b ", b"99999999999999999999 a=b\n", b"1 "] {
-            assert_eq!(parse(broken), None);
+            assert_eq!(super::records(broken).collect::<Vec<_>>(), [None]);
         }
     }
 

@@ -1,9 +1,9 @@
 //! Reading an archive: POSIX (PAX), GNU, or the plain old one.
 //!
-//! Invariants: nothing is taken from a header whose checksum is wrong; what an archive claims of sizes costs no more
-//! memory than [`MAX_TEXT`]; an entry's content is read to its end before the next header, whoever used it or not.
+//! Invariants: nothing is taken from a header whose checksum is wrong; what an archive claims costs no more
+//! memory than the limits of [`extra`](super::extra) and [`MAX_RUNS`]; an entry's content is read to its end before the next header, whoever used it or not.
 
-use super::pax;
+use super::extra::{Extra, Global};
 use crate::exit::{Exit, Failure, Result};
 use crate::interrupt;
 use std::io::Read;
@@ -11,9 +11,12 @@ use tar::{EntryType, Header};
 use uxfs::{Special, Timestamp};
 
 const BLOCK: u64 = 512;
-/// Bytes that extended headers and long names of one entry may have, and runs that a sparse file may have.
-const MAX_TEXT: u64 = 16 << 20;
-const MAX_RUNS: usize = 1 << 20;
+/// The name of an archive, which is no file.
+const VOLUME_LABEL: u8 = b'V';
+/// A directory of an incremental archive; what was in it is its content.
+const LISTED_DIRECTORY: u8 = b'D';
+/// Runs that a sparse file may have.
+pub const MAX_RUNS: usize = 1 << 20;
 
 /// What an entry stands for.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,62 +68,43 @@ pub struct Reader<R: Read> {
     /// Bytes of the current entry's content that were not read, and of the padding behind it.
     left: u64,
     padding: u64,
-    /// Records for all entries that follow.
-    global: Vec<pax::Record>,
-}
-
-/// What extended headers say of the next entry.
-#[derive(Default)]
-struct Extra {
-    records: Vec<pax::Record>,
-    name: Option<Vec<u8>>,
-    link: Option<Vec<u8>>,
-}
-
-impl Extra {
-    fn get(&self, key: &str) -> Option<&[u8]> {
-        // The last one counts.
-        self.records.iter().rev().find(|(found, _)| found == key.as_bytes()).map(|(_, value)| &**value)
-    }
-
-    fn number(&self, key: &str) -> Result<Option<u64>> {
-        let number = |value: &[u8]| std::str::from_utf8(value).ok()?.parse().ok();
-        self.get(key)
-            .map(|value| number(value).ok_or_else(|| bad(format!("{key} is not a number"))))
-            .transpose()
-    }
-
-    fn moment(&self, key: &str) -> Option<Timestamp> {
-        self.get(key).and_then(pax::moment)
-    }
+    /// What is said of all entries that follow.
+    global: Global,
 }
 
 impl<R: Read> Reader<R> {
     /// Reads from the start of an archive.
     pub fn new(input: R) -> Self {
-        Self { input, left: 0, padding: 0, global: Vec::new() }
+        Self { input, left: 0, padding: 0, global: Global::default() }
     }
 
     /// The next entry, or `None` at the end.
     pub fn next(&mut self) -> Result<Option<Entry>> {
-        let mut extra = Extra { records: self.global.clone(), ..Extra::default() };
+        let mut extra = Extra::default();
         loop {
             self.skip()?;
             let Some(header) = self.header()? else { return Ok(None) };
-            let size = header.entry_size().map_err(|error| bad(error.to_string()))?;
             let kind = header.entry_type();
-            if kind.is_pax_local_extensions() || kind.is_pax_global_extensions() {
-                let records = pax::parse(&self.text(size)?).ok_or_else(|| bad("a broken extended header"))?;
-                if kind.is_pax_global_extensions() {
-                    self.global.extend(records.iter().cloned());
-                }
-                extra.records.extend(records);
+            if kind.as_byte() == VOLUME_LABEL {
+                // It has no size, in a field that is empty.
+                continue;
+            }
+            let size = header.entry_size().map_err(|error| bad(error.to_string()))?;
+            if kind.is_pax_global_extensions() {
+                Global::check_size(size)?;
+                let text = self.text(size)?;
+                self.global.add(&text)?;
+            } else if kind.is_pax_local_extensions() {
+                extra.take(size)?;
+                extra.add(&self.text(size)?)?;
             } else if kind.is_gnu_longname() {
+                extra.take(size)?;
                 extra.name = Some(until_nul(self.text(size)?));
             } else if kind.is_gnu_longlink() {
+                extra.take(size)?;
                 extra.link = Some(until_nul(self.text(size)?));
             } else {
-                return self.entry(&header, size, &extra).map(Some);
+                return self.entry(&header, size, extra).map(Some);
             }
         }
     }
@@ -182,11 +166,8 @@ impl<R: Read> Reader<R> {
         Ok(Some(header))
     }
 
-    /// All of an extended header.
+    /// All of an extended header, which is not too long.
     fn text(&mut self, size: u64) -> Result<Vec<u8>> {
-        if size > MAX_TEXT {
-            return Err(bad(format!("an extended header of {size} bytes")));
-        }
         self.begin(size);
         let mut text = vec![0; size as usize];
         self.read(&mut text)?;
@@ -198,19 +179,21 @@ impl<R: Read> Reader<R> {
         self.padding = (BLOCK - size % BLOCK) % BLOCK;
     }
 
-    fn entry(&mut self, header: &Header, size: u64, extra: &Extra) -> Result<Entry> {
+    fn entry(&mut self, header: &Header, size: u64, mut extra: Extra) -> Result<Entry> {
         let wrong = |error: std::io::Error| bad(error.to_string());
+        let (xattrs, lost_xattrs) = extra.take_xattrs()?;
         let id = |key, field: u64| {
-            let id = extra.number(key)?.unwrap_or(field);
+            let id = extra.number(&self.global, key)?.unwrap_or(field);
             u32::try_from(id).map_err(|_| bad(format!("{key} {id}: no system has that")))
         };
-        let name = [extra.get("GNU.sparse.name"), extra.get("path"), extra.name.as_deref()];
+        let get = |key| extra.get(&self.global, key);
+        let name = [get("GNU.sparse.name"), get("path"), extra.name.as_deref()];
         let name = name
             .into_iter()
             .flatten()
             .next()
             .map_or_else(|| header.path_bytes().into_owned(), <[u8]>::to_vec);
-        let link = [extra.get("linkpath"), extra.link.as_deref()].into_iter().flatten().next();
+        let link = [get("linkpath"), extra.link.as_deref()].into_iter().flatten().next();
         let link = || match link {
             Some(link) => link.to_vec(),
             None => header.link_name_bytes().map(std::borrow::Cow::into_owned).unwrap_or_default(),
@@ -222,6 +205,7 @@ impl<R: Read> Reader<R> {
         let kind = header.entry_type();
         let what = match kind {
             EntryType::Directory => What::Directory,
+            _ if kind.as_byte() == LISTED_DIRECTORY => What::Directory,
             EntryType::Symlink => What::Symlink(link()),
             EntryType::Link => What::HardLink(link()),
             EntryType::Char => {
@@ -242,30 +226,30 @@ impl<R: Read> Reader<R> {
         };
         let seconds = header.mtime().map_err(wrong)?;
         let field = Timestamp { seconds: seconds.cast_signed(), nanoseconds: 0 };
-        let (xattrs, lost_xattrs) = pax::xattrs(&extra.records);
         let mut entry = Entry {
             name,
             what,
             permissions: (header.mode().map_err(wrong)? & 0o7777) as u16,
             uid: id("uid", header.uid().map_err(wrong)?)?,
             gid: id("gid", header.gid().map_err(wrong)?)?,
-            atime: extra.moment("atime"),
-            mtime: extra.moment("mtime").unwrap_or(field),
+            atime: extra.moment(&self.global, "atime"),
+            mtime: extra.moment(&self.global, "mtime").unwrap_or(field),
             xattrs,
             lost_xattrs,
             size: 0,
             runs: Vec::new(),
         };
         // Only files have content; some programs give sizes to links.
-        let has_content = matches!(entry.what, What::File | What::Other(_));
-        let size = if has_content { extra.number("size")?.unwrap_or(size) } else { 0 };
+        let has_content =
+            matches!(entry.what, What::File | What::Other(_)) || kind.as_byte() == LISTED_DIRECTORY;
+        let size = if has_content { extra.number(&self.global, "size")?.unwrap_or(size) } else { 0 };
         if kind == EntryType::GNUSparse {
             (entry.size, entry.runs) = self.old_sparse(header)?;
             self.begin(size);
         } else {
             self.begin(size);
             if entry.what == What::File {
-                (entry.size, entry.runs) = self.layout(size, extra)?;
+                (entry.size, entry.runs) = self.layout(size, &mut extra)?;
             }
         }
         check_runs(&entry.runs, entry.size, self.left)?;
@@ -273,17 +257,17 @@ impl<R: Read> Reader<R> {
     }
 
     /// Size and runs of data of a file, whose map may be in its records or in front of its data.
-    fn layout(&mut self, size: u64, extra: &Extra) -> Result<(u64, Vec<(u64, u64)>)> {
+    fn layout(&mut self, size: u64, extra: &mut Extra) -> Result<(u64, Vec<(u64, u64)>)> {
         let whole = if size > 0 { vec![(0, size)] } else { Vec::new() };
-        let real = extra.number("GNU.sparse.realsize")?.or(extra.number("GNU.sparse.size")?);
-        match (extra.get("GNU.sparse.major"), extra.get("GNU.sparse.map"), real) {
+        let real = extra.number(&self.global, "GNU.sparse.realsize")?;
+        let real = real.or(extra.number(&self.global, "GNU.sparse.size")?);
+        let get = |key| extra.get(&self.global, key);
+        match (get("GNU.sparse.major"), get("GNU.sparse.map"), real) {
             (Some(b"1"), _, Some(real)) => Ok((real, self.map_in_front()?)),
-            (_, Some(map), Some(real)) => {
-                let numbers = map.split(|&byte| byte == b',').map(decimal).collect::<Option<Vec<u64>>>();
-                let numbers = numbers.filter(|numbers| numbers.len() % 2 == 0);
-                let numbers = numbers.ok_or_else(|| bad("a broken map of a sparse file"))?;
-                Ok((real, numbers.chunks_exact(2).map(|run| (run[0], run[1])).collect()))
-            }
+            // Format 0.1.
+            (None | Some(b"0"), Some(map), Some(real)) => Ok((real, runs_of(map)?)),
+            // Format 0.0: what had been said before.
+            (None | Some(b"0"), None, Some(real)) => Ok((real, std::mem::take(&mut extra.runs))),
             (_, _, Some(_)) => Err(bad("a sparse file of a format that is not known")),
             _ => Ok((size, whole)),
         }
@@ -350,6 +334,21 @@ impl<R: Read> Reader<R> {
     }
 }
 
+/// The map of GNU's format 0.1: numbers with commas between them.
+fn runs_of(map: &[u8]) -> Result<Vec<(u64, u64)>> {
+    let wrong = || bad("a broken map of a sparse file");
+    let mut numbers = map.split(|&byte| byte == b',').filter(|_| !map.is_empty()).map(decimal);
+    let mut runs = Vec::new();
+    while let Some(offset) = numbers.next() {
+        if runs.len() == MAX_RUNS {
+            return Err(bad(format!("a sparse file with more than {MAX_RUNS} runs")));
+        }
+        let len = numbers.next().ok_or_else(wrong)?;
+        runs.push((offset.ok_or_else(wrong)?, len.ok_or_else(wrong)?));
+    }
+    Ok(runs)
+}
+
 /// Runs rise, lie within the file, and are what its content has.
 fn check_runs(runs: &[(u64, u64)], size: u64, content: u64) -> Result<()> {
     let (mut at, mut sum) = (0_u64, 0_u64);
@@ -364,7 +363,7 @@ fn check_runs(runs: &[(u64, u64)], size: u64, content: u64) -> Result<()> {
     Ok(())
 }
 
-fn decimal(digits: &[u8]) -> Option<u64> {
+pub fn decimal(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
@@ -373,7 +372,7 @@ fn until_nul(mut text: Vec<u8>) -> Vec<u8> {
     text
 }
 
-fn bad(what: impl std::fmt::Display) -> Failure {
+pub fn bad(what: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::Damaged, format!("the archive is broken: {what}"))
 }
 

@@ -1,22 +1,28 @@
 //! `uxfs tar`: a tree of an image as an archive.
 //!
 //! Names in the archive are relative to the path, as `tar -C PATH -c .` has them, so that it unpacks to the same
-//! tree wherever that is wanted.
+//! tree wherever that is wanted. A file that is named gets the archive when it is whole.
 
+use crate::archive::extra::MAX_NAMES;
+use crate::archive::names::FirstNames;
 use crate::archive::pax::{self, Records};
 use crate::archive::{Archive, Kind, SparseMap};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::host::Identity;
 use crate::interrupt;
 use crate::location::{Images, Location, parser};
+use crate::mode::umask;
 use crate::options::Global;
 use crate::problems::Problems;
 use crate::progress;
+use crate::trust::{Budget, Devices, OverLimit, Trust, TrustArgs};
 use crate::walk::{Order, Step, Walk};
 use indicatif::ProgressBar;
-use std::collections::HashMap;
 use std::io::{BufWriter, IsTerminal, Write};
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 use uxfs::{AlignedBuf, File, FileType, Metadata, Node, Volume};
 
 /// Bytes that are read at once.
@@ -39,6 +45,8 @@ pub struct Args {
     /// Leave out extended attributes and access control lists
     #[arg(long)]
     no_xattrs: bool,
+    #[command(flatten)]
+    trust: TrustArgs,
 }
 
 /// Writes the archive.
@@ -46,40 +54,94 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let location = &args.location;
     let volume = Images::new(global).volume(location)?;
     let start = volume.lookup_nofollow(&location.path).map_err(|error| location.failure(&error))?;
-    let out = BufWriter::with_capacity(CHUNK, output(args)?);
+    let destination = Destination::open(args)?;
+    let exit = write(args, &volume, start, destination.file())?;
+    destination.publish()?;
+    Ok(exit)
+}
+
+fn write(args: &Args, volume: &Volume, start: Node, out: &std::fs::File) -> Result<Exit> {
+    let out = BufWriter::with_capacity(CHUNK, out);
     let bar = progress::bytes();
     let mut pack = Pack {
         args,
-        volume: &volume,
+        volume,
         archive: Archive::new(out),
         problems: Problems::beside(&bar),
         bar: &bar,
         buf: AlignedBuf::zeroed(CHUNK),
-        linked: HashMap::new(),
+        linked: FirstNames::default(),
+        trust: args.trust.trust(Devices::Made),
+        budget: Budget::new(args.trust.trust(Devices::Made).limits),
     };
-    pack.tree(start)?;
+    let done = pack.tree(start);
     let Pack { archive, problems, .. } = pack;
-    archive.finish()?;
+    let done = done.and_then(|()| archive.finish());
     bar.finish_and_clear();
+    done?;
     Ok(problems.exit())
 }
 
-fn output(args: &Args) -> Result<Box<dyn Write>> {
-    if let Some(path) = args.output.as_ref().filter(|path| path.as_os_str() != "-") {
+/// Where the archive goes.
+enum Destination {
+    /// Standard output, or a device or pipe that was named.
+    Stream(std::fs::File),
+    /// A new file, which gets its name when it is whole.
+    New(NamedTempFile, PathBuf),
+}
+
+impl Destination {
+    fn open(args: &Args) -> Result<Self> {
+        let Some(path) = args.output.as_ref().filter(|path| path.as_os_str() != "-") else {
+            let stdout = std::io::stdout();
+            if stdout.is_terminal() {
+                let what = "tar: standard output is a terminal; redirect it, or give -o FILE";
+                return Err(Failure::new(Exit::Usage, what));
+            }
+            let stdout = stdout.as_fd().try_clone_to_owned().map_err(Failure::from)?;
+            return Ok(Self::Stream(stdout.into()));
+        };
+        let refuse = |exit, what: &str| Err(Failure::new(exit, format!("{}: {what}", host_name(path))));
+        let failure = |error| Failure::of_host(path, error);
         let image = Identity::of_path(&args.location.image);
         if image.is_some() && image == Identity::of_path(path) {
-            let what = "the image that is read; write the archive to another file";
-            return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(path))));
+            return refuse(Exit::Usage, "the image that is read; write the archive to another file");
         }
-        let file = std::fs::File::create(path).map_err(|error| Failure::of_host(path, error))?;
-        return Ok(Box::new(file));
+        // What a link leads to may be somebody else's choice; a device or pipe takes what comes.
+        let there = path.metadata().ok();
+        if there.as_ref().is_some_and(std::fs::Metadata::is_dir) {
+            return refuse(Exit::NotFound, "a directory");
+        }
+        if there.as_ref().is_some_and(|there| !there.is_file()) {
+            let file = std::fs::File::options().write(true).open(path).map_err(failure)?;
+            return Ok(Self::Stream(file));
+        }
+        if path.symlink_metadata().is_ok_and(|itself| itself.file_type().is_symlink()) {
+            return refuse(
+                Exit::AlreadyExists,
+                "a symbolic link, which is not followed; name the file itself",
+            );
+        }
+        let mode = there.map_or(0o666 & !u32::from(umask()), |there| there.permissions().mode() & 0o777);
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        interrupt::watch();
+        let new = tempfile::Builder::new().prefix(".uxfs-tar-").tempfile_in(dir).map_err(failure)?;
+        new.as_file().set_permissions(std::fs::Permissions::from_mode(mode)).map_err(failure)?;
+        Ok(Self::New(new, path.clone()))
     }
-    let stdout = std::io::stdout();
-    if stdout.is_terminal() {
-        let what = "tar: standard output is a terminal; redirect it, or give -o FILE";
-        return Err(Failure::new(Exit::Usage, what));
+
+    fn file(&self) -> &std::fs::File {
+        match self {
+            Self::Stream(file) => file,
+            Self::New(file, _) => file.as_file(),
+        }
     }
-    Ok(Box::new(stdout))
+
+    /// Gives the archive its name.
+    fn publish(self) -> Result<()> {
+        let Self::New(file, path) = self else { return Ok(()) };
+        file.persist(&path).map(|_| ()).map_err(|error| Failure::of_host(&path, error.error))
+    }
 }
 
 /// An archive under way.
@@ -91,7 +153,9 @@ struct Pack<'a, W: Write> {
     bar: &'a ProgressBar,
     buf: AlignedBuf,
     /// The first name in the archive of each file that has several.
-    linked: HashMap<u64, Vec<u8>>,
+    linked: FirstNames,
+    trust: Trust,
+    budget: Budget,
 }
 
 impl<W: Write> Pack<'_, W> {
@@ -102,16 +166,20 @@ impl<W: Write> Pack<'_, W> {
         while let Some(step) = walk.next() {
             interrupt::check()?;
             progress::name(self.bar, walk.path());
+            let depth = walk.depth() as u64;
             let name = if is_dir { walk.path() } else { &file_name };
             match step {
                 Step::Enter(node) => match node.metadata() {
-                    Ok(of) => self.directory(&[name, b"/"].concat(), &node, &of)?,
+                    Ok(of) => {
+                        self.budget.check_depth(depth).map_err(|limit| self.over(&limit))?;
+                        self.directory(&[name, b"/"].concat(), &node, &self.trusted(of))?;
+                    }
                     Err(error) => self.problem(name, &error),
                 },
                 Step::Leave(_) => {}
                 Step::Leaf(leaf) => {
                     match leaf.node(self.volume).and_then(|node| Ok((node.metadata()?, node))) {
-                        Ok((of, node)) => self.leaf(name, &node, &of)?,
+                        Ok((of, node)) => self.leaf(name, &node, &self.trusted(of))?,
                         Err(error) => self.problem(name, &error),
                     }
                 }
@@ -123,15 +191,32 @@ impl<W: Write> Pack<'_, W> {
     }
 
     fn directory(&mut self, name: &[u8], node: &Node, of: &Metadata) -> Result<()> {
+        self.budget.take_file().map_err(|limit| self.over(&limit))?;
         let records = self.xattrs(name, node);
         self.archive.entry(name, of, &Kind::Directory, records)
     }
 
+    /// What the archive says of a file.
+    fn trusted(&self, mut of: Metadata) -> Metadata {
+        of.mode = of.mode & 0o170_000 | self.trust.permissions(of.permissions());
+        of
+    }
+
+    fn over(&self, limit: &OverLimit) -> Failure {
+        Failure::new(OverLimit::EXIT, format!("{}: {limit}", host_name(&self.args.location.image)))
+    }
+
     fn leaf(&mut self, name: &[u8], node: &Node, of: &Metadata) -> Result<()> {
-        if of.nlink > 1
-            && let Some(first) = self.linked.get(&of.ino)
+        self.budget.take_file().map_err(|limit| self.over(&limit))?;
+        if self.trust.devices == Devices::LeftOut
+            && matches!(of.file_type, FileType::CharDevice | FileType::BlockDevice)
         {
-            return self.archive.entry(name, of, &Kind::HardLink(first), Records::default());
+            return Ok(());
+        }
+        if of.nlink > 1
+            && let Some(first) = self.linked.get(of.ino)
+        {
+            return self.archive.entry(name, of, &Kind::HardLink(&first), Records::default());
         }
         let records = self.xattrs(name, node);
         let target;
@@ -167,7 +252,7 @@ impl<W: Write> Pack<'_, W> {
     /// So that the file's other names become links to this one.
     fn remember(&mut self, name: &[u8], of: &Metadata) {
         if of.nlink > 1 {
-            self.linked.insert(of.ino, name.to_vec());
+            self.linked.remember(of.ino, name);
         }
     }
 
@@ -184,6 +269,8 @@ impl<W: Write> Pack<'_, W> {
             }
         };
         self.remember(name, of);
+        let content = map.as_ref().map_or_else(|| file.size(), SparseMap::data_len);
+        self.budget.take_size(content).map_err(|limit| self.over(&limit))?;
         match map {
             Some(map) => {
                 self.archive.entry(name, of, &Kind::Sparse(&map), records)?;
@@ -238,9 +325,11 @@ impl<W: Write> Pack<'_, W> {
     }
 
     fn add_xattrs(&mut self, name: &[u8], node: &Node, records: &mut Records) -> uxfs::Result<()> {
+        let mut names_len = 0;
         for xattr in node.xattr_names()? {
             // The list itself is there as `system.posix_acl_…`; this is XFS's form of it.
-            if xattr.starts_with(b"trusted.SGI_ACL_") || xattr.contains(&0) {
+            if xattr.starts_with(b"trusted.SGI_ACL_") || xattr.contains(&0) || !self.trust.takes_xattr(&xattr)
+            {
                 continue;
             }
             let Some(value) = node.xattr(&xattr)? else { continue };
@@ -252,11 +341,17 @@ impl<W: Write> Pack<'_, W> {
             if let Some((key, text)) = text_key.zip(pax::acl_text(&value)) {
                 records.add(key, text.as_bytes());
             }
+            names_len += xattr.len() + 1;
+            if names_len > MAX_NAMES {
+                let what =
+                    format_args!("attributes with names of more than {MAX_NAMES} bytes; some are left out");
+                self.problem(name, &what);
+                break;
+            }
             if !records.add_xattr(&xattr, &value) {
-                self.problem(
-                    name,
-                    &format_args!("more than {} bytes of attributes; some are left out", pax::MAX_BYTES),
-                );
+                let what =
+                    format_args!("more than {} bytes of attributes; some are left out", pax::MAX_BYTES);
+                self.problem(name, &what);
                 break;
             }
         }

@@ -11,7 +11,7 @@ use crate::mode::{Owner, umask};
 use crate::options::Global;
 use crate::problems::{Problems, complain};
 use crate::progress;
-use crate::trust::Trust;
+use crate::trust::{Devices, TrustArgs};
 use std::fs::File;
 use std::io::{BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -28,6 +28,8 @@ pub struct Args {
     /// Whose the files are, in numbers (as in the archive if it is not said)
     #[arg(long, value_name = "UID[:GID]")]
     owner: Option<Owner>,
+    #[command(flatten)]
+    trust: TrustArgs,
 }
 
 /// Unpacks.
@@ -42,7 +44,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         inherit: true,
         umask: umask(),
         existing: Existing::LastCounts,
-        trust: Trust::FULL,
+        trust: args.trust.trust(Devices::Made),
         verbose: global.verbose,
     };
     let mut filler = Filler::new(rules, &bar);

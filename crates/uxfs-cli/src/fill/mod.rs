@@ -507,6 +507,16 @@ impl<'a> Filler<'a> {
         self.change(node, &changes)
     }
 
+    /// Once more, behind all that may have changed it since: its permissions and times.
+    pub fn settle(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+        self.inode(node, of)
+    }
+
+    /// Whether so many directories may lie below each other.
+    pub fn check_depth(&self, depth: usize) -> Outcome<()> {
+        Ok(self.budget.check_depth(depth as u64)?)
+    }
+
     /// Sets what else is said of a file in its inode. Permissions come behind the lists, which they are a part of, and
     /// times behind all.
     fn inode(&self, node: &Node, of: &Attributes) -> Outcome<()> {
