@@ -15,6 +15,7 @@ pub mod fill;
 pub mod from;
 pub mod full;
 pub mod history;
+pub mod hostile;
 pub mod kernel;
 pub mod matrix;
 pub mod quota;

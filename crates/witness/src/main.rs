@@ -5,8 +5,8 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use witness::{
-    changes, check, compare, damage, engine, fill, from, full, history, kernel, matrix, quota, recover_time,
-    scale, v4, vm,
+    changes, check, compare, damage, engine, fill, from, full, history, hostile, kernel, matrix, quota,
+    recover_time, scale, v4, vm,
 };
 
 /// Outside witnesses for uxfs.
@@ -31,6 +31,7 @@ enum Command {
     Damage(damage::Args),
     History(history::Args),
     Changes(changes::Args),
+    Hostile(hostile::Args),
     Check(check::Args),
     Kill(history::kill::Args),
     Matrix(matrix::Args),
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         Command::Damage(args) => damage::run(&args),
         Command::DamageWorker(args) => damage::work(&args),
         Command::History(args) => history::run(&args),
+        Command::Hostile(args) => hostile::run(&args),
         Command::Kill(args) => history::kill::run(&args),
         Command::KillWorker(args) => history::kill::work(&args),
         Command::Matrix(args) => matrix::run(&args),

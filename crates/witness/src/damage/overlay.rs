@@ -32,6 +32,11 @@ impl Overlay {
         }
     }
 
+    /// What was changed: sectors and where they are.
+    pub fn changed(&self) -> impl Iterator<Item = (u64, &[u8; SECTOR])> {
+        self.sectors.iter().map(|(sector, bytes)| (sector * SECTOR as u64, bytes))
+    }
+
     /// Ends the device at `size` bytes, if that is less.
     pub fn cut(&mut self, size: u64) {
         self.size = self.size.min(size / SECTOR as u64 * SECTOR as u64);
