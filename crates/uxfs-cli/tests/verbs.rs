@@ -137,7 +137,7 @@ fn ls_lists_what_is_there() {
     let image = Image::filled(&[]);
     let mount = image.mount(&["ro"]);
     for dir in ["many", "bytes", "docs", "special"] {
-        let listed = uxfs_ok(&[&"ls", &image.at(&format!("/{dir}"))]);
+        let listed = uxfs_ok(&[&"ls", &"--raw", &image.at(&format!("/{dir}"))]);
         let mut names: Vec<Vec<u8>> = std::fs::read_dir(mount.dir().join(dir))
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_vec())
@@ -146,7 +146,7 @@ fn ls_lists_what_is_there() {
         names.sort();
         let expected: Vec<u8> = names.iter().flat_map(|name| [name, &b"\n"[..]].concat()).collect();
         assert!(listed == expected, "{dir}");
-        let unsorted = uxfs_ok(&[&"ls", &"-U", &image.at(&format!("/{dir}"))]);
+        let unsorted = uxfs_ok(&[&"ls", &"--raw", &"-U", &image.at(&format!("/{dir}"))]);
         assert_eq!(unsorted.len(), expected.len());
     }
     let long = String::from_utf8(uxfs_ok(&[&"ls", &"-l", &image.at("/docs/small.txt")])).unwrap();
