@@ -63,7 +63,7 @@ impl File {
         if !data.map().is_of(&node.handle) {
             return Err(xfs::Error::Stale(node.handle.ino()).into());
         }
-        let protection = node.inode()?.protection();
+        let protection = node.handle.current()?.protection();
         Ok(Self { node, data, protection })
     }
 
@@ -414,7 +414,7 @@ impl File {
     pub(crate) fn check_unprotected(&self) -> Result<()> {
         match self.protection {
             None => Ok(()),
-            Some(_) => Ok(self.node.inode().check_unprotected()?),
+            Some(_) => Ok(self.node.handle.current()?.check_unprotected()?),
         }
     }
 
@@ -423,7 +423,7 @@ impl File {
         match self.protection {
             None => Ok(()),
             Some(Protection::AppendOnly) if offset >= self.size() => Ok(()),
-            Some(_) => Ok(self.node.inode().check_unprotected()?),
+            Some(_) => Ok(self.node.handle.current()?.check_unprotected()?),
         }
     }
 
