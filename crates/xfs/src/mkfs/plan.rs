@@ -126,11 +126,13 @@ impl Draft<'_> {
         self.options.dir_block_size.unwrap_or(self.options.block_size.max(4096))
     }
 
-    /// Blocks that a group keeps for a split of its trees: one a level, and one for a new level, as far as a tree
-    /// can grow at all. Trees have one level now.
+    /// Blocks that a group keeps for splits of its trees. Trees have one level now; each split up to a new root takes
+    /// two blocks, and a tree that can never have more than one level takes none. `xfs_repair` from 6.11 on works the
+    /// root directory's place out of this; older ones expected two blocks of trees that cannot grow.
     fn agfl_blocks(&self) -> u32 {
         let levels = Levels::of(&self.shape());
-        2 * levels.alloc.min(2) + levels.rmap.min(2)
+        let splits = |levels: u32| 2 * levels.clamp(1, 2) - 2;
+        2 * splits(levels.alloc) + splits(levels.rmap)
     }
 
     /// Blocks of headers and roots.

@@ -5,7 +5,7 @@ use blockdev::{BlockDevice, FileOptions};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tempfile::TempDir;
 use xfs::volume::{OpenOptions, Volume};
 
@@ -15,6 +15,17 @@ pub fn run(program: &str, args: &[&str]) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{program} {args:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
     text
+}
+
+/// A tool of xfsprogs 7 or later, which `ci/xfsprogs` installs.
+pub fn newest(tool: &str) -> String {
+    static FOLDER: OnceLock<String> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = std::env::var("UXFS_ORACLES").unwrap_or_else(|_| "/var/cache/uxfs/xfsprogs".to_owned());
+        run("bash", &[concat!(env!("CARGO_MANIFEST_DIR"), "/../../ci/xfsprogs"), &folder]);
+        folder
+    });
+    format!("{folder}/unstable/bin/{tool}")
 }
 
 /// Runs a command.
