@@ -490,7 +490,7 @@ fn shell(mount: &Path, script: &str) -> Result<()> {
     Ok(())
 }
 
-fn filled(release: Release, options: &[&str], folder: &Path) -> Result<PathBuf> {
+fn filled(release: Release, options: &[&str], setup: &str, folder: &Path) -> Result<PathBuf> {
     let image = folder.join("base.img");
     std::fs::File::create(&image)?.set_len(400 << 20)?;
     run(release
@@ -499,20 +499,20 @@ fn filled(release: Release, options: &[&str], folder: &Path) -> Result<PathBuf> 
         .args(options)
         .arg(&image))?;
     let mounted = Mounted::new(&image, &folder.join("mount"), false)?;
-    shell(mounted.dir(), SETUP)?;
+    shell(mounted.dir(), setup)?;
     mounted.unmount()?;
     Ok(image)
 }
 
 /// Makes every change twice, and compares.
-fn compare(release: Release, options: &[&str]) {
+fn compare(release: Release, options: &[&str], setup: &str, twins: Vec<Twin>) {
     let folder = scratch().unwrap();
     let (mount, kernel, ours) =
         (folder.path().join("mount"), folder.path().join("kernel.img"), folder.path().join("ours.img"));
-    let base = filled(release, options, folder.path()).unwrap();
+    let base = filled(release, options, setup, folder.path()).unwrap();
     let before = see(release, &base, &mount).unwrap();
     let mut wrong = String::new();
-    for twin in twins() {
+    for twin in twins {
         let differ = (|| {
             copy_sparse(&base, &kernel)?;
             copy_sparse(&base, &ours)?;
@@ -537,10 +537,21 @@ fn compare(release: Release, options: &[&str]) {
 
 #[test]
 fn the_kernel_maintains_no_more_than_we_do() {
-    compare(Release::System, &[]);
+    compare(Release::System, &[], SETUP, twins());
 }
 
 #[test]
 fn nor_on_volumes_with_large_extent_counts() {
-    compare(Release::Stable, &["-m", "rmapbt=0", "-i", "nrext64=1"]);
+    compare(Release::Stable, &["-m", "rmapbt=0", "-i", "nrext64=1"], SETUP, twins());
+}
+
+/// The superblock says that there are attributes from the first one on.
+#[test]
+fn a_volume_s_first_attribute() {
+    let first = Twin {
+        name: "first attribute",
+        kernel: "setfattr -n user.a -v b file",
+        uxfs: |volume| node(volume, "/file")?.set_xattr(b"user.a", b"b", SetXattr::Either),
+    };
+    compare(Release::System, &[], ": > file", vec![first]);
 }

@@ -89,6 +89,8 @@ pub(crate) struct WriteSide {
     pub(crate) clock: Option<Timestamp>,
     /// Whether the superblock says of quota counts that they are right, which the first change will take back.
     pub(crate) quota_counted: AtomicBool,
+    /// Whether the superblock has yet to say that the volume has attributes.
+    pub(crate) attributes_unsaid: AtomicBool,
     /// Held by whoever moves a directory from one directory to another.
     pub(crate) moves: Mutex<()>,
 }
@@ -540,7 +542,18 @@ impl WriteSide {
         let (busy, moves) = (Arc::default(), Mutex::new(()));
         let flags = QuotaFlags::from_bits_retain(raw.qflags.get());
         let quota_counted = AtomicBool::new(flags.intersects(QuotaFlags::COUNTED));
-        Ok(Self { journal, counters, space, busy, inodes, clock: repeatable, quota_counted, moves })
+        let attributes_unsaid = AtomicBool::new(false);
+        Ok(Self {
+            journal,
+            counters,
+            space,
+            busy,
+            inodes,
+            clock: repeatable,
+            quota_counted,
+            attributes_unsaid,
+            moves,
+        })
     }
 }
 

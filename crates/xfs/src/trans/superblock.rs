@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use xfs_format::error::FormatError;
-use xfs_format::features::QuotaFlags;
+use xfs_format::features::{QuotaFlags, VersionFlags};
 use xfs_format::superblock::{RawSuperblock, SUPERBLOCK};
 use xfs_format::types::DiskAddr;
 use zerocopy::FromBytes;
@@ -36,11 +36,23 @@ pub(crate) fn cover(volume: &Arc<Volume>) -> Result<()> {
     }
 }
 
-fn log_counters(trans: Trans<'_>) -> Result<()> {
-    let counters = &trans.volume().write_side()?.counters;
+fn log_counters(mut trans: Trans<'_>) -> Result<()> {
+    let write = trans.volume().write_side()?;
+    // Kernels say with a volume's first attribute that it has some. They need not be told, so that it does not hold up
+    // the transaction of that attribute here.
+    let say_attributes = write.attributes_unsaid.load(Ordering::Acquire);
+    let counters = &write.counters;
     let icount = counters.inodes();
     let ifree = counters.free_inodes().min(icount);
     let fdblocks = counters.free_blocks().min(trans.geometry().data_blocks);
+    if say_attributes {
+        let sector = trans.geometry().sector_size.into();
+        let buf = trans.buf_at(DiskAddr(0), sector, &SUPERBLOCK)?;
+        let at = offset_of!(RawSuperblock, versionnum);
+        edit(&mut trans, buf, at..at + 2, |raw| {
+            raw.versionnum = (raw.versionnum.get() | VersionFlags::ATTR.bits()).into();
+        })?;
+    }
     let range = offset_of!(RawSuperblock, icount)..offset_of!(RawSuperblock, fdblocks) + 8;
     change(trans, range, |raw| {
         raw.icount = icount.into();
@@ -58,6 +70,14 @@ impl Trans<'_> {
     /// Whether this volume's first change is still to come, and has to tell of quota.
     pub(super) fn is_quota_counted(volume: &Volume) -> Result<bool> {
         Ok(volume.write_side()?.quota_counted.load(Ordering::Acquire))
+    }
+
+    /// Notes that the volume has attributes, if its superblock does not say so.
+    pub(super) fn note_attributes(&self) -> Result<()> {
+        if !self.volume.superblock().version_flags().contains(VersionFlags::ATTR) {
+            self.volume.write_side()?.attributes_unsaid.store(true, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// Has the kernel count anew what each user, group and project takes when it mounts the volume with quota: nobody
