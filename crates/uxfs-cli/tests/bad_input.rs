@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use common::{Image, refuses_itself, run, scratch, uxfs, uxfs_fails, uxfs_ok};
 use std::os::unix::fs::FileExt;
 
 #[test]
@@ -59,6 +59,7 @@ fn a_partition_is_found_and_opened() {
     bytes[446..462].copy_from_slice(&entry);
     bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
     std::fs::write(&disk, bytes).unwrap();
+    uxfs_fails(&[&"info", &disk], 4, "name the partition to open (as IMAGE@1:/path, or by its place):");
     let hint = "partition 1 (an XFS volume): --offset 1048576 --length 419430400";
     uxfs_fails(&[&"info", &disk], 4, hint);
     let whole = uxfs_ok(&[&"ls", &"-l", &image.path]);
@@ -67,6 +68,55 @@ fn a_partition_is_found_and_opened() {
     uxfs_fails(&[&"ls", &disk, &"--offset=1M", &"--length=100M"], 5, "truncated");
     uxfs_fails(&[&"ls", &disk, &"--offset=2T"], 2, "behind");
     uxfs_fails(&[&"ls", &disk, &"--offset=17"], 2, "sector");
+}
+
+/// A wrong name of an image was said to be one of the source.
+#[test]
+fn a_copy_into_an_image_that_is_not_there_names_that() {
+    let dir = scratch();
+    let source = dir.path().join("source");
+    std::fs::write(&source, "bytes").unwrap();
+    let image = dir.path().join("typo.img");
+    for path in ["/", "/x", "/x/y"] {
+        let missing = format!("uxfs: {}: no such image", image.display());
+        uxfs_fails(&[&"cp", &source, &format!("{}:{path}", image.display())], 3, &missing);
+    }
+    // A directory of the host may have such a name.
+    let volume = dir.path().join("volume");
+    uxfs_ok(&[&"mkfs", &"-q", &volume, &"300M"]);
+    let at = |path: &str| format!("{}:{path}", volume.display());
+    uxfs_ok(&[&"cp", &source, &at("/f")]);
+    let host = dir.path().join("host:");
+    std::fs::create_dir(&host).unwrap();
+    uxfs_ok(&[&"cp", &at("/f"), &host.join("f")]);
+    assert_eq!(std::fs::read(host.join("f")).unwrap(), b"bytes");
+}
+
+/// An image that is written grew by what was read of it, or its first bytes were taken for a copy.
+#[test]
+fn an_image_is_not_read_or_written_by_a_redirection_too() {
+    let dir = scratch();
+    let image = dir.path().join("volume");
+    let source = dir.path().join("source");
+    std::fs::write(&source, vec![7; 100_000]).unwrap();
+    uxfs_ok(&[&"mkfs", &"-q", &"--small", &image, &"20M"]);
+    let at = |path: &str| format!("{}:{path}", image.display());
+    uxfs_ok(&[&"cp", &source, &at("/f")]);
+    let image_name = || image.display().to_string();
+    let ways = [
+        vec!["cp".to_owned(), "-".into(), at("/new")],
+        vec!["cp".into(), at("/f"), "-".into()],
+        vec!["cat".into(), at("/f")],
+        vec!["tar".into(), at("/")],
+        vec!["tar".into(), at("/"), "-o".into(), "-".into()],
+        vec!["untar".into(), at("/")],
+        vec!["untar".into(), at("/"), "-i".into(), image_name()],
+        vec!["mkfs".into(), "-f".into(), image_name(), "--from".into(), image_name()],
+    ];
+    for args in ways {
+        let args: Vec<&dyn AsRef<std::ffi::OsStr>> = args.iter().map(|arg| arg as _).collect();
+        refuses_itself(&args, &image);
+    }
 }
 
 #[test]

@@ -201,7 +201,9 @@ fn an_archive_stays_below_where_it_is_unpacked() {
     assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
     assert_sound(&image.path);
     assert_eq!(uxfs_ok(&[&"find", &image.path, &"-name", &"file"]), b"");
-    uxfs_fails(&[&"untar", &image.path, &"-i", &image.path], 4, "not a tar archive");
+    let other = dir.path().join("other.img");
+    uxfs_ok(&[&"mkfs", &"-q", &"--small", &other, &"16M"]);
+    uxfs_fails(&[&"untar", &image.path, &"-i", &other], 4, "not a tar archive");
 }
 
 /// The handler is in place once a name was said; what the archive has behind the signal must not come into the volume.

@@ -1,6 +1,7 @@
 //! `uxfs cat`: content of files, to standard output.
 
 use crate::exit::{Exit, Result};
+use crate::host::stream;
 use crate::location::{Images, Location, parser};
 use crate::options::Global;
 use crate::output::Output;
@@ -20,6 +21,9 @@ pub struct Args {
 
 /// Writes each file's bytes.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    for location in &args.locations {
+        stream::refuse_image(std::io::stdout(), "standard output", &location.image)?;
+    }
     let mut images = Images::new(global);
     let mut out = Output::new(global);
     let mut buf = AlignedBuf::zeroed(CHUNK);

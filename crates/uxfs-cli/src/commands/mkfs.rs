@@ -10,6 +10,7 @@ use crate::fill::archive::FromArchive;
 use crate::fill::host::{FromHost, Target};
 use crate::fill::{Existing, Filler, Rules};
 use crate::host::attributes::Keep;
+use crate::host::stream;
 use crate::interrupt::{self, Patient};
 use crate::location::{Images, Location, image_parser};
 use crate::mode::Owner;
@@ -84,7 +85,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         options = options.offset(offset).length(Some(length));
     }
     let time = args.time.map_or_else(time_of_environment, |time| Ok(Some(time)))?;
-    let source = args.from.as_deref().map(Source::open).transpose()?;
+    let source = args.from.as_deref().map(|path| Source::open(path, &args.image.image)).transpose()?;
     let unwritable = options.read_only_because();
     if source.is_some() && !unwritable.is_empty() {
         let what =
@@ -115,7 +116,7 @@ enum Source {
 
 impl Source {
     /// Looks before the volume is made: a wrong name is no reason to lose what is there.
-    fn open(path: &Path) -> Result<Self> {
+    fn open(path: &Path, image: &Path) -> Result<Self> {
         let missing = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 Failure::new(Exit::NotFound, format!("{}: no such file or directory", host_name(path)))
@@ -125,7 +126,9 @@ impl Source {
         if path.metadata().map_err(missing)?.is_dir() {
             return Ok(Self::Dir(path.to_owned()));
         }
-        std::fs::File::open(path).map(Self::Archive).map_err(missing)
+        let file = std::fs::File::open(path).map_err(missing)?;
+        stream::refuse_image(&file, &host_name(path), image)?;
+        Ok(Self::Archive(file))
     }
 }
 

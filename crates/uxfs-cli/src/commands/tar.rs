@@ -8,7 +8,7 @@ use crate::archive::names::FirstNames;
 use crate::archive::pax::{self, Records};
 use crate::archive::{Archive, Kind, SparseMap};
 use crate::exit::{Exit, Failure, Result, host_name};
-use crate::host::Identity;
+use crate::host::{Identity, stream};
 use crate::interrupt;
 use crate::location::{Images, Location, parser};
 use crate::mode::umask;
@@ -52,6 +52,9 @@ pub struct Args {
 /// Writes the archive.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let location = &args.location;
+    if args.output.as_ref().is_none_or(|path| path.as_os_str() == "-") {
+        stream::refuse_image(std::io::stdout(), "standard output", &location.image)?;
+    }
     let volume = Images::new(global).volume(location)?;
     let start = volume.lookup_nofollow(&location.path).map_err(|error| location.failure(&error))?;
     let destination = Destination::open(args)?;

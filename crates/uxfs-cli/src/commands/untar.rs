@@ -1,10 +1,11 @@
 //! `uxfs untar`: unpacks an archive from standard input into an image.
 
 use crate::edit;
-use crate::exit::{Exit, Failure, Result};
+use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::archive::FromArchive;
 use crate::fill::{Existing, Filler, Rules};
 use crate::host::attributes::Keep;
+use crate::host::stream;
 use crate::interrupt::Patient;
 use crate::location::{Location, parser};
 use crate::mode::{Owner, umask};
@@ -34,7 +35,7 @@ pub struct Args {
 
 /// Unpacks.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
-    let input = input(args.input.as_deref())?;
+    let input = input(args.input.as_deref(), &args.location.image)?;
     let bar = progress::bytes();
     let rules = Rules {
         keep: Keep::ALL,
@@ -68,9 +69,10 @@ pub fn say_lost(filler: &Filler<'_>) {
     }
 }
 
-fn input(path: Option<&Path>) -> Result<Box<dyn Read>> {
+fn input(path: Option<&Path>, image: &Path) -> Result<Box<dyn Read>> {
     if let Some(path) = path.filter(|path| path.as_os_str() != "-") {
         let file = File::open(path).map_err(|error| Failure::of_host(path, error))?;
+        stream::refuse_image(&file, &host_name(path), image)?;
         return Ok(Box::new(BufReader::with_capacity(1 << 20, Patient::new(file))));
     }
     let stdin = std::io::stdin();
@@ -78,5 +80,6 @@ fn input(path: Option<&Path>) -> Result<Box<dyn Read>> {
         let what = "untar: standard input is a terminal; redirect it, or give -i FILE";
         return Err(Failure::new(Exit::Usage, what));
     }
+    stream::refuse_image(&stdin, "standard input", image)?;
     Ok(Box::new(BufReader::with_capacity(1 << 20, Patient::new(stdin))))
 }

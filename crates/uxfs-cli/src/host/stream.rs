@@ -1,5 +1,8 @@
 //! Pipes, character devices and standard output, written from one end to the other: bytes go through them, not to them.
 
+use super::Identity;
+use crate::exit::{Exit, Failure, host_name};
+use rustix::fd::AsFd;
 use rustix::fs::FileType;
 use std::fs::File;
 use std::io::{self, Write};
@@ -43,6 +46,16 @@ impl Sink {
             Self::Opened(_) => Ok(()),
         }
     }
+}
+
+/// Refuses standard input or output where that is the image: what is read would change under the reader.
+pub fn refuse_image(stream: impl AsFd, name: &str, image: &Path) -> Result<(), Failure> {
+    let stream = rustix::fs::fstat(stream).ok().as_ref().map(Identity::of);
+    if stream.is_some() && stream == Identity::of_path(image) {
+        let what = format!("{name}: is {} itself; use another file", host_name(image));
+        return Err(Failure::new(Exit::Usage, what));
+    }
+    Ok(())
 }
 
 /// Whether this is a pipe or a device that is read from its start to its end.

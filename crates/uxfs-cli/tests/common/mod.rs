@@ -50,6 +50,19 @@ pub fn uxfs_fails(args: &[&dyn AsRef<OsStr>], code: i32, text: &str) {
     assert!(output.stdout.is_empty());
 }
 
+/// Runs the command with the image as its standard input and output, which must end with 2 and name it.
+pub fn refuses_itself(args: &[&dyn AsRef<OsStr>], image: &Path) {
+    let before = std::fs::read(image).unwrap();
+    let open = || std::fs::File::options().read(true).write(true).open(image).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    let command = command.args(args.iter().map(|arg| arg.as_ref())).stdin(open()).stdout(open());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains(&format!("is {} itself", image.display())), "{said}");
+    assert!(std::fs::read(image).unwrap() == before, "bytes changed");
+}
+
 /// A volume in a file.
 pub struct Image {
     pub dir: TempDir,

@@ -166,14 +166,23 @@ pub(crate) fn describe(view: &View<'_>) -> Option<String> {
     };
     let kind = table.kind;
     let article = if kind == "GPT" { "a" } else { "an" };
-    let mut text = format!("a whole disk with {article} {kind} partition table; name the partition to open:");
+    let mut text = format!("a whole disk with {article} {kind} partition table; name the partition to open");
+    if let Some(first) = table
+        .partitions
+        .iter()
+        .find(|one| inside(view, one) == Some("an XFS volume"))
+        .or(table.partitions.first())
+    {
+        // Writing to a string does not fail.
+        let _ = write!(text, " (as IMAGE@{}:/path, or by its place)", first.number);
+    }
+    text.push(':');
     for (listed, partition) in table.partitions.iter().enumerate() {
         if listed == MAX_LISTED {
             text.push_str(" …");
             break;
         }
         let what = inside(view, partition).unwrap_or("no known volume");
-        // Writing to a string does not fail.
         let _ = write!(
             text,
             "{} partition {} ({what}): --offset {} --length {}",

@@ -6,7 +6,8 @@ mod out;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::Existing;
 use crate::host::attributes::Keep;
-use crate::location::Location;
+use crate::host::stream;
+use crate::location::{Location, check};
 use crate::mode::Owner;
 use crate::options::Global;
 use crate::trust::{Devices, Trust, TrustArgs};
@@ -119,13 +120,33 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let location = Location::parse(&args.destination);
     // A host's directory of such a name comes first; an image without a path is a file of the host.
     if !destination.exists() && location.image != destination && is_image(&location.image) {
+        refuse_itself(args, &location.image)?;
         return into::run(args, &location, global);
+    }
+    if !destination.exists() && location.image != destination && !has_host_dir(&location) {
+        // Whatever is wrong with the image, it is what was meant.
+        check(&location.image)?;
     }
     if args.owner.is_some() {
         let what = "--owner is for copies into an image";
         return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(destination))));
     }
     out::run(args, global)
+}
+
+/// Whether the host has the directory `IMAGE:`, which a path of its own would lead through.
+fn has_host_dir(location: &Location) -> bool {
+    let mut dir = location.name().into_os_string();
+    dir.push(":");
+    Path::new(&dir).is_dir()
+}
+
+/// Refuses to copy an image into itself by standard input.
+fn refuse_itself(args: &Args, image: &Path) -> Result<()> {
+    if args.sources.iter().any(|source| source == "-") {
+        stream::refuse_image(std::io::stdin(), "standard input", image)?;
+    }
+    Ok(())
 }
 
 /// Whether this may be an image: a file or a block device.

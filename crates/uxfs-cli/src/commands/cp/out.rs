@@ -9,7 +9,7 @@ use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::{NO_DEVICE, Outcome, Trouble};
 use crate::host::attributes::{self, Keep, Lost, Written};
 use crate::host::links::{Link, Links};
-use crate::host::stream::Sink;
+use crate::host::stream::{self, Sink};
 use crate::host::{self, HostTree, Identity, New};
 use crate::interrupt;
 use crate::location::{Images, Location};
@@ -35,6 +35,11 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let destination = PathBuf::from(&args.destination);
     let sources: Vec<Location> = args.sources.iter().map(|source| Location::parse(source)).collect();
     let mut sink = sink(&destination)?;
+    if let Some(Sink::Stdout) = sink {
+        for source in &sources {
+            stream::refuse_image(std::io::stdout(), "standard output", &source.image)?;
+        }
+    }
     if sink.is_none() {
         interrupt::watch();
     }
