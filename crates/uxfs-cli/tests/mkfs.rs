@@ -93,6 +93,44 @@ fn the_same_options_give_the_same_image() {
     assert!(String::from_utf8_lossy(&listed).contains("2026-01-31T12:00:01.000000000Z"));
 }
 
+/// The size that was asked for was refused as larger than the file that was made for it.
+#[test]
+fn a_size_is_rounded_down_to_whole_blocks() {
+    let dir = scratch();
+    let image = dir.path().join("image");
+    for (size, shape) in [("20943k", "-ssize=4096"), ("20943k", "-ssize=512"), ("20971777", "-bsize=1024")] {
+        for given in [&[&size as &dyn AsRef<std::ffi::OsStr>][..], &[&"-d", &format!("size={size}")]] {
+            let _ = std::fs::remove_file(&image);
+            uxfs_ok(
+                &[&[&"mkfs" as _, &"-q" as _, &"--small" as _, &shape as _, &image as _], given].concat(),
+            );
+            let block = if shape.starts_with("-b") { 1024 } else { 4096 };
+            let bytes = if size == "20943k" { 20943 << 10 } else { 20_971_777 };
+            assert_eq!(std::fs::metadata(&image).unwrap().len(), bytes / block * block);
+            let info = object(&uxfs_ok(&[&"info", &"--json", &image]));
+            assert_eq!(info["blocks"], bytes / block);
+            assert_sound(&image);
+        }
+    }
+    // In a file that is longer, too.
+    std::fs::File::create(&image).unwrap().set_len(40 << 20).unwrap();
+    uxfs_ok(&[&"mkfs", &"-q", &"--small", &"-ssize=4096", &image, &"20943k"]);
+    assert_eq!(object(&uxfs_ok(&[&"info", &"--json", &image]))["blocks"], 5235);
+}
+
+#[test]
+fn a_value_without_its_name_is_told_which_it_wants() {
+    let dir = scratch();
+    let image = dir.path().join("image");
+    for (letter, value) in [("-b", "4096"), ("-s", "4k"), ("-i", "512"), ("-n", "8k"), ("-l", "80M")] {
+        let told =
+            format!("{letter} {value}: a value without its name; a size is written {letter} size={value}");
+        uxfs_fails(&[&"mkfs", &letter, &value, &image, &"300M"], 2, &told);
+    }
+    uxfs_fails(&[&"mkfs", &"-m", &"4096", &image, &"300M"], 2, "-m 4096: this option is not known");
+    assert!(!image.exists());
+}
+
 #[test]
 fn what_is_there_is_not_overwritten_unasked() {
     let dir = scratch();

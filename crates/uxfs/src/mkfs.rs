@@ -168,7 +168,13 @@ impl MkfsOptions {
     /// The engine's options on a device whose sectors have `least` bytes.
     fn engine_on(&self, least: u32) -> Options {
         let sector_size = self.sector_size.unwrap_or(least);
-        Options { sector_size, ..self.engine.clone() }
+        Options { sector_size, size: self.whole_blocks(), ..self.engine.clone() }
+    }
+
+    /// The size that was asked for, as far as a volume can have it, which has whole blocks.
+    fn whole_blocks(&self) -> Option<u64> {
+        let block = Some(u64::from(self.engine.block_size)).filter(|block| block.is_power_of_two());
+        self.engine.size.map(|size| size - size % block.unwrap_or(1))
     }
 }
 
@@ -270,7 +276,7 @@ fn mkfs_in(
 /// that begins there.
 fn room(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Range<u64>> {
     let start = options.offset;
-    let wanted = [options.length, options.engine.size].into_iter().flatten().min();
+    let wanted = [options.length, options.whole_blocks()].into_iter().flatten().min();
     if start == 0 {
         let end = wanted.map_or(device.size(), |wanted| whole_sectors(device, wanted));
         return Ok(0..end.min(device.size()));
@@ -326,7 +332,7 @@ fn open_file(image: &Path, options: &MkfsOptions, direct: bool) -> Result<Arc<dy
 
 /// Where the volume ends in a file, if that was said.
 fn wanted_end(options: &MkfsOptions) -> Result<Option<u64>> {
-    let Some(size) = options.engine.size.or(options.length) else { return Ok(None) };
+    let Some(size) = options.whole_blocks().or(options.length) else { return Ok(None) };
     let end = options.offset.checked_add(size).filter(|&end| i64::try_from(end).is_ok());
     let too_large = || Error::new(ErrorKind::InvalidInput, "no file can be as large as that");
     end.map(Some).ok_or_else(too_large)

@@ -193,16 +193,25 @@ fn explain(args: &Args, error: &uxfs::Error) -> Failure {
 /// A value behind `key=`, in whatever the option takes.
 struct Setting<'a> {
     letter: char,
+    /// All of it.
+    item: &'a str,
     key: &'a str,
     value: &'a str,
 }
 
 impl Setting<'_> {
     fn wrong(&self, what: impl std::fmt::Display) -> Failure {
-        Failure::new(Exit::Usage, format!("-{} {}={}: {what}", self.letter, self.key, self.value))
+        Failure::new(Exit::Usage, format!("-{} {}: {what}", self.letter, self.item))
     }
 
     fn unknown(&self) -> Failure {
+        if self.item == self.key && self.letter != 'm' && parse_size(self.key).is_ok() {
+            let what = format_args!(
+                "a value without its name; a size is written -{} size={}",
+                self.letter, self.key
+            );
+            return self.wrong(what);
+        }
         self.wrong("this option is not known, or what it does is not handled")
     }
 
@@ -245,7 +254,7 @@ impl Setting<'_> {
 fn settings(letter: char, list: &[String]) -> impl Iterator<Item = Setting<'_>> {
     list.iter().map(move |item| {
         let (key, value) = item.split_once('=').unwrap_or((item, ""));
-        Setting { letter, key, value }
+        Setting { letter, item, key, value }
     })
 }
 
