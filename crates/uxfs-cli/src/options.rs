@@ -1,6 +1,8 @@
 //! Options that every verb takes, and how numbers of bytes are written.
 
+use crate::exit::{Exit, Failure, Result};
 use clap::Args;
+use uxfs::Timestamp;
 
 /// Options of every verb.
 #[derive(Args, Clone, Debug)]
@@ -27,6 +29,9 @@ pub struct Global {
     /// Say more about what is being done.
     #[arg(short, long, global = true)]
     pub verbose: bool,
+    /// When all changes happen, if they don't happen by the clock.
+    #[arg(skip)]
+    pub time: Option<Timestamp>,
 }
 
 impl Global {
@@ -37,12 +42,29 @@ impl Global {
             .offset(self.offset)
             .length(self.length)
             .cache_size(self.cache_size)
+            .repeatable(self.time)
     }
+
+    /// The same, but that all changes happen when the environment says, if it does.
+    pub fn at_source_date(&self) -> Result<Self> {
+        Ok(Self { time: source_date()?, ..self.clone() })
+    }
+}
+
+/// The time that reproducible builds give to what they make: `SOURCE_DATE_EPOCH` of the environment.
+pub fn source_date() -> Result<Option<Timestamp>> {
+    let Some(text) = std::env::var_os("SOURCE_DATE_EPOCH") else { return Ok(None) };
+    let seconds = text.to_str().and_then(|text| text.parse().ok());
+    let wrong = || {
+        let what = format!("SOURCE_DATE_EPOCH: `{}` is not a number of seconds", text.display());
+        Failure::new(Exit::Usage, what)
+    };
+    Ok(Some(Timestamp { seconds: seconds.ok_or_else(wrong)?, nanoseconds: 0 }))
 }
 
 /// A number of bytes: digits, and a suffix that multiplies: `s` (512), `K`, `M`, `G`, `T` (powers of 1024,
 /// with or without `iB`).
-pub fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, suffix) = text.split_at(digits);
     let number: u64 = number.parse().map_err(|_| format!("`{text}` is not a number of bytes"))?;

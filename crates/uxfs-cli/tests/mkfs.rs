@@ -131,6 +131,67 @@ fn a_value_without_its_name_is_told_which_it_wants() {
     assert!(!image.exists());
 }
 
+/// Runs the command with a time of its environment.
+fn at_source_date(time: &str, args: &[&dyn AsRef<std::ffi::OsStr>]) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    command.args(args.iter().map(|arg| arg.as_ref())).env("SOURCE_DATE_EPOCH", time).output().unwrap()
+}
+
+/// Only `mkfs` heeded the time that reproducible builds give.
+#[test]
+fn the_environment_s_time_is_that_of_what_is_made() {
+    let dir = scratch();
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    let tree = dir.path().join("tree");
+    std::fs::create_dir_all(tree.join("old/sub")).unwrap();
+    std::fs::write(tree.join("old/sub/file"), "bytes").unwrap();
+    run("touch", &[&"-d", &"@1000", &tree.join("old/sub/file")]);
+    let archive = dir.path().join("tar");
+    // Without entries of the directories.
+    run("tar", &[&"-C", &tree, &"-cf", &archive, &"old/sub/file"]);
+    for image in [&one, &two] {
+        let at = |path: &str| format!("{}:{path}", image.display());
+        let ok = |args: &[&dyn AsRef<std::ffi::OsStr>]| {
+            let output = at_source_date("86400", args);
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        ok(&[&"mkfs", &"-q", &"--small", &image, &"20M", &"-m", &UUID]);
+        ok(&[&"mkdir", &"-p", &at("/new/below")]);
+        ok(&[&"mkdir", &"-m", &"700", &"--owner", &"5:6", &at("/old")]);
+        ok(&[&"untar", &"-i", &archive, &at("/")]);
+        for path in ["/", "/new", "/new/below", "/old", "/old/sub", "/old/sub/file"] {
+            let said = object(&uxfs_ok(&[&"stat", &"--json", &at(path)]));
+            let content = if path.ends_with("file") { 1000 } else { 86400 };
+            let time = |seconds: i64| jiff::Timestamp::from_second(seconds).unwrap();
+            let expected = [("mtime", content), ("ctime", 86400), ("btime", 86400), ("atime", 86400)];
+            for (key, seconds) in expected {
+                let found: jiff::Timestamp = said[key].as_str().unwrap().parse().unwrap();
+                assert_eq!(found, time(seconds), "{key} of {path}");
+            }
+        }
+        // A directory that was there, and that the archive does not name, stays what it is.
+        let old = object(&uxfs_ok(&[&"stat", &"--json", &at("/old")]));
+        assert_eq!((&old["uid"], &old["gid"]), (&5.into(), &6.into()), "{old}");
+        assert_eq!(old["mode"], "0700");
+        assert_sound(image);
+    }
+    assert!(std::fs::read(&one).unwrap() == std::fs::read(&two).unwrap());
+    let before = std::fs::read(&one).unwrap();
+    for args in [
+        vec!["mkdir".to_owned(), format!("{}:/x", one.display())],
+        vec!["untar".to_owned(), "-i".to_owned(), archive.display().to_string(), one.display().to_string()],
+    ] {
+        let args: Vec<&dyn AsRef<std::ffi::OsStr>> = args.iter().map(|arg| arg as _).collect();
+        let wrong = at_source_date("yesterday", &args);
+        assert_eq!(wrong.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&wrong.stderr).contains("SOURCE_DATE_EPOCH: `yesterday`"));
+    }
+    assert!(std::fs::read(&one).unwrap() == before);
+    for verb in ["mkdir", "untar", "mkfs"] {
+        assert!(String::from_utf8_lossy(&uxfs_ok(&[&verb, &"--help"])).contains("SOURCE_DATE_EPOCH"));
+    }
+}
+
 #[test]
 fn what_is_there_is_not_overwritten_unasked() {
     let dir = scratch();

@@ -9,6 +9,7 @@ use uxfs::{Dir, ErrorKind, NewNode, Node, Volume};
 
 /// Arguments of `mkdir`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = HELP)]
 pub struct Args {
     /// Directories to make
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
@@ -24,10 +25,14 @@ pub struct Args {
     owner: Owner,
 }
 
+const HELP: &str = "\
+With SOURCE_DATE_EPOCH in the environment, in seconds since 1970, that is when directories are made and those that \
+hold them change.";
+
 /// Makes each directory.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let umask = umask();
-    edit::change_each(global, &args.locations, |volume, location, _| {
+    edit::change_each(&global.at_source_date()?, &args.locations, |volume, location, _| {
         if args.parents { parents(args, volume, location, umask) } else { one(args, volume, location, umask) }
     })
 }

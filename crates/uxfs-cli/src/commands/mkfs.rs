@@ -14,7 +14,7 @@ use crate::host::stream;
 use crate::interrupt::{self, Patient};
 use crate::location::{Images, Location, image_parser};
 use crate::mode::Owner;
-use crate::options::{Global, parse_size};
+use crate::options::{Global, parse_size, source_date};
 use crate::output::Output;
 use crate::problems::Problems;
 use crate::progress;
@@ -84,7 +84,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     if let Some((offset, length)) = args.image.place(global)? {
         options = options.offset(offset).length(Some(length));
     }
-    let time = args.time.map_or_else(time_of_environment, |time| Ok(Some(time)))?;
+    let time = args.time.map_or_else(source_date, |time| Ok(Some(time)))?;
     let source = args.from.as_deref().map(|path| Source::open(path, &args.image.image)).transpose()?;
     let unwritable = options.read_only_because();
     if source.is_some() && !unwritable.is_empty() {
@@ -266,7 +266,7 @@ fn options(args: &Args, global: &Global) -> Result<MkfsOptions> {
         .offset(global.offset)
         .length(global.length)
         .label(args.label.as_deref().unwrap_or_default());
-    if let Some(time) = args.time.map_or_else(time_of_environment, |time| Ok(Some(time)))? {
+    if let Some(time) = args.time.map_or_else(source_date, |time| Ok(Some(time)))? {
         options = options.time(time);
     }
     if let Some(size) = args.size {
@@ -364,15 +364,6 @@ fn parse_time(text: &str) -> std::result::Result<Timestamp, String> {
     let seconds = moment.as_second() - i64::from(nanoseconds < 0);
     let nanoseconds = nanoseconds.rem_euclid(1_000_000_000).cast_unsigned();
     Ok(Timestamp { seconds, nanoseconds })
-}
-
-/// The time that reproducible builds give to what they make.
-fn time_of_environment() -> Result<Option<Timestamp>> {
-    let Ok(text) = std::env::var("SOURCE_DATE_EPOCH") else { return Ok(None) };
-    let wrong =
-        || Failure::new(Exit::Usage, format!("SOURCE_DATE_EPOCH: `{text}` is not a number of seconds"));
-    let seconds = text.parse().map_err(|_| wrong())?;
-    Ok(Some(Timestamp { seconds, nanoseconds: 0 }))
 }
 
 #[cfg(test)]

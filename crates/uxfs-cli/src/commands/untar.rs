@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 /// Arguments of `untar`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = HELP)]
 pub struct Args {
     /// The directory to unpack in
     #[arg(value_name = "IMAGE:/PATH", value_parser = parser())]
@@ -33,15 +34,20 @@ pub struct Args {
     trust: TrustArgs,
 }
 
+const HELP: &str = "\
+With SOURCE_DATE_EPOCH in the environment, in seconds since 1970, that is when files are made, last read and last \
+changed, and the content of directories that the archive does not name; times of content are the archive's.";
+
 /// Unpacks.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    let global = &global.at_source_date()?;
     let input = input(args.input.as_deref(), &args.location.image)?;
     let bar = progress::bytes();
     let rules = Rules {
         keep: Keep::ALL,
         keep_links: true,
         owner: args.owner.unwrap_or_default(),
-        time: None,
+        time: global.time,
         inherit: true,
         umask: umask(),
         existing: Existing::LastCounts,

@@ -149,9 +149,8 @@ impl<'a, 'b> FromArchive<'a, 'b> {
                     let plain = self.plain();
                     let of = of.filter(|_| nth + 1 == parts.len()).unwrap_or(&plain);
                     let dir = self.filler.directory(&self.dir(at)?, name, of)?;
-                    // Times of what the archive does not name have to be fixed, too.
-                    let fixed = self.filler.rules().time.map(|_| plain.clone());
-                    self.dirs.push(Known { ino: dir.node().ino(), of: fixed });
+                    // One that was there stays what it is, unless the archive names it.
+                    self.dirs.push(Known { ino: dir.node().ino(), of: None });
                     self.places.insert(place, self.dirs.len() - 1);
                     self.dirs.len() - 1
                 }

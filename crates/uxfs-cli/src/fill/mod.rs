@@ -67,7 +67,7 @@ pub struct Rules {
     pub keep_links: bool,
     /// Whose they are.
     pub owner: Owner,
-    /// When everything happens: with it, the same files always give the same volume. Times of content are kept.
+    /// When everything happens, as the volume's clock has it, too: with it, the same files always give the same volume. Times of content are kept.
     pub time: Option<Timestamp>,
     /// Whether directories of the volume hand down group, access control list and project.
     pub inherit: bool,
@@ -531,7 +531,6 @@ impl<'a> Filler<'a> {
             permissions: (rules.keep.mode && !kind.is_symlink()).then_some(new.permissions),
             atime: new.atime,
             mtime: new.mtime,
-            crtime: rules.time,
             ctime: rules.time,
             ..Changes::default()
         }
