@@ -3,7 +3,8 @@
 //! Each thread counts in a slot of its own, so that beginning and ending a transaction write no line that others
 //! write. Who closes the gate adds all slots up. Invariants: a transaction leaves through the slot that it came
 //! in by; once the gate is closed, a slot that was seen at zero stays there but for those that look in and turn
-//! back, each of which wakes who closed it, and for who closed it: that thread alone goes in and out as it likes.
+//! back, each of which wakes who closed it, and for who closed it: that thread alone goes in and out as it likes. A gate that was
+//! killed while it was closed stays closed.
 
 use super::sync::{AtomicU32, Condvar, Mutex, Ordering, Padded, ThreadId, lock, thread, wait};
 use super::thread_slot;
@@ -125,11 +126,13 @@ impl Gate {
         true
     }
 
-    /// Opens the gate again.
+    /// Opens the gate again, unless it was killed: who waits outside may wake only now, and is to turn back.
     pub(super) fn open(&self) {
         let mut guard = lock(&self.lock);
         guard.holder = None;
-        self.closed.store(0, Ordering::SeqCst);
+        if self.dead.load(Ordering::SeqCst) == 0 {
+            self.closed.store(0, Ordering::SeqCst);
+        }
         self.changed.notify_all();
     }
 
@@ -145,6 +148,17 @@ impl Gate {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
+
+    /// As it is for who waits for a volume that is closed meanwhile, and wakes when that is over.
+    #[test]
+    fn a_gate_that_is_killed_while_it_is_closed_lets_nobody_in() {
+        let gate = Gate::new();
+        assert!(gate.close());
+        gate.kill();
+        gate.open();
+        assert_eq!(gate.enter(), None);
+        assert_eq!(gate.try_enter(), None);
+    }
 
     #[test]
     fn nobody_is_inside_a_closed_gate() {

@@ -94,6 +94,22 @@ fn models_a_closed_gate_is_empty() {
     });
 }
 
+/// Who closes a journal kills its gate and then lets go of it; who waits outside may see that only when both are done.
+#[test]
+fn models_who_waits_for_a_gate_that_is_killed_turns_back() {
+    check(2000, || {
+        let gate = Arc::new(Gate::new());
+        assert!(gate.close());
+        let waits = {
+            let gate = Arc::clone(&gate);
+            thread::spawn(move || gate.enter())
+        };
+        gate.kill();
+        gate.open();
+        assert_eq!(waits.join().unwrap(), None);
+    });
+}
+
 /// A number that is changed by transactions and written back to a block of its own.
 #[derive(Debug)]
 struct Number {
