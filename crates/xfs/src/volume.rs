@@ -100,9 +100,10 @@ impl Volume {
     /// dirty is replayed: for reading in memory alone, for writing on the device.
     pub fn open(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Arc<Self>> {
         let mut device = device;
+        // Before the first look: another writer who closes now would leave us with its old counters.
+        let claim = options.writable.then(|| Claim::new(&*device)).transpose()?;
         let mut superblock = read_superblock(&*device)?;
         check_volume(&*device, &superblock, options)?;
-        let claim = options.writable.then(|| Claim::new(&*device)).transpose()?;
         let ends = clean::log_ends(&*device, &superblock);
         let log_clean = match &ends {
             Ok(ends) => ends.clean,

@@ -43,6 +43,13 @@ pub struct BusyGuard {
     mark: Option<BusyMark>,
 }
 
+impl BusyGuard {
+    /// Lets the blocks be busy for good, as what freed them is in no log and never will be.
+    pub fn keep(mut self) {
+        self.mark = None;
+    }
+}
+
 impl Drop for BusyGuard {
     fn drop(&mut self) {
         if let Some(mark) = self.mark.take() {

@@ -26,7 +26,7 @@ const REMOVED_AT_ONCE: usize = 2;
 const ATTR_BLOCKS_AT_ONCE: u64 = 128;
 
 impl Volume {
-    /// Frees the blocks of a file in `blocks`: a hole is left. [`Error::Shared`](crate::Error::Shared) comes before
+    /// Frees the blocks of a file in `blocks`: a hole is left. [`Error::Shared`] comes before
     /// anything has changed.
     pub fn remove_blocks(
         self: &Arc<Self>,
@@ -91,7 +91,7 @@ impl Volume {
 
     /// Sets the end of a file, and frees what lies behind it. The bytes of the last block behind the end are the
     /// caller's to zero, before. A crash in between leaves blocks behind the end.
-    /// [`Error::Shared`](crate::Error::Shared) comes before anything has changed.
+    /// [`Error::Shared`] comes before anything has changed.
     pub fn truncate_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,

@@ -128,8 +128,8 @@ impl InodeEntry {
         !self.unprivileged.load(Ordering::Acquire)
     }
 
-    /// Says whether it may. Who takes them away says no *before* looking for them, and who gives it some says yes
-    /// *after* that is committed: so none are overlooked.
+    /// Says whether it may. Whoever says so holds the inode's lock: shared to say no, behind a look that found none;
+    /// exclusive to say yes, before the change is published. So nobody writes where there are some still.
     pub(crate) fn set_privileged(&self, may_be: bool) {
         self.unprivileged.store(!may_be, Ordering::Release);
     }

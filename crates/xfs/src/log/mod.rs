@@ -143,7 +143,7 @@ pub struct CommitSeq(pub u64);
 ///
 /// Used is what it holds: what is left of the step, the steps behind it, and twice what it takes to log its intents
 /// again. Promised, from the first step to the last, are all steps that it has left, and the present one whole even
-/// when there is none behind it; and what its intents take three times. See [`grant`] for what that is good for.
+/// when there is none behind it; and what its intents take three times. See the module `grant` for what that is good for.
 #[derive(Debug)]
 #[must_use = "a ticket that is not released keeps its log space"]
 pub struct Ticket {

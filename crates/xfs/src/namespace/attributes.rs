@@ -183,37 +183,33 @@ impl Volume {
             }
         }
         touch(&mut trans, ino, false, now);
-        trans.commit()?;
         if namespace == Namespace::Secure && name == CAPABILITY {
+            // With the inode locked: nobody looks for them until they are there.
             file.entry().set_privileged(true);
         }
+        trans.commit()?;
         Ok(())
     }
 
     /// Takes the capabilities off a file whose content or owner is about to change, as a kernel does whoever asks.
     pub fn drop_capabilities(self: &Arc<Self>, file: &InodeHandle, now: Timestamp) -> Result<()> {
-        file.entry().set_privileged(false);
-        let (shared, inode) = file.share()?;
-        let held = match self.fork(&inode, ForkKind::Attr) {
-            Some(fork) if inode.has_attrs() => attr::get(&*fork, Namespace::Secure, CAPABILITY),
-            _ => Ok(None),
-        };
-        drop(shared);
-        let dropped = match held {
-            Ok(None) => Ok(()),
-            Ok(Some(_)) => {
-                match self.change_xattr(file, Namespace::Secure, CAPABILITY, XattrChange::Remove, now) {
-                    // Another thread was faster.
-                    Err(Error::Name(NameProblem::NoAttribute)) => Ok(()),
-                    done => done,
-                }
+        loop {
+            let (shared, inode) = file.share()?;
+            let held = match self.fork(&inode, ForkKind::Attr) {
+                Some(fork) if inode.has_attrs() => attr::get(&*fork, Namespace::Secure, CAPABILITY)?,
+                _ => None,
+            };
+            if held.is_none() {
+                file.entry().set_privileged(false);
+                return Ok(());
             }
-            Err(error) => Err(error),
-        };
-        if dropped.is_err() {
-            file.entry().set_privileged(true);
+            drop(shared);
+            match self.change_xattr(file, Namespace::Secure, CAPABILITY, XattrChange::Remove, now) {
+                // Another thread was faster.
+                Ok(()) | Err(Error::Name(NameProblem::NoAttribute)) => {}
+                Err(error) => return Err(error),
+            }
         }
-        dropped
     }
 }
 

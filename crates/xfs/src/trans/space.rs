@@ -3,6 +3,7 @@
 use super::Trans;
 use crate::alloc::{BusyExtents, Freed, Run, Spent};
 use crate::error::Result;
+use crate::log::Outcome;
 use std::sync::Arc;
 use xfs_format::types::AgNumber;
 
@@ -63,7 +64,11 @@ impl Trans<'_> {
         }
         let busy = Arc::clone(&self.volume.write_side()?.busy);
         let guard = busy.guard(std::mem::take(&mut self.freed));
-        self.on_landing(move |_| drop(guard));
+        self.on_landing(move |outcome| match outcome {
+            Outcome::Committed => drop(guard),
+            // The freeing is in no log: the blocks belong to whom they belonged to, and nobody may write there.
+            Outcome::Aborted => guard.keep(),
+        });
         Ok(())
     }
 }
