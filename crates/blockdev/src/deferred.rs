@@ -3,7 +3,8 @@
 //! For something that is being made, which nobody has yet: if the host goes down meanwhile, it is made again. Invariants:
 //! writes reach the device below in the order in which they came, and a read waits for all before it; only after
 //! [`Deferred::finish`] is anything that was written known to be durable, and then all of it; a failure is told by
-//! whatever is asked for next, and by all that follows.
+//! whatever is asked for next, and by all that follows; the device below is told to flush by one thread at a time, since
+//! it may say only once that something is lost.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -38,6 +39,10 @@ struct State {
     hurry: bool,
     /// What was written is to be on its way to where it is durable.
     flush: bool,
+    /// A flush is under way.
+    flushing: bool,
+    /// Somebody waits to make the flush that counts.
+    finishing: bool,
     failed: Option<(&'static str, String)>,
     ended: bool,
 }
@@ -54,8 +59,24 @@ impl Deferred {
 
     /// Makes everything durable that was written before.
     pub fn finish(&self) -> Result<(), DeviceError> {
-        drop(self.shared.drained()?);
-        self.shared.inner.flush()
+        let mut state = self.shared.drained()?;
+        while state.flushing {
+            state.finishing = true;
+            state = self.shared.wait(state);
+        }
+        state.finishing = false;
+        self.shared.flush_below(state).check()
+    }
+
+    /// Waits until nothing is under way to the device below any more, however it went.
+    pub fn settle(&self) {
+        let mut state = match self.shared.drained() {
+            Ok(state) => state,
+            Err(_told_by_whatever_was_asked_for) => self.shared.lock(),
+        };
+        while state.flushing {
+            state = self.shared.wait(state);
+        }
     }
 }
 
@@ -121,15 +142,24 @@ impl Shared {
     fn flush(&self) {
         let mut state = self.lock();
         while !state.ended {
-            if !std::mem::take(&mut state.flush) {
+            if state.flushing || state.finishing || !std::mem::take(&mut state.flush) {
                 state = self.wait(state);
                 continue;
             }
-            drop(state);
-            let flushed = self.inner.flush();
-            state = self.lock();
-            state.note("flush", flushed);
+            state = self.flush_below(state);
         }
+    }
+
+    /// Flushes the device below, which nobody else does meanwhile.
+    fn flush_below<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        (state.flushing, state.flush) = (true, false);
+        drop(state);
+        let flushed = self.inner.flush();
+        state = self.lock();
+        state.flushing = false;
+        state.note("flush", flushed);
+        self.changed.notify_all();
+        state
     }
 }
 
@@ -203,6 +233,8 @@ impl BlockDevice for Deferred {
 mod tests {
     use super::*;
     use crate::{Counter, Fault, FaultDevice, MemoryDevice, Op, Repeat};
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc;
 
     fn memory() -> Arc<dyn BlockDevice> {
         Arc::new(MemoryDevice::anonymous(1 << 20).unwrap())
@@ -226,6 +258,72 @@ mod tests {
         assert_eq!((counter.counts().writes, counter.counts().fua_writes), (1001, 0));
         device.finish().unwrap();
         assert!(counter.counts().flushes > 0);
+    }
+
+    /// A device that says once that something is lost: to the flush that is under way first, and after all others.
+    #[derive(Debug)]
+    struct ToldOnce {
+        inner: Arc<dyn BlockDevice>,
+        flushes: AtomicU32,
+        delayed: Mutex<mpsc::Receiver<()>>,
+    }
+
+    impl BlockDevice for ToldOnce {
+        fn size(&self) -> u64 {
+            self.inner.size()
+        }
+
+        fn sector_size(&self) -> u32 {
+            self.inner.sector_size()
+        }
+
+        fn is_read_only(&self) -> bool {
+            false
+        }
+
+        fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+            self.inner.read(offset, buf)
+        }
+
+        fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+            self.inner.write(offset, buf, durability)
+        }
+
+        fn flush(&self) -> Result<(), DeviceError> {
+            if self.flushes.fetch_add(1, Ordering::SeqCst) > 0 {
+                return Ok(());
+            }
+            self.delayed.lock().unwrap().recv().unwrap();
+            Err(DeviceError::io("flush", 0, 0, std::io::Error::other("no space left on device")))
+        }
+
+        fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
+            Ok(Box::new(BlockingQueue::new(self, depth)?))
+        }
+    }
+
+    #[test]
+    fn what_a_hint_was_told_is_told_in_the_end() {
+        let (go_on, delayed) = mpsc::channel();
+        let delayed = Mutex::new(delayed);
+        let below = Arc::new(ToldOnce { inner: memory(), flushes: AtomicU32::new(0), delayed });
+        let device = Deferred::new(Arc::clone(&below) as Arc<dyn BlockDevice>);
+        device.write(0, &[1; 512], Durability::Volatile).unwrap();
+        device.flush().unwrap();
+        while below.flushes.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        std::thread::scope(|scope| {
+            let finish = scope.spawn(|| device.finish());
+            // The hint is told only when nobody else can be told any more.
+            while !finish.is_finished() && !device.shared.lock().finishing {
+                std::thread::yield_now();
+            }
+            go_on.send(()).unwrap();
+            let error = finish.join().unwrap().expect_err("data were lost");
+            assert!(error.to_string().contains("no space left on device"), "{error}");
+        });
+        assert!(device.finish().is_err());
     }
 
     #[test]

@@ -32,6 +32,11 @@ pub trait BlockDevice: Send + Sync + Debug {
     fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError>;
     /// Makes every write that completed before this call durable. A device without a flush is not an error, nor
     /// is one that is open for reading only: nothing of it waits to become durable.
+    ///
+    /// That one failed is known for good: every flush and every [`Durability::Fua`] write that was under way beside it
+    /// fails too, and every later one, with the same error, since what was to be made durable is lost. Whoever makes a
+    /// device sees to that, and whoever stands before another one only has to ask that one. What a queue has in flight
+    /// is not waited for.
     fn flush(&self) -> Result<(), DeviceError>;
     /// Where its bytes are kept: so that nobody writes a device that has a writer in this process already
     /// ([`Claim`](crate::Claim)). Whoever stands before another device says what that one says.

@@ -67,6 +67,19 @@ impl DeviceError {
         Self::Io { op, offset, len: len as u64, source: source.into() }
     }
 
+    /// The same failure, for somebody else whom it concerns.
+    pub(crate) fn again(&self) -> Self {
+        let (op, offset, len, source) = match self {
+            Self::Io { op, offset, len, source } => (*op, *offset, *len, source),
+            other => return Self::io("flush", 0, 0, std::io::Error::other(other.to_string())),
+        };
+        let source = match source.raw_os_error() {
+            Some(errno) => std::io::Error::from_raw_os_error(errno),
+            None => std::io::Error::new(source.kind(), source.to_string()),
+        };
+        Self::Io { op, offset, len, source }
+    }
+
     /// A device that could not be set up because the host said so.
     pub(crate) fn setup(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Self::Setup { what: what.into(), source: source.into() }

@@ -33,6 +33,7 @@ mod deferred;
 mod device;
 mod error;
 mod file;
+mod flushes;
 mod in_use;
 mod lock;
 mod memory;

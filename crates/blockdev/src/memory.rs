@@ -12,6 +12,7 @@ use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_an
 
 use crate::check::Geometry;
 use crate::file::host;
+use crate::flushes::Flushes;
 use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place, Storage};
 
 /// How much of a request is brought near before it starts: what the processor can wait for at once; it finds
@@ -122,7 +123,7 @@ impl MemoryOptions {
         }
         let base = NonNull::new(base.cast()).expect("the kernel maps nothing at address 0");
         let read_only = file.is_some() && !self.write;
-        MemoryDevice { base, len, geometry, read_only, file }
+        MemoryDevice { base, len, geometry, read_only, file, flushes: Flushes::default() }
     }
 }
 
@@ -151,6 +152,7 @@ pub struct MemoryDevice {
     geometry: Geometry,
     read_only: bool,
     file: Option<MappedFile>,
+    flushes: Flushes,
 }
 
 // SAFETY: the mapping is owned by this value and is not bound to a thread.
@@ -176,9 +178,11 @@ impl MemoryDevice {
         // Ranges to sync start on a page, and hosts differ in how large these are.
         let from = offset as usize & !(rustix::param::page_size() - 1);
         let len_paged = offset as usize + len - from;
-        // SAFETY: the range was checked to lie in the mapping, which lives as long as `self`.
-        let result = unsafe { msync(self.base.as_ptr().add(from).cast(), len_paged, MsyncFlags::SYNC) };
-        result.map_err(|e| DeviceError::io(op, offset, len, e))
+        self.flushes.carry_out(|| {
+            // SAFETY: the range was checked to lie in the mapping, which lives as long as `self`.
+            let result = unsafe { msync(self.base.as_ptr().add(from).cast(), len_paged, MsyncFlags::SYNC) };
+            result.map_err(|e| DeviceError::io(op, offset, len, e))
+        })
     }
 }
 

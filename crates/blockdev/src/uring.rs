@@ -164,7 +164,9 @@ impl UringQueue {
         let len = slot.buf.as_ref()?.len();
         let outcome = slot.advance(result).map(|over| {
             let op = if slot.step == Step::Read { "read" } else { "write" };
-            over.map_err(|e| DeviceError::io(op, slot.offset, len, e))
+            let over = over.map_err(|e| DeviceError::io(op, slot.offset, len, e));
+            let is_durable = matches!(slot.step, Step::WriteDurably | Step::WriteThenSync | Step::Sync);
+            if is_durable { self.device.flushes().of_queue(over) } else { over }
         });
         let Some(result) = outcome else {
             self.again.push(index as u32);

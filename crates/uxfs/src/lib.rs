@@ -25,6 +25,7 @@
 
 mod change;
 mod check;
+mod deferring;
 mod dir;
 mod engine;
 mod error;

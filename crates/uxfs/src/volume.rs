@@ -1,5 +1,6 @@
 //! The volume: opening one, and finding what is in it.
 
+use crate::deferring::Deferring;
 use crate::dir::Dir;
 use crate::engine;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,7 +15,7 @@ use crate::partitions;
 use crate::path;
 use crate::probe;
 use crate::recovery::Recovery;
-use blockdev::{BlockDevice, Deferred, FileOptions, Window};
+use blockdev::{BlockDevice, FileOptions, Window};
 use fileio::Locking;
 use std::path::Path;
 use std::sync::Arc;
@@ -42,8 +43,8 @@ pub struct Volume {
 struct Shared {
     engine: Arc<xfs::volume::Volume>,
     device: Arc<dyn BlockDevice>,
-    /// The same, if nothing is made durable before the volume is closed.
-    deferred: Option<Arc<Deferred>>,
+    /// The same, if nothing is made durable before the volume is closed. Let go of behind the engine, which uses it.
+    deferring: Option<Deferring>,
     locking: Locking,
     open_files: OpenFiles,
 }
@@ -79,18 +80,22 @@ impl Volume {
     /// Opens the volume on any device, of which `options` may choose a part.
     pub fn open_device(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Self> {
         let device = part(device, options)?;
-        let deferred = options.durable_at_close.then(|| Arc::new(Deferred::new(Arc::clone(&device))));
-        let device = deferred.clone().map_or(device, |deferred| deferred);
+        let deferring = match options.durable_at_close {
+            true => Some(Deferring::new(Arc::clone(&device), options.writable)?),
+            false => None,
+        };
+        let device = deferring.as_ref().map_or(device, Deferring::device);
+        let claim = deferring.as_ref().and_then(Deferring::claim);
         let engine_options = xfs::volume::OpenOptions {
             norecovery: options.norecovery,
             writable: options.writable,
             cache_size: options.cache_size,
             repeatable: options.repeatable.map(crate::change::engine_time),
         };
-        let engine = xfs::volume::Volume::open(Arc::clone(&device), &engine_options)
+        let engine = xfs::volume::Volume::open_claimed(Arc::clone(&device), &engine_options, claim)
             .map_err(|error| explain(error, &*device))?;
         let (locking, open_files) = (options.locking, OpenFiles::default());
-        Ok(Self { shared: Arc::new(Shared { engine, device, deferred, locking, open_files }) })
+        Ok(Self { shared: Arc::new(Shared { engine, device, deferring, locking, open_files }) })
     }
 
     /// The root directory.
@@ -198,10 +203,7 @@ impl Volume {
     pub fn close(&self) -> Result<()> {
         self.stop_writes()?;
         self.engine().close()?;
-        match &self.shared.deferred {
-            Some(deferred) => Ok(deferred.finish()?),
-            None => Ok(()),
-        }
+        self.shared.deferring.as_ref().map_or(Ok(()), Deferring::finish)
     }
 
     /// Has every write to a file's bytes end, and none begin.

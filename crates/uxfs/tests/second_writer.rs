@@ -1,7 +1,11 @@
 //! One device is open for writing once within a process, through whatever wrappers and handles it is reached.
 
-use blockdev::{BlockDevice, Counter, Deferred, MemoryDevice, Window};
-use std::sync::Arc;
+use blockdev::{
+    BlockDevice, BlockingQueue, Claim, Counter, Deferred, DeviceError, Durability, IoQueue, MemoryDevice,
+    Place, Window,
+};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 use uxfs::{ErrorKind, MkfsOptions, NewNode, OpenOptions, Volume, mkfs_device};
 
 const SIZE: u64 = 64 << 20;
@@ -67,4 +71,94 @@ fn two_parts_of_a_device_have_a_writer_each() {
     refused(Arc::clone(&device), &part(SIZE));
     first.close().expect("closed");
     second.close().expect("closed");
+}
+
+/// A device that tries, whenever it is written or flushed, whether a second writer would get in.
+#[derive(Debug)]
+struct Watched {
+    inner: Arc<dyn BlockDevice>,
+    /// Whose requests are looked at; `None`: everybody's.
+    whose: Mutex<Option<ThreadId>>,
+    /// What was asked for, and whether a second writer was kept out.
+    seen: Mutex<Vec<(&'static str, bool)>>,
+}
+
+impl Watched {
+    fn look(&self, what: &'static str) {
+        if self.whose.lock().expect("whole").is_none_or(|whose| whose == thread::current().id()) {
+            let is_kept_out = matches!(Claim::new(&*self.inner), Err(DeviceError::Claimed));
+            self.seen.lock().expect("whole").push((what, is_kept_out));
+        }
+    }
+
+    fn seen(&self) -> Vec<(&'static str, bool)> {
+        std::mem::take(&mut self.seen.lock().expect("whole"))
+    }
+}
+
+impl BlockDevice for Watched {
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+
+    fn sector_size(&self) -> u32 {
+        self.inner.sector_size()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.inner.is_read_only()
+    }
+
+    fn place(&self) -> Place {
+        self.inner.place()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+        self.look("write");
+        self.inner.write(offset, buf, durability)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.look("flush");
+        self.inner.flush()
+    }
+
+    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
+        Ok(Box::new(BlockingQueue::new(self, depth)?))
+    }
+}
+
+/// What is deferred is written when the volume below is closed, or gone.
+#[test]
+fn nobody_writes_before_what_was_deferred_is_there() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(SIZE).expect("memory"));
+    made(&device, &MkfsOptions::new());
+    for is_closed in [true, false] {
+        let whose = Mutex::new(is_closed.then(|| thread::current().id()));
+        let watched = Arc::new(Watched { inner: Arc::clone(&device), whose, seen: Mutex::default() });
+        let options = writable().durable_at_close(true);
+        let volume = Volume::open_device(Arc::clone(&watched) as Arc<dyn BlockDevice>, &options);
+        let volume = volume.expect("open");
+        add(&volume, if is_closed { "one" } else { "two" });
+        volume.sync().expect("a hint");
+        watched.seen();
+        if is_closed {
+            volume.close().expect("closed");
+            // This thread itself flushes last of all; all else is done by others.
+            assert_eq!(watched.seen(), [("flush", true)]);
+        } else {
+            drop(volume);
+            let seen = watched.seen();
+            assert!(seen.iter().any(|(what, _)| *what == "write"), "nothing was left: {seen:?}");
+            assert!(seen.iter().all(|(_, is_kept_out)| *is_kept_out), "{seen:?}");
+        }
+        // From then on the device is free.
+        let next = Volume::open_device(Arc::clone(&device), &writable()).expect("open");
+        assert!(next.lookup("one").is_ok() && (is_closed || next.lookup("two").is_ok()));
+        next.close().expect("closed");
+    }
 }

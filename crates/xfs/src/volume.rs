@@ -74,7 +74,7 @@ pub struct Volume {
     /// What recovery found and did when the volume was opened.
     recovery: OnceLock<recovery::Report>,
     /// Keeps every other writer of this process out until the volume is closed. Let go of last.
-    claim: Mutex<Option<Claim>>,
+    claim: Mutex<Option<Arc<Claim>>>,
 }
 
 /// What only a volume that is open for writing has.
@@ -99,9 +99,22 @@ impl Volume {
     /// Opens the volume on `device`: reads the superblock and nothing else that grows with the volume. A log that is
     /// dirty is replayed: for reading in memory alone, for writing on the device.
     pub fn open(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Arc<Self>> {
+        Self::open_claimed(device, options, None)
+    }
+
+    /// As [`open`](Self::open), on a device that the caller may have claimed before: for as long as it keeps that, nobody
+    /// else gets in, be the volume closed.
+    pub fn open_claimed(
+        device: Arc<dyn BlockDevice>,
+        options: &OpenOptions,
+        claim: Option<Arc<Claim>>,
+    ) -> Result<Arc<Self>> {
         let mut device = device;
         // Before the first look: another writer who closes now would leave us with its old counters.
-        let claim = options.writable.then(|| Claim::new(&*device)).transpose()?;
+        let claim = match claim {
+            None if options.writable => Some(Arc::new(Claim::new(&*device)?)),
+            claim => claim,
+        };
         let mut superblock = read_superblock(&*device)?;
         check_volume(&*device, &superblock, options)?;
         let ends = clean::log_ends(&*device, &superblock);

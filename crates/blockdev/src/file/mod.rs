@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::check::Geometry;
+use crate::flushes::Flushes;
 use crate::uring::UringQueue;
 use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place, Storage};
 
@@ -106,7 +107,8 @@ impl FileOptions {
             None => HostIo::Buffered,
         };
         let (storage, read_only) = (opened.storage, !self.write);
-        Ok(FileDevice { file: opened.file, storage, geometry, io, read_only, queue: self.queue })
+        let (file, queue, flushes) = (opened.file, self.queue, Flushes::default());
+        Ok(FileDevice { file, storage, geometry, io, read_only, queue, flushes })
     }
 }
 
@@ -119,6 +121,7 @@ pub struct FileDevice {
     io: HostIo,
     read_only: bool,
     queue: QueueKind,
+    flushes: Flushes,
 }
 
 impl FileDevice {
@@ -139,6 +142,11 @@ impl FileDevice {
 
     pub(crate) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Its flushes and durable writes.
+    pub(crate) fn flushes(&self) -> &Flushes {
+        &self.flushes
     }
 
     /// Checks a request, `write` or read.
@@ -174,14 +182,18 @@ impl BlockDevice for FileDevice {
 
     fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         self.check(offset, buf.len(), true)?;
-        blocking_io::write(&self.file, self.io, self.sector_size(), offset, buf, durability)
+        let write = || blocking_io::write(&self.file, self.io, self.sector_size(), offset, buf, durability);
+        match durability {
+            Durability::Volatile => write(),
+            Durability::Fua => self.flushes.carry_out(write),
+        }
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
         if self.read_only {
             return Ok(());
         }
-        blocking_io::flush(&self.file)
+        self.flushes.carry_out(|| blocking_io::flush(&self.file))
     }
 
     fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
@@ -194,5 +206,43 @@ impl BlockDevice for FileDevice {
             }
         }
         Ok(Box::new(BlockingQueue::new(self, depth)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::AlignedBuf;
+    use std::io;
+
+    /// Whatever the system says then, which has told it once and does not tell it again.
+    #[test]
+    fn after_a_failed_flush_nothing_is_durable_any_more() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let device = Arc::new(FileOptions::new().write(true).open(file.path()).unwrap());
+        device.flush().unwrap();
+        let lost = || DeviceError::io("flush", 0, 0, io::Error::from(io::ErrorKind::StorageFull));
+        let failed = device.flushes.carry_out(|| Err(lost())).unwrap_err();
+        let same = |outcome: Result<(), DeviceError>| {
+            assert_eq!(outcome.unwrap_err().to_string(), failed.to_string());
+        };
+        same(device.flush());
+        same(device.write(0, &[1; 4096], Durability::Fua));
+        device.write(0, &[1; 4096], Durability::Volatile).unwrap();
+        device.read(0, &mut [0; 4096]).unwrap();
+        let mut queue = Arc::clone(&device).queue(2).unwrap();
+        for (durability, tag) in [(Durability::Volatile, 0), (Durability::Fua, 1)] {
+            queue.push_write(0, AlignedBuf::zeroed(4096), durability, tag).unwrap();
+        }
+        let mut count = 0;
+        let mut over = |completion: crate::Completion| {
+            count += 1;
+            if completion.tag == 0 { completion.result.unwrap() } else { same(completion.result) }
+        };
+        while queue.in_flight() > 0 {
+            queue.wait(1, &mut over).unwrap();
+        }
+        assert_eq!(count, 2);
     }
 }
