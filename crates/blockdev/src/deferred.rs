@@ -43,7 +43,7 @@ struct State {
     flushing: bool,
     /// Somebody waits to make the flush that counts.
     finishing: bool,
-    failed: Option<(&'static str, String)>,
+    failed: Option<DeviceError>,
     ended: bool,
 }
 
@@ -133,7 +133,7 @@ impl Shared {
             }
             state = self.lock();
             state.writing = false;
-            state.note("write", written);
+            state.note(written);
             self.changed.notify_all();
         }
     }
@@ -157,24 +157,21 @@ impl Shared {
         let flushed = self.inner.flush();
         state = self.lock();
         state.flushing = false;
-        state.note("flush", flushed);
+        state.note(flushed);
         self.changed.notify_all();
         state
     }
 }
 
 impl State {
-    fn note(&mut self, op: &'static str, outcome: Result<(), DeviceError>) {
+    fn note(&mut self, outcome: Result<(), DeviceError>) {
         if let Err(error) = outcome {
-            self.failed.get_or_insert((op, error.to_string()));
+            self.failed.get_or_insert(error);
         }
     }
 
     fn check(&self) -> Result<(), DeviceError> {
-        match &self.failed {
-            Some((op, what)) => Err(DeviceError::io(op, 0, 0, std::io::Error::other(what.clone()))),
-            None => Ok(()),
-        }
+        self.failed.as_ref().map_or(Ok(()), |failed| Err(failed.again()))
     }
 }
 
@@ -321,7 +318,7 @@ mod tests {
             }
             go_on.send(()).unwrap();
             let error = finish.join().unwrap().expect_err("data were lost");
-            assert!(error.to_string().contains("no space left on device"), "{error}");
+            assert_eq!(error.to_string(), "flush of 0 bytes at byte 0 failed: no space left on device");
         });
         assert!(device.finish().is_err());
     }
