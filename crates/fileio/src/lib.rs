@@ -21,7 +21,7 @@ mod queue;
 #[doc(hidden)]
 pub mod testing;
 
-pub use direct::{DirectFile, FILE_END_MAX, HeldEnd};
+pub use direct::{DirectFile, FILE_END_MAX, HeldEnd, HeldFile};
 pub use error::{FileError, Refusal};
 pub use locking::{Locking, UnknownLocking};
 pub use mapping::{Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq};

@@ -1,5 +1,5 @@
-//! Places where a test can step in: between a look at a file's size and the hold that was decided by it, and behind each
-//! transaction, when all locks of it are gone.
+//! Places where a test can step in: between a look at a file's size and the hold that was decided by it, before a hold
+//! of a whole file, and behind each transaction, when all locks of it are gone.
 //!
 //! Without the feature `testing` nothing is here, and nothing is called.
 
@@ -14,7 +14,8 @@ mod hooks {
         static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Does `step` when this thread is next about to wait for a range that it chose by the size of a file.
+    /// Does `step` when this thread is next about to wait for a range that it chose by the size of a file, or
+    /// for all of one.
     pub fn before_next_hold(step: impl FnOnce() + 'static) {
         HOLD.set(Some(Box::new(step)));
     }

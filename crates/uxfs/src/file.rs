@@ -165,6 +165,8 @@ impl File {
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         let (held, grown) = self.hold_for(&range, keep_size)?;
+        // No look at the map says it.
+        engine.check_writable()?;
         self.zero_end(&held, grown)?;
         let _given = engine.allocate_blocks(entry, self.blocks_around(&range))?;
         self.data.map().overwritten();

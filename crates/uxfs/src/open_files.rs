@@ -8,7 +8,7 @@
 
 use crate::error::Result;
 use fileio::DirectFile;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use xfs::bmap::FileMap;
 
@@ -48,9 +48,22 @@ impl<T> OpenFiles<T> {
         Ok(self.with(|table| table.get(ino).unwrap_or_else(|| table.insert(ino, &opened))))
     }
 
-    /// All that are open now.
-    pub(crate) fn all(&self) -> Vec<Arc<T>> {
-        self.with(|table| table.by_inode.values().filter_map(Weak::upgrade).collect())
+    /// All that are open now and that `is_known` does not know, by their inodes' numbers. If there are none, `then` is done
+    /// before another is opened.
+    pub(crate) fn others(
+        &self,
+        is_known: impl Fn(u64) -> bool,
+        then: impl FnOnce(),
+    ) -> BTreeMap<u64, Arc<T>> {
+        self.with(|table| {
+            let unknown = table.by_inode.iter().filter(|(ino, _)| !is_known(**ino));
+            let others: BTreeMap<_, _> =
+                unknown.filter_map(|(ino, file)| Some((*ino, file.upgrade()?))).collect();
+            if others.is_empty() {
+                then();
+            }
+            others
+        })
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut Table<T>) -> R) -> R {

@@ -17,8 +17,9 @@ use crate::probe;
 use crate::recovery::Recovery;
 use blockdev::{BlockDevice, FileOptions, Window};
 use fileio::Locking;
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use xfs_format::types::InodeNumber;
 
@@ -47,6 +48,8 @@ struct Shared {
     deferring: Option<Deferring>,
     locking: Locking,
     open_files: OpenFiles,
+    /// Held by who decides whether the volume can be closed.
+    closing: Mutex<()>,
 }
 
 impl Volume {
@@ -95,7 +98,16 @@ impl Volume {
         let engine = xfs::volume::Volume::open_claimed(Arc::clone(&device), &engine_options, claim)
             .map_err(|error| explain(error, &*device))?;
         let (locking, open_files) = (options.locking, OpenFiles::default());
-        Ok(Self { shared: Arc::new(Shared { engine, device, deferring, locking, open_files }) })
+        Ok(Self {
+            shared: Arc::new(Shared {
+                engine,
+                device,
+                deferring,
+                locking,
+                open_files,
+                closing: Mutex::default(),
+            }),
+        })
     }
 
     /// The root directory.
@@ -197,31 +209,39 @@ impl Volume {
 
     /// Writes everything back and leaves a clean log. Nothing can be changed any more after it, and files that are still
     /// open can be read at most: what other threads are in the middle of comes to its end first, what they begin then
-    /// fails with [`ErrorKind::ShutDown`]. Requests that lie in a [`Queue`](crate::Queue), and that nobody takes out,
-    /// keep the volume from being closed: [`ErrorKind::Busy`], and nothing has happened. A writable volume that is
-    /// dropped without it is as after a crash: its log has to be replayed.
+    /// waits, and fails with [`ErrorKind::ShutDown`]. Requests that lie in a [`Queue`](crate::Queue), and that nobody
+    /// takes out, keep the volume from being closed: [`ErrorKind::Busy`], and nothing has happened but that others
+    /// waited. A writable volume that is dropped without it is as after a crash: its log has to be replayed.
     pub fn close(&self) -> Result<()> {
         self.stop_writes()?;
         self.engine().close()?;
         self.shared.deferring.as_ref().map_or(Ok(()), Deferring::finish)
     }
 
-    /// Has every write to a file's bytes end, and none begin.
+    /// Has every write to a file's bytes end, and none begin: those that would, wait until all files are held. Only then
+    /// is it decided, so that nobody is left in the middle, and one who is too busy for it harms nobody.
     fn stop_writes(&self) -> Result<()> {
         let engine = self.engine();
         if !engine.is_writable() {
             return Ok(());
         }
-        engine.stop_writes();
-        for file in self.open_files().all() {
-            if !file.drain(CLOSE_PATIENCE) {
-                engine.allow_writes();
-                let ino = file.map().inode().ino();
-                let what = format!("the volume cannot be closed: writes to inode {ino} are still in a queue");
-                return Err(Error::new(ErrorKind::Busy, what));
+        // Two who held some files each would wait for each other.
+        let _alone = self.shared.closing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = BTreeMap::new();
+        loop {
+            let others = self.open_files().others(|ino| held.contains_key(&ino), || engine.stop_writes());
+            if others.is_empty() {
+                return Ok(());
+            }
+            for (ino, file) in others {
+                let whole = file.hold_whole(CLOSE_PATIENCE).ok_or_else(|| {
+                    let what =
+                        format!("the volume cannot be closed: writes to inode {ino} are still in a queue");
+                    Error::new(ErrorKind::Busy, what)
+                })?;
+                held.insert(ino, whole);
             }
         }
-        Ok(())
     }
 
     /// The device, or the part of it, that the volume is on.

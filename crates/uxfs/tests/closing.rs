@@ -3,8 +3,9 @@
 use blockdev::{
     AlignedBuf, BlockDevice, DeviceError, Durability, Fault, FaultDevice, IoQueue, MemoryDevice, Op, Recorder,
 };
+use fileio::testing::before_next_hold;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use uxfs::{
     Changes, ErrorKind, File, MkfsOptions, NewNode, OpenOptions, SetXattr, Timestamp, Volume, check_device,
@@ -110,7 +111,7 @@ fn an_overwrite_that_is_under_way_is_over_before_a_volume_is_closed() {
     let memory = made();
     let holds = HoldsBack::new(Arc::clone(&memory));
     let volume = open(&(Arc::clone(&holds) as _));
-    let (written, other) = (file(&volume, "written", 4), file(&volume, "other", 4));
+    let written = file(&volume, "written", 4);
     let place = written.extents().next().expect("an extent").expect("a map").physical;
     holds.hold(Some(place));
     let writes = {
@@ -118,14 +119,15 @@ fn an_overwrite_that_is_under_way_is_over_before_a_volume_is_closed() {
         thread::spawn(move || written.overwrite_at(&[2; 4096], 0))
     };
     holds.wait_until_waiting();
+    let (begins, begun) = mpsc::channel();
     let closes = {
         let volume = volume.clone();
-        thread::spawn(move || volume.close())
+        thread::spawn(move || {
+            before_next_hold(move || begins.send(()).expect("somebody waits"));
+            volume.close()
+        })
     };
-    // From now on it is being closed.
-    while other.overwrite_at(&[3; 4096], 0).is_ok() {
-        thread::yield_now();
-    }
+    begun.recv().expect("it is being closed");
     let seen = Volume::open_device(Arc::clone(&memory), &OpenOptions::new()).expect("read");
     assert!(!seen.info().expect("info").log_clean, "closed, and a write is still to come");
     assert!(!closes.is_finished());
@@ -137,6 +139,115 @@ fn an_overwrite_that_is_under_way_is_over_before_a_volume_is_closed() {
     let mut bytes = [0; 4096];
     seen.open_file("/written").expect("there").read_at(&mut bytes, 0).expect("read");
     assert_eq!(bytes, [2; 4096]);
+}
+
+/// A change of several steps lost those that were still to come: a hole with an edge that was not zeroed, a write of which
+/// half was there, and a clean log.
+#[test]
+fn a_change_of_several_steps_that_is_under_way_is_over_before_a_volume_is_closed() {
+    type Step = fn(&File) -> uxfs::Result<()>;
+    // What it does, the byte of the first write of it to the device, and the content then.
+    let punch: Step = |file| file.punch_hole(2048..6 * 4096 + 2048);
+    let zero: Step = |file| file.zero_range(2048..6 * 4096 + 2048, false);
+    let write: Step = |file| file.write_at(&[9; 12 * 4096], 0);
+    let cleared = [vec![1; 2048], vec![0; 6 * 4096], vec![1; 4096 + 2048]].concat();
+    let steps = [(punch, 2048, cleared.clone()), (zero, 2048, cleared), (write, 0, vec![9; 12 * 4096])];
+    for (step, first, content) in steps {
+        let memory = made();
+        let holds = HoldsBack::new(Arc::clone(&memory));
+        let volume = open(&(Arc::clone(&holds) as _));
+        let file = file(&volume, "file", 8);
+        holds.hold(Some(file.extents().next().expect("an extent").expect("a map").physical + first));
+        let changes = {
+            let file = file.clone();
+            thread::spawn(move || step(&file))
+        };
+        holds.wait_until_waiting();
+        let holder = Arc::clone(&holds);
+        let (ends, ended) = mpsc::channel();
+        before_next_hold(move || {
+            // It is being closed.
+            holder.hold(None);
+            ends.send(changes.join().expect("no panic")).expect("somebody waits");
+        });
+        volume.close().expect("closed");
+        ended.recv().expect("it is over").expect("it was begun before");
+        drop((file, volume));
+        is_clean_and_sound(&memory);
+        let seen = Volume::open_device(Arc::clone(&memory), &OpenOptions::new()).expect("read");
+        let mut bytes = vec![0; content.len()];
+        let read = seen.open_file("/file").expect("there").read_at(&mut bytes, 0).expect("read");
+        assert!(bytes[..read] == content[..read] && read >= 8 * 4096);
+    }
+}
+
+/// Two files in the order in which they are closed, with a queue each.
+fn two_files(volume: &Volume) -> [File; 2] {
+    let mut files = [file(volume, "a", 4), file(volume, "b", 4)];
+    files.sort_by_key(|file| file.node().ino());
+    files
+}
+
+/// Does `step` when the second file is about to be held by who closes the volume.
+fn at_the_second_file(step: impl FnOnce() + 'static) {
+    before_next_hold(move || before_next_hold(step));
+}
+
+/// Whoever wrote to another file while a volume could not be closed was told that it was shut down.
+#[test]
+fn a_close_that_is_taken_back_has_harmed_nobody() {
+    let device = made();
+    let volume = open(&device);
+    let [first, second] = two_files(&volume);
+    let mut busy = second.queue(1).expect("a queue");
+    busy.push_overwrite(0, AlignedBuf::copied(&[2; 4096]), 1).expect("room");
+    let (begins, begun) = mpsc::channel();
+    let other = first.clone();
+    at_the_second_file(move || {
+        let mut queue = other.queue(1).expect("a queue");
+        queue.push_overwrite(0, AlignedBuf::copied(&[3; 4096]), 1).expect("it is not decided");
+        let mut over = 0;
+        queue.wait(0, |_| over += 1).expect("asked");
+        begins.send((queue, over)).expect("somebody waits");
+    });
+    assert_eq!(volume.close().map_err(|error| error.kind()), Err(ErrorKind::Busy));
+    let (mut queue, over) = begun.recv().expect("begun");
+    assert_eq!(over, 0, "it waits");
+    queue.wait(1, |over| assert!(over.result.is_ok(), "{:?}", over.result)).expect("done");
+    busy.wait(1, |over| assert!(over.result.is_ok())).expect("done");
+    drop((queue, busy));
+    volume.close().expect("closed");
+    is_clean_and_sound(&device);
+}
+
+/// What is begun while a volume is being closed, and waits for that, is not begun at all.
+#[test]
+fn what_waits_for_a_close_that_is_not_taken_back_is_refused() {
+    let device = made();
+    let volume = open(&device);
+    let [first, _second] = two_files(&volume);
+    let (begins, begun) = mpsc::channel();
+    let (other, root) = (first.clone(), volume.root().expect("root").as_dir().expect("a directory"));
+    at_the_second_file(move || {
+        let mut queue = other.queue(1).expect("a queue");
+        queue.push_overwrite(0, AlignedBuf::copied(&[3; 4096]), 1).expect("it is not decided");
+        // Nobody knew of it when the closing began.
+        let new = root.create_file(b"new", &NewNode::default()).expect("made").open().expect("a file");
+        new.write_at(&[4; 4096], 0).expect("written");
+        begins.send((queue, new)).expect("somebody waits");
+    });
+    volume.close().expect("closed");
+    let (mut queue, new) = begun.recv().expect("begun");
+    let mut ended = None;
+    queue.wait(1, |over| ended = Some(over.result.map_err(|error| error.kind()))).expect("over");
+    assert_eq!(ended, Some(Err(ErrorKind::ShutDown)));
+    assert_eq!(new.write_at(&[5; 4096], 0).map_err(|error| error.kind()), Err(ErrorKind::ShutDown));
+    drop((queue, new));
+    is_clean_and_sound(&device);
+    let seen = Volume::open_device(Arc::clone(&device), &OpenOptions::new()).expect("read");
+    let mut byte = [0];
+    seen.open_file("/new").expect("there").read_at(&mut byte, 0).expect("read");
+    assert_eq!(byte, [4]);
 }
 
 /// Everything that changes a volume says that it is closed, and not a byte of it changes.

@@ -20,7 +20,7 @@ use blockdev::{AlignedBuf, BlockDevice, Claim, DeviceError};
 use fileio::lockstat::LockClass;
 use parking_lot::Mutex;
 use std::ops::{ControlFlow, Range};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use xfs_format::features::QuotaFlags;
 use xfs_format::geometry::Geometry;
@@ -69,8 +69,8 @@ pub struct Volume {
     groups: Groups,
     write: Option<WriteSide>,
     log_clean: bool,
-    /// How many want it closed: nobody finds any more where to write.
-    closing: AtomicU32,
+    /// Whether it is being closed: nobody finds any more where to write.
+    closing: AtomicBool,
     /// What recovery found and did when the volume was opened.
     recovery: OnceLock<recovery::Report>,
     /// Keeps every other writer of this process out until the volume is closed. Let go of last.
@@ -165,7 +165,7 @@ impl Volume {
             groups: Groups::new(geometry.ag_count, options.writable),
             write,
             log_clean,
-            closing: AtomicU32::new(0),
+            closing: AtomicBool::new(false),
             recovery: report,
             device,
             superblock,
@@ -351,21 +351,15 @@ impl Volume {
         self.write_side()?.journal.force_all()
     }
 
-    /// Begins to close the volume: from here on nobody finds where a file's bytes are to be written. Who has found that
-    /// before still writes, holding the bytes: for them, whoever knows of the files waits before it goes on to
-    /// [`close`](Self::close), or takes this back ([`allow_writes`](Self::allow_writes)).
+    /// Begins to close the volume, for good: from here on nobody finds where a file's bytes are to be written. Who is in
+    /// the middle of a change of them would be left there: whoever knows of the files holds all of each meanwhile.
     pub fn stop_writes(&self) {
-        self.closing.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Takes a [`stop_writes`](Self::stop_writes) back.
-    pub fn allow_writes(&self) {
-        self.closing.fetch_sub(1, Ordering::SeqCst);
+        self.closing.store(true, Ordering::SeqCst);
     }
 
     #[inline]
     pub(crate) fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::SeqCst) != 0
+        self.closing.load(Ordering::SeqCst)
     }
 
     /// Writes everything back and leaves a clean log. Files may not be in use any more: later changes fail. A volume
@@ -409,7 +403,7 @@ impl Volume {
     }
 
     /// Logs what only memory knows: when files that are still open were written over.
-    fn log_all_times(self: &Arc<Self>) -> Result<()> {
+    pub(crate) fn log_all_times(self: &Arc<Self>) -> Result<()> {
         for entry in self.inodes.select(|entry| entry.overwritten().get().is_some()) {
             // What was removed may have left the time behind, for whatever has its place now.
             let is_named_file = {

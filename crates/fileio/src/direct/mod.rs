@@ -22,6 +22,7 @@ use blockdev::BlockDevice;
 use rangelock::{LockStats, Mode, StatsSnapshot};
 
 use crate::lock::{Attempt, FileLock, Held, Token};
+use crate::testing::before_hold;
 use crate::{FileError, FileMapping, Locking, Refusal, lockstat};
 
 pub use extend::HeldEnd;
@@ -80,6 +81,21 @@ struct Unpark(Thread);
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
+    }
+}
+
+/// A file that is held in whole, and stays open. Dropping it lets go.
+#[derive(Debug)]
+pub struct HeldFile<M> {
+    file: Arc<DirectFile<M>>,
+    token: Option<Token>,
+}
+
+impl<M> Drop for HeldFile<M> {
+    fn drop(&mut self) {
+        if let Some(token) = self.token.take() {
+            self.file.lock.release(token);
+        }
     }
 }
 
@@ -153,9 +169,10 @@ impl<M: FileMapping> DirectFile<M> {
         held
     }
 
-    /// Waits until every request is over that holds any of the file now, but no longer than `patience`; gives whether they
-    /// are. Requests of a queue are over once its thread has taken them out.
-    pub fn drain(&self, patience: Duration) -> bool {
+    /// Holds all of the file, once every request is over that holds any of it; `None` if that takes longer than
+    /// `patience`. Requests of a queue are over once its thread has taken them out.
+    pub fn hold_whole(self: Arc<Self>, patience: Duration) -> Option<HeldFile<M>> {
+        before_hold();
         let until = Instant::now() + patience;
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut attempt = self.lock.attempt(0..u64::MAX, Mode::Exclusive, &waker);
@@ -169,12 +186,11 @@ impl<M: FileMapping> DirectFile<M> {
                 attempt = Attempt::Held(token);
             }
             if let Attempt::Held(token) = attempt {
-                self.lock.release(token);
-                return true;
+                return Some(HeldFile { file: self, token: Some(token) });
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return false;
+                return None;
             }
             // Where there is no line to stand in, nobody wakes who waits.
             let is_in_line = matches!(attempt, Attempt::InLine(_));
