@@ -5,8 +5,9 @@ use crate::attr;
 use crate::bmap::ExtentList;
 use crate::buf::Piece;
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, Inode, InodeEntry};
+use crate::inode::{ForkKind, Inode, InodeEntry, Life};
 use crate::interleave::point;
+use crate::namespace::join_ending;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
@@ -142,7 +143,12 @@ fn written(extents: &ExtentList, from: FileBlock) -> Option<Blocks> {
 /// Frees all blocks of a fork of an inode that nobody uses any more, whatever its type. If that takes more than one
 /// transaction, a crash between two must not leave a tree of attributes without some of its blocks: whoever frees the
 /// inode then may go through it.
-pub(crate) fn free_all(volume: &Arc<Volume>, entry: &Arc<InodeEntry>, kind: ForkKind) -> Result<()> {
+pub(crate) fn free_all(
+    volume: &Arc<Volume>,
+    entry: &Arc<InodeEntry>,
+    life: Life,
+    kind: ForkKind,
+) -> Result<()> {
     let mut rootless = false;
     loop {
         let inode = entry.current();
@@ -151,7 +157,7 @@ pub(crate) fn free_all(volume: &Arc<Volume>, entry: &Arc<InodeEntry>, kind: Fork
             return Ok(());
         }
         let mut trans = Trans::start(volume, need_to_remove(volume).reservation().or_no_blocks())?;
-        trans.join_inode(Arc::clone(entry), entry.lock())?;
+        join_ending(&mut trans, entry, life)?;
         let ino = entry.ino();
         debug_assert!(entry.is_ending(trans.inode(ino)), "inode {ino} is in use");
         let mut first = FileBlock(0);

@@ -190,27 +190,36 @@ impl InodeEntry {
         last
     }
 
-    /// Takes all [`open`](Self::open)s back: the volume is being closed, and nobody has it any more.
-    pub(crate) fn forget_opens(&self) {
-        self.opens.store(0, Ordering::SeqCst);
-    }
-
     /// Whether somebody has it open. Nobody opens it while the caller has the lock.
     pub(crate) fn is_open(&self) -> bool {
         self.opens.load(Ordering::Acquire) > 0
     }
 
     /// Begins the end of a file that has no name and that nobody has open: nobody opens, links or changes it any more.
-    /// `true` once in a file's life: who gets that frees it.
-    pub(crate) fn begin_inactivation(&self) -> bool {
+    /// The life, once in it: who gets that frees the file.
+    pub(crate) fn begin_inactivation(&self) -> Option<Life> {
         fence(Ordering::SeqCst);
         let _locked = self.lock();
         let inode = self.peek();
         let unused = !inode.is_free() && inode.nlink() == 0 && !self.is_open() && !self.is_ending(&inode);
         if unused {
-            self.ended.store(inode.life().next().to_bits(), Ordering::Release);
+            self.end(inode.life());
         }
-        unused
+        unused.then(|| inode.life())
+    }
+
+    /// Ends the life that the inode is in, whoever has it open or has begun that: the volume is being closed, and nobody
+    /// has it any more.
+    pub(crate) fn take_inactivation(&self) -> Life {
+        let _locked = self.lock();
+        self.opens.store(0, Ordering::SeqCst);
+        let life = self.peek().life();
+        self.end(life);
+        life
+    }
+
+    fn end(&self, life: Life) {
+        self.ended.store(life.next().to_bits(), Ordering::Release);
     }
 
     /// Whether the end of the file that this version is of has begun.

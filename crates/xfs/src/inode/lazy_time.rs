@@ -38,13 +38,42 @@ impl LazyTime {
         Self::time(self.0.load(Ordering::Relaxed))
     }
 
-    /// As [`get`](Self::get), for whoever tells the inode, or the inode something later.
-    pub fn take(&self) -> Option<Timestamp> {
-        Self::time(self.0.swap(0, Ordering::Relaxed))
+    /// As [`get`](Self::get), for whoever tells the inode, or the inode something later, and has it locked.
+    pub fn take(&self) -> Option<Taken<'_>> {
+        let nanos = self.0.swap(0, Ordering::Relaxed);
+        Some(Taken { of: self, nanos, time: Self::time(nanos)? })
     }
 
     fn time(nanos: u64) -> Option<Timestamp> {
         let secs = (nanos / NANOS).cast_signed();
         (nanos != 0).then_some(Timestamp { secs, nanos: (nanos % NANOS) as u32 })
+    }
+}
+
+/// A time that somebody is about to tell the inode. Dropping it puts it back.
+#[must_use = "it is put back at once if it is not kept"]
+#[derive(Debug)]
+pub struct Taken<'a> {
+    of: &'a LazyTime,
+    nanos: u64,
+    time: Timestamp,
+}
+
+impl Taken<'_> {
+    /// The time.
+    pub fn time(&self) -> Timestamp {
+        self.time
+    }
+
+    /// The inode knows it, or something later.
+    pub fn told(mut self) {
+        self.nanos = 0;
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        // What was noted meanwhile is later.
+        self.of.0.fetch_max(self.nanos, Ordering::Relaxed);
     }
 }

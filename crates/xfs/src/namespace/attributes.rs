@@ -87,10 +87,8 @@ impl Volume {
         if change.is_of_protected() {
             trans.inode(ino).check_unprotected()?;
         }
-        if change.mtime.is_some() {
-            // What was written over before this is older news.
-            file.entry().overwritten().take();
-        }
+        // What was written over before this is older news.
+        let older = change.mtime.and_then(|_| file.entry().overwritten().take());
         if let Some(bytes) = change.extent_size {
             check_extent_size(trans.inode(ino), self.geometry(), bytes)?;
         }
@@ -113,6 +111,9 @@ impl Volume {
             follow_mode(&mut trans, ino, permissions)?;
         }
         trans.commit()?;
+        if let Some(older) = older {
+            older.told();
+        }
         Ok(())
     }
 

@@ -2,11 +2,13 @@
 //!
 //! Invariant: an inode is inactivated once, by one thread, and only after its end has begun under its lock
 //! ([`InodeEntry::begin_inactivation`]): nobody opens it, changes it or gives it a name between the transactions that
-//! free it. What fails here leaves it on its group's list, as a crash would.
+//! free it; but for who closes the volume, and has all others wait: that one does the rest of it, which who was at it
+//! notices by the inode's life. What fails here leaves it on its group's list, as a crash would.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file;
-use crate::inode::{ForkKind, InodeEntry};
+use crate::inode::{ForkKind, InodeEntry, Life};
+use crate::log::ShutdownReason;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
@@ -22,7 +24,13 @@ impl Volume {
         // What is decided here is only that there is nothing to do: whoever takes its last name asks afterwards.
         let gone = inode.is_free() || inode.nlink() > 0;
         drop(inode);
-        if !gone && entry.begin_inactivation() { self.inactivate(entry) } else { Ok(()) }
+        let life = if gone { None } else { entry.begin_inactivation() };
+        match life.map(|life| (life, self.inactivate(entry, life))) {
+            // Who closes the volume did the rest.
+            Some((life, Err(Error::Shutdown(_)))) if entry.peek().life() != life => Ok(()),
+            Some((_, done)) => done,
+            None => Ok(()),
+        }
     }
 
     /// Frees every inode that has no names, whoever has it open, or was in the middle of freeing it. For a volume that is
@@ -30,22 +38,21 @@ impl Volume {
     /// volume that has to be recovered.
     pub(crate) fn inactivate_all(self: &Arc<Self>) -> Result<()> {
         for entry in self.unlinked_in_memory() {
-            entry.forget_opens();
-            // Or its end has begun, by one who does not come to the end of it.
-            entry.begin_inactivation();
-            self.inactivate(&entry)?;
+            // Its end may have begun, by one who waits to go on with it, and will find that it is done.
+            let life = entry.take_inactivation();
+            self.inactivate(&entry, life)?;
         }
         Ok(())
     }
 
     /// Frees what an inode without names holds, and the inode. Nothing of it is freed if others share any of it.
-    fn inactivate(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
+    fn inactivate(self: &Arc<Self>, entry: &Arc<InodeEntry>, life: Life) -> Result<()> {
         self.check_freeable(&entry.current())?;
-        file::free_all(self, entry, ForkKind::Data)?;
-        file::free_all(self, entry, ForkKind::Attr)?;
+        file::free_all(self, entry, life, ForkKind::Data)?;
+        file::free_all(self, entry, life, ForkKind::Attr)?;
         let need = Need::new(self.geometry()).inodes(1).unlinked().inode_chunk().steps(2);
         let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
-        trans.join_inode(Arc::clone(entry), entry.lock())?;
+        join_ending(&mut trans, entry, life)?;
         let ino = entry.ino();
         debug_assert!(trans.inode(ino).nlink() == 0 && !entry.is_open(), "inode {ino} is in use");
         trans.remove_unlinked(ino)?;
@@ -53,6 +60,16 @@ impl Volume {
         trans.commit()?;
         Ok(())
     }
+}
+
+/// Joins an inode that is being freed in this life of it. Between two transactions, who closes the volume may have done
+/// the rest, and if the volume was not closed in the end, the inode may be another file by now.
+pub(crate) fn join_ending(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>, life: Life) -> Result<()> {
+    trans.join_inode(Arc::clone(entry), entry.lock())?;
+    if trans.inode(entry.ino()).life() != life {
+        return Err(Error::Shutdown(ShutdownReason::Closed));
+    }
+    Ok(())
 }
 
 /// Whether the joined inode, whose last name goes, can be freed in the same transaction.

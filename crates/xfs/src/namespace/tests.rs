@@ -142,6 +142,109 @@ fn what_is_being_freed_is_gone_for_everybody() {
     Rc::into_inner(site).unwrap().ends_well();
 }
 
+/// Who was at it between two transactions was told that the volume was shut down, though its file was gone; or, where the
+/// gate let it in again, went on to free what was no longer its own.
+#[test]
+fn a_removal_that_a_close_cuts_in_two_comes_to_its_end() {
+    let site = Site::new();
+    site.fragmented(b"a");
+    let volume = Arc::clone(&site.volume);
+    at("some blocks are freed", move || volume.close().unwrap());
+    site.volume.remove(&site.root, b"a", Removal::File, NOW).expect("it is removed");
+    let device = Arc::clone(&site.device);
+    drop(site);
+    let report = check(device, &CheckOptions::default()).unwrap();
+    assert!(report.is_clean() && report.log_clean, "{:?}", report.findings().iter().collect::<Vec<_>>());
+}
+
+/// The same, but the close fails and the journal goes on: the inode may be that of another file by then.
+#[test]
+fn a_removal_leaves_alone_what_a_close_that_failed_has_freed() {
+    for taken in [false, true] {
+        let site = Rc::new(Site::new());
+        let ino = site.fragmented(b"a").ino();
+        let inside = Rc::clone(&site);
+        at("some blocks are freed", move || {
+            let frozen = inside.volume.write_side().unwrap().journal.freeze().unwrap();
+            inside.volume.inactivate_all().unwrap();
+            drop(frozen);
+            if taken {
+                assert_eq!(inside.fragmented(b"b").ino(), ino, "or nothing is tested");
+            }
+        });
+        site.remove(b"a");
+        if taken {
+            let b = site.volume.handle(ino).unwrap();
+            assert_eq!(b.current().unwrap().extent_count(ForkKind::Data), EXTENTS);
+        }
+        Rc::into_inner(site).unwrap().ends_well();
+    }
+}
+
+/// Who opened a file without names while the volume was being closed had it freed under an open count.
+#[test]
+fn the_end_of_what_is_open_begins_at_once_when_a_volume_is_closed() {
+    let site = Site::new();
+    let file = site.fragmented(b"a");
+    let map = site.volume.open_file(&file).unwrap();
+    site.remove(b"a");
+    let life = file.entry().take_inactivation();
+    assert_eq!(life, file.life());
+    assert!(!file.entry().is_open());
+    assert!(matches!(site.volume.open_file(&file), Err(Error::Stale(_))));
+    drop((map, file));
+    site.ends_well();
+}
+
+/// Who was about to log it had taken the time, and waited; who closed the volume found none.
+#[test]
+fn the_time_of_an_overwrite_is_not_lost_between_two_who_log_it() {
+    let site = Site::new();
+    let file = site.create(b"a");
+    site.volume.sync().unwrap();
+    let old = file.entry().peek().mtime();
+    file.entry().overwritten().note();
+    let time = file.entry().overwritten().get().unwrap();
+    assert!(time > old);
+    let journal = &site.volume.write_side().unwrap().journal;
+    std::thread::scope(|scope| {
+        let frozen = journal.freeze().unwrap();
+        let logs = scope.spawn(|| site.volume.log_times(file.entry()));
+        while journal.at_gate().1 == 0 {
+            std::thread::yield_now();
+        }
+        site.volume.log_all_times().unwrap();
+        crate::trans::superblock::write_counters(&site.volume, &frozen).unwrap();
+        frozen.close().unwrap();
+        assert!(logs.join().unwrap().is_err(), "the journal is closed");
+    });
+    let (device, ino) = (Arc::clone(&site.device), file.ino());
+    drop((file, site));
+    let seen = Site::open(device);
+    assert_eq!(seen.volume.inode(ino).unwrap().mtime(), time);
+}
+
+/// An error left the inode with neither the new time nor the one that only memory knew.
+#[test]
+fn a_change_that_fails_leaves_the_time_of_an_overwrite() {
+    let site = Site::new();
+    let file = site.create(b"a");
+    file.entry().overwritten().note();
+    let time = file.entry().overwritten().get();
+    let change = Change { mtime: Some(NOW), extent_size: Some(4097), ..Change::default() };
+    site.volume.change(&file, &change, NOW).expect_err("no whole blocks");
+    assert!(time.is_some());
+    assert_eq!(file.entry().overwritten().get(), time);
+    let change = Change { mtime: Some(NOW), ..Change::default() };
+    site.volume.change(&file, &change, NOW).unwrap();
+    assert_eq!(file.entry().overwritten().get(), None);
+    site.volume.write_side().unwrap().journal.shutdown(crate::log::ShutdownReason::Flush);
+    file.entry().overwritten().note();
+    let time = file.entry().overwritten().get();
+    site.volume.log_times(file.entry()).expect_err("shut down");
+    assert_eq!(file.entry().overwritten().get(), time);
+}
+
 /// A file that is opened when its last name is gone, and before its end has begun, stays until it is closed.
 #[test]
 fn who_opens_it_before_its_end_keeps_it() {
