@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::forge::{Forged, REGULAR, extent};
+use common::forge::{DIRECTORY, Forged, REGULAR, extent};
 use common::{scratch, uxfs_fails, uxfs_ok};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
@@ -65,6 +65,24 @@ fn a_name_of_an_inode_that_is_free_stays_and_is_said_once() {
     }
     // What could be removed is.
     assert_eq!(uxfs_ok(&[&"ls", &image.at("/d")]), b"b\n");
+}
+
+#[test]
+fn a_circle_of_directories_stays_and_is_said() {
+    let tree = scratch();
+    std::fs::create_dir_all(tree.path().join("d/e/f")).unwrap();
+    std::fs::write(tree.path().join("d/a"), "x").unwrap();
+    let image = Forged::of("16M", tree.path());
+    let (dir, inner) = (image.ino("/d"), image.ino("/d/e"));
+    image.entries(inner, dir, &[(b"f", DIRECTORY, dir)]);
+
+    let output = ended(start(&[&"rm", &"-r", &image.at("/d")]));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let what = format!(": /d/e/f: damaged: directory inode {dir} is reached a second time\n");
+    assert!(said.ends_with(&what), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert_eq!(uxfs_ok(&[&"ls", &image.at("/d")]), b"e\n");
 }
 
 #[test]

@@ -162,8 +162,12 @@ impl Removal<'_> {
         }
         let node = self.volume.node(entry.ino)?;
         if !self.seen.insert(entry.ino) {
-            // Either it could not be emptied before, which was said, or the volume is damaged.
             frame.stays = true;
+            // Unless it could not be emptied when the directory was read before, which was said.
+            if frame.said.insert(entry.ino) {
+                let what = format!("damaged: directory inode {} is reached a second time", entry.ino);
+                self.problems.at(&self.location.image, &self.path, what);
+            }
             return Ok(None);
         }
         let dir = node.as_dir()?;
@@ -206,6 +210,7 @@ impl Removal<'_> {
         }
         if let Some(above) = above {
             above.stays = true;
+            above.said.insert(frame.dir.node().ino());
         }
         Ok(())
     }
