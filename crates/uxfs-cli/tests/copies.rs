@@ -196,3 +196,27 @@ fn a_copy_inherits_no_access_control_list() {
     use std::os::unix::fs::MetadataExt;
     assert_eq!(out.path().join("dir/file").metadata().unwrap().mode() & 0o7777, 0o640);
 }
+
+/// The kernel says of files in `/proc` that they have no bytes, and of those in `/sys` that they have a page.
+#[test]
+fn what_is_copied_in_is_what_a_reader_gets() {
+    let image = Image::new(&[]);
+    let sys = std::path::Path::new("/sys/kernel/mm/transparent_hugepage");
+    let enabled = sys.join("enabled");
+    for from in ["/proc/filesystems".as_ref(), enabled.as_path()] {
+        let content = std::fs::read(from).unwrap();
+        assert_ne!(content.len() as u64, from.metadata().unwrap().len());
+        for options in ["--no-preserve", "-r", "-a"] {
+            uxfs_ok(&[&"cp", &options, &"--replace", &from, &image.at("/copy")]);
+            assert_eq!(uxfs_ok(&[&"cat", &image.at("/copy")]), content, "{options} {}", from.display());
+        }
+    }
+    let content = std::fs::read(&enabled).unwrap();
+    uxfs_ok(&[&"cp", &"-r", &sys, &image.at("/tree")]);
+    assert_eq!(uxfs_ok(&[&"cat", &image.at("/tree/enabled")]), content);
+    let made = image.dir.path().join("made.img");
+    uxfs_ok(&[&"mkfs", &"-q", &"--small", &"--from", &sys, &made, &"64M"]);
+    let mut copy = made.into_os_string();
+    copy.push(":/enabled");
+    assert_eq!(uxfs_ok(&[&"cat", &copy]), content);
+}

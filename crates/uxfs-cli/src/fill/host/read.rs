@@ -1,7 +1,8 @@
 //! Reads files of the host ahead of who copies them, in a thread of its own.
 //!
 //! Invariants: what is sent follows from the tree alone: a directory is entered, its names come sorted by their bytes,
-//! it is left; content comes in pieces that are full but for the last of a run. No path is longer than a name: every
+//! it is left; content comes in pieces that are full but for the last of a run, up to where reading ends, whatever size
+//! the file is said to have. No path is longer than a name: every
 //! step is taken relative to an open directory. Of those on the way down only the innermost are kept open; the way
 //! back to others is `..`, believed only where it is the directory that was come from. No more is read ahead than
 //! the channel holds.
@@ -15,6 +16,7 @@ use rustix::io::Errno;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -149,6 +151,8 @@ pub struct Reader {
     to: SyncSender<Vec<Step>>,
     batch: Vec<Step>,
     batch_bytes: usize,
+    /// For what is behind the size of a file: most have nothing there.
+    rest: AlignedBuf,
 }
 
 impl Reader {
@@ -161,8 +165,8 @@ impl Reader {
     ) -> (Self, Steps) {
         let (to, from) = sync_channel(BATCHES);
         let user = rustix::process::geteuid().as_raw();
-        let reader =
-            Self { keep_links, keep_xattrs, image, copied, user, to, batch: Vec::new(), batch_bytes: 0 };
+        let (batch, rest) = (Vec::new(), AlignedBuf::zeroed(CHUNK));
+        let reader = Self { keep_links, keep_xattrs, image, copied, user, to, batch, batch_bytes: 0, rest };
         (reader, Steps { from, batch: Vec::new().into_iter(), in_file: false })
     }
 
@@ -291,29 +295,53 @@ impl Reader {
         open(flags)
     }
 
-    /// Sends data; holes stay holes. Gives the size.
+    /// Sends data; holes stay holes. Gives where the file ended as it was read: what its inode says of the size may be
+    /// more or less, as in `/proc` and `/sys`, and does not hold for a file that changes meanwhile.
     fn content(&mut self, from: &File) -> Result<u64, Stop> {
-        let size = from.metadata()?.len();
+        let mut size = from.metadata()?.len();
         let mut at = 0;
         while at < size {
             let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
                 Ok(start) => start,
-                Err(Errno::NXIO) => break,
+                Err(Errno::NXIO) => {
+                    // The last hole, unless the file has become shorter.
+                    let now = from.metadata()?.len();
+                    if now >= size {
+                        at = size;
+                        break;
+                    }
+                    size = now;
+                    continue;
+                }
                 // A file system that doesn't know of holes.
-                Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
+                Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::SPIPE) => at,
                 Err(error) => return Err(error.into()),
             };
-            let end = rustix::fs::seek(from, SeekFrom::Hole(start)).unwrap_or(size).min(size);
-            if end <= start {
+            if start >= size {
+                // A hole, and more has come behind it since.
+                at = size;
                 break;
             }
-            self.run_of_data(from, start, end)?;
-            at = end;
+            let end = rustix::fs::seek(from, SeekFrom::Hole(start)).ok().filter(|&end| end > start);
+            let end = end.unwrap_or(size).min(size);
+            let reached = self.run_of_data(from, start, end)?;
+            if reached == end {
+                at = end;
+            } else if reached > start {
+                return Ok(reached);
+            } else {
+                let now = from.metadata()?.len();
+                if now >= size {
+                    return Ok(at);
+                }
+                size = now;
+            }
         }
-        Ok(size)
+        self.rest(from, at)
     }
 
-    fn run_of_data(&mut self, from: &File, start: u64, end: u64) -> Result<(), Stop> {
+    /// Sends a run of data; gives where it ended.
+    fn run_of_data(&mut self, from: &File, start: u64, end: u64) -> Result<u64, Stop> {
         let mut at = start;
         while at < end {
             let want = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
@@ -324,8 +352,27 @@ impl Reader {
             }
             self.send(Step::Data(at, buf, len))?;
             at += len as u64;
+            if len < want {
+                break;
+            }
         }
-        Ok(())
+        Ok(at)
+    }
+
+    /// Sends what comes behind the size that the file was said to have; gives where it ended.
+    fn rest(&mut self, from: &File, mut at: u64) -> Result<u64, Stop> {
+        loop {
+            let len = read_full(from, &mut self.rest, at)?;
+            if len == 0 {
+                return Ok(at);
+            }
+            let data = std::mem::replace(&mut self.rest, AlignedBuf::zeroed(CHUNK));
+            self.send(Step::Data(at, data, len))?;
+            at += len as u64;
+            if len < CHUNK {
+                return Ok(at);
+            }
+        }
     }
 
     fn attributes(&self, found: &Stat, place: &Place<'_>) -> Result<Attributes, Errno> {
@@ -381,7 +428,14 @@ fn names(dir: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
 fn read_full(from: &File, buf: &mut [u8], at: u64) -> std::io::Result<usize> {
     let mut len = 0;
     while len < buf.len() {
-        match from.read_at(&mut buf[len..], at + len as u64) {
+        let read = match from.read_at(&mut buf[len..], at + len as u64) {
+            // It has no places, and is read from its start to its end.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::SPIPE) => {
+                (&*from).read(&mut buf[len..])
+            }
+            read => read,
+        };
+        match read {
             Ok(0) => break,
             Ok(more) => len += more,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -468,5 +522,57 @@ fn sized(mut call: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> rustix
             Err(Errno::RANGE) if buf.len() < 1 << 17 => buf.resize(1 << 17, 0),
             Err(error) => return Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads a file of 32 MiB that changes when it was begun to read and its reader, which reads no more ahead than
+    /// the channel takes, cannot be far; gives what came, and where it ended.
+    fn read_while(change: impl FnOnce(&File)) -> (Vec<u8>, u64) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![7; 32 << 20]).unwrap();
+        let (reader, mut steps) = Reader::new(false, false, None, Copied::default());
+        std::thread::scope(|scope| {
+            scope.spawn(|| reader.run(&path));
+            assert!(matches!(steps.next(), Some(Step::File(..))));
+            change(&File::options().write(true).open(&path).unwrap());
+            let mut content = Vec::new();
+            while let Some(step) = steps.next_in_file() {
+                match step {
+                    Step::Data(at, data, len) => {
+                        content.resize(usize::try_from(at).unwrap(), 0);
+                        content.extend(&data[..len]);
+                    }
+                    Step::End(end) => return (content, end.unwrap()),
+                    _ => panic!("a step out of its file"),
+                }
+            }
+            panic!("no end")
+        })
+    }
+
+    #[test]
+    fn a_file_ends_where_it_ends_when_it_is_read() {
+        let short = (20 << 20) + 123;
+        let (content, end) = read_while(|file| file.set_len(short).unwrap());
+        assert_eq!(end, short);
+        assert!(content == vec![7; short as usize]);
+
+        let (content, end) = read_while(|file| file.write_all_at(b"more", 32 << 20).unwrap());
+        assert_eq!(end, (32 << 20) + 4);
+        assert!(content.ends_with(b"\x07more"));
+
+        // Its end becomes a hole.
+        let (content, end) = read_while(|file| {
+            file.set_len(short).unwrap();
+            file.set_len(32 << 20).unwrap();
+        });
+        assert_eq!(end, 32 << 20);
+        assert!(content[..short as usize] == vec![7; short as usize]);
+        assert!(content[short as usize..].iter().all(|&byte| byte == 0));
     }
 }
