@@ -24,7 +24,14 @@ struct Mount(PathBuf);
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        run("umount", &[], &self.0);
+        // A child that another thread is just starting holds copies of our open files for a moment.
+        for _ in 0..100 {
+            if Command::new("umount").arg(&self.0).output().is_ok_and(|output| output.status.success()) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        assert!(std::thread::panicking(), "{} cannot be unmounted", self.0.display());
     }
 }
 

@@ -172,8 +172,15 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let done = Command::new("umount").arg(&self.dir).status();
-        assert!(done.is_ok_and(|status| status.success()) || std::thread::panicking());
+        // A child that another thread is just starting holds copies of our open files for a moment.
+        for tries in 0..100 {
+            let done = Command::new("umount").arg(&self.dir).output();
+            if done.is_ok_and(|output| output.status.success()) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20 + tries));
+        }
+        assert!(std::thread::panicking(), "{} cannot be unmounted", self.dir.display());
     }
 }
 

@@ -51,8 +51,18 @@ impl Image {
         struct Mount(PathBuf);
         impl Drop for Mount {
             fn drop(&mut self) {
-                let status = Command::new("umount").arg(&self.0).status();
-                assert!(status.is_ok_and(|s| s.success()) || std::thread::panicking(), "umount");
+                // A child that another thread is just starting holds copies of our open files for a moment.
+                for _ in 0..100 {
+                    if Command::new("umount")
+                        .arg(&self.0)
+                        .output()
+                        .is_ok_and(|output| output.status.success())
+                    {
+                        return;
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+                assert!(std::thread::panicking(), "{} cannot be unmounted", self.0.display());
             }
         }
         let at = self.dir.path().join("mount");
