@@ -240,6 +240,35 @@ fn a_part_of_an_image() {
     assert_eq!(around, [0xbb; 4096]);
 }
 
+/// Only the place where the new volume begins was looked at.
+#[test]
+fn a_volume_that_begins_elsewhere_is_not_run_over_unasked() {
+    let dir = scratch();
+    let (image, ext) = (dir.path().join("image"), dir.path().join("ext"));
+    uxfs_ok(&[&"mkfs", &"-q", &image, &"320M"]);
+    File::create(&ext).unwrap().set_len(700 << 20).unwrap();
+    run("mkfs.ext4", &[&"-q", &"-F", &"-b", &"4096", &ext, &"81920"]);
+    for (image, what) in [(&image, "an XFS volume"), (&ext, "an ext4 volume")] {
+        let before = dir.path().join("before");
+        run("cp", &[&"--sparse=always", &image, &before]);
+        let text = format!("{what} that begins at byte 0 and would be lost; say so if that is wanted (-f)");
+        uxfs_fails(&[&"mkfs", &image, &"320M", &"--offset", &"1M"], 9, &text);
+        uxfs_fails(&[&"mkfs", &image, &"--offset", &"319M", &"--length", &"320M"], 9, &text);
+        run("cmp", &[&before, &image]);
+        // Behind it there is room, whether the file is long enough or grows.
+        uxfs_ok(&[&"mkfs", &"-q", &image, &"320M", &"--offset", &"320M"]);
+        uxfs_ok(&[&"mkfs", &"-q", &"-f", &image, &"320M", &"--offset", &"1M"]);
+    }
+    // Nobody knows how long this is: it reaches to the end of the file, as that was before it grew.
+    let packed = dir.path().join("packed");
+    let file = File::create(&packed).unwrap();
+    file.write_all_at(&[0x1f, 0x8b], 0).unwrap();
+    file.set_len(10 << 20).unwrap();
+    uxfs_fails(&[&"mkfs", &packed, &"320M", &"--offset", &"9M"], 9, "a gzip file");
+    assert_eq!(file.metadata().unwrap().len(), 10 << 20);
+    uxfs_ok(&[&"mkfs", &"-q", &packed, &"320M", &"--offset", &"10M"]);
+}
+
 #[test]
 fn what_cannot_be_made_is_refused_and_leaves_nothing() {
     let dir = scratch();

@@ -152,6 +152,35 @@ fn what_would_run_over_something_else_is_refused() {
     );
 }
 
+/// Neither the volume in a partition nor what else lies in one is run over unasked from within it.
+#[test]
+fn inside_of_a_partition_nothing_is_made_unasked() {
+    let disk = Disk::new(&[(1, 400), (401, 350)], MIB);
+    uxfs_ok(&[&"mkfs", &"-q", &disk.path, &"--offset", &"1M"]);
+    let before = disk.dir.path().join("before");
+    run("cp", &[&"--sparse=always", &disk.path, &before]);
+    for (offset, number) in [("5M", 1), ("405M", 2)] {
+        let text = format!("begin inside of partition {number}, and not at its start");
+        uxfs_fails(&[&"mkfs", &disk.path, &"--offset", &offset, &"310M"], 9, &text);
+    }
+    run("cmp", &[&before, &disk.path]);
+    uxfs_ok(&[&"mkfs", &"-q", &disk.path, &"--offset", &"401M"]);
+    disk.assert_tables_are_whole();
+    disk.assert_holds_a_volume(MIB, 400 * MIB);
+    uxfs_ok(&[&"mkfs", &"-q", &"-f", &disk.path, &"--offset", &"5M", &"310M"]);
+}
+
+/// A volume may be longer than the partition that it is in, since the table was changed.
+#[test]
+fn a_volume_that_reaches_behind_its_partition_is_not_run_over_unasked() {
+    let disk = Disk::new(&[(1, 400), (401, 350)], MIB);
+    uxfs_ok(&[&"mkfs", &"-q", &disk.path, &"--offset", &"1M"]);
+    run("sgdisk", &[&"-a", &"1", &"-d", &"1", &"-n", &"1:2048:20479", &"-n", &"3:20480:819199", &disk.path]);
+    let text = "run over an XFS volume that begins at byte 1048576";
+    uxfs_fails(&[&"mkfs", &disk.path, &"--offset", &"10M"], 9, text);
+    uxfs_ok(&[&"mkfs", &"-q", &disk.path, &"--offset", &"401M"]);
+}
+
 /// Behind a volume that is shorter than its file, what is there stays, wherever it begins.
 #[test]
 fn what_lies_behind_a_shorter_volume_stays() {

@@ -183,7 +183,7 @@ impl MkfsOptions {
 /// An image that another process has open for writing is refused, or the kernel has attached. If making fails, a file
 /// that was there before holds no volume, and one that was not is not there.
 pub fn mkfs(image: impl AsRef<Path>, options: &MkfsOptions) -> Result<()> {
-    make(image.as_ref(), options, &mut Make { direct: true, fill: None })
+    make(image.as_ref(), options, &mut Make { direct: true, grown_from: None, fill: None })
 }
 
 /// Makes a volume and has `fill` put things in it. Until all of them are durable there is no volume: whoever is killed,
@@ -213,7 +213,11 @@ pub fn mkfs_filled<T, E>(
             }
         }
     };
-    let made = make(image.as_ref(), options, &mut Make { direct: how.direct, fill: Some(&mut run) });
+    let made = make(
+        image.as_ref(),
+        options,
+        &mut Make { direct: how.direct, grown_from: None, fill: Some(&mut run) },
+    );
     match (made, outcome) {
         (Ok(()), Some(outcome)) | (Err(_), Some(outcome @ Err(_))) => Ok(outcome),
         (Err(error), _) => Err(error),
@@ -224,6 +228,8 @@ pub fn mkfs_filled<T, E>(
 /// How a volume is made, and what is done with it before anybody may take it for one.
 struct Make<'a> {
     direct: bool,
+    /// How long the file was before it was made longer for the volume.
+    grown_from: Option<u64>,
     fill: Option<&'a mut dyn FnMut(Arc<dyn BlockDevice>) -> Result<()>>,
 }
 
@@ -246,7 +252,7 @@ fn make(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
 /// Makes a volume on any device. `blank`: all of the device reads as zeroes, so that nothing has to be wiped.
 pub fn mkfs_device(device: Arc<dyn BlockDevice>, options: &MkfsOptions, blank: bool) -> Result<()> {
     let before = if blank { Before::Zeroes } else { Before::Unknown };
-    mkfs_in(device, options, before, &mut Make { direct: true, fill: None })
+    mkfs_in(device, options, before, &mut Make { direct: true, grown_from: None, fill: None })
 }
 
 fn mkfs_in(
@@ -256,12 +262,14 @@ fn mkfs_in(
     how: &mut Make<'_>,
 ) -> Result<()> {
     let room = room(&*device, options)?;
+    let whole = Arc::clone(&device);
     let device: Arc<dyn BlockDevice> =
         if room == (0..device.size()) { device } else { window(device, &room)? };
     let claim = Claim::new(&*device)?;
     let layout = plan(&options.engine_on(device.sector_size()), device.size()).map_err(xfs::Error::from)?;
     if before == Before::Unknown && !options.overwrite {
         refuse_occupied(&*device)?;
+        refuse_overlap(&*whole, &room, how.grown_from)?;
     }
     let Some(fill) = &mut how.fill else { return Ok(format(&*device, &layout, before)?) };
     let held = Arc::new(Withheld::new(device)?);
@@ -324,6 +332,39 @@ fn refuse_occupied(device: &dyn BlockDevice) -> Result<()> {
     Err(Error::new(ErrorKind::AlreadyExists, message))
 }
 
+/// What begins elsewhere is not run over unasked: something at the start of the device or of a partition, as far as it
+/// says that it reaches. Nor does a volume begin in the midst of a partition. `end`: where the device ends, if it ends
+/// there no more.
+fn refuse_overlap(device: &dyn BlockDevice, room: &Range<u64>, end: Option<u64>) -> Result<()> {
+    if room.start == 0 {
+        // A table there was seen already, so that none says what else there is.
+        return Ok(());
+    }
+    let lost = |what: String| Err(Error::new(ErrorKind::AlreadyExists, what));
+    let (table, view) = (partitions::read(device)?, probe::View::whole(device));
+    if let Some(one) = table.as_ref().and_then(|table| table.around(room.start)) {
+        return lost(format!(
+            "bytes {} to {} begin inside of partition {}, and not at its start; say so if that is wanted",
+            room.start, room.end, one.number
+        ));
+    }
+    let partitions = table.as_ref().map_or(&[][..], |table| table.partitions());
+    let whole = (0, end.unwrap_or(device.size()));
+    let places = partitions.iter().map(|one| (one.start, one.length)).chain([whole]);
+    for (start, length) in places.filter(|&(start, _)| start != room.start) {
+        let Some(part) = view.part(start, length) else { continue };
+        let Some(what) = probe::describe(&part) else { continue };
+        if start < room.end && room.start < start.saturating_add(probe::extent(&part)) {
+            return lost(format!(
+                "bytes {} to {} run over {what} that begins at byte {start} and would be lost; say so if that is \
+                 wanted",
+                room.start, room.end
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn open_file(image: &Path, options: &MkfsOptions, direct: bool) -> Result<Arc<dyn BlockDevice>> {
     let sector = options.sector_size.unwrap_or(512).clamp(512, 4096);
     let sector = if sector.is_power_of_two() { sector } else { 512 };
@@ -345,9 +386,13 @@ fn in_file(image: &Path, len: u64, options: &MkfsOptions, how: &mut Make<'_>) ->
         // What another process has locked, or what is not to be lost, does not grow.
         let now = open_file(image, options, how.direct)?;
         room(&*now, options)?;
-        if !options.overwrite && len > options.offset {
-            refuse_occupied(&Window::new(Arc::clone(&now), options.offset, None)?)?;
+        if !options.overwrite {
+            refuse_overlap(&*now, &(options.offset..end), None)?;
+            if len > options.offset {
+                refuse_occupied(&Window::new(Arc::clone(&now), options.offset, None)?)?;
+            }
         }
+        how.grown_from = Some(len);
         File::options().write(true).open(image).and_then(|file| file.set_len(end)).map_err(|e| host(&e))?;
     }
     mkfs_in(open_file(image, options, how.direct)?, options, Before::Unknown, how)

@@ -4,6 +4,7 @@
 //! is asked after the engine found no superblock.
 
 use blockdev::{AlignedBuf, BlockDevice};
+use xfs_format::superblock::Superblock;
 
 /// A mark at a fixed place.
 struct Mark {
@@ -127,6 +128,33 @@ fn ext_version(view: &View<'_>) -> Option<&'static str> {
     } else {
         "an ext2 volume"
     })
+}
+
+/// How many bytes belong to what [`describe`] found there: as many as its superblock says, or all of the view if that is
+/// not known.
+pub(crate) fn extent(view: &View<'_>) -> u64 {
+    let said = if view.starts_with(0, b"XFSB") { xfs_extent(view) } else { ext_extent(view) };
+    said.unwrap_or_else(|| view.len())
+}
+
+/// What a superblock says that is whole.
+fn xfs_extent(view: &View<'_>) -> Option<u64> {
+    let sector = Superblock::claimed_sector_size(&view.vec(0, 512)?).ok()?;
+    let superblock = Superblock::parse(&view.vec(0, usize::try_from(sector).ok()?)?).ok()?;
+    let raw = superblock.raw();
+    // A realtime section may lie behind the data, on the same device.
+    let alone = raw.rtstart.get() == 0;
+    raw.dblocks.get().checked_mul(raw.blocksize.get().into()).filter(|_| alone)
+}
+
+fn ext_extent(view: &View<'_>) -> Option<u64> {
+    const SIXTY_FOUR_BITS: u8 = 0x80;
+    ext_version(view)?;
+    let superblock: [u8; 1024] = view.bytes(1024)?;
+    let word = |at: usize| Some(u32::from_le_bytes(*superblock.get(at..)?.first_chunk()?));
+    let high = if superblock[96] & SIXTY_FOUR_BITS != 0 { word(336)? } else { 0 };
+    let blocks = u64::from(high) << 32 | u64::from(word(4)?);
+    1024u64.checked_shl(word(24)?)?.checked_mul(blocks)
 }
 
 #[cfg(test)]

@@ -104,6 +104,16 @@ impl Table {
         self.partitions.iter().find(|partition| partition.start == start).copied()
     }
 
+    /// All of them.
+    pub(crate) fn partitions(&self) -> &[Partition] {
+        &self.partitions
+    }
+
+    /// The partition inside of which this byte lies, but not at its start.
+    pub(crate) fn around(&self, byte: u64) -> Option<Partition> {
+        self.partitions.iter().find(|one| one.start < byte && byte < one.end()).copied()
+    }
+
     /// Which partitions there are, in words.
     pub(crate) fn numbers(&self) -> String {
         let numbers: Vec<String> =
