@@ -37,7 +37,7 @@ impl Place {
         Self { start: self.start.saturating_add(start), len, ..self }
     }
 
-    fn meets(&self, other: &Self) -> bool {
+    pub(crate) fn meets(&self, other: &Self) -> bool {
         let end = |place: &Self| place.start.saturating_add(place.len);
         self.storage == other.storage && self.start < end(other) && other.start < end(self)
     }

@@ -1,10 +1,12 @@
-//! Whether the kernel has an image file attached as a loop device.
+//! Whether the kernel has an image file, or what a block device holds, attached as a loop device.
 //!
 //! The kernel takes no lock on it, and what it has in memory of a volume would be lost, or written over what is done
 //! here. Loop devices belong to the whole machine, so that one that is mounted in another mount namespace is found too:
 //! by the device and inode number that the kernel keeps of the file, or, for who may not ask that, by the file's name.
 //!
-//! Not found: a loop device that is made later. Of a block device the kernel keeps a claim of its own (`O_EXCL`).
+//! Not found: a loop device that is made later. Of a block device the kernel keeps a claim of its own
+//! (`O_EXCL`), which a loop device does not take of what it lies on: the layers below a device, and loop devices that
+//! share bytes with it, are looked at here.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -14,7 +16,8 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use rustix::ioctl::{Getter, ioctl};
 
-use crate::DeviceError;
+use crate::layers::{self, Layer};
+use crate::{DeviceError, Storage};
 
 /// A loop device that was just unmounted is let go of by the kernel in its own time.
 const DETACH_RETRIES: u32 = 50;
@@ -54,15 +57,59 @@ struct Attached {
 
 /// Refuses a regular file that the kernel has attached as a loop device.
 pub(crate) fn refuse_attached(file: &File, path: &Path) -> Result<(), DeviceError> {
+    refuse_while(|| attached(file, path))
+}
+
+/// Refuses a block device of whose bytes a loop device has some that does not lie below it, or that lies on one which
+/// is in use itself.
+pub(crate) fn refuse_layered(number: u64) -> Result<(), DeviceError> {
+    let own = layers::of_disk(number);
+    if let Some(busy) = own.iter().skip(1).find_map(in_use) {
+        let what =
+            format!("the device lies on {busy}, which is mounted or otherwise in use: unmount it first");
+        return Err(DeviceError::Attached(what));
+    }
+    refuse_while(|| sharing(&own))
+}
+
+/// A loop device, other than these layers, that has some of their bytes.
+fn sharing(own: &[Layer]) -> Option<Attached> {
+    let is_own = |number| own.iter().any(|layer| layer.place.storage == Storage::Disk(number));
+    fs::read_dir("/sys/block").ok()?.flatten().find_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        if !entry.path().join("loop").exists() {
+            return None;
+        }
+        let number = layers::number(&entry.path()).filter(|&number| !is_own(number))?;
+        let its = layers::of_disk(number);
+        let meets = |one: &Layer| own.iter().any(|layer| layer.place.meets(&one.place));
+        its.iter().any(meets).then(|| Attached { flags: flags_of(&name), name })
+    })
+}
+
+/// The name of a disk that is mounted, or claimed by anybody.
+fn in_use(layer: &Layer) -> Option<String> {
+    let name = layer.name.as_deref()?;
+    let path = Path::new("/dev").join(name);
+    let claimed = is_device(&path, name) && {
+        let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::EXCL).bits().cast_signed();
+        let opened = File::options().read(true).custom_flags(flags).open(&path);
+        opened.is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
+    };
+    (claimed || mount_place(name).is_some()).then(|| path.display().to_string())
+}
+
+/// Refuses what is attached, if it is not about to be let go of.
+fn refuse_while(attached: impl Fn() -> Option<Attached>) -> Result<(), DeviceError> {
     for _ in 0..DETACH_RETRIES {
-        let Some(attached) = attached(file, path) else { return Ok(()) };
+        let Some(attached) = attached() else { return Ok(()) };
         let place = mount_place(&attached.name);
         if place.is_some() || attached.flags & AUTOCLEAR == 0 {
             return Err(refusal(&attached.name, place.as_deref()));
         }
         std::thread::sleep(DETACH_PAUSE);
     }
-    attached(file, path).map_or(Ok(()), |attached| Err(refusal(&attached.name, None)))
+    attached().map_or(Ok(()), |attached| Err(refusal(&attached.name, None)))
 }
 
 fn refusal(name: &str, place: Option<&str>) -> DeviceError {
@@ -100,11 +147,7 @@ fn attached(file: &File, path: &Path) -> Option<Attached> {
 /// What the kernel says of a loop device; `None`: this process may not ask.
 fn status(name: &str) -> Option<LoopStatus> {
     let path = Path::new("/dev").join(name);
-    // What is not that device is not opened: it could be anything.
-    let numbers = fs::read_to_string(format!("/sys/block/{name}/dev")).ok()?;
-    let found = fs::metadata(&path).ok().filter(|found| found.file_type().is_block_device())?;
-    let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
-    if numbers.trim_end() != format!("{major}:{minor}") {
+    if !is_device(&path, name) {
         return None;
     }
     let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits().cast_signed();
@@ -112,6 +155,24 @@ fn status(name: &str) -> Option<LoopStatus> {
     // SAFETY: the kernel fills a `loop_info64` for this number, which `LoopStatus` is to the byte, and any bytes are
     // valid in it.
     unsafe { ioctl(&device, Getter::<GET_STATUS, LoopStatus>::new()) }.ok()
+}
+
+/// Whether that is the disk of this name: what is not that device is not opened, as it could be anything.
+fn is_device(path: &Path, name: &str) -> bool {
+    let number = layers::number(&Path::new("/sys/class/block").join(name));
+    let found = fs::metadata(path).ok().filter(|found| found.file_type().is_block_device());
+    found.is_some_and(|found| Some(found.rdev()) == number)
+}
+
+/// What a loop device lies on: a file, or another block device.
+pub(crate) fn backing(name: &str) -> Option<Storage> {
+    let path = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok()?;
+    let of = |device, inode, disk| if disk == 0 { Storage::File(device, inode) } else { Storage::Disk(disk) };
+    if let Some(status) = status(name) {
+        return Some(of(status.device, status.inode, status.rdevice));
+    }
+    let found = fs::metadata(path.trim_end_matches('\n')).ok()?;
+    Some(of(found.dev(), found.ino(), found.rdev()))
 }
 
 /// The one flag that `/sys` tells everybody.

@@ -35,6 +35,7 @@ mod error;
 mod file;
 mod flushes;
 mod in_use;
+mod layers;
 mod lock;
 mod memory;
 mod testing;

@@ -136,3 +136,86 @@ fn what_is_attached_as_a_loop_device_is_written_through_that_alone() {
     run("losetup", &[&"-d", &device]);
     uxfs_ok(&[&"mkdir", &image.at("/dir")]);
 }
+
+/// A loop device, let go of at the end.
+struct Loop(String);
+
+impl Loop {
+    fn new(args: &[&dyn AsRef<OsStr>]) -> Self {
+        let device = run("losetup", &[&[&"-f" as &dyn AsRef<OsStr>, &"--show"], args].concat());
+        Self(String::from_utf8(device).unwrap().trim_end().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).output();
+    }
+}
+
+/// The kernel claims a block device that it mounts, but not what a loop device lies on.
+#[test]
+fn what_a_loop_device_over_a_loop_device_has_is_not_written() {
+    let image = Image::new(&[]);
+    let source = image.dir.path().join("source");
+    std::fs::write(&source, "text\n").unwrap();
+    let disk = image.dir.path().join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(402 << 20).unwrap();
+    run("sgdisk", &[&"-a", &"1", &"-n", &"1:2048:821247", &disk]);
+    run(
+        "dd",
+        &[
+            &format!("if={}", image.path.display()),
+            &format!("of={}", disk.display()),
+            &"bs=1M",
+            &"seek=1",
+            &"conv=notrunc,sparse",
+        ],
+    );
+    let below = Loop::new(&[&disk]);
+    let above = Loop::new(&[&"-o", &"1M", &"--sizelimit", &"400M", &below.0]);
+    let untouched = image.dir.path().join("untouched");
+    let refused = |device: &str, text: &str| {
+        run("sync", &[]);
+        run("cp", &[&"--sparse=always", &disk, &untouched]);
+        let fails = |args: &[&dyn AsRef<OsStr>]| uxfs_fails(args, LOCKED, text);
+        fails(&[&"cp", &source, &format!("{device}:/mine")]);
+        fails(&[&"recover", &device]);
+        fails(&[&"mkfs", &"-f", &device]);
+        run("sync", &[]);
+        run("cmp", &[&untouched, &disk]);
+    };
+    let at = image.dir.path().join("at");
+    std::fs::create_dir(&at).unwrap();
+    run("mount", &[&above.0, &at]);
+    std::fs::write(at.join("file"), "kept\n").unwrap();
+    run("sync", &[&"-f", &at]);
+    let mounted = format!("mounted by the kernel, at {}", at.display());
+    refused(&format!("{}@1", below.0), &mounted);
+    // The same bytes by way of another device, and others.
+    let beside = Loop::new(&[&"-o", &"1M", &disk]);
+    let other = Loop::new(&[&"-o", &"401M", &disk]);
+    refused(&beside.0, "the kernel");
+    run("umount", &[&at]);
+    // Not mounted, it is attached still.
+    refused(&format!("{}@1", below.0), "attached as /dev/loop");
+    drop(beside);
+    // The one above all others is written, and one that lies elsewhere on the disk is in nobody's way.
+    uxfs_ok(&[&"cp", &source, &format!("{}:/mine", above.0)]);
+    assert_eq!(uxfs_ok(&[&"cat", &format!("{}:/file", above.0)]), b"kept\n");
+    drop(other);
+    // Nor is what lies above one that is mounted.
+    run("dd", &[&"if=/dev/zero", &format!("of={}", disk.display()), &"bs=1M", &"count=1", &"conv=notrunc"]);
+    drop(above);
+    drop(below);
+    let below = Loop::new(&[&image.path]);
+    let above = Loop::new(&[&below.0]);
+    run("mount", &[&below.0, &at]);
+    run("cp", &[&"--sparse=always", &image.path, &untouched]);
+    let text = format!("lies on {}, which is mounted or otherwise in use", below.0);
+    uxfs_fails(&[&"cp", &source, &format!("{}:/mine", above.0)], LOCKED, &text);
+    uxfs_fails(&[&"mkfs", &"-f", &above.0], LOCKED, &text);
+    run("cmp", &[&untouched, &image.path]);
+    run("umount", &[&at]);
+    uxfs_ok(&[&"cp", &source, &format!("{}:/mine", above.0)]);
+}

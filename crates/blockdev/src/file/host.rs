@@ -64,10 +64,13 @@ pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened
 }
 
 /// What must hold before a file is written: no other process writes it, nor does the kernel. (It has claimed a block
-/// device by being opened.)
+/// device by being opened, but not what loop devices have of the same bytes.)
 pub(crate) fn keep_others_out(opened: &Opened, path: &Path) -> Result<(), DeviceError> {
     crate::lock::lock_for_writing(&opened.file)?;
-    if opened.is_block { Ok(()) } else { crate::in_use::refuse_attached(&opened.file, path) }
+    match opened.storage {
+        Storage::Disk(number) => crate::in_use::refuse_layered(number),
+        _ => crate::in_use::refuse_attached(&opened.file, path),
+    }
 }
 
 fn kind_is_block(path: &Path, kind: FileType) -> Result<bool, DeviceError> {
