@@ -49,13 +49,28 @@ fn verbs_leave_shared_blocks_alone() {
     uxfs_fails(&[&"cp", &at("/other"), &at("/a")], 12, "share");
     uxfs_fails(&[&"cp", &"--replace", &text, &at("/a")], 12, SAID);
     uxfs_fails(&[&"cp", &"-a", &"--replace", &at("/other"), &at("/a")], 12, SAID);
+    // What is named is what shares blocks, not what was to be copied or moved.
+    let shared = "/a in the image shares blocks with other files, and is left as it is";
+    let is_said = |source: &dyn std::fmt::Display| format!("uxfs: {source}: not copied: {shared}\n");
+    uxfs_fails(&[&"cp", &text, &at("/a")], 12, &is_said(&text.display()));
+    uxfs_fails(&[&"cp", &"--replace", &text, &at("/")], 12, &is_said(&text.display()));
+    uxfs_fails(&[&"cp", &"-", &at("/a")], 12, &is_said(&"standard input"));
+    uxfs_fails(&[&"cp", &at("/other"), &at("/a")], 12, shared);
+    uxfs_fails(&[&"mv", &at("/other"), &at("/a")], 12, &format!("{}: /a: ", image.path.display()));
+    std::fs::create_dir(host.path().join("inner")).unwrap();
+    std::fs::write(host.path().join("inner/clone"), "new content").unwrap();
+    let output = uxfs(&[&"cp", &"-r", &host.path().join("inner"), &at("/tree")]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("/inner/clone: not copied: /tree/inner/clone in the image shares"), "{said}");
+    uxfs_fails(&[&"mv", &at("/a"), &at("/tree/inner/clone")], 12, ": /tree/inner/clone: ");
     // What is done with several files ends with 1 if some of it failed.
     let output = uxfs(&[&"rm", &at("/a"), &at("/b")]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), said.matches(SAID).count()), (Some(1), 2), "{said}");
     let output = uxfs(&[&"untar", &"-i", &tar, &at("/")]);
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && said.contains("share"), "{said}");
+    assert!(output.status.code() == Some(1) && said.contains("a: what has the name share"), "{said}");
     assert!(std::fs::read(&image.path).unwrap() == before, "the image has changed");
     assert_sound(&image.path);
 }

@@ -88,6 +88,14 @@ fn one(args: &Args, volume: &Volume, source: &Location, into: Option<&Dir>) -> R
         ErrorKind::IntoItself => {
             edit::refused(source, Exit::Usage, "a directory cannot be moved into itself")
         }
+        // Of what has the name, which would be lost.
+        ErrorKind::Shared => {
+            let mut path = args.destination.path.clone();
+            if into.is_some() {
+                path = [path.strip_suffix(b"/").unwrap_or(&path), b"/", name].concat();
+            }
+            edit::failure(&Location { path, ..args.destination.clone() }, &error)
+        }
         _ => edit::failure(source, &error),
     })
 }

@@ -15,6 +15,7 @@ use crate::exit::{Exit, Failure};
 use crate::host::attributes::Keep;
 use crate::interrupt;
 use crate::mode::Owner;
+use crate::problems::short;
 use crate::progress;
 use crate::trust::{Budget, Devices, OverLimit, Trust, is_acl};
 use crate::walk::InodeSet;
@@ -291,7 +292,7 @@ impl<'a> Filler<'a> {
             && let Some(node) = self.existing(parent, name)?
         {
             check_room(&node, expected)?;
-            return self.overwrite(node, of, content);
+            return self.overwrite(name, node, of, content);
         }
         let new = self.new_node(of, false);
         if self.rules.existing != Existing::LastCounts && parent.lookup(name)?.is_none() {
@@ -381,6 +382,31 @@ impl<'a> Filler<'a> {
         Ok(node.volume().lookup(&path).is_ok_and(|there| there.ino() == node.ino()))
     }
 
+    /// Refuses before anything is made what would be refused when it is to take its place.
+    fn check_unshared(&self, name: &[u8], there: &Node) -> Outcome<()> {
+        if there.metadata()?.nlink == 1 && there.file_type().is_file() {
+            for extent in there.open()?.extents() {
+                if extent?.shared {
+                    return Err(self.shared(name));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why nothing is copied over what has a name in the directory that is being filled: not the source, which would
+    /// else seem to be meant, is what shares blocks.
+    fn shared(&self, name: &[u8]) -> Trouble {
+        let what = "shares blocks with other files, and is left as it is";
+        if self.rules.existing == Existing::LastCounts {
+            // An archive's names are those in the volume.
+            return Trouble::new(Exit::Shared, format!("what has the name {what}"));
+        }
+        let dir = self.place.strip_suffix(b"/").unwrap_or(&self.place);
+        let path = short(&[dir, b"/", name].concat());
+        Trouble::new(Exit::Shared, format!("not copied: {path} in the image {what}"))
+    }
+
     /// Refuses to lose what this work has made.
     fn check_made(&self, there: &Node) -> Outcome<()> {
         if self.rules.existing != Existing::LastCounts && self.made.contains(there.ino()) {
@@ -395,12 +421,16 @@ impl<'a> Filler<'a> {
     /// Writes into a file that is there, which stays the same one. If that fails, a part of it is written.
     fn overwrite(
         &mut self,
+        name: &[u8],
         node: Node,
         of: &Attributes,
         content: impl FnOnce(&mut Self, &File) -> Outcome<()>,
     ) -> Outcome<Node> {
         let file = node.open()?;
-        file.set_len(0)?;
+        file.set_len(0).map_err(|error| match error.kind() {
+            ErrorKind::Shared => self.shared(name),
+            _ => error.into(),
+        })?;
         content(self, &file).map_err(Trouble::in_part)?;
         drop(file);
         self.owner(&node, of)?;
@@ -473,7 +503,7 @@ impl<'a> Filler<'a> {
                 return Err(Trouble::new(Exit::AlreadyExists, what));
             }
             self.check_made(&there)?;
-            check_unshared(&there)?;
+            self.check_unshared(name, &there)?;
         }
         let mut number = 0_u64;
         loop {
@@ -679,19 +709,6 @@ impl NewName<'_> {
             None => Ok(()),
         }
     }
-}
-
-/// Refuses before anything is made what would be refused when it is to take its place.
-fn check_unshared(there: &Node) -> Outcome<()> {
-    if there.metadata()?.nlink == 1 && there.file_type().is_file() {
-        for extent in there.open()?.extents() {
-            if extent?.shared {
-                let what = "what has the name shares blocks with other files, and is left as it is";
-                return Err(Trouble::new(Exit::Shared, what));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Refuses to begin to write into a file if there cannot be room for so much: what is in it would be lost for nothing.
