@@ -6,6 +6,7 @@ mod common;
 use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -137,6 +138,15 @@ fn what_is_attached_as_a_loop_device_is_written_through_that_alone() {
     uxfs_ok(&[&"mkdir", &image.at("/dir")]);
 }
 
+/// Unmounts a device, and waits until nobody has it: another test's mount namespace may have a copy of the mount.
+fn unmount(at: &Path, device: &str) {
+    run("umount", &[&at]);
+    let flags = rustix::fs::OFlags::EXCL.bits().cast_signed();
+    let is_busy = || std::fs::File::options().read(true).custom_flags(flags).open(device).is_err();
+    let tries = (0..600).take_while(|_| is_busy());
+    tries.for_each(|_| std::thread::sleep(std::time::Duration::from_millis(50)));
+}
+
 /// A loop device, let go of at the end.
 struct Loop(String);
 
@@ -196,7 +206,7 @@ fn what_a_loop_device_over_a_loop_device_has_is_not_written() {
     let beside = Loop::new(&[&"-o", &"1M", &disk]);
     let other = Loop::new(&[&"-o", &"401M", &disk]);
     refused(&beside.0, "the kernel");
-    run("umount", &[&at]);
+    unmount(&at, &above.0);
     // Not mounted, it is attached still.
     refused(&format!("{}@1", below.0), "attached as /dev/loop");
     drop(beside);
@@ -216,6 +226,6 @@ fn what_a_loop_device_over_a_loop_device_has_is_not_written() {
     uxfs_fails(&[&"cp", &source, &format!("{}:/mine", above.0)], LOCKED, &text);
     uxfs_fails(&[&"mkfs", &"-f", &above.0], LOCKED, &text);
     run("cmp", &[&untouched, &image.path]);
-    run("umount", &[&at]);
+    unmount(&at, &below.0);
     uxfs_ok(&[&"cp", &source, &format!("{}:/mine", above.0)]);
 }
