@@ -149,6 +149,12 @@ const REASONS: &[Reason] = &[
     },
     Reason {
         structures: &["superblock"],
+        fields: &["features_log_incompat"],
+        when: always,
+        why: "xfs_repair leaves features of the log to whoever replays it, and uxfs refuses what it does not know",
+    },
+    Reason {
+        structures: &["superblock"],
         fields: &["bad_features2"],
         when: |outcome| outcome.new == 0,
         why: "xfs_repair takes the second place of features2 for one that is not in use if it is 0",

@@ -37,12 +37,12 @@ impl Volume {
         }
         trans.inode(dir).check_may_grow()?;
         trans.inode(ino).check_unprotected()?;
+        // What lost its last name never gets another: attributes and more may be on their way out.
+        if trans.inode(ino).nlink() == 0 && !trans.inode(ino).is_nameless() {
+            return Err(NameProblem::Missing.into());
+        }
         check_project(trans.inode(dir), trans.inode(ino))?;
         if trans.inode(ino).nlink() == 0 {
-            // What lost its last name never gets another: attributes and more may be on their way out.
-            if !trans.inode(ino).is_nameless() {
-                return Err(NameProblem::Missing.into());
-            }
             trans.remove_unlinked(ino)?;
             trans.inode_mut(ino, InodeFields::CORE).set_nameless(false);
         }
