@@ -57,6 +57,9 @@ fn free_blocks(volume: &Volume) -> u64 {
         .sum()
 }
 
+/// Extents that one transaction frees at most.
+const FREES_AT_ONCE: usize = 20;
+
 struct Churn {
     volume: Arc<Volume>,
     rng: fastrand::Rng,
@@ -65,7 +68,7 @@ struct Churn {
 
 impl Churn {
     fn reservation(&self, blocks: u64) -> xfs::trans::reservation::Reservation {
-        Need::new(self.volume.geometry()).extents(6).frees(16).blocks(blocks).reservation()
+        Need::new(self.volume.geometry()).extents(6).frees(FREES_AT_ONCE as u64).blocks(blocks).reservation()
     }
 
     /// One transaction of a few allocations and freeings, committed or dropped.
@@ -137,7 +140,7 @@ impl Churn {
         }
         while !self.held.is_empty() {
             let mut trans = Trans::start(&self.volume, self.reservation(0)).unwrap();
-            for (start, len) in self.held.drain(..self.held.len().min(20)) {
+            for (start, len) in self.held.drain(..self.held.len().min(FREES_AT_ONCE)) {
                 trans.free_later(InodeNumber(0), start, len).unwrap();
             }
             trans.commit().unwrap();
