@@ -153,7 +153,7 @@ impl<'a> Bench<'a> {
         Ok(match output.status.code() {
             Some(0) => Ended::Whole,
             // Refusals have names of their own; damage and failures of the device are none.
-            Some(code @ (1 | 4 | 7 | 9 | 12)) => Ended::Refused(format!("exit {code}: {line}")),
+            Some(code @ (1 | 4 | 7 | 9 | 12 | 14)) => Ended::Refused(format!("exit {code}: {line}")),
             // What is not there on volumes that only `mkfs.xfs` filled.
             Some(3) if self.filled.unmounted.is_some() => Ended::Refused(format!("exit 3: {line}")),
             Some(code) => Ended::Broken(format!("exit {code}: {line}")),

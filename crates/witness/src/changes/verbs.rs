@@ -58,7 +58,7 @@ pub(super) const VERBS: [Verb; 51] = [
     verb("rm of half a clone", "rm @/v/part", "! test -e v/part", &["/v/part"]),
     verb("rm of a self-sharer", "rm @/v/self", "! test -e v/self", &["/v/self"]),
     verb("rm of deduplicated", "rm @/v/same", "! test -e v/same", &["/v/same"]),
-    verb("rm of a fixed file", "rm @/v/fixed", "", &["/v/fixed"]),
+    verb("rm of a fixed file", "rm @/v/fixed", "false", &["/v/fixed"]),
     verb("rm -r", "rm -r @/v/tree", "! test -e v/tree", &["/v/tree"]),
     verb("rm -r with clones", "rm -r @/v/mixed", "", &["/v/mixed"]),
     verb("rm -r of names", "rm -r @/names", "! test -e names", &["/names"]),
