@@ -9,7 +9,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::{AlignedBuf, BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place};
+use crate::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
 
 /// Bytes that wait to be written before the thread is woken, and before a writer has to wait.
 const WAKE_BYTES: usize = 256 << 10;
@@ -175,29 +175,17 @@ impl State {
     }
 }
 
-impl BlockDevice for Deferred {
-    fn size(&self) -> u64 {
-        self.shared.inner.size()
+impl Layer for Deferred {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.shared.inner
     }
 
-    fn sector_size(&self) -> u32 {
-        self.shared.inner.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.shared.inner.is_read_only()
-    }
-
-    fn place(&self) -> Place {
-        self.shared.inner.place()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         drop(self.shared.drained()?);
         self.shared.inner.read(offset, buf)
     }
 
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         crate::blocking::check_push(self, crate::blocking::Verb::Write(durability), offset, buf.len())?;
         let copy = AlignedBuf::copied(buf);
         let mut state = self.shared.lock();
@@ -214,24 +202,18 @@ impl BlockDevice for Deferred {
         Ok(())
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
+    fn pass_flush(&self) -> Result<(), DeviceError> {
         let mut state = self.shared.lock();
         state.flush = true;
         self.shared.changed.notify_all();
         state.check()
-    }
-
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(BlockingQueue::new(self, depth)?))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Counter, Fault, FaultDevice, MemoryDevice, Op, Repeat};
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::sync::mpsc;
+    use crate::{Counter, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, Repeat};
 
     fn memory() -> Arc<dyn BlockDevice> {
         Arc::new(MemoryDevice::anonymous(1 << 20).unwrap())
@@ -257,68 +239,25 @@ mod tests {
         assert!(counter.counts().flushes > 0);
     }
 
-    /// A device that says once that something is lost: to the flush that is under way first, and after all others.
-    #[derive(Debug)]
-    struct ToldOnce {
-        inner: Arc<dyn BlockDevice>,
-        flushes: AtomicU32,
-        delayed: Mutex<mpsc::Receiver<()>>,
-    }
-
-    impl BlockDevice for ToldOnce {
-        fn size(&self) -> u64 {
-            self.inner.size()
-        }
-
-        fn sector_size(&self) -> u32 {
-            self.inner.sector_size()
-        }
-
-        fn is_read_only(&self) -> bool {
-            false
-        }
-
-        fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-            self.inner.read(offset, buf)
-        }
-
-        fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
-            self.inner.write(offset, buf, durability)
-        }
-
-        fn flush(&self) -> Result<(), DeviceError> {
-            if self.flushes.fetch_add(1, Ordering::SeqCst) > 0 {
-                return Ok(());
-            }
-            self.delayed.lock().unwrap().recv().unwrap();
-            Err(DeviceError::io("flush", 0, 0, std::io::Error::other("no space left on device")))
-        }
-
-        fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-            Ok(Box::new(BlockingQueue::new(self, depth)?))
-        }
-    }
-
     #[test]
     fn what_a_hint_was_told_is_told_in_the_end() {
-        let (go_on, delayed) = mpsc::channel();
-        let delayed = Mutex::new(delayed);
-        let below = Arc::new(ToldOnce { inner: memory(), flushes: AtomicU32::new(0), delayed });
+        // The device says once that something is lost: to the flush that is under way first, and after all others.
+        let faulty = FaultDevice::new(memory(), vec![Fault::fail(Op::Flush, 0)]);
+        let below = Arc::new(HoldDevice::new(Arc::new(faulty)));
+        below.hold_next(|op, _| op == Op::Flush);
         let device = Deferred::new(Arc::clone(&below) as Arc<dyn BlockDevice>);
         device.write(0, &[1; 512], Durability::Volatile).unwrap();
         device.flush().unwrap();
-        while below.flushes.load(Ordering::SeqCst) == 0 {
-            std::thread::yield_now();
-        }
+        below.wait_until_waiting();
         std::thread::scope(|scope| {
             let finish = scope.spawn(|| device.finish());
             // The hint is told only when nobody else can be told any more.
             while !finish.is_finished() && !device.shared.lock().finishing {
                 std::thread::yield_now();
             }
-            go_on.send(()).unwrap();
+            below.release();
             let error = finish.join().unwrap().expect_err("data were lost");
-            assert_eq!(error.to_string(), "flush of 0 bytes at byte 0 failed: no space left on device");
+            assert_eq!(error.to_string(), "flush of 0 bytes at byte 0 failed: a planned fault");
         });
         assert!(device.finish().is_err());
     }

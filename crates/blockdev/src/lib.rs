@@ -2,6 +2,7 @@
 //!
 //! One trait, [`BlockDevice`], with blocking calls and a submission queue ([`IoQueue`]). Offsets and lengths
 //! are bytes and multiples of the device's sector size. This crate knows no file system.
+//! What stands before another device is a [`Layer`].
 //!
 //! | device | what it is |
 //! |---|---|
@@ -11,7 +12,7 @@
 //! | [`Deferred`] | another device, of which nothing is made durable before the end |
 //! | [`Withheld`] | another device, whose first sector is written last |
 //! | [`Rewind`] | a device that can be taken back to what it held before |
-//! | [`Recorder`], [`FaultDevice`], [`DelayDevice`], [`Counter`] | wrappers that tests put around any device |
+//! | [`Recorder`], [`FaultDevice`], [`DelayDevice`], [`HoldDevice`], [`Counter`] | wrappers that tests put around any device |
 //!
 //! ```
 //! use blockdev::{BlockDevice, Durability, MemoryDevice};
@@ -35,6 +36,7 @@ mod error;
 mod file;
 mod flushes;
 mod in_use;
+mod layer;
 mod layers;
 mod lock;
 mod memory;
@@ -50,10 +52,12 @@ pub use deferred::Deferred;
 pub use device::{BlockDevice, Completion, Durability, IoQueue};
 pub use error::DeviceError;
 pub use file::{FileDevice, FileOptions, HostIo, QueueKind};
+pub use layer::Layer;
 pub use memory::{MemoryDevice, MemoryOptions};
 pub use testing::counter::{Counter, Counts};
 pub use testing::delay::{Delay, DelayDevice};
 pub use testing::fault::{Effect, Fault, FaultDevice, Op, Repeat};
+pub use testing::hold::HoldDevice;
 pub use testing::power_cuts::PowerCuts;
 pub use testing::recorder::{Fate, FlushRecord, Recorder, Recording, WriteRecord};
 pub use testing::rewind::Rewind;

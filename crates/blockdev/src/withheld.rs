@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{AlignedBuf, BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place};
+use crate::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
 
 /// A device whose first sector is in memory until all else is done.
 #[derive(Debug)]
@@ -36,24 +36,12 @@ impl Withheld {
     }
 }
 
-impl BlockDevice for Withheld {
-    fn size(&self) -> u64 {
-        self.inner.size()
+impl Layer for Withheld {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
     }
 
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-
-    fn place(&self) -> Place {
-        self.inner.place()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         self.inner.read(offset, buf)?;
         if offset == 0 && !buf.is_empty() {
             let first = self.first();
@@ -62,7 +50,7 @@ impl BlockDevice for Withheld {
         Ok(())
     }
 
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         let sector = self.sector_size() as usize;
         if offset != 0 || buf.len() < sector || !buf.len().is_multiple_of(sector) {
             return self.inner.write(offset, buf, durability);
@@ -70,14 +58,6 @@ impl BlockDevice for Withheld {
         let (first, rest) = buf.split_at(sector);
         self.first().copy_from_slice(first);
         if rest.is_empty() { Ok(()) } else { self.inner.write(sector as u64, rest, durability) }
-    }
-
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
-    }
-
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(BlockingQueue::new(self, depth)?))
     }
 }
 

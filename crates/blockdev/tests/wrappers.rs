@@ -1,4 +1,4 @@
-//! The wrappers that record, fail, tear, delay and count.
+//! The wrappers that record, fail, tear, delay, hold back and count.
 
 mod common;
 
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use blockdev::{
     AlignedBuf, BlockDevice, Counter, Delay, DelayDevice, Durability, Effect, Fate, Fault, FaultDevice,
-    MemoryDevice, Op, PowerCuts, Recorder, Recording, Repeat, Rewind,
+    HoldDevice, MemoryDevice, Op, PowerCuts, Recorder, Recording, Repeat, Rewind,
 };
 
 const SECTOR: usize = 512;
@@ -34,10 +34,11 @@ fn marked(device: Arc<MemoryDevice>) -> Rewind {
 
 #[test]
 fn wrappers_without_a_plan_are_the_device() {
-    let wrapped: [Arc<dyn BlockDevice>; 5] = [
+    let wrapped: [Arc<dyn BlockDevice>; 6] = [
         Arc::new(Counter::new(memory())),
         Arc::new(FaultDevice::new(memory(), Vec::new())),
         Arc::new(DelayDevice::new(memory())),
+        Arc::new(HoldDevice::new(memory())),
         Arc::new(Recorder::new(memory())),
         Arc::new(marked(memory())),
     ];
@@ -145,6 +146,44 @@ fn held_requests_wait_until_they_are_released() {
     device.set(Op::Write, Delay::For(std::time::Duration::from_millis(5)));
     queue.wait(1, &mut |c| seen.push(c.tag)).unwrap();
     assert_eq!((seen, device.waiting(Op::Write)), (vec![2, 1], 0));
+}
+
+#[test]
+fn chosen_requests_are_held_and_others_are_not() {
+    let below = memory();
+    let counter = Arc::new(Counter::new(below.clone()));
+    let device = HoldDevice::new(counter.clone());
+    // A write before the device below has it, and the next one alone.
+    device.hold_next(|op, offset| op == Op::Write && offset == 512);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| put(&device, 1, 1, 1, Durability::Volatile));
+        device.wait_until_waiting();
+        put(&device, 0, 1, 2, Durability::Volatile);
+        put(&device, 1, 1, 2, Durability::Volatile);
+        assert_eq!((sector(&*below, 0), sector(&*below, 1), device.waiting()), (2, 2, 1));
+        // What is chosen next has no say in it.
+        device.hold(|op, _| op == Op::Read);
+        assert!(!writer.is_finished());
+        device.release();
+        writer.join().unwrap();
+    });
+    assert_eq!((sector(&device, 1), device.waiting()), (1, 0));
+    // A read with its bytes, a flush with its answer.
+    device.hold(|op, _| op != Op::Write);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| sector(&device, 1));
+        device.wait_until_waiting();
+        put(&device, 1, 1, 3, Durability::Volatile);
+        device.release();
+        assert_eq!(reader.join().unwrap(), 1);
+        device.hold(|op, _| op != Op::Write);
+        let flusher = scope.spawn(|| device.flush());
+        device.wait_until_waiting();
+        assert_eq!(counter.counts().flushes, 1);
+        device.release();
+        flusher.join().unwrap().unwrap();
+    });
+    assert_eq!(sector(&device, 1), 3);
 }
 
 #[test]

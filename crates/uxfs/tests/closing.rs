@@ -1,11 +1,9 @@
 //! Closing a volume that others use: what they are in the middle of is over before, and nothing comes after.
 
-use blockdev::{
-    AlignedBuf, BlockDevice, DeviceError, Durability, Fault, FaultDevice, IoQueue, MemoryDevice, Op, Recorder,
-};
+use blockdev::{AlignedBuf, BlockDevice, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, Recorder};
 use fileio::testing::before_next_hold;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use uxfs::{
     Changes, ErrorKind, File, MkfsOptions, NewNode, OpenOptions, SetXattr, Timestamp, Volume, check_device,
@@ -39,69 +37,9 @@ fn is_clean_and_sound(device: &Arc<dyn BlockDevice>) {
     assert!(report.is_clean() && report.log_clean, "{:?}", report.findings);
 }
 
-/// Holds back writes to some bytes.
-#[derive(Debug)]
-struct HoldsBack {
-    inner: Arc<dyn BlockDevice>,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// The first byte of what is held back.
-    held: Option<u64>,
-    waiting: bool,
-}
-
-impl HoldsBack {
-    fn new(inner: Arc<dyn BlockDevice>) -> Arc<Self> {
-        Arc::new(Self { inner, state: Mutex::default(), changed: Condvar::new() })
-    }
-
-    fn hold(&self, byte: Option<u64>) {
-        self.state.lock().expect("a lock").held = byte;
-        self.changed.notify_all();
-    }
-
-    fn wait_until_waiting(&self) {
-        let mut state = self.state.lock().expect("a lock");
-        while !state.waiting {
-            state = self.changed.wait(state).expect("a lock");
-        }
-    }
-}
-
-impl BlockDevice for HoldsBack {
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-    fn is_read_only(&self) -> bool {
-        false
-    }
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
-        let mut state = self.state.lock().expect("a lock");
-        while state.held == Some(offset) {
-            state.waiting = true;
-            self.changed.notify_all();
-            state = self.changed.wait(state).expect("a lock");
-        }
-        state.waiting = false;
-        drop(state);
-        self.inner.write(offset, buf, durability)
-    }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
-    }
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Arc::clone(&self.inner).queue(depth)
-    }
+/// Holds back what is written to a byte.
+fn hold(holds: &HoldDevice, byte: u64) {
+    holds.hold(move |op, offset| op == Op::Write && offset == byte);
 }
 
 /// A write that was on its way when the volume was closed came to the device at any time after it: over what had been
@@ -109,11 +47,11 @@ impl BlockDevice for HoldsBack {
 #[test]
 fn an_overwrite_that_is_under_way_is_over_before_a_volume_is_closed() {
     let memory = made();
-    let holds = HoldsBack::new(Arc::clone(&memory));
+    let holds = Arc::new(HoldDevice::new(Arc::clone(&memory)));
     let volume = open(&(Arc::clone(&holds) as _));
     let written = file(&volume, "written", 4);
     let place = written.extents().next().expect("an extent").expect("a map").physical;
-    holds.hold(Some(place));
+    hold(&holds, place);
     let writes = {
         let written = written.clone();
         thread::spawn(move || written.overwrite_at(&[2; 4096], 0))
@@ -131,7 +69,7 @@ fn an_overwrite_that_is_under_way_is_over_before_a_volume_is_closed() {
     let seen = Volume::open_device(Arc::clone(&memory), &OpenOptions::new()).expect("read");
     assert!(!seen.info().expect("info").log_clean, "closed, and a write is still to come");
     assert!(!closes.is_finished());
-    holds.hold(None);
+    holds.release();
     writes.join().expect("no panic").expect("it was begun before");
     closes.join().expect("no panic").expect("closed");
     is_clean_and_sound(&memory);
@@ -154,10 +92,10 @@ fn a_change_of_several_steps_that_is_under_way_is_over_before_a_volume_is_closed
     let steps = [(punch, 2048, cleared.clone()), (zero, 2048, cleared), (write, 0, vec![9; 12 * 4096])];
     for (step, first, content) in steps {
         let memory = made();
-        let holds = HoldsBack::new(Arc::clone(&memory));
+        let holds = Arc::new(HoldDevice::new(Arc::clone(&memory)));
         let volume = open(&(Arc::clone(&holds) as _));
         let file = file(&volume, "file", 8);
-        holds.hold(Some(file.extents().next().expect("an extent").expect("a map").physical + first));
+        hold(&holds, file.extents().next().expect("an extent").expect("a map").physical + first);
         let changes = {
             let file = file.clone();
             thread::spawn(move || step(&file))
@@ -167,7 +105,7 @@ fn a_change_of_several_steps_that_is_under_way_is_over_before_a_volume_is_closed
         let (ends, ended) = mpsc::channel();
         before_next_hold(move || {
             // It is being closed.
-            holder.hold(None);
+            holder.release();
             ends.send(changes.join().expect("no panic")).expect("somebody waits");
         });
         volume.close().expect("closed");

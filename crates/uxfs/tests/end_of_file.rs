@@ -2,19 +2,18 @@
 //! grows, whoever else changes it, and wherever the power fails.
 //!
 //! Threads meet where the test wants them to: `fileio::testing` calls it between a look at the size and the hold that was
-//! decided by it, and behind each transaction; and a device keeps a write until it is told to let it go.
+//! decided by it, and behind each transaction; and a `HoldDevice` keeps a write until it is told to let it go.
 
 #[allow(dead_code, unused_imports, reason = "only the mount of it")]
 mod common;
 
 use blockdev::{
-    AlignedBuf, BlockDevice, BlockingQueue, DeviceError, Durability, Fate, IoQueue, MemoryDevice, PowerCuts,
-    Recorder, Rewind,
+    AlignedBuf, BlockDevice, Durability, Fate, HoldDevice, MemoryDevice, Op, PowerCuts, Recorder, Rewind,
 };
 use fileio::testing::{before_next_hold, behind_commits};
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use uxfs::{ErrorKind, File, MkfsOptions, NewNode, OpenOptions, Volume, mkfs_device};
 
 const BLOCK: u64 = 4096;
@@ -299,75 +298,13 @@ fn what_lies_behind_the_end_does_not_move_before_it() {
     assert!(tried > 2, "no cut was in the middle");
 }
 
-/// A device that keeps the next write to a place until it is told to let it go.
-#[derive(Debug)]
-struct Keeper {
-    inner: MemoryDevice,
-    state: Mutex<Keeping>,
-    changed: Condvar,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Keeping {
-    Nothing,
-    Next(u64),
-    Kept,
-}
-
-impl Keeper {
-    fn new() -> Arc<Self> {
-        let inner = MemoryDevice::anonymous(VOLUME_BYTES).expect("memory");
-        Arc::new(Self { inner, state: Mutex::new(Keeping::Nothing), changed: Condvar::new() })
-    }
-
-    fn set(&self, state: Keeping) {
-        *self.state.lock().expect("sound") = state;
-        self.changed.notify_all();
-    }
-
-    fn wait_until_kept(&self) {
-        let state = self.state.lock().expect("sound");
-        drop(self.changed.wait_while(state, |state| *state != Keeping::Kept).expect("sound"));
-    }
-}
-
-impl BlockDevice for Keeper {
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-    fn is_read_only(&self) -> bool {
-        false
-    }
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read(offset, buf)
-    }
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
-        let mut state = self.state.lock().expect("sound");
-        if *state == Keeping::Next(offset) {
-            *state = Keeping::Kept;
-            self.changed.notify_all();
-            state = self.changed.wait_while(state, |state| *state == Keeping::Kept).expect("sound");
-        }
-        drop(state);
-        self.inner.write(offset, buf, durability)
-    }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
-    }
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(BlockingQueue::new(self, depth)?))
-    }
-}
-
 /// `set_len` asked for the size, waited for a range that followed from it, and asked again: the file was cut meanwhile,
 /// and the rest of another block was zeroed than it held. An overwrite there that was acknowledged was gone.
 #[test]
 fn an_overwrite_beside_a_growth_is_not_lost() {
-    let device = Keeper::new();
-    made(&(device.clone() as Arc<dyn BlockDevice>));
+    let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(VOLUME_BYTES).expect("memory"));
+    made(&memory);
+    let device = Arc::new(HoldDevice::new(memory));
     let volume = open(device.clone());
     let file = create(&volume, b"f");
     file.write_at(&[1; 300_000], 0).expect("written");
@@ -379,16 +316,16 @@ fn an_overwrite_beside_a_growth_is_not_lost() {
             let (cut, device) = (file.clone(), Arc::clone(&device));
             before_next_hold(move || {
                 cut.set_len(10).expect("cut");
-                device.set(Keeping::Next(first));
+                device.hold_next(move |op, offset| op == Op::Write && offset == first);
             });
             file.set_len(1_000_000).expect("longer");
         });
-        device.wait_until_kept();
+        device.wait_until_waiting();
         let mut new = AlignedBuf::zeroed(10);
         new.fill(7);
         queue.push_overwrite(0, new, 0).expect("pushed");
         let over = queue.wait(0, |over| assert_eq!(over.result.expect("written"), 10)).expect("asked");
-        device.set(Keeping::Nothing);
+        device.release();
         growth.join().expect("no panic");
         if over == 0 {
             queue.wait(1, |over| assert_eq!(over.result.expect("written"), 10)).expect("asked");

@@ -1,108 +1,19 @@
 //! Interleavings that no test had: a request is held back on the device while others go on.
 
-use blockdev::{BlockDevice, DeviceError, Durability, IoQueue, MemoryDevice, Place};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use blockdev::{BlockDevice, Durability, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, Repeat};
+use std::sync::Arc;
 use std::thread;
 use uxfs::{File, MkfsOptions, NewNode, OpenOptions, SetXattr, Volume, check_device, mkfs_device};
 
 const BYTES: u64 = 40 << 20;
 
-/// Whether a request is held back: is it a write, and where.
-type Wanted = Box<dyn Fn(bool, u64) -> bool + Send>;
-
-/// A device that holds back requests that are wanted, reads with their bytes, and whose writes fail if asked.
-struct Holds {
-    inner: Arc<dyn BlockDevice>,
-    /// And how many wait.
-    wanted: Mutex<(Option<Wanted>, u32)>,
-    changed: Condvar,
-    fails_writes: AtomicBool,
+fn holding(device: &Arc<dyn BlockDevice>) -> Arc<HoldDevice> {
+    Arc::new(HoldDevice::new(Arc::clone(device)))
 }
 
-impl std::fmt::Debug for Holds {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Holds")
-    }
-}
-
-impl Holds {
-    fn new(inner: &Arc<dyn BlockDevice>) -> Arc<Self> {
-        let (wanted, changed) = (Mutex::new((None, 0)), Condvar::new());
-        Arc::new(Self { inner: Arc::clone(inner), wanted, changed, fails_writes: AtomicBool::new(false) })
-    }
-
-    fn hold(&self, wanted: Option<Wanted>) {
-        self.wanted.lock().unwrap().0 = wanted;
-        self.changed.notify_all();
-    }
-
-    /// Holds the next read back, and no other.
-    fn hold_a_read(&self) {
-        let held = AtomicBool::new(false);
-        self.hold(Some(Box::new(move |write, _| !write && !held.swap(true, Ordering::SeqCst))));
-    }
-
-    fn wait_for_one(&self) {
-        let mut wanted = self.wanted.lock().unwrap();
-        while wanted.1 == 0 {
-            wanted = self.changed.wait(wanted).unwrap();
-        }
-    }
-
-    fn pass(&self, write: bool, offset: u64) {
-        let mut wanted = self.wanted.lock().unwrap();
-        if !wanted.0.as_ref().is_some_and(|wanted| wanted(write, offset)) {
-            return;
-        }
-        wanted.1 += 1;
-        self.changed.notify_all();
-        while wanted.0.is_some() {
-            wanted = self.changed.wait(wanted).unwrap();
-        }
-        wanted.1 -= 1;
-    }
-}
-
-impl BlockDevice for Holds {
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        false
-    }
-
-    fn place(&self) -> Place {
-        self.inner.place()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read(offset, buf)?;
-        self.pass(false, offset);
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
-        if self.fails_writes.load(Ordering::SeqCst) {
-            let source = std::io::Error::other("asked for");
-            return Err(DeviceError::Io { op: "write", offset, len: buf.len() as u64, source });
-        }
-        self.pass(true, offset);
-        self.inner.write(offset, buf, durability)
-    }
-
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
-    }
-
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(blockdev::BlockingQueue::new(self, depth)?))
-    }
+/// Holds the next read back, and no other.
+fn hold_a_read(holds: &HoldDevice) {
+    holds.hold_next(|op, _| op == Op::Read);
 }
 
 fn made() -> Arc<dyn BlockDevice> {
@@ -149,18 +60,18 @@ fn a_volume_is_read_when_nobody_else_writes_it() {
     let device = made();
     let first = open(Arc::clone(&device));
     let held = file(&first, "a", &vec![1; 800 << 10]);
-    let holds = Holds::new(&device);
-    holds.hold(Some(Box::new(|write, offset| !write && offset == 0)));
+    let holds = holding(&device);
+    holds.hold(|op, offset| op == Op::Read && offset == 0);
     let second = thread::spawn({
         let holds: Arc<dyn BlockDevice> = holds.clone();
         move || Volume::open_device(holds, &OpenOptions::new().writable(true))
     });
-    while holds.wanted.lock().unwrap().1 == 0 && !second.is_finished() {
+    while holds.waiting() == 0 && !second.is_finished() {
         thread::yield_now();
     }
     first.close().unwrap();
     drop((first, held));
-    holds.hold(None);
+    holds.release();
     // It may be refused; if it is let in, it has to know what the first one left.
     if let Ok(second) = second.join().unwrap() {
         let held = file(&second, "b", &[1; 4096]);
@@ -181,10 +92,10 @@ fn nobody_writes_to_a_program_that_has_its_capabilities() {
     volume.lookup("/a").unwrap().set_xattr(b"security.capability", &value, SetXattr::Either).unwrap();
     volume.close().unwrap();
     drop(volume);
-    let holds = Holds::new(&device);
+    let holds = holding(&device);
     let volume = open(holds.clone());
     let file = volume.open_file("/a").unwrap();
-    holds.hold_a_read();
+    hold_a_read(&holds);
     let write = |byte: u8, offset: u64| {
         let (file, volume) = (file.clone(), volume.clone());
         thread::spawn(move || {
@@ -193,7 +104,7 @@ fn nobody_writes_to_a_program_that_has_its_capabilities() {
         })
     };
     let slow = write(2, 4096);
-    holds.wait_for_one();
+    holds.wait_until_waiting();
     let other = write(9, 0);
     for _ in 0..200 {
         if other.is_finished() {
@@ -202,7 +113,7 @@ fn nobody_writes_to_a_program_that_has_its_capabilities() {
         thread::sleep(std::time::Duration::from_millis(1));
     }
     let crashed = copy(&device);
-    holds.hold(None);
+    holds.release();
     slow.join().unwrap();
     other.join().unwrap();
     let seen = Volume::open_device(crashed, &OpenOptions::new()).unwrap().open_file("/a").unwrap();
@@ -232,17 +143,18 @@ fn blocks_whose_freeing_was_lost_are_not_written() {
     drop(filler);
     volume.close().unwrap();
     drop(volume);
-    let holds = Holds::new(&device);
+    let faulty = Arc::new(FaultDevice::new(Arc::clone(&device), Vec::new()));
+    let holds = Arc::new(HoldDevice::new(Arc::clone(&faulty) as _));
     let volume = open(holds.clone());
     let node = volume.lookup("/a").unwrap();
     volume.root().unwrap().as_dir().unwrap().remove_file(b"victim").unwrap();
-    holds.hold_a_read();
+    hold_a_read(&holds);
     let sets = thread::spawn(move || node.set_xattr(b"user.large", &[0xdd; 60_000], SetXattr::Either));
-    holds.wait_for_one();
-    holds.fails_writes.store(true, Ordering::SeqCst);
+    holds.wait_until_waiting();
+    faulty.add(Fault::fail(Op::Write, faulty.seen(Op::Write)).then(Repeat::Sticky));
     volume.sync().expect_err("nothing can be written");
-    holds.fails_writes.store(false, Ordering::SeqCst);
-    holds.hold(None);
+    faulty.heal();
+    holds.release();
     sets.join().unwrap().expect_err("the volume is shut down");
     drop(volume);
     let volume = open(device);

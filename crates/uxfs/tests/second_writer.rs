@@ -1,9 +1,6 @@
 //! One device is open for writing once within a process, through whatever wrappers and handles it is reached.
 
-use blockdev::{
-    BlockDevice, BlockingQueue, Claim, Counter, Deferred, DeviceError, Durability, IoQueue, MemoryDevice,
-    Place, Window,
-};
+use blockdev::{BlockDevice, Claim, Counter, Deferred, DeviceError, Durability, Layer, MemoryDevice, Window};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use uxfs::{ErrorKind, MkfsOptions, NewNode, OpenOptions, Volume, mkfs_device};
@@ -96,39 +93,19 @@ impl Watched {
     }
 }
 
-impl BlockDevice for Watched {
-    fn size(&self) -> u64 {
-        self.inner.size()
+impl Layer for Watched {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
     }
 
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-
-    fn place(&self) -> Place {
-        self.inner.place()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         self.look("write");
         self.inner.write(offset, buf, durability)
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
+    fn pass_flush(&self) -> Result<(), DeviceError> {
         self.look("flush");
         self.inner.flush()
-    }
-
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(BlockingQueue::new(self, depth)?))
     }
 }
 

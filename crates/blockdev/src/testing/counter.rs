@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Place};
+use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Layer};
 
 /// What a [`Counter`] has seen. Requests are counted when they are made, refused ones too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,39 +74,27 @@ impl Counter {
     }
 }
 
-impl BlockDevice for Counter {
-    fn size(&self) -> u64 {
-        self.inner.size()
+impl Layer for Counter {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
     }
 
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-
-    fn place(&self) -> Place {
-        self.inner.place()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         self.tally.read(buf.len());
         self.inner.read(offset, buf)
     }
 
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         self.tally.write(buf.len(), durability);
         self.inner.write(offset, buf, durability)
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
+    fn pass_flush(&self) -> Result<(), DeviceError> {
         self.tally.flushes.fetch_add(1, Relaxed);
         self.inner.flush()
     }
 
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
+    fn pass_queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
         let inner = Arc::clone(&self.inner).queue(depth)?;
         Ok(Box::new(CountingQueue { inner, counter: self }))
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::blocking::{Verb, check_depth, check_push};
-use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Op, Place};
+use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Layer, Op};
 
 /// How long requests wait before they reach the device below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,39 +107,27 @@ impl DelayDevice {
     }
 }
 
-impl BlockDevice for DelayDevice {
-    fn size(&self) -> u64 {
-        self.inner.size()
+impl Layer for DelayDevice {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
     }
 
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-
-    fn place(&self) -> Place {
-        self.inner.place()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         self.pause(Op::Read);
         self.inner.read(offset, buf)
     }
 
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         self.pause(Op::Write);
         self.inner.write(offset, buf, durability)
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
+    fn pass_flush(&self) -> Result<(), DeviceError> {
         self.pause(Op::Flush);
         self.inner.flush()
     }
 
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
+    fn pass_queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
         check_depth(depth)?;
         let room = depth as usize;
         Ok(Box::new(DelayQueue { device: self, depth, held: VecDeque::with_capacity(room), pushed: 0 }))

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place};
+use crate::{BlockDevice, DeviceError, Durability, Layer};
 
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -144,24 +144,12 @@ fn planned(op: &'static str, offset: u64, len: usize) -> DeviceError {
     DeviceError::io(op, offset, len, io::Error::other("a planned fault"))
 }
 
-impl BlockDevice for FaultDevice {
-    fn size(&self) -> u64 {
-        self.inner.size()
+impl Layer for FaultDevice {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
     }
 
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-
-    fn place(&self) -> Place {
-        self.inner.place()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         let len = buf.len();
         match self.strike(Op::Read) {
             None => return self.inner.read(offset, buf),
@@ -174,7 +162,7 @@ impl BlockDevice for FaultDevice {
         Err(planned("read", offset, len))
     }
 
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         match self.strike(Op::Write) {
             None => return self.inner.write(offset, buf, durability),
             Some(Effect::Fail) => {}
@@ -194,14 +182,10 @@ impl BlockDevice for FaultDevice {
         Err(planned("write", offset, buf.len()))
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
+    fn pass_flush(&self) -> Result<(), DeviceError> {
         match self.strike(Op::Flush) {
             None => self.inner.flush(),
             Some(_) => Err(planned("flush", 0, 0)),
         }
-    }
-
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(BlockingQueue::new(self, depth)?))
     }
 }

@@ -1,8 +1,9 @@
-//! Wrappers that tests put around a device: they count, delay, fail, tear or record what passes through.
+//! Wrappers that tests put around a device: they count, delay, hold back, fail, tear or record what passes through.
 
 pub(crate) mod counter;
 pub(crate) mod delay;
 pub(crate) mod fault;
+pub(crate) mod hold;
 pub(crate) mod power_cuts;
 pub(crate) mod recorder;
 pub(crate) mod rewind;

@@ -11,7 +11,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Place};
+use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue, Layer};
 
 /// A write that was recorded.
 #[derive(Clone, Debug)]
@@ -212,28 +212,12 @@ impl Recording {
     }
 }
 
-impl BlockDevice for Recorder {
-    fn size(&self) -> u64 {
-        self.inner.size()
+impl Layer for Recorder {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
     }
 
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-
-    fn place(&self) -> Place {
-        self.inner.place()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         crate::blocking::check_push(
             &*self.inner,
             crate::blocking::Verb::Write(durability),
@@ -246,7 +230,7 @@ impl BlockDevice for Recorder {
         result
     }
 
-    fn flush(&self) -> Result<(), DeviceError> {
+    fn pass_flush(&self) -> Result<(), DeviceError> {
         let index = {
             let mut log = self.log();
             let started = log.tick();
@@ -263,7 +247,7 @@ impl BlockDevice for Recorder {
         result
     }
 
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
+    fn pass_queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
         let inner = Arc::clone(&self.inner).queue(depth)?;
         Ok(Box::new(RecordingQueue { inner, recorder: self, pending: Vec::new() }))
     }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place};
+use crate::{BlockDevice, DeviceError, Durability, Layer};
 
 /// Bytes that are kept and restored together.
 const PAGE: u64 = 4096;
@@ -60,28 +60,12 @@ impl Rewind {
     }
 }
 
-impl BlockDevice for Rewind {
-    fn size(&self) -> u64 {
-        self.inner.size()
+impl Layer for Rewind {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
     }
 
-    fn sector_size(&self) -> u32 {
-        self.inner.sector_size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.inner.is_read_only()
-    }
-
-    fn place(&self) -> Place {
-        self.inner.place()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read(offset, buf)
-    }
-
-    fn write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         let verb = crate::blocking::Verb::Write(durability);
         crate::blocking::check_push(&*self.inner, verb, offset, buf.len())?;
         let mut marks = self.marks();
@@ -90,13 +74,5 @@ impl BlockDevice for Rewind {
         }
         // Under the lock, so that nobody keeps what is written half.
         self.inner.write(offset, buf, durability)
-    }
-
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
-    }
-
-    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(BlockingQueue::new(self, depth)?))
     }
 }
