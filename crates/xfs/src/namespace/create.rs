@@ -138,7 +138,7 @@ impl Volume {
             need = need.buffers(blocks).blocks(blocks).map_changes(blocks).extents(1);
         }
         if new.inherit && dir.peek().has_attrs() {
-            need = need.attr_change(1).attr_change(1);
+            need = need.attr_change(1).attr_change(1).first_attribute();
         }
         need.steps(2).reservation()
     }

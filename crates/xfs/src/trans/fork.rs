@@ -59,7 +59,7 @@ impl<'t, 'v> TransFork<'t, 'v> {
         if !fork.trans.inode(ino).has_attrs() {
             let start = fork.boundary_for(ATTR_BYTES_MIN).ok_or(Error::NoSpace)?;
             fork.move_boundary(start)?;
-            fork.trans.note_attributes()?;
+            fork.trans.makes_attributes = true;
         }
         Ok(fork)
     }

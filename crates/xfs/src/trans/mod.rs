@@ -34,7 +34,7 @@ use frees::DeferredFree;
 use inodes::JoinedInode;
 use reservation::Reservation;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use superblock::Tells;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::AgNumber;
 
@@ -62,8 +62,10 @@ pub struct Trans<'v> {
     blocks: u64,
     /// Whether a part of the work is committed already: the rest has to follow.
     rolled: bool,
-    /// Whether this part tells that quota counts are no longer right.
-    doubts_quota: bool,
+    /// Whether this part gives an inode its first attribute.
+    makes_attributes: bool,
+    /// What this part tells the superblock.
+    tells: Tells,
 }
 
 impl<'v> Trans<'v> {
@@ -112,7 +114,8 @@ impl<'v> Trans<'v> {
             delta: Delta::default(),
             blocks,
             rolled: false,
-            doubts_quota: false,
+            makes_attributes: false,
+            tells: Tells::default(),
         }
     }
 
@@ -195,6 +198,7 @@ impl<'v> Trans<'v> {
         self.log_intents();
         self.forget_peeked();
         self.doubt_quota_counts()?;
+        self.say_attributes()?;
         let mut items = std::mem::take(&mut self.extra);
         items.reserve(self.inodes.len() + self.bufs.len());
         for inode in self.inodes.iter_mut().filter(|inode| !inode.is_clean()) {
@@ -211,15 +215,13 @@ impl<'v> Trans<'v> {
             return Ok(CommitSeq::default());
         }
         let write = self.volume.write_side()?;
-        let (counters, doubts_quota) = (&write.counters, std::mem::take(&mut self.doubts_quota));
+        let (counters, tells) = (&write.counters, std::mem::take(&mut self.tells));
         let (bufs, inodes, delta) = (&mut self.bufs, &mut self.inodes, &mut self.delta);
         let publish = || {
             bufs.iter_mut().for_each(Joined::publish);
             inodes.iter_mut().for_each(JoinedInode::publish);
             counters.apply(&std::mem::take(delta));
-            if doubts_quota {
-                write.quota_counted.store(false, Ordering::Release);
-            }
+            tells.told(write);
         };
         let seq = self.journal.commit(ticket, &mut items, landing, publish)?;
         self.bufs.clear();

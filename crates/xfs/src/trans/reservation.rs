@@ -140,7 +140,13 @@ impl<'g> Need<'g> {
     pub fn attr_fork(self) -> Self {
         const TARGET_BLOCKS: u64 = 2;
         let blocks = u64::from(self.geometry.dir_block_blocks()).max(TARGET_BLOCKS);
-        self.dir_buffers(1).buffers(TARGET_BLOCKS).blocks(blocks).map_changes(2)
+        let need = self.dir_buffers(1).buffers(TARGET_BLOCKS).blocks(blocks).map_changes(2);
+        need.first_attribute()
+    }
+
+    /// It may be the volume's first attribute, which the superblock tells.
+    pub fn first_attribute(self) -> Self {
+        self.sectors(1)
     }
 
     /// An inode gets or loses its place: AGI, both inode trees, its cluster's list pointers.

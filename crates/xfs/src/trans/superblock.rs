@@ -1,5 +1,5 @@
-//! The transactions that change the superblock: the first and the last of a volume that is open for writing, and the
-//! one that covers the log of an idle one.
+//! The transactions that change the superblock: the first and the last of a volume that is open for writing, the one that
+//! makes its first attribute, and the one that covers the log of an idle one.
 //!
 //! Invariants: what lies in the superblock and is not changed stays as it is on disk; of all that a transaction locks, the
 //! superblock comes last. The last one has nothing else in it, and comes when nobody else has a transaction open or can
@@ -9,7 +9,7 @@ use super::reservation::{Need, Reservation};
 use super::{BufIndex, Trans};
 use crate::error::{Error, Result};
 use crate::log::Frozen;
-use crate::volume::Volume;
+use crate::volume::{Volume, WriteSide};
 use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,23 +36,11 @@ pub(crate) fn cover(volume: &Arc<Volume>) -> Result<()> {
     }
 }
 
-fn log_counters(mut trans: Trans<'_>) -> Result<()> {
-    let write = trans.volume().write_side()?;
-    // Kernels say with a volume's first attribute that it has some. They need not be told, so that it does not hold up
-    // the transaction of that attribute here.
-    let say_attributes = write.attributes_unsaid.load(Ordering::Acquire);
-    let counters = &write.counters;
+fn log_counters(trans: Trans<'_>) -> Result<()> {
+    let counters = &trans.volume().write_side()?.counters;
     let icount = counters.inodes();
     let ifree = counters.free_inodes().min(icount);
     let fdblocks = counters.free_blocks().min(trans.geometry().data_blocks);
-    if say_attributes {
-        let sector = trans.geometry().sector_size.into();
-        let buf = trans.buf_at(DiskAddr(0), sector, &SUPERBLOCK)?;
-        let at = offset_of!(RawSuperblock, versionnum);
-        edit(&mut trans, buf, at..at + 2, |raw| {
-            raw.versionnum = (raw.versionnum.get() | VersionFlags::ATTR.bits()).into();
-        })?;
-    }
     let range = offset_of!(RawSuperblock, icount)..offset_of!(RawSuperblock, fdblocks) + 8;
     change(trans, range, |raw| {
         raw.icount = icount.into();
@@ -66,16 +54,54 @@ pub(super) fn log_bytes(volume: &Volume) -> u32 {
     reservation(volume).log_bytes
 }
 
+/// What a part of a transaction tells the superblock besides what it is about.
+#[derive(Debug, Default)]
+pub(super) struct Tells {
+    /// That quota counts are no longer right.
+    quota: bool,
+    /// That the volume has attributes.
+    attributes: bool,
+}
+
+impl Tells {
+    /// The part is committed.
+    pub(super) fn told(self, write: &WriteSide) {
+        if self.quota {
+            write.quota_counted.store(false, Ordering::Release);
+        }
+        if self.attributes {
+            write.attributes_said.store(true, Ordering::Release);
+        }
+    }
+}
+
 impl Trans<'_> {
     /// Whether this volume's first change is still to come, and has to tell of quota.
     pub(super) fn is_quota_counted(volume: &Volume) -> Result<bool> {
         Ok(volume.write_side()?.quota_counted.load(Ordering::Acquire))
     }
 
-    /// Notes that the volume has attributes, if its superblock does not say so.
-    pub(super) fn note_attributes(&self) -> Result<()> {
-        if !self.volume.superblock().version_flags().contains(VersionFlags::ATTR) {
-            self.volume.write_side()?.attributes_unsaid.store(true, Ordering::Release);
+    /// Whether the superblock says that the volume has attributes.
+    fn are_attributes_said(&self) -> Result<bool> {
+        Ok(self.volume.write_side()?.attributes_said.load(Ordering::Acquire))
+    }
+
+    /// Says in the superblock that the volume has attributes, if this makes the first one: kernels do, with what makes it,
+    /// and a crash behind that must not leave it unsaid. The transaction has reserved
+    /// [`attr_fork`](super::reservation::Need::attr_fork), or [`first_attribute`](super::reservation::Need::first_attribute).
+    pub(super) fn say_attributes(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.makes_attributes) || self.are_attributes_said()? {
+            return Ok(());
+        }
+        let sector = self.geometry().sector_size.into();
+        let buf = self.buf_at(DiskAddr(0), sector, &SUPERBLOCK)?;
+        // Whoever had it locked before may have done it.
+        if !self.are_attributes_said()? {
+            let at = offset_of!(RawSuperblock, versionnum);
+            edit(self, buf, at..at + 2, |raw| {
+                raw.versionnum = (raw.versionnum.get() | VersionFlags::ATTR.bits()).into();
+            })?;
+            self.tells.attributes = true;
         }
         Ok(())
     }
@@ -96,7 +122,7 @@ impl Trans<'_> {
                 let flags = QuotaFlags::from_bits_retain(raw.qflags.get());
                 raw.qflags = flags.difference(QuotaFlags::COUNTED).bits().into();
             })?;
-            self.doubts_quota = true;
+            self.tells.quota = true;
         }
         Ok(())
     }
@@ -137,10 +163,13 @@ fn edit(
 mod tests {
     use super::*;
     use crate::alloc::{Purpose, Request, Target};
+    use crate::attr::Namespace;
+    use crate::attr::edit::Put;
     use crate::check::{CheckOptions, check};
     use crate::mkfs::{Before, Options, format, plan};
+    use crate::namespace::XattrChange;
     use crate::volume::OpenOptions;
-    use blockdev::{BlockDevice, MemoryDevice};
+    use blockdev::{BlockDevice, Durability, MemoryDevice};
     use std::thread;
     use xfs_format::timestamp::Timestamp;
     use xfs_format::types::{AgNumber, Uuid};
@@ -229,6 +258,52 @@ mod tests {
         assert!(ends[0] != ends[1], "{ends:?}");
         assert!(matches!(volume.close(), Err(Error::Shutdown(_))));
         drop(volume);
+        counts_are_right(device);
+    }
+
+    /// What a device holds, on another: as a crash would leave it.
+    fn crashed(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+        let image: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
+        let mut bytes = vec![0; 1 << 20];
+        for at in (0..BYTES).step_by(bytes.len()) {
+            device.read(at, &mut bytes).unwrap();
+            image.write(at, &bytes, Durability::Volatile).unwrap();
+        }
+        image
+    }
+
+    /// That a volume has attributes was said when it was closed: a crash behind the first one left it unsaid for good.
+    #[test]
+    fn a_crash_behind_the_first_attribute_leaves_it_said() {
+        let (device, volume) = made();
+        let says = |device: &Arc<dyn BlockDevice>| {
+            let volume = Volume::open(Arc::clone(device), &OpenOptions::default()).unwrap();
+            volume.superblock().version_flags().contains(VersionFlags::ATTR)
+        };
+        let root = volume.handle(volume.geometry().root).unwrap();
+        let change = |name: &[u8], change| {
+            let now = Timestamp { secs: 1, nanos: 0 };
+            volume.change_xattr(&root, Namespace::User, name, change, now)
+        };
+        // What makes none says of none.
+        let missing = change(b"name", XattrChange::Set(b"value", Put::Replace));
+        assert!(missing.is_err());
+        volume.sync().unwrap();
+        assert!(!says(&crashed(&device)));
+        change(b"name", XattrChange::Set(b"value", Put::Create)).unwrap();
+        volume.sync().unwrap();
+        let image = crashed(&device);
+        assert!(says(&image), "the attribute is there, and the superblock does not say so");
+        Volume::open(Arc::clone(&image), &OpenOptions { writable: true, ..OpenOptions::default() })
+            .and_then(|volume| volume.close())
+            .unwrap();
+        assert!(says(&image));
+        counts_are_right(image);
+        change(b"name", XattrChange::Remove).unwrap();
+        drop(root);
+        volume.close().unwrap();
+        drop(volume);
+        assert!(says(&device));
         counts_are_right(device);
     }
 
