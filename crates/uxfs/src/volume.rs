@@ -196,7 +196,9 @@ impl Volume {
     /// Makes everything durable that was changed before this call.
     pub fn sync(&self) -> Result<()> {
         self.engine().flush()?;
-        Ok(self.engine().sync()?)
+        let times = self.engine().log_all_times();
+        self.engine().sync()?;
+        Ok(times?)
     }
 
     /// Has the volume do at once what it does by itself when nothing has happened for half a minute: the first time all

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use xfs_format::features::QuotaFlags;
+use xfs_format::features::{QuotaFlags, VersionFlags};
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
 use xfs_format::log::LogEnds;
@@ -89,8 +89,8 @@ pub(crate) struct WriteSide {
     pub(crate) clock: Option<Timestamp>,
     /// Whether the superblock says of quota counts that they are right, which the first change will take back.
     pub(crate) quota_counted: AtomicBool,
-    /// Whether the superblock has yet to say that the volume has attributes.
-    pub(crate) attributes_unsaid: AtomicBool,
+    /// Whether the superblock says that the volume has attributes, as the first one makes it.
+    pub(crate) attributes_said: AtomicBool,
     /// Held by whoever moves a directory from one directory to another.
     pub(crate) moves: Mutex<()>,
 }
@@ -344,7 +344,8 @@ impl Volume {
         Ok(flushed?)
     }
 
-    /// Makes everything durable that was committed before this call. On a volume that was shut down it fails, even if
+    /// Makes everything durable that was committed before this call; when files were written over only if that was logged
+    /// ([`log_all_times`](Self::log_all_times)). On a volume that was shut down it fails, even if
     /// there was nothing left to do.
     pub fn sync(&self) -> Result<()> {
         self.check_writable()?;
@@ -402,19 +403,26 @@ impl Volume {
         })
     }
 
-    /// Logs what only memory knows: when files that are still open were written over.
-    pub(crate) fn log_all_times(self: &Arc<Self>) -> Result<()> {
+    /// Logs what only memory knows: when files that are still open were written over. One that cannot be told is left out,
+    /// and the first error given when all others are told.
+    pub fn log_all_times(self: &Arc<Self>) -> Result<()> {
+        let mut all = Ok(());
         for entry in self.inodes.select(|entry| entry.overwritten().get().is_some()) {
             // What was removed may have left the time behind, for whatever has its place now.
             let is_named_file = {
                 let inode = entry.peek();
                 inode.nlink() > 0 && inode.is_file()
             };
-            if is_named_file {
-                self.log_times(&entry)?;
+            if !is_named_file {
+                continue;
+            }
+            match self.log_times(&entry) {
+                // Gone meanwhile.
+                Ok(()) | Err(Error::NoSuchInode(_) | Error::WrongType { .. }) => {}
+                Err(error) => all = all.and(Err(error)),
             }
         }
-        Ok(())
+        all
     }
 
     /// Calls `each` with the number of every inode in use, in order, until it breaks. Inodes that are unlinked and
@@ -550,7 +558,7 @@ impl WriteSide {
         let (busy, moves) = (Arc::default(), Mutex::new(()));
         let flags = QuotaFlags::from_bits_retain(raw.qflags.get());
         let quota_counted = AtomicBool::new(flags.intersects(QuotaFlags::COUNTED));
-        let attributes_unsaid = AtomicBool::new(false);
+        let attributes_said = AtomicBool::new(superblock.version_flags().contains(VersionFlags::ATTR));
         Ok(Self {
             journal,
             counters,
@@ -559,7 +567,7 @@ impl WriteSide {
             inodes,
             clock: repeatable,
             quota_counted,
-            attributes_unsaid,
+            attributes_said,
             moves,
         })
     }
