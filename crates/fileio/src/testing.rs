@@ -1,62 +1,84 @@
-//! Places where a test can step in: between a look at a file's size and the hold that was decided by it, before a hold
-//! of a whole file, and behind each transaction, when all locks of it are gone.
+//! Points between two steps where a test lets something else happen: the data path's, and those of who builds on it.
 //!
-//! Without the feature `testing` nothing is here, and nothing is called.
+//! Invariants: without the feature `testing` nothing is here, and a point is no code. What happens at a point happens in
+//! the thread that comes to it, so that the interleaving is the same each time; so no lock is held at a point that the
+//! other work may need. What was asked for by one thread does not happen in another.
+
+/// Where a range is about to be waited for that was chosen by the size of a file, or all of one.
+pub const HOLD: &str = "a range is about to be held";
+
+/// Behind a transaction, when all its locks are gone.
+pub const COMMITTED: &str = "a transaction is committed";
+
+/// Nobody steps in.
+#[cfg(not(feature = "testing"))]
+#[inline(always)]
+pub fn point(_: &'static str) {}
+
+#[cfg(feature = "testing")]
+pub use hooks::{at, at_each, before_next_hold, behind_commits, point};
 
 #[cfg(feature = "testing")]
 mod hooks {
+    use super::{COMMITTED, HOLD};
     use std::cell::{Cell, RefCell};
     use std::rc::Rc;
 
+    struct Waiting {
+        place: &'static str,
+        work: Box<dyn FnOnce()>,
+    }
+
+    #[derive(Clone)]
+    struct Each {
+        place: &'static str,
+        step: Rc<dyn Fn()>,
+    }
+
     thread_local! {
-        static HOLD: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
-        static COMMIT: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
+        static WAITING: RefCell<Vec<Waiting>> = const { RefCell::new(Vec::new()) };
+        static EACH: RefCell<Option<Each>> = const { RefCell::new(None) };
         static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Does `step` when this thread is next about to wait for a range that it chose by the size of a file, or
-    /// for all of one.
-    pub fn before_next_hold(step: impl FnOnce() + 'static) {
-        HOLD.set(Some(Box::new(step)));
+    /// Has `work` happen when this thread comes to `place` next. Of several at one place, each has its turn, in order.
+    pub fn at(place: &'static str, work: impl FnOnce() + 'static) {
+        WAITING.with_borrow_mut(|waiting| waiting.push(Waiting { place, work: Box::new(work) }));
     }
 
-    /// Does `step` behind each transaction that this thread commits during `work`; not for those that `step`
-    /// commits itself.
-    pub fn behind_commits<R>(step: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
-        COMMIT.set(Some(Rc::new(step)));
+    /// Has `step` happen each time that this thread comes to `place` during `work`; not when `step` itself does.
+    pub fn at_each<R>(place: &'static str, step: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
+        let before = EACH.replace(Some(Each { place, step: Rc::new(step) }));
         let done = work();
-        COMMIT.set(None);
+        EACH.set(before);
         done
     }
 
-    /// The moment before a hold.
-    pub fn before_hold() {
-        if let Some(step) = HOLD.take() {
-            step();
-        }
+    /// [`at`] the next hold.
+    pub fn before_next_hold(work: impl FnOnce() + 'static) {
+        at(HOLD, work);
     }
 
-    /// The moment behind a commit.
-    pub fn committed() {
-        let step = COMMIT.with_borrow(Clone::clone);
-        if let Some(step) = step
+    /// [`at_each`] commit.
+    pub fn behind_commits<R>(step: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
+        at_each(COMMITTED, step, work)
+    }
+
+    /// A point that a thread comes to.
+    pub fn point(place: &'static str) {
+        let next = WAITING.with_borrow_mut(|waiting| {
+            let index = waiting.iter().position(|one| one.place == place)?;
+            Some(waiting.remove(index))
+        });
+        if let Some(next) = next {
+            (next.work)();
+        }
+        let each = EACH.with_borrow(|each| each.clone().filter(|each| each.place == place));
+        if let Some(each) = each
             && !IS_INSIDE.replace(true)
         {
-            step();
+            (each.step)();
             IS_INSIDE.set(false);
         }
     }
 }
-
-#[cfg(feature = "testing")]
-pub use hooks::{before_hold, before_next_hold, behind_commits, committed};
-
-/// Nobody steps in.
-#[cfg(not(feature = "testing"))]
-#[inline]
-pub fn before_hold() {}
-
-/// Nobody steps in.
-#[cfg(not(feature = "testing"))]
-#[inline]
-pub fn committed() {}

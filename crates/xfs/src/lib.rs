@@ -21,7 +21,6 @@ pub mod group;
 pub mod ialloc;
 mod info;
 pub mod inode;
-mod interleave;
 mod keyed_hash;
 pub mod log;
 pub mod mkfs;

@@ -18,7 +18,7 @@ use rangelock::Mode;
 use super::run::{Kind, Run};
 use super::{DirectFile, FILE_END_MAX, Outcome};
 use crate::lock::Held;
-use crate::testing::before_hold;
+use crate::testing::{HOLD, point};
 use crate::{ExtentState, FileError, FileMappingMut, Refusal};
 
 /// Bytes that are copied at once where blocks are filled up with zeroes.
@@ -148,7 +148,7 @@ impl<M: FileMappingMut> DirectFile<M> {
             let first = from.min(size) & !(block - 1);
             // Its extents may reach anywhere.
             let all = end > size && self.map().data_behind_end(to).map_err(map)?;
-            before_hold();
+            point(HOLD);
             let held =
                 self.lock().hold(first..if all { u64::MAX } else { to.max(first + block) }, Mode::Exclusive);
             let size = self.map().size();

@@ -22,7 +22,7 @@ use blockdev::BlockDevice;
 use rangelock::{LockStats, Mode, StatsSnapshot};
 
 use crate::lock::{Attempt, FileLock, Held, Token};
-use crate::testing::before_hold;
+use crate::testing::{HOLD, point};
 use crate::{FileError, FileMapping, Locking, Refusal, lockstat};
 
 pub use extend::HeldEnd;
@@ -172,7 +172,7 @@ impl<M: FileMapping> DirectFile<M> {
     /// Holds all of the file, once every request is over that holds any of it; `None` if that takes longer than
     /// `patience`. Requests of a queue are over once its thread has taken them out.
     pub fn hold_whole(self: Arc<Self>, patience: Duration) -> Option<HeldFile<M>> {
-        before_hold();
+        point(HOLD);
         let until = Instant::now() + patience;
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut attempt = self.lock.attempt(0..u64::MAX, Mode::Exclusive, &waker);

@@ -7,10 +7,10 @@
 use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
-use crate::interleave::point;
 use crate::log::ShutdownReason;
 use crate::volume::Volume;
 use blockdev::DeviceError;
+use fileio::testing::point;
 use fileio::{Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};

@@ -22,7 +22,7 @@ pub(crate) use shared::{SharedRun, Sharing};
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
 use crate::inode::ForkState;
-use crate::interleave::point;
+use fileio::testing::point;
 use xfs_format::bmbt::{BmbtRecord, BmbtRoot, Extent, inline_extents};
 use xfs_format::btree::{Bmbt, Node, Tree};
 use xfs_format::error::FormatError;

@@ -17,9 +17,9 @@ pub(crate) use spare::{copy_of, keep};
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
-use crate::interleave::point;
 use blockdev::{AlignedBuf, BlockDevice};
 use fileio::lockstat::LockClass;
+use fileio::testing::point;
 use smallvec::SmallVec;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -317,7 +317,7 @@ mod tests {
         let cache =
             BufCache::new(Arc::clone(&device) as Arc<dyn BlockDevice>, &geometry(true, 12, 0), 1 << 20);
         let writes = Arc::clone(&cache.writes);
-        crate::interleave::at("a buffer is read", move || {
+        fileio::testing::at("a buffer is read", move || {
             // As another thread's write-back ends.
             device.write(4096, &[7; 4096], blockdev::Durability::Volatile).expect("written");
             writes.fetch_add(1, Ordering::AcqRel);

@@ -9,10 +9,10 @@ use super::{
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::Result;
 use crate::inode::{ForkKind, InodeEntry, InodeHandle};
-use crate::interleave::point;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::volume::Volume;
+use fileio::testing::point;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use xfs_format::timestamp::Timestamp;

@@ -172,7 +172,7 @@ impl<'v> Trans<'v> {
             self.volume.shut_down(error);
         }
         drop(self);
-        fileio::testing::committed();
+        fileio::testing::point(fileio::testing::COMMITTED);
         done
     }
 
