@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Image, assert_same, blocks, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use common::{Image, assert_same, blocks, run, scratch, uxfs, uxfs_fails, uxfs_heeding_signals, uxfs_ok};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -215,7 +215,7 @@ fn a_signal_leaves_a_clean_log() {
         std::fs::write(dir.path().join(format!("file-{nth:03}")), vec![7; 10_000]).unwrap();
     }
     let archive = run("tar", &[&"--sort=name", &"-C", &dir.path(), &"-c", &"."]);
-    let mut untar = std::process::Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    let mut untar = uxfs_heeding_signals();
     untar.args(["-v", "untar"]).arg(&image.path).stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut untar = untar.spawn().unwrap();
     let mut input = untar.stdin.take().unwrap();

@@ -4,7 +4,7 @@
 mod common;
 
 use common::forge::Forged;
-use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_heeding_signals, uxfs_ok};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 fn start(args: &[&dyn AsRef<OsStr>]) -> Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    let mut command = uxfs_heeding_signals();
     command.args(args.iter().map(|arg| arg.as_ref()));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }

@@ -3,16 +3,16 @@
 mod common;
 
 use common::forge::{DIRECTORY, Forged, REGULAR, extent};
-use common::{scratch, uxfs_fails, uxfs_ok};
+use common::{scratch, uxfs_fails, uxfs_heeding_signals, uxfs_ok};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Starts the command.
 fn start(args: &[&dyn AsRef<OsStr>]) -> Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    let mut command = uxfs_heeding_signals();
     command.args(args.iter().map(|arg| arg.as_ref()));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_heeding_signals, uxfs_ok};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -403,7 +403,7 @@ fn half_filled(image: &Path, dir: &Path, args: &[&str]) -> (Child, File) {
     std::fs::write(dir.join("first"), "text").unwrap();
     std::fs::write(dir.join("second"), vec![7; 1 << 20]).unwrap();
     let archive = run("tar", &[&"-C", &dir, &"-c", &"first", &"second"]);
-    let mut mkfs = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    let mut mkfs = uxfs_heeding_signals();
     mkfs.args(["-v", "mkfs", "-q"]).arg(image).args(args).arg("--from").arg(&pipe).stderr(Stdio::piped());
     let mut mkfs = mkfs.spawn().unwrap();
     let mut pipe = File::options().write(true).open(&pipe).unwrap();

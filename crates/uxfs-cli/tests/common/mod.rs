@@ -31,6 +31,14 @@ pub fn uxfs(args: &[&dyn AsRef<OsStr>]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_uxfs")).args(args).output().expect("the command starts")
 }
 
+/// The command, to be started and sent a signal. A shell starts what runs in its background with SIGINT ignored, which
+/// the command would inherit from the test, and obey.
+pub fn uxfs_heeding_signals() -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT,TERM,HUP", env!("CARGO_BIN_EXE_uxfs")]);
+    command
+}
+
 /// Runs the command, which must succeed; gives what it printed.
 pub fn uxfs_ok(args: &[&dyn AsRef<OsStr>]) -> Vec<u8> {
     let output = uxfs(args);
