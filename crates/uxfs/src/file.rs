@@ -189,6 +189,7 @@ impl File {
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         let (held, grown) = self.hold_for(&range, keep_size)?;
         self.data.check_unshared(self.bytes_around(&range))?;
+        engine.check_block_change(entry)?;
         self.zero_end(&held, grown)?;
         let blocks = self.blocks_around(&range);
         if entry.peek().is_reflinked() {
@@ -240,8 +241,9 @@ impl File {
             ));
         }
         self.data.check_unshared(range.clone())?;
-        self.nothing_behind(size)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
+        engine.check_block_change(entry)?;
+        self.nothing_behind(size)?;
         engine.collapse_blocks(
             entry,
             self.blocks_around(&range),
@@ -255,7 +257,9 @@ impl File {
     pub fn insert_range(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         let range = self.whole_blocks(range)?;
-        let _held = self.data.hold(range.start..u64::MAX, Mode::Exclusive);
+        // And the block before it: an extent that is changed there must not become one with what is about to move.
+        let from = range.start.saturating_sub(self.block());
+        let _held = self.data.hold(from..u64::MAX, Mode::Exclusive);
         let size = self.size();
         if range.start >= size {
             return Err(Error::new(
@@ -269,8 +273,9 @@ impl File {
         if grown.max(self.data.map().map_end().saturating_add(by)) > FILE_END_MAX {
             return Err(self.too_large(grown));
         }
-        self.nothing_behind(size)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
+        engine.check_block_change(entry)?;
+        self.nothing_behind(size)?;
         engine.insert_blocks(entry, self.blocks_around(&range), grown, self.node.volume.now())?;
         Ok(())
     }

@@ -164,3 +164,44 @@ fn blocks_whose_freeing_was_lost_are_not_written() {
         assert!(bytes.iter().all(|byte| *byte == 0xaa), "another file's attribute is in it");
     }
 }
+
+/// The blocks before an inserted range were not held: a write to them, between the cut there and the move of what lies
+/// behind, made one extent of both sides, and nothing was moved.
+#[test]
+fn a_write_before_an_inserted_range_does_not_keep_what_lies_behind_from_moving() {
+    const BLOCK: u64 = 4096;
+    let device = made();
+    let volume = open(Arc::clone(&device));
+    let held = file(&volume, "a", &[]);
+    held.allocate(0..8 * BLOCK, false).unwrap();
+    held.write_at(&[5; 4 * BLOCK as usize], 4 * BLOCK).unwrap();
+    let writer = std::rc::Rc::new(std::cell::RefCell::new(None));
+    let step = {
+        let (held, writer) = (held.clone(), std::rc::Rc::clone(&writer));
+        move || {
+            if writer.borrow().is_some() {
+                return;
+            }
+            let (over, is_over) = std::sync::mpsc::channel();
+            let held = held.clone();
+            let write = thread::spawn(move || {
+                held.write_at(&[3; BLOCK as usize], 3 * BLOCK).unwrap();
+                let _nobody_waits = over.send(());
+            });
+            // It waits for the insertion, or is done in no time.
+            let _waits = is_over.recv_timeout(std::time::Duration::from_secs(1));
+            *writer.borrow_mut() = Some(write);
+        }
+    };
+    fileio::testing::behind_commits(step, || held.insert_range(4 * BLOCK..5 * BLOCK)).unwrap();
+    writer.take().expect("an insertion commits").join().unwrap();
+    let mut content = vec![9; 9 * BLOCK as usize];
+    held.read_at(&mut content, 0).unwrap();
+    let blocks: Vec<u8> = content.chunks(BLOCK as usize).map(|block| block[0]).collect();
+    assert_eq!(blocks, [0, 0, 0, 3, 0, 5, 5, 5, 5]);
+    volume.close().unwrap();
+    drop(held);
+    drop(volume);
+    let report = check_device(device, &OpenOptions::new()).unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+}

@@ -46,13 +46,15 @@ impl Volume {
     /// [`take_back`](Self::take_back) needs.
     pub fn allocate_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<Given> {
         let mut given = Given::default();
+        // Whoever is given blocks must be able to give them back, and to say that they hold data.
+        self.check_log_for_blocks()?;
         if self.missing_blocks(entry, blocks.clone())? > self.write_side()?.counters.available_blocks() {
             return Err(Error::NoSpace);
         }
         let mut at = blocks.start;
         while let Some(hole) = self.next_hole(entry, at..blocks.end)? {
             let start = hole.start;
-            match self.fill_hole(entry, hole) {
+            match self.check_extents_left(entry).and_then(|()| self.fill_hole(entry, hole)) {
                 Ok(end) => {
                     given.add(start..end);
                     at = end;
@@ -89,10 +91,11 @@ impl Volume {
         Ok(missing)
     }
 
-    /// Sees to it that [`data_written`](Self::data_written) will not be out of space half-way: where there is little,
-    /// extents that never held data are cut at both ends of `blocks` now, and what comes then needs none.
-    /// [`Error::NoSpace`] comes before any data are written.
+    /// Sees to it that [`data_written`](Self::data_written) will not be refused half-way: it asks for the limits, and
+    /// where there is little space, extents that never held data are cut at both ends of `blocks` now, and what comes
+    /// then needs none. [`Error::NoSpace`] and the others come before any data are written.
     pub fn prepare_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
+        self.check_block_change(entry)?;
         if self.write_side()?.counters.available_blocks() >= PLENTY {
             return Ok(());
         }
@@ -216,7 +219,8 @@ impl Volume {
         blocks: Blocks,
         now: Timestamp,
     ) -> Result<()> {
-        let need = || Need::new(self.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64).steps(2);
+        self.check_block_change(entry)?;
+        let need = || need_to_mark(self);
         // Cutting extents at both ends is all that can need space.
         let mut trans = Trans::start(self, need().reservation())?;
         join_file(&mut trans, entry)?;
@@ -248,10 +252,8 @@ impl Volume {
     ) -> Result<()> {
         let mut todo = Some(blocks);
         loop {
-            let need =
-                Need::new(self.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64).steps(2);
             // The data are written already: on a full volume, what needs no block is done without.
-            let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
+            let mut trans = Trans::start(self, need_to_mark(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             let ino = entry.ino();
             todo = match todo {
@@ -270,4 +272,9 @@ impl Volume {
             }
         }
     }
+}
+
+/// Extents are made unwritten, or said to hold data.
+pub(super) fn need_to_mark(volume: &Volume) -> Need<'_> {
+    Need::new(volume.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64).steps(2)
 }

@@ -2,7 +2,8 @@
 //!
 //! Everything here is in whole blocks and changes metadata alone; who writes bytes (`fileio`) keeps others off them
 //! by its range lock. A call on many extents is many transactions, each of which leaves a sound file: what a crash in
-//! between leaves is the work half done, never half an extent.
+//! between leaves is the work half done, never half an extent: a file of which a part has moved, as it does in a kernel.
+//! What would be refused is refused before the first of them (`limits`).
 //!
 //! Invariants:
 //! - new blocks are unwritten until somebody says that they hold data: no reader sees what lay there before;
@@ -12,6 +13,7 @@
 //!   crash left there, or another program, which goes before the end does.
 
 mod allocate;
+mod limits;
 mod remove;
 mod resize;
 mod shift;
@@ -50,3 +52,6 @@ fn join_file(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests;

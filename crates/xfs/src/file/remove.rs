@@ -183,7 +183,7 @@ pub(crate) fn free_all(
     }
 }
 
-fn need_to_remove(volume: &Volume) -> Need<'_> {
+pub(super) fn need_to_remove(volume: &Volume) -> Need<'_> {
     let at_once = REMOVED_AT_ONCE as u64;
     Need::new(volume.geometry()).inodes(1).map_changes(2 * at_once).frees(at_once).bytes(64 << 10).steps(2)
 }

@@ -14,7 +14,8 @@ use xfs_format::timestamp::Timestamp;
 const MOVED_AT_ONCE: usize = 2;
 
 impl Volume {
-    /// Cuts `blocks` out of a file: what lies behind moves to the front, and the file ends at `size`.
+    /// Cuts `blocks` out of a file: what lies behind moves to the front, and the file ends at `size`. What refuses it
+    /// comes before anything has changed. The caller keeps others off `blocks` and all behind them.
     pub fn collapse_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
@@ -22,13 +23,16 @@ impl Volume {
         size: u64,
         now: Timestamp,
     ) -> Result<()> {
+        self.check_block_change(entry)?;
         self.remove_blocks(entry, blocks.clone(), now)?;
         let by = (blocks.end.0 - blocks.start.0).cast_signed();
         self.shift_blocks(entry, blocks.end..BLOCKS_END, -by)?;
         self.set_size(entry, size, now)
     }
 
-    /// Puts a hole into a file: what lies at and behind `blocks.start` moves back, and the file ends at `size`.
+    /// Puts a hole into a file: what lies at and behind `blocks.start` moves back, and the file ends at `size`. What
+    /// refuses it comes before anything has changed. The caller keeps others off all from the block before `blocks` on:
+    /// an extent there, were it changed meanwhile, would become one with what is to move.
     pub fn insert_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
@@ -36,8 +40,9 @@ impl Volume {
         size: u64,
         now: Timestamp,
     ) -> Result<()> {
+        self.check_block_change(entry)?;
         // All that can need space comes first, in one step.
-        let mut trans = Trans::start(self, self.need_to_shift().reservation())?;
+        let mut trans = Trans::start(self, need_to_shift(self).reservation())?;
         join_file(&mut trans, entry)?;
         trans.split_map(entry.ino(), blocks.start)?;
         let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
@@ -52,15 +57,15 @@ impl Volume {
         let mut todo = Some(blocks);
         while let Some(blocks) = todo {
             // Records change in their places, or go.
-            let mut trans = Trans::start(self, self.need_to_shift().reservation().or_no_blocks())?;
+            let mut trans = Trans::start(self, need_to_shift(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             todo = trans.shift_map(entry.ino(), blocks, by, MOVED_AT_ONCE)?;
             trans.commit()?;
         }
         Ok(())
     }
+}
 
-    fn need_to_shift(&self) -> Need<'_> {
-        Need::new(self.geometry()).inodes(1).map_changes(3 * MOVED_AT_ONCE as u64).steps(2)
-    }
+pub(super) fn need_to_shift(volume: &Volume) -> Need<'_> {
+    Need::new(volume.geometry()).inodes(1).map_changes(3 * MOVED_AT_ONCE as u64).steps(2)
 }

@@ -272,14 +272,8 @@ impl Journal {
     pub fn reserve(&self, unit: u32, count: u32, intents: u32) -> Result<Ticket> {
         let core = &*self.core;
         core.check()?;
-        let step = core.layout.step(unit);
-        let intents = core.layout.charge(intents.into());
-        let mut ticket = Ticket { step, steps: count.max(1), left: step, intents, slot: 0, covering: false };
+        let mut ticket = self.ticket(unit, count, intents)?;
         let claim = ticket.space();
-        let (needed, room) = (claim.promised, core.grant.promisable());
-        if needed > room {
-            return Err(Error::LogTooSmall { needed, room });
-        }
         self.make_room(claim.used)?;
         ticket.slot = core.gate.enter().ok_or_else(|| core.stopped())?;
         match core.grant.take(claim, Turn::Fresh, || core.pushing.kick()) {
@@ -289,6 +283,21 @@ impl Journal {
                 Err(core.stopped())
             }
         }
+    }
+
+    /// [`Error::LogTooSmall`] if [`reserve`](Self::reserve) would say so, however empty the log is.
+    pub fn check_size(&self, unit: u32, count: u32, intents: u32) -> Result<()> {
+        self.ticket(unit, count, intents).map(|_| ())
+    }
+
+    /// A ticket of which nothing was taken yet.
+    fn ticket(&self, unit: u32, count: u32, intents: u32) -> Result<Ticket> {
+        let core = &*self.core;
+        let step = core.layout.step(unit);
+        let intents = core.layout.charge(intents.into());
+        let ticket = Ticket { step, steps: count.max(1), left: step, intents, slot: 0, covering: false };
+        let (needed, room) = (ticket.space().promised, core.grant.promisable());
+        if needed > room { Err(Error::LogTooSmall { needed, room }) } else { Ok(ticket) }
     }
 
     /// Comes before a transaction takes `bytes` of log space, to begin or to go on: sees to checkpoints that are due.

@@ -91,6 +91,14 @@ impl<'v> Trans<'v> {
         Ok(trans)
     }
 
+    /// Fails if the log is too small for such a transaction.
+    pub(crate) fn check_log(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<()> {
+        let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
+        let Reservation { log_bytes, log_count, .. } = reservation;
+        let journal = &volume.write_side()?.journal;
+        journal.check_size(log_bytes + more, log_count, reservation.intent_bytes())
+    }
+
     /// Opens a transaction that covers the log (see [`Journal::reserve_to_cover`]), if there is need, without waiting.
     pub(crate) fn to_cover(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Option<Self>> {
         let write = volume.write_side()?;

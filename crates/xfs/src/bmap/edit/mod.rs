@@ -296,11 +296,24 @@ impl<F: ForkStore> MapEditor<F> {
 
 /// How many extents a fork may have.
 pub fn extent_limit(kind: ForkKind, large_counts: bool) -> u64 {
+    #[cfg(all(test, not(shuttle)))]
+    if let (ForkKind::Data, Some(limit)) = (kind, few::LIMIT.get()) {
+        return limit;
+    }
     match (kind, large_counts) {
         (ForkKind::Data, false) => (1 << 31) - 1,
         (ForkKind::Data, true) => (1 << 48) - 1,
         (ForkKind::Attr, false) => (1 << 15) - 1,
         (ForkKind::Attr, true) => (1 << 32) - 1,
+    }
+}
+
+/// A limit that a test can reach: no test makes two thousand million extents.
+#[cfg(all(test, not(shuttle)))]
+pub(crate) mod few {
+    thread_local! {
+        /// The limit of data forks, for this thread.
+        pub(crate) static LIMIT: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
     }
 }
 

@@ -1,0 +1,54 @@
+//! What a change in many transactions may be refused for, asked before the first of them.
+//!
+//! Invariants:
+//! - a transaction that follows others of the same change does not find that the log is too small for it, nor that the
+//!   file has too many extents: both were looked at, for the largest of them, while nothing had changed;
+//! - of the extents that a file may have, [`SPARE`] are for changes that are on their way: whoever would begin one finds
+//!   them spoken for. Several at once, of different parts of a file, thus do not take them from each other.
+
+use super::{allocate, remove, shift};
+use crate::bmap::edit::extent_limit;
+use crate::error::{Error, Result};
+use crate::inode::{ForkKind, InodeEntry};
+use crate::trans::Trans;
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::inode::InodeFlags2;
+
+/// Extents that a change makes at most more than there were: it cuts one at each of its ends.
+const MORE: u64 = 2;
+/// Changes of one file that may be on their way at a time.
+#[cfg(not(test))]
+const AT_ONCE: u64 = 4096;
+#[cfg(test)]
+const AT_ONCE: u64 = 2;
+/// Extents that are left to changes on their way.
+pub(super) const SPARE: u64 = AT_ONCE * MORE;
+
+impl Volume {
+    /// Fails with what would end a change of a file's blocks half-way: [`Error::LogTooSmall`],
+    /// [`Error::TooManyExtents`]. Whoever does several things to them asks before the first.
+    pub fn check_block_change(self: &Arc<Self>, entry: &InodeEntry) -> Result<()> {
+        self.check_log_for_blocks()?;
+        self.check_extents_left(entry)
+    }
+
+    /// [`Error::LogTooSmall`] if it is for any of the transactions that change a file's blocks.
+    pub(crate) fn check_log_for_blocks(self: &Arc<Self>) -> Result<()> {
+        for need in [remove::need_to_remove(self), allocate::need_to_mark(self), shift::need_to_shift(self)] {
+            Trans::check_log(self, need.reservation())?;
+        }
+        Ok(())
+    }
+
+    /// [`Error::TooManyExtents`] if a file may have no more of them.
+    pub(crate) fn check_extents_left(self: &Arc<Self>, entry: &InodeEntry) -> Result<()> {
+        let inode = entry.current();
+        let count = self.extents(&inode, ForkKind::Data)?.len();
+        let limit = extent_limit(ForkKind::Data, inode.core().flags2.contains(InodeFlags2::NREXT64));
+        match count as u64 + SPARE > limit {
+            true => Err(Error::TooManyExtents { inode: entry.ino(), limit: limit - SPARE.min(limit) }),
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Changes of a file's blocks that are refused: while nothing has changed, or not at all.
+
+use super::*;
+use crate::bmap::edit::few;
+use crate::mkfs::{Before, Options, format, plan};
+use crate::namespace::NewInode;
+use crate::volume::{OpenOptions, Volume};
+use blockdev::{BlockDevice, Durability, MemoryDevice};
+use fileio::FileMappingMut;
+use xfs_format::bmbt::Extent;
+use xfs_format::checksum;
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::Uuid;
+
+const BYTES: u64 = 48 << 20;
+const NOW: Timestamp = Timestamp { secs: 1, nanos: 0 };
+const BLOCK: u64 = 4096;
+
+fn device(block_size: u64) -> Arc<dyn BlockDevice> {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
+    let block_size = block_size as u32;
+    let options = Options { small: true, block_size, ..Options::new(Uuid([7; 16]), NOW) };
+    format(&*device, &plan(&options, BYTES).unwrap(), Before::Zeroes).unwrap();
+    device
+}
+
+fn blocks(range: Range<u64>) -> Blocks {
+    FileBlock(range.start)..FileBlock(range.end)
+}
+
+struct Site {
+    volume: Arc<Volume>,
+    map: crate::bmap::FileMap,
+}
+
+impl Site {
+    fn new(device: Arc<dyn BlockDevice>) -> Self {
+        let volume = Self::volume(device);
+        let root = volume.handle(volume.geometry().root).unwrap();
+        let new = NewInode {
+            mode: 0o100_644,
+            umask: 0,
+            uid: 0,
+            gid: 0,
+            device: (0, 0),
+            time: NOW,
+            content_times: (NOW, NOW),
+            inherit: false,
+        };
+        let file = volume.create(&root, b"f", &new).unwrap();
+        let map = volume.open_file(&file).unwrap();
+        Self { volume, map }
+    }
+
+    fn volume(device: Arc<dyn BlockDevice>) -> Arc<Volume> {
+        Volume::open(device, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap()
+    }
+
+    /// Opens a volume that has the file.
+    fn again(device: Arc<dyn BlockDevice>, ino: InodeNumber) -> Self {
+        let volume = Self::volume(device);
+        let map = volume.open_file(&volume.handle(ino).unwrap()).unwrap();
+        Self { volume, map }
+    }
+
+    fn entry(&self) -> &Arc<InodeEntry> {
+        self.map.entry()
+    }
+
+    /// Gives the file unwritten blocks.
+    fn allocate(&self, range: Range<u64>) {
+        let _given = self.volume.allocate_blocks(self.entry(), blocks(range)).unwrap();
+    }
+
+    fn extents(&self) -> Vec<Extent> {
+        self.volume.extents(&self.entry().current(), ForkKind::Data).unwrap().iter().collect()
+    }
+
+    /// Three extents that never held data, not to be made one: 0..8, 10..12, 16..24.
+    fn three_runs(&self) {
+        for range in [0..8, 10..12, 16..24] {
+            self.allocate(range);
+        }
+        self.volume.set_size(self.entry(), 24 * BLOCK, NOW).unwrap();
+    }
+
+    /// What the file is, to be compared.
+    fn state(&self) -> (Vec<Extent>, u64) {
+        (self.extents(), self.entry().peek().size())
+    }
+}
+
+/// Data were in their place, two of three extents were said to hold them, and the third could not be cut.
+#[test]
+fn a_write_is_refused_before_the_data_if_the_file_would_have_too_many_extents() {
+    let site = Site::new(device(BLOCK));
+    site.three_runs();
+    // A hole more is filled, and two extents are cut.
+    few::LIMIT.set(Some(5));
+    let before = site.state();
+    let range = 4 * BLOCK..20 * BLOCK;
+    let allocated = site.map.allocate(range.clone());
+    let written = allocated.and_then(|()| site.map.written(range, Some(40 * BLOCK)));
+    assert!(matches!(written, Err(Error::TooManyExtents { .. })), "{written:?}");
+    assert_eq!(site.state(), before);
+    // Where the limit is far enough away, all of it is done.
+    few::LIMIT.set(Some(16));
+    site.map.allocate(4 * BLOCK..20 * BLOCK).unwrap();
+    site.map.written(4 * BLOCK..20 * BLOCK, None).unwrap();
+    few::LIMIT.set(None);
+}
+
+/// Whoever was let in before the file was full ends what they began.
+#[test]
+fn writes_at_once_do_not_take_extents_from_each_other() {
+    let site = Site::new(device(BLOCK));
+    site.three_runs();
+    few::LIMIT.set(Some(3 + limits::SPARE));
+    let (one, other) = (2 * BLOCK..3 * BLOCK, 20 * BLOCK..21 * BLOCK);
+    site.map.allocate(one.clone()).unwrap();
+    site.map.allocate(other.clone()).unwrap();
+    site.map.written(one, None).unwrap();
+    site.map.written(other, None).unwrap();
+    assert_eq!(site.extents().len(), 7);
+    assert!(matches!(site.map.allocate(5 * BLOCK..6 * BLOCK), Err(Error::TooManyExtents { .. })));
+    few::LIMIT.set(None);
+}
+
+/// What collapses or inserts a range is refused whole.
+#[test]
+fn ranges_are_neither_cut_out_nor_put_in_if_there_were_too_many_extents() {
+    let site = Site::new(device(BLOCK));
+    site.three_runs();
+    few::LIMIT.set(Some(3));
+    let before = site.state();
+    let (volume, entry) = (&site.volume, site.entry());
+    for done in [
+        volume.collapse_blocks(entry, blocks(2..3), 23 * BLOCK, NOW),
+        volume.insert_blocks(entry, blocks(2..3), 25 * BLOCK, NOW),
+        volume.blank_blocks(entry, blocks(2..3), NOW),
+    ] {
+        assert!(matches!(done, Err(Error::TooManyExtents { .. })), "{done:?}");
+        assert_eq!(site.state(), before);
+    }
+    few::LIMIT.set(None);
+}
+
+/// The same volume with a log of so many blocks.
+fn with_log_of(device: &dyn BlockDevice, log_blocks: u32) -> Arc<dyn BlockDevice> {
+    const LOG_BLOCKS: usize = 96;
+    const CRC: usize = 224;
+    let mut bytes = vec![0; BYTES as usize];
+    device.read(0, &mut bytes).unwrap();
+    bytes[LOG_BLOCKS..LOG_BLOCKS + 4].copy_from_slice(&log_blocks.to_be_bytes());
+    assert!(checksum::store(&mut bytes[..512], CRC));
+    let copy: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
+    copy.write(0, &bytes, Durability::Volatile).unwrap();
+    copy
+}
+
+/// Parts of a change need more of the log than others do: with a log between the two, the first part was done. Logs that
+/// are too small for everything, and for nothing, are asked as well.
+#[test]
+fn a_log_that_is_too_small_is_noticed_while_nothing_has_changed() {
+    // Changes take as much more as there is in a block.
+    const BLOCK: u64 = 16384;
+    let made = device(BLOCK);
+    let ino = {
+        let site = Site::new(Arc::clone(&made));
+        site.three_runs();
+        site.volume.close().unwrap();
+        site.entry().ino()
+    };
+    let (mut refused, mut done) = (0, 0);
+    for log_blocks in (34..110).step_by(2) {
+        let site = Site::again(with_log_of(&*made, log_blocks), ino);
+        let before = site.state();
+        let (volume, entry) = (&site.volume, site.entry());
+        let range = 4 * BLOCK..20 * BLOCK;
+        let changes: [&dyn Fn() -> Result<()>; 4] = [
+            &|| site.map.allocate(range.clone()).and_then(|()| site.map.written(range.clone(), None)),
+            &|| volume.blank_blocks(entry, blocks(0..24), NOW),
+            &|| volume.collapse_blocks(entry, blocks(2..4), 22 * BLOCK, NOW),
+            &|| volume.insert_blocks(entry, blocks(2..4), 24 * BLOCK, NOW),
+        ];
+        for change in changes {
+            match change() {
+                Ok(()) => done += 1,
+                Err(Error::LogTooSmall { .. }) => {
+                    assert_eq!(site.state(), before, "a log of {log_blocks} blocks");
+                    refused += 1;
+                }
+                Err(error) => panic!("a log of {log_blocks} blocks: {error}"),
+            }
+        }
+    }
+    assert!(refused > 0 && done > 0, "{refused} refused, {done} done");
+}
