@@ -122,3 +122,41 @@ fn recovery_leaves_shared_blocks_alone() {
     assert_sound(&image.path);
     uxfs_ok(&[&"rm", &image.at("/other")]);
 }
+
+/// Blocks that are staged for copy-on-write are nobody's yet: a file that has them is damaged, and its blocks are not
+/// said to be another file's.
+#[test]
+fn a_file_on_blocks_that_are_staged_for_a_copy_is_damage() {
+    let image = Image::new(&[]);
+    {
+        let mount = image.mount(&[]);
+        std::fs::write(mount.dir().join("a"), [1; 4096]).unwrap();
+        run("cp", &[&"--reflink=always", &mount.dir().join("a"), &mount.dir().join("b")]);
+        std::fs::write(mount.dir().join("own"), vec![2; 3 * 4096]).unwrap();
+    }
+    let shown = uxfs_ok(&[&"stat", &"--json", &"--extents", &image.at("/own")]);
+    let shown: serde_json::Value = serde_json::from_slice(&shown).unwrap();
+    let first = shown["extent_list"][0]["physical"].as_u64().unwrap() / 4096;
+    // The record of what the clones share tells of the middle of a file then.
+    let record = format!("write recs[1].startblock {}", first + 1);
+    let tree = [&"-x" as &dyn AsRef<std::ffi::OsStr>, &"-c", &"agf 0", &"-c", &"addr refcntroot"];
+    let writes = [&"-c" as &dyn AsRef<std::ffi::OsStr>, &record, &"-c", &"write recs[1].refcount 1"];
+    let staged = [&"-c" as &dyn AsRef<std::ffi::OsStr>, &"write recs[1].cowflag 1", &image.path];
+    run("xfs_db", &[&tree[..], &writes[..], &staged[..]].concat());
+
+    let before = std::fs::read(&image.path).unwrap();
+    let said = "staged for copy-on-write";
+    uxfs_fails(&[&"rm", &image.at("/own")], 5, said);
+    uxfs_fails(&[&"truncate", &"-s", &"0", &image.at("/own")], 5, said);
+    assert!(std::fs::read(&image.path).unwrap() == before, "bytes changed");
+    let checked = uxfs(&[&"check", &image.path]);
+    assert_eq!(checked.status.code(), Some(5));
+    let checked = String::from_utf8_lossy(&checked.stdout).into_owned();
+    let block = format!("block {}", first + 1);
+    assert!(
+        checked
+            .lines()
+            .any(|line| line.contains("extent: blocks that have another owner") && line.contains(&block)),
+        "{checked} says nothing of {block}"
+    );
+}

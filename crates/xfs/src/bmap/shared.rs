@@ -15,7 +15,7 @@ use xfs_format::btree::{Refcountbt, Tree};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::records::RefcountRecord;
-use xfs_format::types::{AgNumber, FileBlock, FsBlock, InodeNumber};
+use xfs_format::types::{AgBlock, AgNumber, FileBlock, FsBlock, InodeNumber};
 
 /// A run of blocks that are all shared or all not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,8 @@ impl Sharing<'_> {
     }
 
     /// Whether a tree of reference counts has anything to say of `blocks` blocks from `start`, which lie in one group:
-    /// blocks of a single owner are in none, neither as shared nor as staged for a copy.
+    /// blocks of a single owner are in none. What a file or an intent has is not staged for a copy at the same time: that
+    /// is damage, as the next mount by the kernel frees what is staged.
     pub(crate) fn is_counted(&self, start: FsBlock, blocks: u64) -> Result<bool> {
         let Some((tree, first)) = self.tree_of(start)? else { return Ok(false) };
         let (first, end) = (u64::from(first), u64::from(first) + blocks);
@@ -78,6 +79,11 @@ impl Sharing<'_> {
                     Ordering::Less => continue,
                     Ordering::Greater => break,
                     Ordering::Equal if from >= end => break,
+                    Ordering::Equal if to > first && staged != 0 => {
+                        let at = self.geometry.daddr_of(tree.ag, AgBlock(from.max(first) as u32));
+                        let what = "owner (staged for copy-on-write)";
+                        return Err(Error::corrupt_block(at, None, FormatError::new("extent", what)));
+                    }
                     Ordering::Equal if to > first => return Ok(true),
                     Ordering::Equal => {}
                 }
@@ -108,7 +114,7 @@ impl Sharing<'_> {
             if group == without {
                 continue;
             }
-            if self.is_counted(start, count)? {
+            if self.is_counted(start, count).map_err(|error| error.of_inode(ino))? {
                 return Err(Error::Shared(ino));
             }
             if self.counts_nothing(start)? {

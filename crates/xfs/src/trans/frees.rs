@@ -182,7 +182,10 @@ impl Trans<'_> {
     /// Owes the freeing of a run of blocks of an inode: it is carried out before the commit is over. [`Error::Shared`] if
     /// others have any of them as well: whoever did not ask before lets the transaction go.
     pub fn free_later(&mut self, owner: InodeNumber, start: FsBlock, len: u32) -> Result<()> {
-        if self.geometry().reflink && self.volume.sharing().is_counted(start, len.into())? {
+        let sharing = self.volume.sharing();
+        if self.geometry().reflink
+            && sharing.is_counted(start, len.into()).map_err(|error| error.of_inode(owner))?
+        {
             return Err(Error::Shared(owner));
         }
         self.owe(Extent { start, len });
