@@ -238,3 +238,58 @@ fn the_file_of_an_archive_is_whole_or_not_there() {
     assert_eq!(run("tar", &[&"-tf", &target]), b"./\n./a\n./b\n");
     uxfs_ok(&[&"tar", &image.path, &"-o", &"/dev/null"]);
 }
+
+/// The kernel keeps no such attribute either: of links and special files, users could set any.
+#[test]
+fn attributes_of_users_are_of_files_and_directories_alone() {
+    let archive = scratch();
+    let image = common::Image::new(&[]);
+    let header = record("SCHILY.xattr.user.of", b"users");
+    let header = [header, record("SCHILY.xattr.trusted.of", b"root")].concat();
+    let mut bytes = Vec::new();
+    for (kind, name, content) in [(b'0', "file", &b"text"[..]), (b'2', "link", b"file"), (b'6', "pipe", b"")]
+    {
+        bytes.extend(entry(b'x', "header", &header));
+        bytes.extend(entry(kind, name, content));
+    }
+    bytes.resize(bytes.len() + 1024, 0);
+    let file = archive.path().join("archive.tar");
+    std::fs::write(&file, bytes).unwrap();
+    let output = uxfs(&[&"untar", &"-i", &file, &image.path]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("2 extended attributes were not kept"), "{said}");
+
+    for name in ["/link", "/pipe"] {
+        let before = std::fs::read(&image.path).unwrap();
+        let why = "only regular files and directories have attributes of users";
+        uxfs_fails(&[&"xattr", &"set", &"-H", &image.at(name), &"user.of", &"1"], 3, why);
+        uxfs_fails(&[&"xattr", &"rm", &"-H", &image.at(name), &"user.of"], 3, why);
+        assert!(std::fs::read(&image.path).unwrap() == before, "bytes changed");
+        uxfs_ok(&[&"xattr", &"set", &"-H", &image.at(name), &"security.of", &"system"]);
+    }
+    let before = std::fs::read(&image.path).unwrap();
+    let list = "0x0200000001000600ffffffff04000400ffffffff20000400ffffffff";
+    let of_link = [&"xattr" as &dyn AsRef<OsStr>, &"set", &"-H"];
+    let at = image.at("/link");
+    uxfs_fails(
+        &[of_link[0], of_link[1], of_link[2], &at, &"system.posix_acl_access", &list],
+        3,
+        "a symbolic link has no access control list",
+    );
+    assert!(std::fs::read(&image.path).unwrap() == before, "bytes changed");
+
+    run("xfs_repair", &[&"-n", &image.path]);
+    let mount = image.mount(&[]);
+    let names = |name: &str| {
+        let all = common::xattrs(&mount.dir().join(name));
+        all.into_keys().map(|name| String::from_utf8(name).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(names("file"), ["trusted.of", "user.of"]);
+    for name in ["link", "pipe"] {
+        assert_eq!(names(name), ["security.of", "trusted.of"]);
+        let path = mount.dir().join(name);
+        let refused = rustix::fs::lsetxattr(&path, "user.of", b"1", rustix::fs::XattrFlags::empty());
+        assert_eq!(refused, Err(rustix::io::Errno::PERM));
+    }
+}

@@ -180,6 +180,7 @@ fn name_kind(problem: NameProblem) -> ErrorKind {
         NameProblem::AttributeTooLong => ErrorKind::TooLarge,
         NameProblem::Missing => ErrorKind::NotFound,
         NameProblem::Removed => ErrorKind::Stale,
+        NameProblem::UserAttribute | NameProblem::ListOfLink => ErrorKind::WrongType,
         NameProblem::NotEmpty => ErrorKind::NotEmpty,
         NameProblem::NotDirectory => ErrorKind::NotADirectory,
         NameProblem::IsDirectory => ErrorKind::IsADirectory,

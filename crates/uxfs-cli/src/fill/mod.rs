@@ -603,7 +603,9 @@ impl<'a> Filler<'a> {
             }
             match node.set_xattr(name, value, SetXattr::Either) {
                 Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::InvalidInput => self.lost_xattrs += 1,
+                Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::WrongType) => {
+                    self.lost_xattrs += 1;
+                }
                 Err(error) => return Err(error.into()),
             }
         }

@@ -129,6 +129,9 @@ impl Volume {
         let mut trans = Trans::start(self, need.reservation())?;
         let ino = join(&mut trans, file)?;
         trans.inode(ino).check_unprotected()?;
+        if trans.inode(ino).core().kind == InodeType::Symlink {
+            return Err(NameProblem::ListOfLink.into());
+        }
         if kind == AclKind::Default && !trans.inode(ino).is_dir() {
             return Err(NameProblem::NotDirectory.into());
         }
@@ -148,7 +151,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Sets or removes an extended attribute.
+    /// Sets or removes an extended attribute. Those of users are of regular files and directories alone, as in a kernel.
     pub fn change_xattr(
         self: &Arc<Self>,
         file: &InodeHandle,
@@ -172,6 +175,9 @@ impl Volume {
         let mut trans = Trans::start(self, reservation)?;
         let ino = join(&mut trans, file)?;
         trans.inode(ino).check_unprotected()?;
+        if namespace == Namespace::User && !(trans.inode(ino).is_file() || trans.inode(ino).is_dir()) {
+            return Err(NameProblem::UserAttribute.into());
+        }
         match change {
             XattrChange::Remove | XattrChange::Set(_, Put::Replace) if !trans.inode(ino).has_attrs() => {
                 return Err(NameProblem::NoAttribute.into());

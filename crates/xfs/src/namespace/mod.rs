@@ -93,6 +93,12 @@ pub enum NameProblem {
     /// An attribute cannot have this name, or a value as long as this.
     #[error("the name or the value of the attribute is too long, or not possible")]
     AttributeTooLong,
+    /// Users' attributes are those of regular files and directories: of others, permissions say something else, or nothing.
+    #[error("only regular files and directories have attributes of users (user.…)")]
+    UserAttribute,
+    /// A symbolic link has no permissions that a list could tell of.
+    #[error("a symbolic link has no access control list")]
+    ListOfLink,
     /// The directory is marked as one that takes no symbolic links.
     #[error("the directory takes no symbolic links")]
     NoSymlinks,
