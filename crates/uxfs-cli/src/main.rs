@@ -10,6 +10,7 @@ mod commands;
 mod edit;
 mod exit;
 mod fill;
+mod flags;
 mod glob;
 mod host;
 mod interrupt;

@@ -6,6 +6,7 @@
 //! its bytes stand beside it in hexadecimal.
 
 use crate::exit::Result;
+use crate::flags::letters;
 use crate::options::Global;
 use serde_json::{Map, Value, json};
 use std::io::{BufWriter, IsTerminal, Stdout, Write};
@@ -120,6 +121,7 @@ pub fn put_metadata(object: &mut Object, of: &Metadata) {
         "rdev": of.rdev.map(|rdev| json!({ "major": rdev.major, "minor": rdev.minor })),
         "project_id": of.project_id,
         "xflags": of.xflags,
+        "flags": letters(of),
         "extent_size": of.extent_size,
         "generation": of.generation,
         "extents": of.extents,

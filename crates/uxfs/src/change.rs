@@ -100,6 +100,13 @@ pub struct Changes {
     pub no_atime: Option<bool>,
     /// Whether backups leave it out.
     pub no_dump: Option<bool>,
+    /// Whether nothing of it can be changed any more but these flags. New files have none of the next three from their
+    /// directory.
+    pub immutable: Option<bool>,
+    /// Whether it can only grow: a directory, by new names.
+    pub append_only: Option<bool>,
+    /// Whether systems that mount the volume write it synchronously. New files in a directory have it from it.
+    pub synchronous: Option<bool>,
     /// Whether nobody should move its blocks to bring them together.
     pub no_defrag: Option<bool>,
     /// Bytes of which whole multiples should be allocated: a hint, a multiple of the block size; 0 takes it back. For
@@ -241,6 +248,9 @@ impl Node {
             project_inherit: changes.project_inherit,
             no_atime: changes.no_atime,
             no_dump: changes.no_dump,
+            immutable: changes.immutable,
+            append_only: changes.append_only,
+            synchronous: changes.synchronous,
             no_defrag: changes.no_defrag,
             extent_size: changes.extent_size,
         };

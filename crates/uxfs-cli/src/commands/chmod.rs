@@ -79,7 +79,7 @@ pub fn run_owner(args: &OwnerArgs, global: &Global) -> Result<Exit> {
 }
 
 /// Does something to what a location names, and to all below it.
-fn each(
+pub(super) fn each(
     volume: &Volume,
     location: &Location,
     problems: &mut Problems,

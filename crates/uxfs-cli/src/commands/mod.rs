@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod cat;
+pub mod chattr;
 pub mod check;
 pub mod chmod;
 pub mod cp;
@@ -62,6 +63,8 @@ pub enum Command {
     Chmod(chmod::Args),
     /// Change owners
     Chown(chmod::OwnerArgs),
+    /// Set and clear flags of files: immutable, append-only, …
+    Chattr(chattr::Args),
     /// Cut files off, or let them end further behind
     Truncate(truncate::Args),
     /// Show and change extended attributes
@@ -104,6 +107,7 @@ pub fn run(command: &Command, global: &Global) -> Result<Exit> {
         Command::Ln(args) => ln::run(args, global),
         Command::Chmod(args) => chmod::run(args, global),
         Command::Chown(args) => chmod::run_owner(args, global),
+        Command::Chattr(args) => chattr::run(args, global),
         Command::Truncate(args) => truncate::run(args, global),
         Command::Xattr(args) => xattr::run(args, global),
         Command::Tar(args) => tar::run(args, global),

@@ -1,6 +1,7 @@
 //! `uxfs stat`: everything that a volume says of a file.
 
 use crate::exit::{Exit, Result};
+use crate::flags::letters;
 use crate::location::{Images, Location, parser};
 use crate::options::Global;
 use crate::output::{Object, Output, full_time, hex, mode_text, put_metadata, put_name};
@@ -115,14 +116,17 @@ fn text(shown: &Shown<'_>, out: &mut Output) -> Result<()> {
         of.size, of.blocks, of.extents
     ))?;
     out.text(format_args!("   Inode: {}  Generation: {}  Links: {}\n", of.ino, of.generation, of.nlink))?;
+    let flags = letters(of);
     out.text(format_args!(
-        "    Mode: {:04o} ({})  Uid: {}  Gid: {}  Project: {}  Flags: {:#x}\n",
+        "    Mode: {:04o} ({})  Uid: {}  Gid: {}  Project: {}  Flags: {:#x}{}{}\n",
         of.permissions(),
         mode_text(of),
         of.uid,
         of.gid,
         of.project_id,
-        of.xflags
+        of.xflags,
+        if flags.is_empty() { "" } else { " " },
+        flags
     ))?;
     for (name, time) in [
         ("Accessed", Some(of.atime)),

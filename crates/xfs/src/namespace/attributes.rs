@@ -45,6 +45,12 @@ pub struct Change {
     pub no_atime: Option<bool>,
     /// Whether backups leave it out.
     pub no_dump: Option<bool>,
+    /// Whether nothing of it can be changed any more but these flags.
+    pub immutable: Option<bool>,
+    /// Whether it can only grow.
+    pub append_only: Option<bool>,
+    /// Whether systems that mount the volume write it synchronously.
+    pub synchronous: Option<bool>,
     /// Whether nobody should move its blocks to bring them together.
     pub no_defrag: Option<bool>,
     /// Bytes of which whole multiples should be allocated; 0: no such wish. For directories and empty files.
@@ -255,6 +261,9 @@ fn set_hints(core: &mut InodeCore, change: &Change, geometry: &Geometry) {
     let flags = [
         (change.no_atime, InodeFlags::NOATIME),
         (change.no_dump, InodeFlags::NODUMP),
+        (change.immutable, InodeFlags::IMMUTABLE),
+        (change.append_only, InodeFlags::APPEND),
+        (change.synchronous, InodeFlags::SYNC),
         (change.no_defrag, InodeFlags::NODEFRAG),
     ];
     for (wanted, flag) in flags {
