@@ -19,6 +19,7 @@ use blockdev::{AlignedBuf, BlockDevice, Claim, DeviceError};
 use fileio::lockstat::LockClass;
 use fileio::testing::point;
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -91,6 +92,8 @@ pub(crate) struct WriteSide {
     pub(crate) quota_counted: AtomicBool,
     /// Whether the superblock says that the volume has attributes, as the first one makes it.
     pub(crate) attributes_said: AtomicBool,
+    /// Inodes without names whose end has begun, and failed on the way: who closes the volume tries again.
+    pub(crate) unfinished: Mutex<Vec<Arc<InodeEntry>>>,
     /// Held by whoever moves a directory from one directory to another.
     pub(crate) moves: Mutex<()>,
 }
@@ -209,12 +212,10 @@ impl Volume {
 
     /// Whether something can be changed now: the volume is open for writing, and was not shut down.
     pub fn check_writable(&self) -> Result<()> {
-        if self.is_closing() {
-            return Err(Error::Shutdown(ShutdownReason::Closed));
-        }
         match self.write_side()?.journal.is_shut_down() {
-            None => Ok(()),
             Some(why) => Err(Error::Shutdown(why)),
+            None if self.is_closing() => Err(Error::Shutdown(ShutdownReason::Closed)),
+            None => Ok(()),
         }
     }
 
@@ -365,6 +366,10 @@ impl Volume {
 
     /// Writes everything back and leaves a clean log. Files may not be in use any more: later changes fail. A volume
     /// that is dropped without this is as after a crash: its log has to be replayed.
+    ///
+    /// If it fails, the volume is shut down, and its log is left to be recovered, with all that was committed in it unless
+    /// the device refused that. The first error says why; all that is asked for later, this again too, fails with
+    /// [`Error::Shutdown`]. However it ends, nothing is written any more when it returns.
     pub fn close(self: &Arc<Self>) -> Result<()> {
         if self.is_writable() {
             self.write_back()?;
@@ -374,19 +379,24 @@ impl Volume {
     }
 
     fn write_back(self: &Arc<Self>) -> Result<()> {
-        let write = self.write_side()?;
+        let journal = &self.write_side()?.journal;
         // Who is in the middle of a change ends it, and nobody begins one: from here on the counters stand still.
-        let frozen = write.journal.freeze()?;
-        self.log_all_times()?;
-        self.inactivate_all()?;
-        if self.log_clean && frozen.is_untouched() {
+        let frozen = journal.freeze().inspect_err(|_| journal.halt(ShutdownReason::NotClosed))?;
+        let (times, freed) = (self.log_all_times(), self.inactivate_all());
+        let done = times.and(freed);
+        if self.log_clean && frozen.is_untouched() && done.is_ok() {
             // What nobody has changed stays as it is, to the byte.
-            self.device.flush()?;
+            let flushed = self.flush();
             frozen.leave();
-            return Ok(());
+            return flushed;
         }
-        trans::superblock::write_counters(self, &frozen)?;
-        frozen.close()
+        match done.and_then(|()| trans::superblock::write_counters(self, &frozen)) {
+            Ok(()) => frozen.close(),
+            Err(error) => {
+                frozen.give_up();
+                Err(error)
+            }
+        }
     }
 
     /// Has the journal do at once, and waits for it, what it does by itself when nothing has happened for half a minute:
@@ -395,12 +405,18 @@ impl Volume {
         self.write_side()?.journal.pass_idle_time()
     }
 
-    /// Inodes in use that have no name. Whoever has one open, or is at work on it, keeps it in memory.
-    pub(crate) fn unlinked_in_memory(&self) -> Vec<Arc<InodeEntry>> {
-        self.inodes.select(|entry| {
+    /// Inodes in use that have no name. Whoever has one open, or is at work on it, keeps it in memory, and so does a failure
+    /// to free it.
+    pub(crate) fn unlinked_in_memory(&self) -> Result<Vec<Arc<InodeEntry>>> {
+        let is_unlinked = |entry: &Arc<InodeEntry>| {
             let inode = entry.peek();
             inode.nlink() == 0 && !inode.is_free()
-        })
+        };
+        let mut found = std::mem::take(&mut *self.write_side()?.unfinished.lock());
+        found.retain(is_unlinked);
+        let known: HashSet<InodeNumber> = found.iter().map(|entry| entry.ino()).collect();
+        found.extend(self.inodes.select(|entry| !known.contains(&entry.ino()) && is_unlinked(entry)));
+        Ok(found)
     }
 
     /// Logs what only memory knows: when files that are still open were written over. One that cannot be told is left out,
@@ -568,6 +584,7 @@ impl WriteSide {
             clock: repeatable,
             quota_counted,
             attributes_said,
+            unfinished: Mutex::default(),
             moves,
         })
     }

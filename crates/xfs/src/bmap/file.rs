@@ -7,7 +7,6 @@
 use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
-use crate::log::ShutdownReason;
 use crate::volume::Volume;
 use blockdev::DeviceError;
 use fileio::testing::point;
@@ -263,7 +262,7 @@ impl FileMapping for FileMap {
     fn lookup(&self, offset: u64) -> Result<Found> {
         // Behind the range lock, or looked up anew: see `seq`.
         if self.volume.is_closing() {
-            return Err(Error::Shutdown(ShutdownReason::Closed));
+            self.volume.check_writable()?;
         }
         self.find(offset, |inode, block, mapped| match mapped {
             Mapped::Hole(start, end) => Ok(self.hole(start, end)),

@@ -1,5 +1,6 @@
 //! The lists of unlinked inodes: each bucket of each group holds inodes of its own number, in use, without links,
-//! each on one list; and every inode without links is on one.
+//! each on one list; and every inode without links is on one. Where the log is clean, all lists are empty: recovery
+//! alone looks at them.
 
 use super::inode_table::Use;
 use super::report::Place;
@@ -31,6 +32,10 @@ pub(super) fn check(check: &mut Check<'_>) -> Result<()> {
                     break;
                 }
                 Use::Yes => {}
+            }
+            if check.report.log_clean {
+                let problem = FormatError::value(NAME, "entry, though the log is clean", next.into());
+                check.report.add(place.of(ino), problem);
             }
             if !check.inodes.note_listed(ino) {
                 check.report.add(place, FormatError::value(NAME, "inode that is on a list already", ino.0));

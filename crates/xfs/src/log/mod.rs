@@ -75,10 +75,12 @@ pub enum ShutdownReason {
     Asked,
     /// It was closed, or dropped without being closed.
     Closed,
+    /// It could not be closed.
+    NotClosed,
 }
 
 impl ShutdownReason {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::LogWrite,
         Self::MetadataWrite,
         Self::Flush,
@@ -86,6 +88,7 @@ impl ShutdownReason {
         Self::EmptyCheckpoint,
         Self::Asked,
         Self::Closed,
+        Self::NotClosed,
     ];
 
     fn code(self) -> u32 {
@@ -107,6 +110,7 @@ impl fmt::Display for ShutdownReason {
             Self::EmptyCheckpoint => "a checkpoint had nothing in it",
             Self::Asked => "it was asked for",
             Self::Closed => "it was closed",
+            Self::NotClosed => "closing it failed, and what is in its log is to be recovered",
         })
     }
 }
@@ -203,11 +207,20 @@ impl Frozen<'_> {
     /// Quiesces, and marks the log as clean. Every later call fails.
     pub fn close(self) -> Result<()> {
         let Self { journal, .. } = self;
-        journal.quiesce()?;
+        let quiet = journal.quiesce();
         // An intent that nobody ended is for recovery to carry out.
-        let marked = journal.core.ail.is_empty() && journal.core.orders.unmount();
-        journal.stop(ShutdownReason::Closed);
+        let marked = quiet.is_ok() && journal.core.ail.is_empty() && journal.core.orders.unmount();
+        journal.stop(if marked { ShutdownReason::Closed } else { ShutdownReason::NotClosed });
+        quiet?;
         if marked { Ok(()) } else { Err(journal.core.stopped()) }
+    }
+
+    /// Stops the journal without a mark, for what cannot be closed: what was committed is in the log, if that still works,
+    /// and the next to open it recovers that. Every later call fails.
+    pub fn give_up(self) {
+        // Where it does not work, the log ends before.
+        let _forced = self.journal.force_all();
+        self.journal.stop(ShutdownReason::NotClosed);
     }
 }
 
@@ -539,6 +552,11 @@ impl Journal {
         self.core.shutdown(why);
     }
 
+    /// As [`shutdown`](Self::shutdown), and waits until nothing is under way to the device.
+    pub fn halt(&self, why: ShutdownReason) {
+        self.stop(why);
+    }
+
     /// Why the journal was shut down, if it was.
     pub fn is_shut_down(&self) -> Option<ShutdownReason> {
         self.core.down()
@@ -554,8 +572,9 @@ impl Journal {
         self.core.shutdown(why);
         let Some(threads) = &self.threads else { return };
         let mine = thread::current().id();
-        let threads = std::mem::take(&mut *lock(threads));
-        for handle in threads {
+        // Whoever comes second waits as well.
+        let mut threads = lock(threads);
+        for handle in threads.drain(..) {
             // An item's callback may be what lets go of the journal last.
             if handle.thread().id() != mine {
                 let ended = handle.join();

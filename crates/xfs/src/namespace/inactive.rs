@@ -3,7 +3,8 @@
 //! Invariant: an inode is inactivated once, by one thread, and only after its end has begun under its lock
 //! ([`InodeEntry::begin_inactivation`]): nobody opens it, changes it or gives it a name between the transactions that
 //! free it; but for who closes the volume, and has all others wait: that one does the rest of it, which who was at it
-//! notices by the inode's life. What fails here leaves it on its group's list, as a crash would.
+//! notices by the inode's life. What fails here leaves it on its group's list, as a crash would, and in memory, so that who
+//! closes the volume tries again: a log that says that it is clean has nobody look at these lists.
 
 use crate::error::{Error, Result};
 use crate::file;
@@ -28,21 +29,29 @@ impl Volume {
         match life.map(|life| (life, self.inactivate(entry, life))) {
             // Who closes the volume did the rest.
             Some((life, Err(Error::Shutdown(_)))) if entry.peek().life() != life => Ok(()),
-            Some((_, done)) => done,
+            Some((_, done)) => {
+                if done.is_err() {
+                    // So that who closes the volume finds it.
+                    self.write_side()?.unfinished.lock().push(Arc::clone(entry));
+                }
+                done
+            }
             None => Ok(()),
         }
     }
 
     /// Frees every inode that has no names, whoever has it open, or was in the middle of freeing it. For a volume that is
     /// being closed: nobody else can change it any more, and the next to open it would look for such inodes only in a
-    /// volume that has to be recovered.
+    /// volume that has to be recovered. One that cannot be freed keeps no other from it: the first error comes in the end,
+    /// and the log must then stay as one to recover.
     pub(crate) fn inactivate_all(self: &Arc<Self>) -> Result<()> {
-        for entry in self.unlinked_in_memory() {
+        let mut all = Ok(());
+        for entry in self.unlinked_in_memory()? {
             // Its end may have begun, by one who waits to go on with it, and will find that it is done.
             let life = entry.take_inactivation();
-            self.inactivate(&entry, life)?;
+            all = all.and(self.inactivate(&entry, life));
         }
-        Ok(())
+        all
     }
 
     /// Frees what an inode without names holds, and the inode. Nothing of it is freed if others share any of it.

@@ -5,9 +5,10 @@ use crate::attr::Namespace;
 use crate::attr::acl::AclKind;
 use crate::attr::edit::Put;
 use crate::check::{CheckOptions, check};
+use crate::log::ShutdownReason;
 use crate::mkfs::{Before, Options, format, plan};
 use crate::volume::{InodeHandle, OpenOptions, Volume};
-use blockdev::{BlockDevice, MemoryDevice};
+use blockdev::{BlockDevice, Fault, FaultDevice, MemoryDevice, Op, Repeat};
 use fileio::testing::at;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -420,4 +421,94 @@ fn an_inode_that_was_freed_while_it_was_read_is_not_there() {
     let found = site.volume.handle(ino).map(|found| found.current());
     assert!(matches!(found, Err(Error::NoSuchInode(_))), "{:?}", found.map(|found| found.map(|_| ())));
     Rc::into_inner(site).unwrap().ends_well();
+}
+
+/// A volume that a file with many attributes is removed from: reads fail from the moment on when its content is freed, so
+/// that its attributes are not, and it is in memory no more.
+fn half_removed() -> (Arc<FaultDevice>, Site, InodeNumber) {
+    let site = Site::new();
+    let file = site.create(b"a");
+    let blocks = FileBlock(0)..FileBlock(1);
+    let _given = site.volume.allocate_blocks(file.entry(), blocks.clone()).unwrap();
+    site.volume.data_written(file.entry(), blocks, Some(4096), NOW).unwrap();
+    for nth in 0..300 {
+        let set = XattrChange::Set(&[1; 2500], Put::Create);
+        site.volume.change_xattr(&file, Namespace::User, format!("{nth}").as_bytes(), set, NOW).unwrap();
+    }
+    drop(file);
+    site.volume.close().unwrap();
+    let Site { device, volume, root } = site;
+    drop((volume, root));
+    let faulty = Arc::new(FaultDevice::new(device, Vec::new()));
+    let site = Site::open(Arc::clone(&faulty) as Arc<dyn BlockDevice>);
+    let ino = site.lookup(&site.root, b"a").unwrap();
+    let fails = Arc::clone(&faulty);
+    at("some blocks are freed", move || {
+        fails.add(Fault::fail(Op::Read, fails.seen(Op::Read)).then(Repeat::Sticky));
+    });
+    let removed = site.volume.remove(&site.root, b"a", Removal::File, NOW);
+    assert!(matches!(removed, Err(Error::Device(_))), "{removed:?}");
+    // What is written may leave the caches.
+    (0..3).for_each(|_| site.volume.pass_idle_time().unwrap());
+    site.volume.forget_inode(ino);
+    (faulty, site, ino)
+}
+
+fn is_sound(device: Arc<dyn BlockDevice>) {
+    let report = check(device, &CheckOptions::default()).unwrap();
+    assert!(report.is_clean() && report.log_clean, "{:?}", report.findings().iter().collect::<Vec<_>>());
+}
+
+/// An inode that could not be freed, and was in memory no more, stayed on its list when the volume was closed: with a clean
+/// log, behind which nobody looks for it.
+#[test]
+fn what_could_not_be_freed_is_freed_when_the_volume_is_closed() {
+    let (faulty, site, ino) = half_removed();
+    faulty.heal();
+    site.volume.close().unwrap();
+    let Site { device, volume, root } = site;
+    drop((volume, root));
+    is_sound(Arc::clone(&device));
+    let site = Site::open(device);
+    assert!(matches!(site.volume.handle(ino), Err(Error::NoSuchInode(_))));
+    site.ends_well();
+}
+
+/// Where it still cannot be freed, the log says that there is something to do.
+#[test]
+fn what_cannot_be_freed_is_left_to_recovery() {
+    let (faulty, site, _) = half_removed();
+    let change = Change { permissions: Some(0o711), ..Change::default() };
+    site.volume.change(&site.root, &change, NOW).unwrap();
+    let closed = site.volume.close();
+    assert!(matches!(closed, Err(Error::Device(_))), "{closed:?}");
+    // Not half closed: the journal is at rest.
+    let again = site.volume.close();
+    assert!(matches!(again, Err(Error::Shutdown(ShutdownReason::NotClosed))), "{again:?}");
+    let created = site.volume.create(&site.root, b"c", &new_file());
+    assert!(matches!(created, Err(Error::Shutdown(ShutdownReason::NotClosed))), "{created:?}");
+    let Site { device, volume, root } = site;
+    drop((volume, root));
+    faulty.heal();
+    let site = Site::open(device);
+    let report = site.volume.recovery().expect("the log is dirty");
+    assert_eq!(report.inodes_freed, 1);
+    assert_eq!(site.root.current().unwrap().core().mode & 0o7777, 0o711);
+    site.ends_well();
+}
+
+/// `xfs_repair` says so of such a volume, and the check found it clean.
+#[test]
+fn the_check_reports_an_unlinked_inode_behind_a_clean_log() {
+    let site = Site::new();
+    let (file, map) = site.volume.create_unnamed(&site.root, &new_file()).unwrap();
+    let journal = &site.volume.write_side().unwrap().journal;
+    let frozen = journal.freeze().unwrap();
+    crate::trans::superblock::write_counters(&site.volume, &frozen).unwrap();
+    frozen.close().unwrap();
+    let report = check(Arc::clone(&site.device), &CheckOptions::default()).unwrap();
+    let found: Vec<_> = report.findings().iter().map(|finding| format!("{finding:?}")).collect();
+    assert!(report.log_clean && found.len() == 1, "{found:?}");
+    assert!(found[0].contains("list of unlinked inodes"), "{found:?}");
+    drop((file, map));
 }
