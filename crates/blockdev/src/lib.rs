@@ -12,7 +12,7 @@
 //! | [`Deferred`] | another device, of which nothing is made durable before the end |
 //! | [`Withheld`] | another device, whose first sector is written last |
 //! | [`Rewind`] | a device that can be taken back to what it held before |
-//! | [`Recorder`], [`FaultDevice`], [`DelayDevice`], [`HoldDevice`], [`Counter`] | wrappers that tests put around any device |
+//! | [`Recorder`], [`FaultDevice`], [`DelayDevice`], [`HoldDevice`], [`SealDevice`], [`Counter`] | wrappers that tests put around any device |
 //!
 //! ```
 //! use blockdev::{BlockDevice, Durability, MemoryDevice};
@@ -61,5 +61,6 @@ pub use testing::hold::HoldDevice;
 pub use testing::power_cuts::PowerCuts;
 pub use testing::recorder::{Fate, FlushRecord, Recorder, Recording, WriteRecord};
 pub use testing::rewind::Rewind;
+pub use testing::seal::SealDevice;
 pub use window::Window;
 pub use withheld::Withheld;

@@ -214,6 +214,11 @@ impl Volume {
     /// waits, and fails with [`ErrorKind::ShutDown`]. Requests that lie in a [`Queue`](crate::Queue), and that nobody
     /// takes out, keep the volume from being closed: [`ErrorKind::Busy`], and nothing has happened but that others
     /// waited. A writable volume that is dropped without it is as after a crash: its log has to be replayed.
+    ///
+    /// Any other error says why the volume could not be closed. It is shut down then, for good: what was committed is in
+    /// its log, as far as the device took it, for the next opening to recover, which this process can do once all that
+    /// belongs to the volume is dropped; whatever is called meanwhile fails with [`ErrorKind::ShutDown`], another close
+    /// too. Nothing is written any more when this returns.
     pub fn close(&self) -> Result<()> {
         self.stop_writes()?;
         self.engine().close()?;

@@ -1,6 +1,6 @@
 //! Closing a volume that others use: what they are in the middle of is over before, and nothing comes after.
 
-use blockdev::{AlignedBuf, BlockDevice, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, Recorder};
+use blockdev::{AlignedBuf, BlockDevice, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, SealDevice};
 use fileio::testing::before_next_hold;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -12,14 +12,20 @@ use uxfs::{
 
 const BYTES: u64 = 40 << 20;
 
-fn made() -> Arc<dyn BlockDevice> {
+fn made() -> Arc<SealDevice> {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
     mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true), true).expect("a volume");
-    device
+    Arc::new(SealDevice::new(device))
 }
 
-fn open(device: &Arc<dyn BlockDevice>) -> Volume {
-    Volume::open_device(Arc::clone(device), &OpenOptions::new().writable(true)).expect("clean")
+fn open(device: &Arc<impl BlockDevice + 'static>) -> Volume {
+    Volume::open_device(device.clone(), &OpenOptions::new().writable(true)).expect("clean")
+}
+
+/// Closes a volume, behind which nobody writes to its device any more.
+fn close(volume: &Volume, device: &SealDevice) {
+    volume.close().expect("closed");
+    device.seal();
 }
 
 fn file(volume: &Volume, name: &str, blocks: u64) -> File {
@@ -32,8 +38,9 @@ fn file(volume: &Volume, name: &str, blocks: u64) -> File {
     file
 }
 
-fn is_clean_and_sound(device: &Arc<dyn BlockDevice>) {
-    let report = check_device(Arc::clone(device), &OpenOptions::new()).expect("checked");
+fn is_clean_and_sound(device: &Arc<SealDevice>) {
+    device.assert_kept();
+    let report = check_device(device.clone(), &OpenOptions::new()).expect("checked");
     assert!(report.is_clean() && report.log_clean, "{:?}", report.findings);
 }
 
@@ -47,8 +54,8 @@ fn hold(holds: &HoldDevice, byte: u64) {
 #[test]
 fn an_overwrite_that_is_under_way_is_over_before_a_volume_is_closed() {
     let memory = made();
-    let holds = Arc::new(HoldDevice::new(Arc::clone(&memory)));
-    let volume = open(&(Arc::clone(&holds) as _));
+    let holds = Arc::new(HoldDevice::new(memory.clone()));
+    let volume = open(&holds);
     let written = file(&volume, "written", 4);
     let place = written.extents().next().expect("an extent").expect("a map").physical;
     hold(&holds, place);
@@ -66,14 +73,15 @@ fn an_overwrite_that_is_under_way_is_over_before_a_volume_is_closed() {
         })
     };
     begun.recv().expect("it is being closed");
-    let seen = Volume::open_device(Arc::clone(&memory), &OpenOptions::new()).expect("read");
+    let seen = Volume::open_device(memory.clone(), &OpenOptions::new()).expect("read");
     assert!(!seen.info().expect("info").log_clean, "closed, and a write is still to come");
     assert!(!closes.is_finished());
     holds.release();
     writes.join().expect("no panic").expect("it was begun before");
     closes.join().expect("no panic").expect("closed");
+    memory.seal();
     is_clean_and_sound(&memory);
-    let seen = Volume::open_device(Arc::clone(&memory), &OpenOptions::new()).expect("read");
+    let seen = Volume::open_device(memory.clone(), &OpenOptions::new()).expect("read");
     let mut bytes = [0; 4096];
     seen.open_file("/written").expect("there").read_at(&mut bytes, 0).expect("read");
     assert_eq!(bytes, [2; 4096]);
@@ -92,8 +100,8 @@ fn a_change_of_several_steps_that_is_under_way_is_over_before_a_volume_is_closed
     let steps = [(punch, 2048, cleared.clone()), (zero, 2048, cleared), (write, 0, vec![9; 12 * 4096])];
     for (step, first, content) in steps {
         let memory = made();
-        let holds = Arc::new(HoldDevice::new(Arc::clone(&memory)));
-        let volume = open(&(Arc::clone(&holds) as _));
+        let holds = Arc::new(HoldDevice::new(memory.clone()));
+        let volume = open(&holds);
         let file = file(&volume, "file", 8);
         hold(&holds, file.extents().next().expect("an extent").expect("a map").physical + first);
         let changes = {
@@ -108,11 +116,11 @@ fn a_change_of_several_steps_that_is_under_way_is_over_before_a_volume_is_closed
             holder.release();
             ends.send(changes.join().expect("no panic")).expect("somebody waits");
         });
-        volume.close().expect("closed");
+        close(&volume, &memory);
         ended.recv().expect("it is over").expect("it was begun before");
         drop((file, volume));
         is_clean_and_sound(&memory);
-        let seen = Volume::open_device(Arc::clone(&memory), &OpenOptions::new()).expect("read");
+        let seen = Volume::open_device(memory.clone(), &OpenOptions::new()).expect("read");
         let mut bytes = vec![0; content.len()];
         let read = seen.open_file("/file").expect("there").read_at(&mut bytes, 0).expect("read");
         assert!(bytes[..read] == content[..read] && read >= 8 * 4096);
@@ -154,7 +162,7 @@ fn a_close_that_is_taken_back_has_harmed_nobody() {
     queue.wait(1, |over| assert!(over.result.is_ok(), "{:?}", over.result)).expect("done");
     busy.wait(1, |over| assert!(over.result.is_ok())).expect("done");
     drop((queue, busy));
-    volume.close().expect("closed");
+    close(&volume, &device);
     is_clean_and_sound(&device);
 }
 
@@ -174,7 +182,7 @@ fn what_waits_for_a_close_that_is_not_taken_back_is_refused() {
         new.write_at(&[4; 4096], 0).expect("written");
         begins.send((queue, new)).expect("somebody waits");
     });
-    volume.close().expect("closed");
+    close(&volume, &device);
     let (mut queue, new) = begun.recv().expect("begun");
     let mut ended = None;
     queue.wait(1, |over| ended = Some(over.result.map_err(|error| error.kind()))).expect("over");
@@ -182,7 +190,7 @@ fn what_waits_for_a_close_that_is_not_taken_back_is_refused() {
     assert_eq!(new.write_at(&[5; 4096], 0).map_err(|error| error.kind()), Err(ErrorKind::ShutDown));
     drop((queue, new));
     is_clean_and_sound(&device);
-    let seen = Volume::open_device(Arc::clone(&device), &OpenOptions::new()).expect("read");
+    let seen = Volume::open_device(device.clone(), &OpenOptions::new()).expect("read");
     let mut byte = [0];
     seen.open_file("/new").expect("there").read_at(&mut byte, 0).expect("read");
     assert_eq!(byte, [4]);
@@ -191,8 +199,7 @@ fn what_waits_for_a_close_that_is_not_taken_back_is_refused() {
 /// Everything that changes a volume says that it is closed, and not a byte of it changes.
 #[test]
 fn what_is_open_when_a_volume_is_closed_changes_nothing_any_more() {
-    let recorder = Arc::new(Recorder::new(made()));
-    let device: Arc<dyn BlockDevice> = Arc::clone(&recorder) as _;
+    let device = made();
     let volume = open(&device);
     let open = file(&volume, "open", 8);
     let mut queue = open.queue(4).expect("a queue");
@@ -203,8 +210,7 @@ fn what_is_open_when_a_volume_is_closed_changes_nothing_any_more() {
     open.overwrite_at(&[2; 4096], 0).expect("written");
     let mtime = open.metadata().mtime;
     assert_ne!(Some(mtime), past);
-    volume.close().expect("closed");
-    let writes = recorder.recording().writes().len();
+    close(&volume, &device);
 
     let new = NewNode::default();
     let closed = |what: &str, result: uxfs::Result<()>| {
@@ -232,9 +238,8 @@ fn what_is_open_when_a_volume_is_closed_changes_nothing_any_more() {
     closed("close", volume.close());
     closed("idle", volume.pass_idle_time());
     drop((queue, open, root, volume));
-    assert_eq!(recorder.recording().writes().len(), writes, "written after the volume was closed");
     is_clean_and_sound(&device);
-    let seen = Volume::open_device(Arc::clone(&device), &OpenOptions::new()).expect("read");
+    let seen = Volume::open_device(device.clone(), &OpenOptions::new()).expect("read");
     assert_eq!(seen.metadata("/open").expect("there").mtime, mtime, "when it was written over");
 }
 
@@ -250,7 +255,7 @@ fn a_queue_that_nobody_empties_keeps_a_volume_from_being_closed() {
     // It can still be used.
     queue.wait(1, |over| assert!(over.result.is_ok())).expect("done");
     file.write_at(&[3; 4096], 1 << 20).expect("written");
-    volume.close().expect("closed");
+    close(&volume, &device);
     is_clean_and_sound(&device);
 }
 
@@ -290,11 +295,11 @@ fn a_volume_that_is_closed_beside_those_who_change_it_is_sound() {
         while !begun.load(Ordering::SeqCst) {
             thread::yield_now();
         }
-        volume.close().expect("closed");
+        close(&volume, &device);
         let made: Vec<u32> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
         drop(volume);
         is_clean_and_sound(&device);
-        let seen = Volume::open_device(Arc::clone(&device), &OpenOptions::new()).expect("read");
+        let seen = Volume::open_device(device.clone(), &OpenOptions::new()).expect("read");
         for (nth, made) in made.iter().enumerate().filter(|(_, made)| **made > 0) {
             let entries = seen.open_dir(format!("/d{nth}")).expect("there").entries().count() as u32;
             assert!(entries.abs_diff(made - made / 3) <= 1, "{entries} of {made}");
@@ -308,8 +313,8 @@ fn a_volume_that_is_closed_beside_those_who_change_it_is_sound() {
 fn a_flush_that_failed_ends_everything_whoever_asked_for_it() {
     for whole in [true, false] {
         let memory = made();
-        let faulty = Arc::new(FaultDevice::new(Arc::clone(&memory), Vec::new()));
-        let volume = open(&(Arc::clone(&faulty) as _));
+        let faulty = Arc::new(FaultDevice::new(memory.clone(), Vec::new()));
+        let volume = open(&faulty);
         let file = file(&volume, "file", 4);
         file.overwrite_at(&[2; 4096], 0).expect("written");
         faulty.add(Fault::fail(Op::Flush, faulty.seen(Op::Flush)));
@@ -320,7 +325,7 @@ fn a_flush_that_failed_ends_everything_whoever_asked_for_it() {
         assert_eq!(made.map_err(|error| error.kind()), Err(ErrorKind::ShutDown));
         assert_eq!(volume.close().map_err(|error| error.kind()), Err(ErrorKind::ShutDown));
         drop((file, root, volume));
-        open(&memory).close().expect("recovered");
+        close(&open(&memory), &memory);
         is_clean_and_sound(&memory);
     }
 }
@@ -339,10 +344,10 @@ fn files_without_a_name_that_are_open_are_gone_when_a_volume_is_closed() {
     }
     let mut byte = [0];
     assert_eq!(removed[0].read_at(&mut byte, 0).expect("it is open"), 1);
-    volume.close().expect("closed");
+    close(&volume, &device);
     is_clean_and_sound(&device);
     drop(removed);
     is_clean_and_sound(&device);
-    let seen = Volume::open_device(Arc::clone(&device), &OpenOptions::new()).expect("read");
+    let seen = Volume::open_device(device.clone(), &OpenOptions::new()).expect("read");
     assert!(before - seen.info().expect("info").free_blocks < 40, "what they held is free");
 }

@@ -329,15 +329,27 @@ impl Volume {
     }
 
     /// Stops all writing, as what is in memory can no longer be trusted to agree with what is in the log.
-    pub(crate) fn shut_down(&self, _why: &Error) {
+    pub(crate) fn shut_down(&self, why: &Error) {
+        let reason = match why {
+            Error::Device(_) => ShutdownReason::Device,
+            _ => ShutdownReason::Corruption,
+        };
         if let Some(write) = &self.write {
-            write.journal.shutdown(ShutdownReason::Corruption);
+            write.journal.shutdown(reason);
         }
     }
 
     /// Makes durable what was written to the device. If that fails, the volume is shut down: the system says so once,
-    /// whoever asks, and metadata that were on their way to their places may be among what was lost.
+    /// whoever asks, and metadata that were on their way to their places may be among what was lost. One that was shut down,
+    /// or closed, leaves its device alone.
     pub fn flush(&self) -> Result<()> {
+        if self.is_writable() {
+            self.check_writable()?;
+        }
+        self.flush_device()
+    }
+
+    fn flush_device(&self) -> Result<()> {
         let flushed = self.device.flush();
         if let (Err(_), Some(write)) = (&flushed, &self.write) {
             write.journal.shutdown(ShutdownReason::Flush);
@@ -386,7 +398,7 @@ impl Volume {
         let done = times.and(freed);
         if self.log_clean && frozen.is_untouched() && done.is_ok() {
             // What nobody has changed stays as it is, to the byte.
-            let flushed = self.flush();
+            let flushed = self.flush_device();
             frozen.leave();
             return flushed;
         }

@@ -1,4 +1,4 @@
-//! Wrappers that tests put around a device: they count, delay, hold back, fail, tear or record what passes through.
+//! Wrappers that tests put around a device: they count, delay, hold back, fail, tear, record or forbid what passes through.
 
 pub(crate) mod counter;
 pub(crate) mod delay;
@@ -7,3 +7,4 @@ pub(crate) mod hold;
 pub(crate) mod power_cuts;
 pub(crate) mod recorder;
 pub(crate) mod rewind;
+pub(crate) mod seal;

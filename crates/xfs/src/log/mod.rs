@@ -69,6 +69,8 @@ pub enum ShutdownReason {
     Flush,
     /// Damaged metadata was met in the middle of a change.
     Corruption,
+    /// The device failed in the middle of a change.
+    Device,
     /// A checkpoint had nothing in it, which the format cannot say.
     EmptyCheckpoint,
     /// Somebody asked for it.
@@ -80,11 +82,12 @@ pub enum ShutdownReason {
 }
 
 impl ShutdownReason {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::LogWrite,
         Self::MetadataWrite,
         Self::Flush,
         Self::Corruption,
+        Self::Device,
         Self::EmptyCheckpoint,
         Self::Asked,
         Self::Closed,
@@ -107,6 +110,7 @@ impl fmt::Display for ShutdownReason {
             Self::MetadataWrite => "a write of metadata failed",
             Self::Flush => "the device could not make durable what was written",
             Self::Corruption => "damaged metadata was met in the middle of a change",
+            Self::Device => "the device failed in the middle of a change",
             Self::EmptyCheckpoint => "a checkpoint had nothing in it",
             Self::Asked => "it was asked for",
             Self::Closed => "it was closed",

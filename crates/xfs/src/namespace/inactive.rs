@@ -46,7 +46,12 @@ impl Volume {
     /// and the log must then stay as one to recover.
     pub(crate) fn inactivate_all(self: &Arc<Self>) -> Result<()> {
         let mut all = Ok(());
-        for entry in self.unlinked_in_memory()? {
+        let unlinked = self.unlinked_in_memory()?;
+        if !unlinked.is_empty() {
+            // What fails half-way shuts the volume down, and nothing else is to be lost by that.
+            self.write_side()?.journal.force_all()?;
+        }
+        for entry in unlinked {
             // Its end may have begun, by one who waits to go on with it, and will find that it is done.
             let life = entry.take_inactivation();
             all = all.and(self.inactivate(&entry, life));

@@ -13,7 +13,9 @@ use super::watch::Watch;
 use super::{Args, Counts, Planned, Trouble, opening};
 use crate::sandbox::{copy_sparse, repair_finds_nothing};
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
-use blockdev::{BlockDevice, Delay, DelayDevice, FaultDevice, Op, PowerCuts, Recorder, Recording};
+use blockdev::{
+    BlockDevice, Delay, DelayDevice, FaultDevice, Op, PowerCuts, Recorder, Recording, SealDevice,
+};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -123,6 +125,8 @@ struct Ended {
 /// A device with everything that is put around it.
 struct Devices {
     recorder: Arc<Recorder>,
+    /// Nobody writes behind a close.
+    seal: Arc<SealDevice>,
     fault: Arc<FaultDevice>,
     delay: Arc<DelayDevice>,
 }
@@ -130,9 +134,10 @@ struct Devices {
 impl Attempt<'_> {
     fn devices(&self) -> Devices {
         let recorder = Arc::new(Recorder::new(self.stage.device().clone()));
-        let fault = Arc::new(FaultDevice::new(recorder.clone(), Vec::new()));
+        let seal = Arc::new(SealDevice::new(recorder.clone()));
+        let fault = Arc::new(FaultDevice::new(seal.clone(), Vec::new()));
         let delay = Arc::new(DelayDevice::new(fault.clone()));
-        Devices { recorder, fault, delay }
+        Devices { recorder, seal, fault, delay }
     }
 
     /// How many requests of each kind a run has in which nothing fails.
@@ -182,6 +187,7 @@ impl Attempt<'_> {
         let (mut ended, closed_beside) = self.threads_beside(&target, threads, &devices, planned, seen);
         let down = self.afterwards(&target, &mut ended)?;
         let closed = closed_beside.unwrap_or_else(|| target.close());
+        closed.is_ok().then(|| devices.seal.seal());
         let faulty = !matches!(planned.trouble, Trouble::Still | Trouble::Closed);
         let struck = faulty && devices.fault.seen(planned.op) > seen + planned.nth;
         let is_beside = planned.trouble == Trouble::Closed;
@@ -215,6 +221,7 @@ impl Attempt<'_> {
         if closed.is_ok() {
             ended.iter_mut().for_each(|ended| ended.durable.all_durable());
         }
+        ensure!(devices.seal.broken().is_empty(), "behind the close came {:?}", devices.seal.broken());
         let cut = planned.cut && closed.is_err();
         if cut {
             self.stage.device().rewind()?;
@@ -276,7 +283,9 @@ impl Attempt<'_> {
                 while devices.fault.seen(planned.op) <= seen + planned.nth && !over.load(Ordering::Relaxed) {
                     std::thread::yield_now();
                 }
-                target.close_beside()
+                let closed = target.close_beside();
+                closed.is_ok().then(|| devices.seal.seal());
+                closed
             });
             let ended = self.threads(target, threads);
             over.store(true, Ordering::Relaxed);

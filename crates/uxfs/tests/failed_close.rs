@@ -1,0 +1,165 @@
+//! A close that fails: the volume is shut down and says so to whoever asks, nothing is under way to its device any more,
+//! and recovery finds all that was durable, and more if the device let it pass.
+
+use blockdev::{BlockDevice, Durability, Fault, FaultDevice, MemoryDevice, Op, Repeat, SealDevice};
+use std::sync::Arc;
+use uxfs::{
+    ErrorKind, File, MkfsOptions, NewNode, Node, OpenOptions, SetXattr, Volume, check_device, mkfs_device,
+};
+
+const BYTES: u64 = 40 << 20;
+
+fn memory() -> Arc<dyn BlockDevice> {
+    Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"))
+}
+
+/// A volume with two files, one of which has more than its inode holds.
+fn made() -> Arc<dyn BlockDevice> {
+    let device = memory();
+    mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true), true).expect("a volume");
+    let volume = open(&device);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    for name in [b"kept", b"gone"] {
+        let file = root.create_file(name, &NewNode::default()).expect("made").open().expect("a file");
+        for nth in 0..40 {
+            file.write_at(&[1; 4096], nth * 8192).expect("written");
+        }
+        for nth in 0..8_u8 {
+            file.node()
+                .set_xattr(&[b"user.".as_slice(), &[b'a' + nth]].concat(), &[1; 2000], SetXattr::default())
+                .expect("set");
+        }
+    }
+    drop(root);
+    volume.close().expect("closed");
+    device
+}
+
+fn copy(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    let copy = memory();
+    let mut bytes = vec![0; 1 << 20];
+    for at in (0..BYTES).step_by(bytes.len()) {
+        device.read(at, &mut bytes).expect("read");
+        if bytes.iter().any(|&byte| byte != 0) {
+            copy.write(at, &bytes, Durability::Volatile).expect("written");
+        }
+    }
+    copy
+}
+
+fn open(device: &Arc<dyn BlockDevice>) -> Volume {
+    Volume::open_device(Arc::clone(device), &OpenOptions::new().writable(true)).expect("it opens")
+}
+
+/// A volume with much to do when it is closed: a time to tell, a file to free, what was made and is not durable.
+struct Site {
+    faulty: Arc<FaultDevice>,
+    seal: Arc<SealDevice>,
+    volume: Volume,
+    kept: File,
+    gone: File,
+    made: Node,
+}
+
+impl Site {
+    fn new(memory: &Arc<dyn BlockDevice>) -> Self {
+        let seal = Arc::new(SealDevice::new(Arc::clone(memory)));
+        let faulty = Arc::new(FaultDevice::new(seal.clone(), Vec::new()));
+        let device: Arc<dyn BlockDevice> = faulty.clone();
+        let volume = open(&device);
+        let root = volume.root().expect("root").as_dir().expect("a directory");
+        let kept = volume.open_file("/kept").expect("there");
+        kept.overwrite_at(&[2; 4096], 0).expect("written");
+        let gone = volume.open_file("/gone").expect("there");
+        root.remove_file(b"gone").expect("removed");
+        volume.sync().expect("synced");
+        let made = root.create_file(b"made", &NewNode::default()).expect("made");
+        Self { faulty, seal, volume, kept, gone, made }
+    }
+
+    /// Everything says that the volume was shut down, and does nothing.
+    fn is_shut_down(&self) {
+        let down = |what: &str, result: uxfs::Result<()>| {
+            let kind = result.map_err(|error| error.kind());
+            assert_eq!(kind, Err(ErrorKind::ShutDown), "{what}");
+        };
+        let root = self.volume.root().expect("root").as_dir().expect("a directory");
+        down("close", self.volume.close());
+        down("overwrite", self.kept.overwrite_at(&[9; 4096], 0));
+        down("overwrite what is gone", self.gone.overwrite_at(&[9; 4096], 0));
+        down("write", self.kept.write_at(&[9; 4096], 1 << 20));
+        down("sync a file", self.kept.sync());
+        down("create", root.create_file(b"new", &NewNode::default()).map(drop));
+        down("remove", root.remove_file(b"made"));
+        down("attribute", self.made.set_xattr(b"user.a", b"b", SetXattr::default()));
+        down("sync", self.volume.sync());
+        down("idle", self.volume.pass_idle_time());
+        down("close once more", self.volume.close());
+    }
+}
+
+/// What is durable is there behind a recovery, and nothing is left over.
+fn recovers(memory: &Arc<dyn BlockDevice>, what: &str) {
+    let volume = open(memory);
+    volume.close().unwrap_or_else(|error| panic!("{what}: {error}"));
+    drop(volume);
+    let report = check_device(Arc::clone(memory), &OpenOptions::new()).expect("checked");
+    assert!(report.is_clean() && report.log_clean, "{what}: {:?}", report.findings);
+    let seen = Volume::open_device(Arc::clone(memory), &OpenOptions::new()).expect("read");
+    let mut bytes = [0; 4096];
+    seen.open_file("/kept").expect("there").read_at(&mut bytes, 0).expect("read");
+    assert_eq!(bytes, [2; 4096], "{what}");
+    assert!(seen.lookup("/gone").is_err(), "{what}");
+}
+
+/// At every request that a close makes, the device fails: a volume that could not be closed went on as if it could be
+/// used, some calls failed since it was closed, others did not.
+#[test]
+fn a_close_that_fails_at_any_request_shuts_the_volume_down() {
+    let image = made();
+    let mut failed = 0;
+    for op in [Op::Read, Op::Write, Op::Flush] {
+        for repeat in [Repeat::Once, Repeat::Sticky] {
+            for nth in 0.. {
+                let what = format!("{op:?} {nth}, {repeat:?}");
+                let memory = copy(&image);
+                let site = Site::new(&memory);
+                let next = site.faulty.seen(op);
+                site.faulty.add(Fault::fail(op, next + nth).then(repeat));
+                let closed = site.volume.close();
+                let struck = site.faulty.seen(op) > next + nth;
+                site.faulty.heal();
+                site.seal.seal();
+                if let Err(error) = &closed {
+                    assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::ShutDown), "{what}: {error}");
+                    site.is_shut_down();
+                    failed += 1;
+                }
+                let seal = Arc::clone(&site.seal);
+                drop(site);
+                assert!(seal.broken().is_empty(), "{what}: {:?}", seal.broken());
+                recovers(&memory, &what);
+                if !struck {
+                    closed.unwrap_or_else(|error| panic!("{what}: {error}, and nothing failed"));
+                    break;
+                }
+            }
+        }
+    }
+    assert!(failed > 20, "only {failed} closes failed");
+}
+
+/// What was committed before a close that fails is not lost with it, where the device still takes the log.
+#[test]
+fn a_close_that_fails_has_put_into_the_log_what_was_committed() {
+    let memory = made();
+    let site = Site::new(&memory);
+    site.faulty.add(Fault::fail(Op::Read, site.faulty.seen(Op::Read)).then(Repeat::Sticky));
+    let error = site.volume.close().expect_err("what has no name cannot be freed");
+    assert_eq!(error.kind(), ErrorKind::Io);
+    site.is_shut_down();
+    drop(site);
+    recovers(&memory, "recovered");
+    let seen = Volume::open_device(memory, &OpenOptions::new()).expect("read");
+    seen.lookup("/made").expect("it was committed");
+}
