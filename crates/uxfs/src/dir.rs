@@ -59,6 +59,35 @@ impl Dir {
         Entries { dir: self.clone(), place, batch: VecDeque::new(), done: false }
     }
 
+    /// Whether many of its names have one hash, which happens to nobody who does not mean it. It takes long then to find
+    /// one of them, but for those that [`first_of_index`](Self::first_of_index) gives.
+    pub fn is_crowded(&self) -> Result<bool> {
+        let (_shared, inode) = self.node.handle.share()?;
+        match self.node.volume.engine().fork(&inode, ForkKind::Data) {
+            Some(fork) => Ok(xfs::dir::is_crowded(&*fork)?),
+            None => Ok(false),
+        }
+    }
+
+    /// `most` entries, without `.` and `..`, in the order of its index by hash, behind the first `skip`: the order in which
+    /// all are removed fastest. None if it is so small that it has no such index.
+    pub fn first_of_index(&self, skip: usize, most: usize) -> Result<Vec<DirEntry>> {
+        let (_shared, inode) = self.node.handle.share()?;
+        let Some(fork) = self.node.volume.engine().fork(&inode, ForkKind::Data) else {
+            return Ok(Vec::new());
+        };
+        let (mut skip, mut entries) = (skip, Vec::new());
+        xfs::dir::walk_index(&*fork, &mut |entry| {
+            if skip > 0 {
+                skip -= 1;
+                return ControlFlow::Continue(());
+            }
+            entries.push(of_engine(&entry));
+            if entries.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        Ok(entries)
+    }
+
     /// The entry `name`; `None` if there is none. Takes a few reads, however large the directory is.
     pub fn lookup(&self, name: &[u8]) -> Result<Option<Node>> {
         self.node.child(name)
@@ -71,15 +100,19 @@ impl Dir {
             return Ok(());
         };
         xfs::dir::walk(&*fork, place, &mut |entry| {
-            into.push_back(DirEntry {
-                name: entry.name.to_vec(),
-                ino: entry.inode.0,
-                file_type: entry.file_type.into(),
-                next: entry.next,
-            });
+            into.push_back(of_engine(&entry));
             if into.len() < BATCH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         Ok(())
+    }
+}
+
+fn of_engine(entry: &xfs::dir::DirEntry<'_>) -> DirEntry {
+    DirEntry {
+        name: entry.name.to_vec(),
+        ino: entry.inode.0,
+        file_type: entry.file_type.into(),
+        next: entry.next,
     }
 }
 

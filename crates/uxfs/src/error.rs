@@ -185,7 +185,7 @@ fn name_kind(problem: NameProblem) -> ErrorKind {
         NameProblem::NotDirectory => ErrorKind::NotADirectory,
         NameProblem::IsDirectory => ErrorKind::IsADirectory,
         NameProblem::TooLong => ErrorKind::NameTooLong,
-        NameProblem::TooManyLinks => ErrorKind::TooManyLinks,
+        NameProblem::TooManyLinks | NameProblem::Crowded => ErrorKind::TooManyLinks,
         NameProblem::IntoItself => ErrorKind::IntoItself,
         NameProblem::OtherProject => ErrorKind::OtherProject,
         _ => ErrorKind::InvalidPath,

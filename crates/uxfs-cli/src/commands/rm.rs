@@ -15,6 +15,10 @@ use uxfs::{Dir, DirEntry, ErrorKind, Node, Volume};
 /// Entries of a directory that are read at once.
 const BATCH: usize = 1024;
 
+/// Of a directory with many names of one hash, no more are tried when so many stay: each of the others would be compared
+/// with them.
+const CROWD_STAYS_MAX: usize = 2048;
+
 /// Arguments of `rm`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -99,6 +103,10 @@ struct Frame {
     /// What stays, so that it is said once, however often the directory is read.
     said: InodeSet,
     path_len: usize,
+    /// Whether many names have one hash, once that was asked: these are removed in the order of the index.
+    crowded: Option<bool>,
+    /// Entries that stay.
+    staying: usize,
 }
 
 impl Frame {
@@ -113,7 +121,14 @@ impl Frame {
             stays: false,
             said: InodeSet::default(),
             path_len,
+            crowded: None,
+            staying: 0,
         }
+    }
+
+    /// Whether so much stays that each try takes long.
+    fn gives_up(&self) -> bool {
+        self.crowded == Some(true) && self.staying > CROWD_STAYS_MAX
     }
 }
 
@@ -129,7 +144,13 @@ impl Removal<'_> {
             let Some(entry) = frame.batch.next() else {
                 match Self::refill(frame) {
                     Ok(true) => continue,
-                    Ok(false) => {}
+                    Ok(false) => {
+                        if frame.gives_up() {
+                            let what =
+                                "too many of its names that have one hash stay: the others were not tried";
+                            self.problems.at(&self.location.image, &self.path, what);
+                        }
+                    }
                     Err(error) => self.problem(frame, None, &error)?,
                 }
                 let Some(done) = frames.pop() else { break };
@@ -163,6 +184,7 @@ impl Removal<'_> {
         let node = self.volume.node(entry.ino)?;
         if !self.seen.insert(entry.ino) {
             frame.stays = true;
+            frame.staying += 1;
             // Unless it could not be emptied when the directory was read before, which was said.
             if frame.said.insert(entry.ino) {
                 let what = format!("damaged: directory inode {} is reached a second time", entry.ino);
@@ -174,8 +196,34 @@ impl Removal<'_> {
         Ok(Some(Frame::new(frame.dir.clone(), entry.name.clone(), dir, self.path.len())))
     }
 
+    /// Whether names of one hash make their order matter.
+    fn is_crowded(frame: &mut Frame) -> uxfs::Result<bool> {
+        match frame.crowded {
+            Some(crowded) => Ok(crowded),
+            None => {
+                // Should it fail once, it would again.
+                frame.crowded = Some(false);
+                let crowded = frame.dir.is_crowded()?;
+                frame.crowded = Some(crowded);
+                Ok(crowded)
+            }
+        }
+    }
+
     /// Reads on; whether there is more.
     fn refill(frame: &mut Frame) -> uxfs::Result<bool> {
+        if Self::is_crowded(frame)? {
+            if frame.gives_up() {
+                return Ok(false);
+            }
+            let batch = frame.dir.first_of_index(frame.staying, BATCH)?;
+            if !batch.is_empty() {
+                frame.batch = batch.into_iter();
+                return Ok(true);
+            }
+            // What has no index any more is small.
+            frame.crowded = Some(false);
+        }
         loop {
             let entries = frame.dir.entries_from(frame.place).take(BATCH);
             let batch = entries.collect::<uxfs::Result<Vec<DirEntry>>>()?;
@@ -210,6 +258,7 @@ impl Removal<'_> {
         }
         if let Some(above) = above {
             above.stays = true;
+            above.staying += 1;
             above.said.insert(frame.dir.node().ino());
         }
         Ok(())
@@ -218,6 +267,7 @@ impl Removal<'_> {
     /// Something stays in a directory: the entry with this inode, or what could not be read.
     fn problem(&mut self, frame: &mut Frame, ino: Option<u64>, error: &uxfs::Error) -> Result<()> {
         frame.stays = true;
+        frame.staying += 1;
         if ino.is_none_or(|ino| frame.said.insert(ino)) { self.said(error) } else { Ok(()) }
     }
 

@@ -35,11 +35,13 @@ const PATHS: [&str; 16] = [
 ];
 
 /// Calls: `@` is a path of the image, `%` the folder of the run, `#` the image alone.
-const VERBS: [(&str, &str); 40] = [
+const VERBS: [(&str, &str); 42] = [
     ("rm", "rm @"),
     ("rm -r", "rm -r @"),
     ("rm -r", "rm -rf #:/dirs"),
     ("rm -r", "rm -r #:/files"),
+    ("rm -r", "rm -rf #:/dirs/crowd"),
+    ("chattr", "chattr -R +iad @"),
     ("rmdir", "rmdir @"),
     ("mv", "mv @ #:/moved"),
     ("mv", "mv @ @"),

@@ -3,10 +3,12 @@
 //! Names of one hash stand together in the index, possibly across leaves; each candidate's name is compared where
 //! its entry lies. On volumes that ignore case the exact name wins over others that match.
 
+use super::crowd::{CROWD_MAX, LastData};
 use super::{Data, FileType, NAME, hash_index, parse_short};
 use crate::da::{check_owner, descend, next_leaf};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
+use crate::namespace::NameProblem;
 use xfs_format::da::{ascii_ci_fold, ascii_ci_hash, name_hash};
 use xfs_format::dir::{DataKind, INDEX, Leaf, LeafEntry, LeafKind, is_valid_name};
 use xfs_format::error::FormatError;
@@ -20,16 +22,21 @@ pub fn lookup(fork: &dyn Fork, name: &[u8]) -> Result<Option<Found>> {
         return Ok(None);
     }
     let mut search = Search::new(fork, name);
-    if let Some(local) = fork.local() {
-        search.short(local)?;
-    } else {
-        let step = u64::from(fork.geometry().dir_block_blocks());
-        match fork.next_mapped(FileBlock(step))? {
-            None => search.block()?,
-            Some(_) => search.index()?,
-        }
-    }
+    search.run()?;
     Ok(search.found)
+}
+
+/// The same, for whoever would add the name if it is not there: fails if too many names have its hash.
+pub fn lookup_to_add(fork: &dyn Fork, name: &[u8]) -> Result<Option<Found>> {
+    if !is_valid_name(name) {
+        return Ok(None);
+    }
+    let mut search = Search::new(fork, name);
+    search.run()?;
+    match search.found {
+        None if search.compared >= CROWD_MAX => Err(NameProblem::Crowded.into()),
+        found => Ok(found),
+    }
 }
 
 /// One search under way.
@@ -42,13 +49,28 @@ struct Search<'a> {
     found: Option<Found>,
     /// Whether nothing better can come.
     done: bool,
+    /// Names of this hash that it was not.
+    compared: usize,
+    last: LastData,
 }
 
 impl<'a> Search<'a> {
     fn new(fork: &'a dyn Fork, name: &'a [u8]) -> Self {
         let ignore_case = fork.geometry().ascii_ci;
         let hash = if ignore_case { ascii_ci_hash(name) } else { name_hash(name) };
-        Self { fork, name, hash, ignore_case, found: None, done: false }
+        let last = LastData::default();
+        Self { fork, name, hash, ignore_case, found: None, done: false, compared: 0, last }
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let fork = self.fork;
+        if let Some(local) = fork.local() {
+            return self.short(local);
+        }
+        match fork.next_mapped(FileBlock(fork.geometry().dir_block_blocks().into()))? {
+            None => self.block(),
+            Some(_) => self.index(),
+        }
     }
 
     /// Compares one entry with what is searched.
@@ -135,15 +157,13 @@ impl<'a> Search<'a> {
         if entry.is_stale() {
             return Ok(());
         }
+        self.compared += 1;
         let fork = self.fork;
-        let geometry = fork.geometry();
-        let size = u64::from(geometry.dir_block_size());
-        let offset = entry.data_offset();
-        let at = FileBlock(offset / size * u64::from(geometry.dir_block_blocks()));
-        let data = Data::read(fork, at)?;
-        let within = usize::try_from(offset % size).unwrap_or(usize::MAX);
+        let mut last = std::mem::take(&mut self.last);
+        let (data, _, within) = last.read(fork, entry)?;
         let entry = data.view(fork)?.entry_at(within).map_err(|problem| data.corrupt(fork, problem))?;
         self.offer(entry.name, (entry.inode, entry.file_type.into()));
+        self.last = last;
         Ok(())
     }
 }

@@ -3,12 +3,14 @@
 //! Invariants: every name that is given out is legal (1 to 255 bytes, neither `/` nor NUL); every block belongs to
 //! the directory's inode; positions to go on from ascend along a walk and stay valid while entries come and go.
 
+mod crowd;
 pub mod edit;
 mod lookup;
 mod walk;
 
+pub use crowd::{CROWD_MAX, is_crowded, walk_index};
 pub use edit::{Needs, NewEntry, add, add_needs, init, is_empty, remove, replace};
-pub use lookup::lookup;
+pub use lookup::{lookup, lookup_to_add};
 pub use walk::walk;
 
 use crate::buf::Buf;

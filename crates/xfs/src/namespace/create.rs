@@ -1,6 +1,6 @@
 //! New inodes, with a name or without.
 
-use super::{NameProblem, add_links, check_directory, check_name, file_type, lookup, touch};
+use super::{NameProblem, add_links, check_directory, check_name, file_type, lookup_to_add, touch};
 use crate::attr::acl::{self, AclKind};
 use crate::bmap::FileMap;
 use crate::dir::edit::{self as dir_edit, NewEntry};
@@ -95,7 +95,7 @@ impl Volume {
             }
             trans.inode(dir.ino()).check_may_grow()?;
             if let Some(name) = name
-                && lookup(&mut trans, dir.ino(), name)?.is_some()
+                && lookup_to_add(&mut trans, dir.ino(), name)?.is_some()
             {
                 return Err(NameProblem::Exists.into());
             }

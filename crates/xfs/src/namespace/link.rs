@@ -1,7 +1,9 @@
 //! Further names of an inode that exists.
 
 use super::locking::join_all;
-use super::{NameProblem, add_links, check_directory, check_name, check_project, file_type, lookup, touch};
+use super::{
+    NameProblem, add_links, check_directory, check_name, check_project, file_type, lookup_to_add, touch,
+};
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::Result;
 use crate::inode::{ForkKind, InodeHandle};
@@ -32,7 +34,7 @@ impl Volume {
         if trans.inode(ino).is_dir() {
             return Err(NameProblem::IsDirectory.into());
         }
-        if lookup(&mut trans, dir, name)?.is_some() {
+        if lookup_to_add(&mut trans, dir, name)?.is_some() {
             return Err(NameProblem::Exists.into());
         }
         trans.inode(dir).check_may_grow()?;

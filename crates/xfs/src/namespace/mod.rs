@@ -99,6 +99,9 @@ pub enum NameProblem {
     /// A symbolic link has no permissions that a list could tell of.
     #[error("a symbolic link has no access control list")]
     ListOfLink,
+    /// The directory has so many names of this name's hash that they look like an attack: each is compared with all.
+    #[error("the directory has {} names of this one's hash already", crate::dir::CROWD_MAX)]
+    Crowded,
     /// The directory is marked as one that takes no symbolic links.
     #[error("the directory takes no symbolic links")]
     NoSymlinks,
@@ -145,6 +148,12 @@ fn check_project(dir: &Inode, inode: &Inode) -> Result<()> {
 fn lookup(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<Option<InodeNumber>> {
     let fork = TransFork::new(trans, dir, ForkKind::Data);
     Ok(crate::dir::lookup(&fork, name)?.map(|(ino, _)| ino))
+}
+
+/// The same, for whoever would add the name.
+fn lookup_to_add(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<Option<InodeNumber>> {
+    let fork = TransFork::new(trans, dir, ForkKind::Data);
+    Ok(crate::dir::lookup_to_add(&fork, name)?.map(|(ino, _)| ino))
 }
 
 /// What a directory entry says of an inode's type.

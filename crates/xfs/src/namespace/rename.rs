@@ -4,7 +4,8 @@ use super::locking::join_all;
 use super::protection::check_may_remove;
 use super::remove::{check_removable, drop_name};
 use super::{
-    NameProblem, Removal, add_links, check_directory, check_name, check_project, file_type, lookup, touch,
+    NameProblem, Removal, add_links, check_directory, check_name, check_project, file_type, lookup,
+    lookup_to_add, touch,
 };
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::Result;
@@ -94,7 +95,7 @@ impl Volume {
             found if found != Some(moved.ino()) => return Ok(None),
             _ => {}
         }
-        if lookup(&mut trans, dirs.1, target.name)? != is(there.as_ref()) {
+        if lookup_to_add(&mut trans, dirs.1, target.name)? != is(there.as_ref()) {
             return Ok(None);
         }
         let ino = moved.ino();

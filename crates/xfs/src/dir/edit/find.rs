@@ -3,6 +3,7 @@
 use super::tree::{Block, Path, find_path, next_path};
 use super::{Shape, missing};
 use crate::da::check_owner;
+use crate::dir::crowd::LastData;
 use crate::dir::{Data, FileType, NAME, hash_index};
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
@@ -36,6 +37,7 @@ pub(super) fn find(fork: &dyn Fork, name: &[u8]) -> Result<Hit> {
     let hash = name_hash(name);
     let (mut path, mut buf) = find_path(fork, &index, hash)?;
     let first = path.leaf;
+    let mut last = LastData::default();
     loop {
         let corrupt = |problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem);
         let leaf = Leaf::parse(&buf, shape.v5).map_err(corrupt)?;
@@ -46,9 +48,8 @@ pub(super) fn find(fork: &dyn Fork, name: &[u8]) -> Result<Hit> {
             if entry.hash.get() != hash {
                 return Err(missing(fork));
             }
-            if let Some((data, db, offset, inode)) = candidate(fork, &shape, entry, name)? {
+            if let Some((data, db, offset, inode)) = candidate(fork, &shape, entry, name, &mut last)? {
                 let leaf = Block::of(fork, path.leaf, index.blocks, index.verifier, &buf);
-                let data = Block::of(fork, shape.data_at(db), shape.blocks, shape.data, &data.buf);
                 return Ok(Hit { path, leaf, slot, data, db, offset, inode });
             }
         }
@@ -66,16 +67,18 @@ fn candidate(
     shape: &Shape,
     entry: &LeafEntry,
     name: &[u8],
-) -> Result<Option<(Data, u64, usize, InodeNumber)>> {
+    last: &mut LastData,
+) -> Result<Option<(Block, u64, usize, InodeNumber)>> {
     if entry.is_stale() {
         return Ok(None);
     }
-    let size = shape.block_size as u64;
-    let (db, offset) = (entry.data_offset() / size, (entry.data_offset() % size) as usize);
-    let data = Data::read(fork, shape.data_at(db))?;
+    let (data, at, offset) = last.read(fork, entry)?;
     let found = data.view(fork)?.entry_at(offset).map_err(|problem| data.corrupt(fork, problem))?;
-    let (is_it, inode) = (found.name == name, found.inode);
-    Ok(is_it.then_some((data, db, offset, inode)))
+    if found.name != name {
+        return Ok(None);
+    }
+    let block = Block::of(fork, at, shape.blocks, shape.data, &data.buf);
+    Ok(Some((block, entry.data_offset() / shape.block_size as u64, offset, found.inode)))
 }
 
 /// Has the name that was found name another inode.

@@ -1,0 +1,193 @@
+//! Names of one hash, of which a directory that was made to do harm has as many as it has names.
+//!
+//! Names of one hash have no order among them, so that a name is found by comparing one after the other. That is what the
+//! format has, and a kernel does the same; but whoever adds or removes all of them would compare each with each.
+//! Invariants: no name is added to [`CROWD_MAX`] others of its hash; and who removes all of a directory takes the names
+//! in the order of the index, from the front, so that each is found at once.
+
+use super::{Data, DirEntry, FileType, NAME, hash_index, position};
+use crate::da::{LeafBlock, check_owner, descend, next_leaf};
+use crate::error::{Error, Result};
+use crate::fork::Fork;
+use std::ops::ControlFlow;
+use xfs_format::dir::{DataKind, INDEX, Leaf, LeafEntry, LeafKind};
+use xfs_format::error::FormatError;
+use xfs_format::types::FileBlock;
+
+/// Names of one hash that a directory gets at most.
+#[cfg(not(test))]
+pub const CROWD_MAX: usize = 8192;
+/// Making such a directory takes its square.
+#[cfg(test)]
+pub const CROWD_MAX: usize = 1024;
+/// With fewer names of one hash, the order of removal does not matter.
+const CROWD_MIN: usize = 256;
+
+#[cfg(all(test, not(shuttle)))]
+thread_local! {
+    /// Entries that were looked into.
+    static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// The data block that was looked into last: names of one hash often lie beside each other.
+#[derive(Default)]
+pub(super) struct LastData(Option<(FileBlock, Data)>);
+
+impl LastData {
+    /// What lies where an entry of the index says.
+    pub(super) fn read(&mut self, fork: &dyn Fork, entry: &LeafEntry) -> Result<(&Data, FileBlock, usize)> {
+        #[cfg(all(test, not(shuttle)))]
+        READS.set(READS.get() + 1);
+        let geometry = fork.geometry();
+        let size = u64::from(geometry.dir_block_size());
+        let (block, offset) = (entry.data_offset() / size, (entry.data_offset() % size) as usize);
+        let at = FileBlock(block * u64::from(geometry.dir_block_blocks()));
+        let data = match self.0.take() {
+            Some((last, data)) if last == at => data,
+            _ => Data::read(fork, at)?,
+        };
+        let (at, data) = self.0.insert((at, data));
+        Ok((data, *at, offset))
+    }
+}
+
+/// Whether many names of a directory have one hash.
+pub fn is_crowded(fork: &dyn Fork) -> Result<bool> {
+    let (mut hash, mut count) = (0, 0);
+    let mut crowded = false;
+    each_of_index(fork, &mut |entry| {
+        (hash, count) = if entry.hash.get() == hash { (hash, count + 1) } else { (entry.hash.get(), 1) };
+        crowded = count >= CROWD_MIN;
+        Ok(if crowded { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(crowded)
+}
+
+/// Calls `each` for the names of a directory in the order of its index, without the dots; for none if it has no index of
+/// its own. Stops when `each` breaks.
+pub fn walk_index(fork: &dyn Fork, each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>) -> Result<()> {
+    let mut last = LastData::default();
+    each_of_index(fork, &mut |found| {
+        let (data, _, offset) = last.read(fork, found)?;
+        let entry = data.view(fork)?.entry_at(offset).map_err(|problem| data.corrupt(fork, problem))?;
+        if entry.name == b"." || entry.name == b".." {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let next = position(found.data_offset());
+        let file_type = FileType::from(entry.file_type);
+        Ok(each(DirEntry { name: entry.name, inode: entry.inode, file_type, next }))
+    })
+}
+
+/// Goes through the entries of an index that are in use.
+fn each_of_index(fork: &dyn Fork, each: &mut dyn FnMut(&LeafEntry) -> Result<ControlFlow<()>>) -> Result<()> {
+    let geometry = fork.geometry();
+    let step = u64::from(geometry.dir_block_blocks());
+    if fork.local().is_some() || fork.next_mapped(FileBlock(step))?.is_none() {
+        return Ok(());
+    }
+    let first_data = Data::read(fork, FileBlock(0))?;
+    if first_data.view(fork)?.kind == DataKind::Block {
+        return Err(first_data.corrupt(fork, FormatError::new(NAME, "block form with further blocks")));
+    }
+    let index = hash_index(geometry);
+    let Some(mut at) = descend(fork, &index, None)? else { return Ok(()) };
+    let first = at.at;
+    loop {
+        let LeafBlock { buf, .. } = &at;
+        let leaf = Leaf::parse(buf, geometry.v5)
+            .map_err(|problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem))?;
+        check_owner(fork, buf, INDEX.name, leaf.header.owner)?;
+        for entry in leaf.entries.iter().filter(|entry| !entry.is_stale()) {
+            if each(entry)?.is_break() {
+                return Ok(());
+            }
+        }
+        if leaf.kind == LeafKind::Single {
+            return Ok(());
+        }
+        match next_leaf(fork, &index, first, &at, &leaf.header)? {
+            Some(next) => at = next,
+            None => return Ok(()),
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::dir::{NewEntry, add, init, lookup, lookup_to_add, remove};
+    use crate::namespace::NameProblem;
+    use crate::testing::{EditFork, geometry};
+    use xfs_format::da::name_hash;
+    use xfs_format::types::InodeNumber;
+
+    const DIR: InodeNumber = InodeNumber(128);
+    const NAMES: usize = 1500;
+
+    /// What is said twice, 32 bytes apart, cancels itself out in the hash.
+    fn name(nth: usize) -> Vec<u8> {
+        format!("{nth:032}{nth:032}").into_bytes()
+    }
+
+    fn directory(names: usize) -> EditFork {
+        let mut fork = EditFork::new(geometry(true, 12, 0), DIR, 300);
+        init(&mut fork, DIR).unwrap();
+        for nth in 0..names {
+            let name = name(nth);
+            assert_eq!(name_hash(&name), name_hash(&self::name(0)));
+            let entry =
+                NewEntry { name: &name, ino: InodeNumber(1000 + nth as u64), ftype: FileType::Regular };
+            add(&mut fork, entry).unwrap();
+            fork.settle();
+        }
+        fork
+    }
+
+    fn first_of_index(fork: &EditFork) -> Option<Vec<u8>> {
+        let mut first = None;
+        walk_index(fork, &mut |entry| {
+            first = Some(entry.name.to_vec());
+            ControlFlow::Break(())
+        })
+        .unwrap();
+        first
+    }
+
+    /// In the order of the directory, each was compared with all that were left.
+    #[test]
+    fn names_of_one_hash_are_removed_without_a_look_at_the_others() {
+        let mut fork = directory(NAMES);
+        assert!(is_crowded(&fork).unwrap());
+        READS.set(0);
+        let (mut removed, mut walks) = (0, 0);
+        while let Some(name) = first_of_index(&fork) {
+            walks += 1;
+            remove(&mut fork, &name).unwrap();
+            fork.settle();
+            removed += 1;
+        }
+        // The rest fits into a block, which has no index of its own.
+        assert!(removed > NAMES - 100, "{removed} of {NAMES}");
+        let compared = READS.get() - walks;
+        assert!(compared <= 2 * removed, "{compared} names were compared to remove {removed}");
+    }
+
+    #[test]
+    fn few_names_of_a_hash_are_no_crowd() {
+        let fork = directory(CROWD_MIN - 1);
+        assert!(!is_crowded(&fork).unwrap());
+        assert!(matches!(lookup_to_add(&fork, &name(CROWD_MIN)), Ok(None)));
+    }
+
+    #[test]
+    fn no_name_is_added_to_too_many_of_its_hash() {
+        let fork = directory(CROWD_MAX);
+        let refused = lookup_to_add(&fork, &name(CROWD_MAX));
+        assert!(matches!(refused, Err(Error::Name(NameProblem::Crowded))), "{refused:?}");
+        // Others are, and what is there is found.
+        assert!(matches!(lookup_to_add(&fork, b"another"), Ok(None)));
+        assert!(lookup_to_add(&fork, &name(7)).unwrap().is_some());
+        assert!(lookup(&fork, &name(CROWD_MAX)).unwrap().is_none());
+    }
+}
