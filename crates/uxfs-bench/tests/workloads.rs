@@ -1,9 +1,10 @@
 //! Small runs of the workloads on files: what they report, and what they leave on the volume, as the kernel and
 //! `xfs_repair` see it. Needs root and xfsprogs, as the kernel has to mount the volume.
 
+use oracles::Mounted;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -41,29 +42,11 @@ fn is_left(device: &str) -> bool {
     mounts.lines().any(|line| line.starts_with(&format!("{device} ")) && line.contains("/uxfs-bench-"))
 }
 
-/// A mounted image.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn new(image: &Path, dir: &Path) -> Self {
-        let at = dir.join("mnt");
-        std::fs::create_dir(&at).expect("a new directory");
-        must(Command::new("mount").args(["-o", "loop,ro"]).arg(image).arg(&at));
-        Self(at)
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        must(Command::new("umount").arg(&self.0));
-    }
-}
-
 /// Lets `xfs_repair` look at the image, and compares the file as the kernel reads it, byte by byte.
 fn check_volume(image: &Path, dir: &Path, content: &Content) {
     must(Command::new("xfs_repair").arg("-n").arg(image));
-    let mounted = Mounted::new(image, dir);
-    let file = File::open(mounted.0.join(FILE_NAME)).expect("the file is there");
+    let mounted = Mounted::new(image, &dir.join("mnt"), "loop,ro");
+    let file = File::open(mounted.join(FILE_NAME)).expect("the file is there");
     assert_eq!(file.metadata().expect("it has metadata").len(), content.pages() * PAGE as u64);
     let mut held = [0; PAGE];
     for page in 0..content.pages() {

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Image, newer, run, uxfs, uxfs_fails};
+use common::{Image, run, uxfs, uxfs_fails};
+use oracles::xfsprogs::Release;
 use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -67,7 +68,7 @@ fn findings(image: &Image) -> (Option<i32>, Vec<Value>) {
 
 /// Switches the bit that says that inodes have parent pointers.
 fn switch_parent_bit(image: &Image) {
-    let db = newer("unstable", "xfs_db");
+    let db = Release::Unstable.path("xfs_db").unwrap();
     let db = db.to_str().unwrap();
     let said = run(db, &[&"-c", &"sb 0", &"-c", &"print features_incompat", &image.path]);
     let said = String::from_utf8(said).unwrap();
@@ -80,10 +81,13 @@ fn switch_parent_bit(image: &Image) {
 /// `xfs_repair` says.
 #[test]
 fn parent_pointers_are_compared_with_names() {
-    let image = Image::made_by(&newer("unstable", "mkfs.xfs"), &[]);
+    let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), &[]);
     let repair = || {
-        let output =
-            Command::new(newer("unstable", "xfs_repair")).arg("-n").arg(&image.path).output().unwrap();
+        let output = Command::new(Release::Unstable.path("xfs_repair").unwrap())
+            .arg("-n")
+            .arg(&image.path)
+            .output()
+            .unwrap();
         let said = [output.stdout, output.stderr].concat();
         let said = String::from_utf8_lossy(&said).into_owned();
         said.lines().filter(|line| line.contains("parent pointer")).count()
@@ -143,7 +147,7 @@ fn parent_pointers_are_compared_with_names() {
 #[test]
 fn a_volume_that_was_made_with_quota_is_clean() {
     let options = ["-m", "uquota,gquota,pquota"];
-    let image = Image::made_by(&newer("unstable", "mkfs.xfs"), &options);
-    run(newer("unstable", "xfs_repair").to_str().unwrap(), &[&"-n", &image.path]);
+    let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), &options);
+    run(Release::Unstable.path("xfs_repair").unwrap().to_str().unwrap(), &[&"-n", &image.path]);
     assert_eq!(findings(&image), (Some(0), Vec::new()));
 }

@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Image, newer, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use oracles::xfsprogs::Release;
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -25,8 +26,8 @@ fn system() -> Kind {
     }
 }
 
-fn of_release(release: &str, because: &'static [&'static str]) -> Kind {
-    let (mkfs, repair) = (newer(release, "mkfs.xfs"), newer(release, "xfs_repair"));
+fn of_release(release: Release, because: &'static [&'static str]) -> Kind {
+    let (mkfs, repair) = (release.path("mkfs.xfs").unwrap(), release.path("xfs_repair").unwrap());
     Kind { mkfs, repair, options: &[], because }
 }
 
@@ -141,18 +142,18 @@ fn a_reverse_map_is_not_written() {
 
 #[test]
 fn what_xfsprogs_6_13_makes_is_not_written() {
-    untouched_and_refused(&of_release("stable", &["rmapbt"]));
+    untouched_and_refused(&of_release(Release::Stable, &["rmapbt"]));
 }
 
 #[test]
 fn what_xfsprogs_7_makes_is_not_written() {
-    untouched_and_refused(&of_release("unstable", &["rmapbt", "parent"]));
+    untouched_and_refused(&of_release(Release::Unstable, &["rmapbt", "parent"]));
 }
 
 #[test]
 fn parent_pointers_are_not_written() {
     let options = &["-n", "parent=1", "-m", "rmapbt=0"];
-    untouched_and_refused(&Kind { options, ..of_release("stable", &["parent"]) });
+    untouched_and_refused(&Kind { options, ..of_release(Release::Stable, &["parent"]) });
 }
 
 #[test]
@@ -174,7 +175,7 @@ fn a_volume_that_is_flagged_read_only_is_not_written() {
 #[test]
 fn a_volume_with_exchange_and_autofsck_is_written() {
     let options = ["-n", "parent=0", "-m", "rmapbt=0,autofsck=1", "-i", "exchange=1"];
-    let image = Image::made_by(&newer("unstable", "mkfs.xfs"), &options);
+    let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), &options);
     let info: Value = serde_json::from_slice(&uxfs_ok(&[&"info", &"--json", &image.path])).unwrap();
     let features = info["features"].to_string();
     assert!(features.contains("\"exchange\"") && features.contains("\"autofsck\""), "{features}");
@@ -184,7 +185,7 @@ fn a_volume_with_exchange_and_autofsck_is_written() {
     common::fill(&host);
     uxfs_ok(&[&"cp", &"-a", &host, &image.at("/tree")]);
     uxfs_ok(&[&"rm", &"-r", &image.at("/tree/many")]);
-    let repair = newer("unstable", "xfs_repair");
+    let repair = Release::Unstable.path("xfs_repair").unwrap();
     let sound = || run(repair.to_str().unwrap(), &[&"-n", &image.path]);
     sound();
     let mount = image.mount(&[]);
@@ -192,7 +193,7 @@ fn a_volume_with_exchange_and_autofsck_is_written() {
     std::fs::write(&one, "one\n").unwrap();
     std::fs::write(&two, "two\n").unwrap();
     run(
-        newer("unstable", "xfs_io").to_str().unwrap(),
+        Release::Unstable.path("xfs_io").unwrap().to_str().unwrap(),
         &[&"-c", &format!("exchangerange {}", two.display()), &one],
     );
     assert_eq!(std::fs::read(&one).unwrap(), b"two\n");

@@ -1,5 +1,6 @@
 //! The library on volumes that the kernel made: paths, holes, extents, overwrites. Needs root, mkfs.xfs and mount.
 
+use oracles::Mounted;
 use rustix::fs::SeekFrom;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -20,21 +21,6 @@ struct Image {
     path: PathBuf,
 }
 
-struct Mount(PathBuf);
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        // A child that another thread is just starting holds copies of our open files for a moment.
-        for _ in 0..100 {
-            if Command::new("umount").arg(&self.0).output().is_ok_and(|output| output.status.success()) {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-        assert!(std::thread::panicking(), "{} cannot be unmounted", self.0.display());
-    }
-}
-
 impl Image {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -44,11 +30,9 @@ impl Image {
         Self { dir, path }
     }
 
-    fn mount(&self) -> Mount {
+    fn mount(&self) -> Mounted {
         let dir = self.dir.path().join("mnt");
-        std::fs::create_dir_all(&dir).unwrap();
-        run("mount", &["-o", "loop", self.path.to_str().unwrap()], &dir);
-        Mount(dir)
+        Mounted::new(&self.path, &dir, "loop")
     }
 
     fn open(&self) -> Volume {
@@ -61,7 +45,7 @@ fn paths_lead_where_the_kernel_goes() {
     let image = Image::new();
     {
         let mount = image.mount();
-        let at = |path: &str| mount.0.join(path);
+        let at = |path: &str| mount.join(path);
         std::fs::create_dir_all(at("a/b/c")).unwrap();
         std::fs::write(at("a/file"), "one").unwrap();
         std::fs::write(at("a/b/other"), "two").unwrap();
@@ -125,8 +109,8 @@ fn a_directory_can_be_taken_up_anywhere() {
     let image = Image::new();
     {
         let mount = image.mount();
-        std::fs::create_dir(mount.0.join("dir")).unwrap();
-        (0..2000).for_each(|n| std::fs::write(mount.0.join(format!("dir/{n}")), "").unwrap());
+        std::fs::create_dir(mount.join("dir")).unwrap();
+        (0..2000).for_each(|n| std::fs::write(mount.join(format!("dir/{n}")), "").unwrap());
     }
     let volume = image.open();
     let dir = volume.open_dir("/dir").unwrap();
@@ -151,18 +135,18 @@ fn holes_and_extents_are_the_kernels() {
     let mut expected = Vec::new();
     {
         let mount = image.mount();
-        let path = mount.0.join("file");
+        let path = mount.join("file");
         let args: Vec<&str> = ["-f"].into_iter().chain(commands.iter().flat_map(|c| ["-c", c])).collect();
         run("xfs_io", &args, &path);
-        std::fs::write(mount.0.join("origin"), vec![7; 100_000]).unwrap();
+        std::fs::write(mount.join("origin"), vec![7; 100_000]).unwrap();
         let mut copy = Command::new("cp");
-        copy.arg("--reflink=always").args([mount.0.join("origin"), mount.0.join("clone")]);
+        copy.arg("--reflink=always").args([mount.join("origin"), mount.join("clone")]);
         assert!(copy.status().unwrap().success());
     }
     {
         // Nothing is in the page cache, which would count unwritten space as data.
         let mount = image.mount();
-        let file = std::fs::File::open(mount.0.join("file")).unwrap();
+        let file = std::fs::File::open(mount.join("file")).unwrap();
         for at in (0..10 << 20).step_by(100_000) {
             let seek = |from| rustix::fs::seek(&file, from).ok();
             expected.push((at, seek(SeekFrom::Data(at)), seek(SeekFrom::Hole(at))));
@@ -195,9 +179,9 @@ fn overwrites_are_seen_by_the_kernel() {
     let image = Image::new();
     {
         let mount = image.mount();
-        std::fs::write(mount.0.join("file"), vec![1; 1_000_000]).unwrap();
-        run("xfs_io", &["-f", "-c", "falloc 0 1m"], &mount.0.join("prealloc"));
-        run("xfs_io", &["-f", "-c", "truncate 1m"], &mount.0.join("hole"));
+        std::fs::write(mount.join("file"), vec![1; 1_000_000]).unwrap();
+        run("xfs_io", &["-f", "-c", "falloc 0 1m"], &mount.join("prealloc"));
+        run("xfs_io", &["-f", "-c", "truncate 1m"], &mount.join("hole"));
     }
     let mut expected = vec![1; 1_000_000];
     {
@@ -248,7 +232,7 @@ fn overwrites_are_seen_by_the_kernel() {
     run("xfs_repair", &["-n"], &image.path);
     let mount = image.mount();
     let mut bytes = Vec::new();
-    std::fs::File::open(mount.0.join("file")).unwrap().read_to_end(&mut bytes).unwrap();
+    std::fs::File::open(mount.join("file")).unwrap().read_to_end(&mut bytes).unwrap();
     assert!(bytes == expected);
 }
 
@@ -258,7 +242,7 @@ fn names_are_bytes() {
     let odd = b"r\xe9sum\xe9\n";
     {
         let mount = image.mount();
-        std::fs::write(mount.0.join(std::ffi::OsStr::from_bytes(odd)), "text").unwrap();
+        std::fs::write(mount.join(std::ffi::OsStr::from_bytes(odd)), "text").unwrap();
     }
     let volume = image.open();
     assert_eq!(volume.metadata(odd).unwrap().size, 4);
@@ -276,8 +260,8 @@ fn handles_of_one_file_keep_out_of_each_others_way() {
     let image = Image::new();
     {
         let mount = image.mount();
-        std::fs::write(mount.0.join("file"), vec![1; 8192]).unwrap();
-        std::fs::hard_link(mount.0.join("file"), mount.0.join("other-name")).unwrap();
+        std::fs::write(mount.join("file"), vec![1; 8192]).unwrap();
+        std::fs::hard_link(mount.join("file"), mount.join("other-name")).unwrap();
     }
     let device = Arc::new(MemoryDevice::map_file(&image.path).unwrap());
     let volume = Volume::open_device(device, &OpenOptions::new().writable(true)).unwrap();

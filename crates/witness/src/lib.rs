@@ -26,4 +26,3 @@ pub mod scale;
 pub mod v4;
 pub mod vm;
 pub mod volumes;
-pub mod xfsprogs;

@@ -6,11 +6,11 @@
 use crate::command::{finish, run, said};
 use crate::volumes::VolumeKind;
 use anyhow::{Context, Result, ensure};
+use oracles::umount;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 use tempfile::TempDir;
 use xfs_format::checksum;
 
@@ -122,24 +122,6 @@ impl Drop for Mounted {
         // Only on the way out of a failure; that failure is what the user must see.
         if self.active {
             let _ = umount(&self.dir);
-        }
-    }
-}
-
-/// How often an unmount is tried.
-const UMOUNT_TRIES: u32 = 100;
-
-/// Unmounts `dir`. It may be busy for a moment: a child that another thread is just starting holds copies of this
-/// process's open files until it becomes its own program.
-fn umount(dir: &Path) -> Result<()> {
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        match run(Command::new("umount").arg(dir)) {
-            Err(error) if tries < UMOUNT_TRIES && format!("{error}").contains("busy") => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            result => return result,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! compared. Needs root, xfsprogs, `attr`, `acl` and loop mounts.
 
 use anyhow::{Context, Result, ensure};
+use oracles::xfsprogs::Release;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -12,7 +13,6 @@ use std::process::Command;
 use uxfs::{Changes, File, NewNode, Node, OpenOptions, Rename, SetXattr, Special, Volume};
 use witness::command::{finish, output, run, said};
 use witness::sandbox::{Mounted, copy_sparse, scratch};
-use witness::xfsprogs::Release;
 
 const GROUPS: u32 = 4;
 

@@ -3,6 +3,7 @@
 //!
 //! Needs root, `mkfs.xfs`, `xfs_logprint`, `xfs_io` and a kernel with XFS.
 
+use oracles::Mounted;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,11 +60,10 @@ impl Image {
     fn mounted(&self, options: &str, crash: bool, work: impl FnOnce(&Path)) {
         let (path, dir) = (self.path(), self.mount_point());
         let options = format!("loop,{options}");
-        run("mount", &["-t", "xfs", "-o", &options, path.to_str().unwrap(), dir.to_str().unwrap()]);
-        let mounted = Mounted(dir);
-        work(&mounted.0);
+        let mounted = Mounted::new(&path, &dir, &options);
+        work(mounted.dir());
         if crash {
-            run("xfs_io", &["-x", "-c", "shutdown -f", mounted.0.to_str().unwrap()]);
+            run("xfs_io", &["-x", "-c", "shutdown -f", mounted.dir().to_str().unwrap()]);
         }
     }
 
@@ -81,15 +81,6 @@ impl Image {
                 uuid: Uuid(image[32..48].try_into().unwrap()),
             },
         }
-    }
-}
-
-/// Unmounts even where a test fails.
-struct Mounted(PathBuf);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        run("umount", &[self.0.to_str().unwrap()]);
     }
 }
 

@@ -85,7 +85,7 @@ fn blocks_that_a_fork_maps_twice_are_damage() {
     let mount = image.mount("");
     std::fs::create_dir(mount.join("dir")).unwrap();
     for n in 0..400 {
-        std::fs::write(mount.join(&format!("dir/a-name-that-takes-room-{n}")), "").unwrap();
+        std::fs::write(mount.join(format!("dir/a-name-that-takes-room-{n}")), "").unwrap();
     }
     let file = File::create(mount.join("file")).unwrap();
     for n in 0..3_u64 {
@@ -133,7 +133,7 @@ fn random_damage() {
     let (from, to) = (mount.join("fragments"), mount.join("clone"));
     common::run("cp", &["--reflink=always", from.to_str().unwrap(), to.to_str().unwrap()]);
     for n in 0..300 {
-        std::fs::write(mount.join(&format!("f{n}")), b"x").unwrap();
+        std::fs::write(mount.join(format!("f{n}")), b"x").unwrap();
     }
     mount.unmount();
     assert_eq!(walk(&image), 0);

@@ -199,7 +199,7 @@ fn witnesses(image: &Image) {
     repair("at the end");
     let mount = image.mount("");
     for nth in 0..200 {
-        std::fs::write(mount.join(&format!("file{nth}")), "by the kernel").unwrap();
+        std::fs::write(mount.join(format!("file{nth}")), "by the kernel").unwrap();
     }
     mount.unmount();
     repair("after the kernel");

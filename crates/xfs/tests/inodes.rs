@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{Image, Mount, run};
+use common::{Image, run};
 use fileio::{ExtentState, FileMapping};
+use oracles::Mounted;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hasher};
@@ -53,7 +54,7 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 /// Fills a mounted volume with inodes of every kind.
-fn fill(mount: &Mount, block: usize, reflink: bool, bigtime: bool) {
+fn fill(mount: &Mounted, block: usize, reflink: bool, bigtime: bool) {
     let at = |name: &str| mount.join(name);
     for dir in 0..12 {
         fs::create_dir_all(at(&format!("d{dir}/sub"))).unwrap();
@@ -105,7 +106,7 @@ fn fill(mount: &Mount, block: usize, reflink: bool, bigtime: bool) {
         let clone = File::options().write(true).open(at("clone")).unwrap();
         clone.write_all_at(&pattern(10, 4 * block), 20 * block as u64).unwrap();
     }
-    run("sync", &["-f", mount.path().to_str().unwrap()]);
+    run("sync", &["-f", mount.dir().to_str().unwrap()]);
 }
 
 fn time(secs: i64, nanos: i64) -> Timestamp {
@@ -302,8 +303,8 @@ fn compare(args: &[&str]) {
     // What the kernel says once nothing is left in memory.
     mount.unmount();
     let mount = image.mount(",ro,norecovery");
-    let kernel = kernel_sees(mount.path(), true);
-    let tree = kernel_tree(mount.path());
+    let kernel = kernel_sees(mount.dir(), true);
+    let tree = kernel_tree(mount.dir());
     let mut maps = BTreeMap::new();
     for name in ["fragments", "sparse", "prealloc", "preallocated-only", "origin", "clone"] {
         if let Ok(meta) = fs::metadata(mount.join(name)) {
@@ -388,11 +389,11 @@ fn sparse_chunks() {
     let mount = image.mount("");
     // While there is space, the kernel gives new directories to the groups in turn. Files follow their directory.
     for n in 0..32 {
-        fs::create_dir(mount.join(&format!("d{n}"))).unwrap();
+        fs::create_dir(mount.join(format!("d{n}"))).unwrap();
     }
     let all = mount.join("all");
     let file = File::create(&all).unwrap();
-    let free = rustix::fs::statvfs(mount.path()).unwrap();
+    let free = rustix::fs::statvfs(mount.dir()).unwrap();
     rustix::fs::fallocate(
         &file,
         rustix::fs::FallocateFlags::empty(),
@@ -409,11 +410,11 @@ fn sparse_chunks() {
     // As long as a group has room for whole chunks, and more than a hundredth of all space is free by a count that is
     // off by megabytes, the kernel goes there: the holes are for what comes last.
     for n in 0..60_000 {
-        if File::create(mount.join(&format!("d{}/{n}", n % 32))).is_err() {
+        if File::create(mount.join(format!("d{}/{n}", n % 32))).is_err() {
             break;
         }
     }
-    let kernel = kernel_sees(mount.path(), true).into_keys().collect::<Vec<_>>();
+    let kernel = kernel_sees(mount.dir(), true).into_keys().collect::<Vec<_>>();
     mount.unmount();
     let volume = image.open().unwrap();
     let mut sparse = 0;

@@ -4,9 +4,11 @@
 mod common;
 
 use blockdev::{BlockDevice, Counter, Durability, Fault, FaultDevice, FileOptions, MemoryDevice, Op};
-use common::{Image, newest, run, try_run, umount};
+use common::{Image, run, try_run};
+use oracles::{umount, xfsprogs::Release};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xfs::check::{CheckOptions, check};
@@ -131,14 +133,14 @@ fn trees_grow(options: &Options, bytes: u64) -> bool {
 /// finds anything.
 fn assert_sound(image: &Image, (options, bytes): (&Options, u64), what: &str) {
     let path = image.path();
-    let system = trees_grow(options, bytes).then(|| "xfs_repair".to_owned());
-    for repair in system.into_iter().chain([newest("xfs_repair")]) {
+    let system = trees_grow(options, bytes).then(|| "xfs_repair".into());
+    for repair in system.into_iter().chain([Release::Unstable.path("xfs_repair").unwrap()]) {
         // With one or two groups it has nothing to compare the first superblock with, and would rather not.
         let output = try_run(&repair, &["-n", "-f", "-o", "force_geometry", path.to_str().unwrap()]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(
             output.status.success(),
-            "{what}: {repair}: {}{said}",
+            "{what}: {repair:?}: {}{said}",
             String::from_utf8_lossy(&output.stdout)
         );
     }
@@ -150,12 +152,12 @@ fn assert_sound(image: &Image, (options, bytes): (&Options, u64), what: &str) {
 fn let_the_kernel_work(image: &Image, what: &str) {
     let mount = image.mount("");
     for n in 0..200 {
-        let dir = mount.join(&format!("d{}", n % 7));
+        let dir = mount.join(format!("d{}", n % 7));
         std::fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("{what}: {error}"));
         std::fs::write(dir.join(format!("file {n}")), vec![n as u8; n * 50]).unwrap();
     }
     for n in (0..200).step_by(3) {
-        std::fs::remove_file(mount.join(&format!("d{}/file {n}", n % 7))).unwrap();
+        std::fs::remove_file(mount.join(format!("d{}/file {n}", n % 7))).unwrap();
     }
     mount.unmount();
 }
@@ -187,9 +189,9 @@ fn witness(bytes: u64, options: &Options, same: bool) {
         let theirs = Image::blank_in(SHM, bytes);
         let mut args = vec!["-q".to_owned(), "-f".to_owned()];
         args.extend(arguments(options));
-        let mut mkfs = "mkfs.xfs".to_owned();
+        let mut mkfs = PathBuf::from("mkfs.xfs");
         if !trees_grow(options, bytes) {
-            mkfs = newest("mkfs.xfs");
+            mkfs = Release::Unstable.path("mkfs.xfs").unwrap();
             args.extend(["-n", "parent=0", "-i", "exchange=0"].map(str::to_owned));
         }
         args.push(theirs.path().to_str().unwrap().to_owned());
@@ -377,7 +379,7 @@ fn the_least_log_is_one_that_the_kernel_mounts() {
                 ["-o", "loop", image.path().to_str().unwrap(), dir.to_str().unwrap()].map(str::to_owned);
             let mounted = try_run("mount", &args.each_ref().map(String::as_str));
             if mounted.status.success() {
-                umount(&dir);
+                umount(&dir).unwrap();
                 panic!("the kernel takes less than {least} blocks: {options:?}");
             }
         }

@@ -41,18 +41,18 @@ fn a_log_is_clean_after_mkfs_and_unmount_and_dirty_after_a_crash() {
         for round in 0..4 {
             let mount = image.mount("");
             for n in 0..50 * round {
-                std::fs::write(mount.join(&format!("{round}-{n}")), b"x").unwrap();
+                std::fs::write(mount.join(format!("{round}-{n}")), b"x").unwrap();
             }
             mount.unmount();
             assert!(image.open().unwrap().log_is_clean(), "unmount {round} of {args:?}");
         }
         for flush in [true, false] {
             let mount = image.mount("");
-            std::fs::write(mount.join(&format!("crash-{flush}")), b"x").unwrap();
-            run("sync", &["-f", mount.path().to_str().unwrap()]);
+            std::fs::write(mount.join(format!("crash-{flush}")), b"x").unwrap();
+            run("sync", &["-f", mount.dir().to_str().unwrap()]);
             let command = if flush { "shutdown -f" } else { "shutdown" };
             std::fs::write(mount.join("last"), b"x").unwrap();
-            run("xfs_io", &["-x", "-c", command, mount.path().to_str().unwrap()]);
+            run("xfs_io", &["-x", "-c", command, mount.dir().to_str().unwrap()]);
             mount.unmount();
             let volume = image.open().unwrap();
             assert!(!volume.log_is_clean() && volume.recovery().is_some(), "{command} of {args:?}");
@@ -74,7 +74,7 @@ fn a_log_that_went_round_is_understood() {
     for round in 0..3 {
         let mount = image.mount("");
         for n in 0..150 {
-            std::fs::File::create(mount.join(&format!("{round}-{n}"))).unwrap().sync_all().unwrap();
+            std::fs::File::create(mount.join(format!("{round}-{n}"))).unwrap().sync_all().unwrap();
         }
         mount.unmount();
         let volume = image.open().unwrap();
@@ -84,7 +84,7 @@ fn a_log_that_went_round_is_understood() {
     assert!(lsn.0 >> 32 > 1, "the log never went round: {:#x}", lsn.0);
     let mount = image.mount("");
     std::fs::write(mount.join("last"), b"x").unwrap();
-    run("xfs_io", &["-x", "-c", "shutdown -f", mount.path().to_str().unwrap()]);
+    run("xfs_io", &["-x", "-c", "shutdown -f", mount.dir().to_str().unwrap()]);
     mount.unmount();
     assert!(image.open().unwrap().recovery().is_some());
 }

@@ -256,7 +256,7 @@ fn filled(args: &[&str]) {
     let image = Image::mkfs(300 << 20, args);
     let mount = image.mount("");
     for nth in 0..100 {
-        std::fs::write(mount.join(&format!("file{nth}")), vec![7; 10_000]).unwrap();
+        std::fs::write(mount.join(format!("file{nth}")), vec![7; 10_000]).unwrap();
     }
     mount.unmount();
     let volume = open(&image);
@@ -278,7 +278,7 @@ fn filled(args: &[&str]) {
     drop((all, volume));
     let mount = image.mount("");
     for nth in 0..100 {
-        std::fs::remove_file(mount.join(&format!("file{nth}"))).unwrap();
+        std::fs::remove_file(mount.join(format!("file{nth}"))).unwrap();
     }
     mount.unmount();
     let volume = open(&image);

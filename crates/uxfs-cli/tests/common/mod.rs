@@ -4,6 +4,7 @@
 
 pub mod forge;
 
+use oracles::Mounted;
 use rustix::fs::{AtFlags, FileType, Mode};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -11,7 +12,6 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 use tempfile::TempDir;
 
 /// Runs a program that must succeed; gives what it printed.
@@ -77,18 +77,6 @@ pub struct Image {
     pub path: PathBuf,
 }
 
-/// A tool of a release of xfsprogs newer than the system's: `stable` or `unstable`. `ci/xfsprogs` installs them.
-pub fn newer(release: &str, tool: &str) -> PathBuf {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
-        let folder = std::env::var_os("UXFS_ORACLES").unwrap_or_else(|| "/var/cache/uxfs/xfsprogs".into());
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci/xfsprogs");
-        run("bash", &[&script, &folder]);
-        folder.into()
-    });
-    folder.join(release).join("bin").join(tool)
-}
-
 impl Image {
     /// A volume of 400 MiB made with these options.
     pub fn new(options: &[&str]) -> Self {
@@ -114,12 +102,9 @@ impl Image {
     }
 
     /// Lets the kernel mount it.
-    pub fn mount(&self, options: &[&str]) -> Mount {
+    pub fn mount(&self, options: &[&str]) -> Mounted {
         let dir = self.dir.path().join("mnt");
-        std::fs::create_dir_all(&dir).unwrap();
-        let options = [&["loop", "nouuid"], options].concat().join(",");
-        run("mount", &[&"-o", &options, &self.path, &dir]);
-        Mount { dir }
+        Mounted::new(&self.path, &dir, &[&["loop", "nouuid"], options].concat().join(","))
     }
 
     /// A v4 volume, which the kernel need not know, with what a prototype says; `$DIR` in it is a directory with
@@ -165,31 +150,6 @@ pub fn scratch() -> TempDir {
     let shm = Path::new("/dev/shm");
     let place = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
     tempfile::Builder::new().prefix("uxfs-test-").tempdir_in(place).unwrap()
-}
-
-/// A volume that the kernel has mounted; unmounted in the end.
-pub struct Mount {
-    dir: PathBuf,
-}
-
-impl Mount {
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        // A child that another thread is just starting holds copies of our open files for a moment.
-        for tries in 0..100 {
-            let done = Command::new("umount").arg(&self.dir).output();
-            if done.is_ok_and(|output| output.status.success()) {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(20 + tries));
-        }
-        assert!(std::thread::panicking(), "{} cannot be unmounted", self.dir.display());
-    }
 }
 
 /// Makes files of every kind.

@@ -7,6 +7,7 @@ pub use crash::Opened;
 #[allow(unused_imports, reason = "nor opens one to write to it")]
 pub use crash::open;
 
+use oracles::Mounted;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -29,26 +30,8 @@ pub fn repair_finds_nothing(image: &std::path::Path) {
 /// What `look` sees in the kernel's mount of a volume.
 pub fn mounted<R>(image: &Path, look: impl FnOnce(&Path) -> R) -> R {
     let at = tempfile::tempdir().expect("a mount point");
-    run(Command::new("mount").args(["-o", "loop"]).arg(image).arg(at.path()));
-    let mount = Mounted(at.path().to_owned());
-    let seen = look(at.path());
-    drop(mount);
-    seen
-}
-
-struct Mounted(PathBuf);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // A child that another thread is just starting holds copies of our open files for a moment.
-        for _ in 0..100 {
-            if Command::new("umount").arg(&self.0).output().is_ok_and(|output| output.status.success()) {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-        assert!(std::thread::panicking(), "{} cannot be unmounted", self.0.display());
-    }
+    let mount = Mounted::new(image, at.path(), "loop");
+    look(mount.dir())
 }
 
 fn run(command: &mut Command) {

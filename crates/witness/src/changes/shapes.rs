@@ -1,8 +1,8 @@
 //! The kinds of volumes: what each release of `mkfs.xfs` makes unasked and for each long-term kernel, and what differs
 //! from that in a single option.
 
-use crate::xfsprogs::Release;
 use anyhow::{Context, Result};
+use oracles::xfsprogs::Release;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

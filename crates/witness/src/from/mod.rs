@@ -15,6 +15,7 @@ use crate::record::{Hash, Record};
 use crate::sandbox::{Mounted, repair_finds_nothing, scratch};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args as ClapArgs;
+use oracles::umount;
 use std::fs::{File, Permissions};
 use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -267,14 +268,14 @@ impl Unmount {
     fn now(self) -> Result<()> {
         let dir = self.0.clone();
         std::mem::forget(self);
-        run_program(Command::new("umount").arg(dir))
+        umount(&dir)
     }
 }
 
 impl Drop for Unmount {
     fn drop(&mut self) {
         // Only what led here matters.
-        let _ = run_program(Command::new("umount").arg(&self.0));
+        let _ = umount(&self.0);
     }
 }
 

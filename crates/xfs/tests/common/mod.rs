@@ -2,35 +2,32 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use blockdev::{BlockDevice, FileOptions};
+use oracles::Mounted;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use tempfile::TempDir;
 use xfs::volume::{OpenOptions, Volume};
 
 /// Runs a command that must succeed; gives its output.
-pub fn run(program: &str, args: &[&str]) -> String {
+pub fn run(program: impl AsRef<OsStr>, args: &[&str]) -> String {
+    let program = program.as_ref();
     let output = try_run(program, args);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{program} {args:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{program:?} {args:?}: {text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     text
 }
 
-/// A tool of xfsprogs 7 or later, which `ci/xfsprogs` installs.
-pub fn newest(tool: &str) -> String {
-    static FOLDER: OnceLock<String> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
-        let folder = std::env::var("UXFS_ORACLES").unwrap_or_else(|_| "/var/cache/uxfs/xfsprogs".to_owned());
-        run("bash", &[concat!(env!("CARGO_MANIFEST_DIR"), "/../../ci/xfsprogs"), &folder]);
-        folder
-    });
-    format!("{folder}/unstable/bin/{tool}")
-}
-
 /// Runs a command.
-pub fn try_run(program: &str, args: &[&str]) -> Output {
-    Command::new(program).args(args).output().unwrap_or_else(|error| panic!("{program}: {error}"))
+pub fn try_run(program: impl AsRef<OsStr>, args: &[&str]) -> Output {
+    let program = program.as_ref();
+    Command::new(program).args(args).output().unwrap_or_else(|error| panic!("{program:?}: {error}"))
 }
 
 /// An image in a directory of its own.
@@ -72,12 +69,9 @@ impl Image {
     }
 
     /// Mounts the image by the kernel.
-    pub fn mount(&self, options: &str) -> Mount {
+    pub fn mount(&self, options: &str) -> Mounted {
         let dir = self.beside("mnt");
-        std::fs::create_dir_all(&dir).unwrap();
-        let options = format!("loop,noatime{options}");
-        run("mount", &["-o", &options, self.path().to_str().unwrap(), dir.to_str().unwrap()]);
-        Mount { dir, mounted: true }
+        Mounted::new(&self.path(), &dir, &format!("loop,noatime{options}"))
     }
 
     /// The image as a device with the smallest sectors.
@@ -95,47 +89,5 @@ impl Image {
         use std::os::unix::fs::FileExt;
         let file = File::options().write(true).open(self.path()).unwrap();
         file.write_all_at(bytes, offset).unwrap();
-    }
-}
-
-/// Unmounts. A program that another test is just starting has, until it runs, all files open that this process
-/// had: then it is tried again.
-pub fn umount(dir: &Path) {
-    let dir = dir.to_str().unwrap();
-    for _ in 0..100 {
-        if try_run("umount", &[dir]).status.success() {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    run("umount", &[dir]);
-}
-
-/// A mounted image; unmounted when dropped.
-pub struct Mount {
-    dir: PathBuf,
-    mounted: bool,
-}
-
-impl Mount {
-    pub fn path(&self) -> &Path {
-        &self.dir
-    }
-
-    pub fn join(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
-    }
-
-    pub fn unmount(mut self) {
-        umount(&self.dir);
-        self.mounted = false;
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        if self.mounted {
-            let _ = try_run("umount", &[self.dir.to_str().unwrap()]);
-        }
     }
 }

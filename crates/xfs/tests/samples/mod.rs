@@ -2,6 +2,7 @@
 //! xfsprogs, as kernels leave v4 behind), and read raw where `xfs_db` says that a fork's blocks are.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+use oracles::Mounted;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -48,28 +49,8 @@ impl Image {
 
     /// Mounts the volume, lets `with` work on it, and unmounts it, even if `with` panics.
     pub fn mounted<T>(&self, with: impl FnOnce(&Path) -> T) -> T {
-        struct Mount(PathBuf);
-        impl Drop for Mount {
-            fn drop(&mut self) {
-                // A child that another thread is just starting holds copies of our open files for a moment.
-                for _ in 0..100 {
-                    if Command::new("umount")
-                        .arg(&self.0)
-                        .output()
-                        .is_ok_and(|output| output.status.success())
-                    {
-                        return;
-                    }
-                    std::thread::sleep(std::time::Duration::from_millis(20));
-                }
-                assert!(std::thread::panicking(), "{} cannot be unmounted", self.0.display());
-            }
-        }
-        let at = self.dir.path().join("mount");
-        std::fs::create_dir_all(&at).expect("a mount point");
-        run("mount", [OsStr::new("-o"), OsStr::new("loop"), self.path.as_os_str(), at.as_os_str()]);
-        let mount = Mount(at);
-        with(&mount.0)
+        let mount = Mounted::new(&self.path, &self.dir.path().join("mount"), "loop");
+        with(mount.dir())
     }
 
     /// Runs commands of `xfs_db` that only read.

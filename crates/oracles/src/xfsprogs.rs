@@ -1,6 +1,6 @@
 //! Releases of xfsprogs newer than the system's, which know features that it does not: `ci/xfsprogs` installs them.
 //!
-//! A test that needs one and cannot have it fails: see [`Release::tool`].
+//! A test that needs one and cannot have it fails: see [`Release::path`].
 
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -19,14 +19,18 @@ pub enum Release {
 }
 
 impl Release {
-    /// A tool of this release, such as `mkfs.xfs`. The newer releases are installed by the first who asks.
-    pub fn tool(self, name: &str) -> Result<Command> {
-        let program = match self {
+    /// The path of a tool of this release, such as `mkfs.xfs`. The newer releases are installed by the first who asks.
+    pub fn path(self, name: &str) -> Result<PathBuf> {
+        Ok(match self {
             Self::System => PathBuf::from(name),
             Self::Stable => installed()?.join("stable/bin").join(name),
             Self::Unstable => installed()?.join("unstable/bin").join(name),
-        };
-        Ok(Command::new(program))
+        })
+    }
+
+    /// A command that runs a tool of this release.
+    pub fn tool(self, name: &str) -> Result<Command> {
+        self.path(name).map(Command::new)
     }
 
     /// The configuration files that come with `mkfs.xfs`, one for each long-term kernel: their paths, by name.
