@@ -1,6 +1,7 @@
 //! Volumes that a verb changes: opened for writing, changed, closed.
 //!
-//! Invariant: what was opened is closed, also where the change failed, so that the log is left clean.
+//! Invariants: what was opened is closed, also where the change failed, so that the log is left clean; everything happens
+//! when the environment says, if it does, which is known before anything is opened.
 
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::location::{Images, Location};
@@ -10,7 +11,8 @@ use uxfs::{Dir, Error, ErrorKind, Node, Volume};
 
 /// Changes the volume in one image.
 pub fn change<T>(global: &Global, location: &Location, work: impl FnOnce(&Volume) -> Result<T>) -> Result<T> {
-    let mut images = Images::writable(global);
+    let global = global.at_source_date()?;
+    let mut images = Images::writable(&global);
     let done = images.volume(location).and_then(|volume| work(&volume));
     let closed = images.close();
     let done = done?;
@@ -24,7 +26,8 @@ pub fn change_each(
     locations: &[Location],
     mut work: impl FnMut(&Volume, &Location, &mut Problems) -> Result<()>,
 ) -> Result<Exit> {
-    let mut images = Images::writable(global);
+    let global = global.at_source_date()?;
+    let mut images = Images::writable(&global);
     let done = for_each(locations, &mut Problems::default(), |location, problems| {
         let volume = images.volume(location)?;
         work(&volume, location, problems)

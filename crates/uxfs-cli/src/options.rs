@@ -34,6 +34,10 @@ pub struct Global {
     pub time: Option<Timestamp>,
 }
 
+/// What the help of verbs that change volumes says of the time.
+pub const TIME_HELP: &str = "\
+With SOURCE_DATE_EPOCH in the environment, in seconds since 1970, that is when all that is changed changes.";
+
 impl Global {
     /// How to open a volume for reading.
     pub fn open_options(&self) -> uxfs::OpenOptions {

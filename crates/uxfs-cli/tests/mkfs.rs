@@ -192,6 +192,102 @@ fn the_environment_s_time_is_that_of_what_is_made() {
     }
 }
 
+/// Verbs other than these three changed things by the clock.
+#[test]
+fn every_verb_that_changes_a_volume_does_so_at_the_environment_s_time() {
+    let dir = scratch();
+    let image = dir.path().join("image");
+    let at = |path: &str| format!("{}:{path}", image.display());
+    let host = dir.path().join("host");
+    std::fs::create_dir(&host).unwrap();
+    std::fs::write(host.join("file"), "bytes").unwrap();
+    run("touch", &[&"-d", &"@1000", &host.join("file"), &host]);
+    run("touch", &[&"-a", &"-d", &"@2000", &host.join("file")]);
+    let host = host.to_str().unwrap();
+    let ok = |time: i64, words: &str| {
+        let words = words.replace("$H", host);
+        let args: Vec<String> = words.split(' ').map(|word| word.replace("$I:", &at(""))).collect();
+        let args: Vec<&dyn AsRef<std::ffi::OsStr>> = args.iter().map(|arg| arg as _).collect();
+        let output = at_source_date(&time.to_string(), &args);
+        assert!(output.status.success(), "{words}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let times = |path: &str| {
+        let said = object(&uxfs_ok(&[&"stat", &"--json", &at(path)]));
+        ["mtime", "ctime", "btime", "atime"].map(|key| {
+            let found: jiff::Timestamp = said[key].as_str().unwrap().parse().unwrap();
+            assert_eq!(found.subsec_nanosecond(), 0, "{key} of {path}");
+            found.as_second()
+        })
+    };
+    let made = uxfs_ok(&[&"mkfs", &"-q", &"--small", &"--time", &"1", &image, &"20M"]);
+    assert!(made.is_empty());
+    // What is done, something that it changes, and which of its times that moves: those of content, of the inode, of
+    // birth and of the last read.
+    const ALL: [bool; 4] = [true; 4];
+    const CONTENT: [bool; 4] = [true, true, false, false];
+    const INODE: [bool; 4] = [false, true, false, false];
+    let verbs = [
+        ("mkdir $I:/dir", "/dir", ALL),
+        ("cp $H/file $I:/dir/file", "/dir/file", ALL),
+        ("cp $H/file $I:/dir/other", "/dir", CONTENT),
+        ("cp $H/file $I:/dir/file", "/dir/file", CONTENT),
+        ("cp --replace $H/file $I:/dir/file", "/dir/file", ALL),
+        ("cp -a $H $I:/tree", "/tree/file", [false, true, true, true]),
+        ("cp $I:/dir/file $I:/dir/copy", "/dir/copy", ALL),
+        ("chmod 600 $I:/dir/file", "/dir/file", INODE),
+        ("chown 7:8 $I:/dir/file", "/dir/file", INODE),
+        ("chattr +d $I:/dir/file", "/dir/file", INODE),
+        ("truncate -s 3 $I:/dir/file", "/dir/file", CONTENT),
+        ("truncate -s 3 $I:/dir/new", "/dir/new", ALL),
+        ("xattr set $I:/dir/file user.color red", "/dir/file", INODE),
+        ("xattr rm $I:/dir/file user.color", "/dir/file", INODE),
+        ("ln $I:/dir/file $I:/dir/link", "/dir/file", INODE),
+        ("ln -s target $I:/dir/symlink", "/dir/symlink", ALL),
+        ("ln -s target $I:/dir/third", "/dir", CONTENT),
+        ("mv $I:/dir/file $I:/dir/moved", "/dir/moved", INODE),
+        ("mv $I:/dir/moved $I:/moved", "/dir", CONTENT),
+        ("rm $I:/dir/link", "/moved", INODE),
+        ("rm $I:/dir/copy", "/dir", CONTENT),
+        ("mkdir $I:/dir/sub", "/dir", CONTENT),
+        ("rmdir $I:/dir/sub", "/dir", CONTENT),
+        ("rm -r $I:/dir", "/", CONTENT),
+    ];
+    for (nth, (verb, path, moved)) in (1..).zip(verbs) {
+        let (time, before) = (86400 * nth, uxfs(&[&"stat", &at(path)]).status.success().then(|| times(path)));
+        ok(time, verb);
+        let after = times(path);
+        assert_eq!(after.map(|found| found == time), moved, "{verb}: {before:?}, {after:?}");
+        let stayed = before.into_iter().flat_map(|before| before.into_iter().zip(after).zip(moved));
+        for ((before, after), moved) in stayed {
+            // A new one that takes an old one's place has times of its own.
+            assert!(moved || before == after || verb.contains("--replace"), "{verb}: {before}, {after}");
+        }
+    }
+    // No verb is left out: the others change no volume that is there, or are another test's.
+    const OTHERS: &str = "info ls stat cat tree find du tar untar check recover mkfs demo bench help";
+    let help = String::from_utf8(uxfs_ok(&[&"--help"])).unwrap();
+    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    for line in listed.take_while(|line| !line.is_empty()) {
+        let verb = line.split_whitespace().next().unwrap();
+        let is_tried = verbs.iter().any(|(words, ..)| words.split(' ').next() == Some(verb));
+        assert!(is_tried || OTHERS.split(' ').any(|other| other == verb), "{verb}");
+    }
+    assert_eq!(times("/tree/file")[0], 1000, "the content's time is kept");
+    assert_sound(&image);
+    let before = std::fs::read(&image).unwrap();
+    for (verb, ..) in verbs {
+        let words: Vec<String> =
+            verb.split(' ').map(|word| word.replace("$I:", &at("")).replace("$H", host)).collect();
+        let args: Vec<&dyn AsRef<std::ffi::OsStr>> = words.iter().map(|arg| arg as _).collect();
+        let wrong = at_source_date("yesterday", &args);
+        assert_eq!(wrong.status.code(), Some(2), "{verb}");
+        assert!(String::from_utf8_lossy(&wrong.stderr).contains("SOURCE_DATE_EPOCH: `yesterday`"), "{verb}");
+        let help = uxfs_ok(&[&verb.split(' ').next().unwrap(), &"--help"]);
+        assert!(String::from_utf8_lossy(&help).contains("SOURCE_DATE_EPOCH"), "{verb}");
+    }
+    assert!(std::fs::read(&image).unwrap() == before, "bytes changed");
+}
+
 #[test]
 fn what_is_there_is_not_overwritten_unasked() {
     let dir = scratch();

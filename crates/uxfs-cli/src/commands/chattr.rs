@@ -5,11 +5,12 @@ use crate::edit;
 use crate::exit::{Exit, Result};
 use crate::flags::FlagChange;
 use crate::location::{Location, parser};
-use crate::options::Global;
+use crate::options::{Global, TIME_HELP};
 use uxfs::{ErrorKind, FileType};
 
 /// Arguments of `chattr`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = TIME_HELP)]
 pub struct Args {
     /// Flags, as +i, -a or =dA: a append-only, A no time of reading, d not in backups, i immutable, P what is made in
     /// this directory has its project, S written synchronously; no others, as XFS keeps no others

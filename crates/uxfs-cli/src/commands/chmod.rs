@@ -5,13 +5,14 @@ use crate::exit::{Exit, Result};
 use crate::interrupt;
 use crate::location::{Location, parser};
 use crate::mode::{ModeChange, Owner, umask};
-use crate::options::Global;
+use crate::options::{Global, TIME_HELP};
 use crate::problems::Problems;
 use crate::walk::{Order, Step, Walk};
 use uxfs::{Changes, Node, Volume};
 
 /// Arguments of `chmod`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = TIME_HELP)]
 pub struct Args {
     /// Permissions: octal, or as u+x,go=r
     #[arg(value_name = "MODE", allow_hyphen_values = true)]
@@ -26,6 +27,7 @@ pub struct Args {
 
 /// Arguments of `chown`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = TIME_HELP)]
 pub struct OwnerArgs {
     /// Owner and group, in numbers
     #[arg(value_name = "UID[:GID]")]

@@ -4,13 +4,14 @@ use crate::edit;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::location::{Location, parser};
 use crate::mode::Owner;
-use crate::options::Global;
+use crate::options::{Global, TIME_HELP};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use uxfs::{Dir, NewNode, Volume};
 
 /// Arguments of `ln`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = TIME_HELP)]
 pub struct Args {
     /// The file that gets another name (IMAGE:/PATH); with -s, the text of the link
     #[arg(value_name = "TARGET")]

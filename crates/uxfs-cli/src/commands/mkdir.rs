@@ -4,12 +4,12 @@ use crate::edit;
 use crate::exit::{Exit, Result};
 use crate::location::{Location, parser};
 use crate::mode::{ModeChange, Owner, umask};
-use crate::options::Global;
+use crate::options::{Global, TIME_HELP};
 use uxfs::{Dir, ErrorKind, NewNode, Node, Volume};
 
 /// Arguments of `mkdir`.
 #[derive(clap::Args, Debug)]
-#[command(after_help = HELP)]
+#[command(after_help = TIME_HELP)]
 pub struct Args {
     /// Directories to make
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
@@ -25,14 +25,10 @@ pub struct Args {
     owner: Owner,
 }
 
-const HELP: &str = "\
-With SOURCE_DATE_EPOCH in the environment, in seconds since 1970, that is when directories are made and those that \
-hold them change.";
-
 /// Makes each directory.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let umask = umask();
-    edit::change_each(&global.at_source_date()?, &args.locations, |volume, location, _| {
+    edit::change_each(global, &args.locations, |volume, location, _| {
         if args.parents { parents(args, volume, location, umask) } else { one(args, volume, location, umask) }
     })
 }

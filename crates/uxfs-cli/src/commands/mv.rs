@@ -3,12 +3,13 @@
 use crate::edit;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::location::{Location, parser};
-use crate::options::Global;
+use crate::options::{Global, TIME_HELP};
 use crate::problems::{Problems, for_each};
 use uxfs::{Dir, ErrorKind, Rename, Volume};
 
 /// Arguments of `mv`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = TIME_HELP)]
 pub struct Args {
     /// What to move
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]

@@ -7,7 +7,7 @@ use crate::edit;
 use crate::exit::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::location::{Location, parser};
-use crate::options::Global;
+use crate::options::{Global, TIME_HELP};
 use crate::problems::{Problems, complain};
 use crate::walk::InodeSet;
 use uxfs::{Dir, DirEntry, ErrorKind, Node, Volume};
@@ -21,6 +21,7 @@ const CROWD_STAYS_MAX: usize = 2048;
 
 /// Arguments of `rm`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = TIME_HELP)]
 pub struct Args {
     /// What to remove; links are removed, not what they lead to
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]

@@ -3,10 +3,11 @@
 use crate::edit;
 use crate::exit::{Exit, Result};
 use crate::location::{Location, parser};
-use crate::options::Global;
+use crate::options::{Global, TIME_HELP};
 
 /// Arguments of `rmdir`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = TIME_HELP)]
 pub struct Args {
     /// Empty directories
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]

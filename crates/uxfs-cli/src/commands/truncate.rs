@@ -4,12 +4,13 @@ use crate::edit;
 use crate::exit::{Exit, Result};
 use crate::location::{Location, parser};
 use crate::mode::umask;
-use crate::options::{Global, parse_size};
+use crate::options::{Global, TIME_HELP, parse_size};
 use std::str::FromStr;
 use uxfs::NewNode;
 
 /// Arguments of `truncate`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = TIME_HELP)]
 pub struct Args {
     /// Regular files; one that is not there is made
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]

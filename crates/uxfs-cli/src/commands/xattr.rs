@@ -3,7 +3,7 @@
 use crate::edit;
 use crate::exit::{Exit, Failure, Result};
 use crate::location::{Images, Location, parser};
-use crate::options::Global;
+use crate::options::{Global, TIME_HELP};
 use crate::output::{Object, Output, hex, put_name};
 use std::ffi::OsString;
 use std::io::Read;
@@ -12,6 +12,7 @@ use uxfs::{Node, SetXattr, Volume};
 
 /// Arguments of `xattr`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = TIME_HELP)]
 pub struct Args {
     #[command(subcommand)]
     what: What,

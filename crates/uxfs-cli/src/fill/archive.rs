@@ -5,7 +5,7 @@
 //! archive ends, as more may come into it until then. What is kept of the archive is a name and an inode number for
 //! each directory of it, however long its paths are.
 
-use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at, now};
+use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at};
 use crate::archive::read::{Entry, Reader, What};
 use crate::exit::{Exit, Result};
 use crate::problems::{Problems, short};
@@ -160,7 +160,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
     }
 
     fn plain(&self) -> Attributes {
-        let mtime = self.filler.rules().time.unwrap_or_else(now);
+        let mtime = self.filler.rules().now();
         let owner = self.filler.rules().owner;
         Attributes {
             permissions: 0o755,

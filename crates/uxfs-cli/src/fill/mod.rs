@@ -68,7 +68,8 @@ pub struct Rules {
     pub keep_links: bool,
     /// Whose they are.
     pub owner: Owner,
-    /// When everything happens, as the volume's clock has it, too: with it, the same files always give the same volume. Times of content are kept.
+    /// When everything happens, as the volume's clock has it, too: with it, the same files always give the same volume.
+    /// Times of content are kept.
     pub time: Option<Timestamp>,
     /// Whether directories of the volume hand down group, access control list and project.
     pub inherit: bool,
@@ -80,6 +81,13 @@ pub struct Rules {
     pub trust: Trust,
     /// Whether each name is said.
     pub verbose: bool,
+}
+
+impl Rules {
+    /// When what has no time of its own happens.
+    pub fn now(&self) -> Timestamp {
+        self.time.unwrap_or_else(now)
+    }
 }
 
 /// Why one file is not there, or not as it should be.
@@ -437,7 +445,7 @@ impl<'a> Filler<'a> {
         self.xattrs(&node, of)?;
         let mut changes = self.changes(&node, of);
         // Filling a file leaves its times alone.
-        changes.mtime = changes.mtime.or_else(|| Some(now()));
+        changes.mtime = changes.mtime.or_else(|| Some(self.rules.now()));
         node.change(&changes)?;
         self.made.insert(node.ino());
         Ok(node)
@@ -725,7 +733,7 @@ fn check_room(there: &Node, bytes: u64) -> Outcome<()> {
 }
 
 /// The time now.
-pub fn now() -> Timestamp {
+fn now() -> Timestamp {
     let since =
         std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
     Timestamp { seconds: since.as_secs().cast_signed(), nanoseconds: since.subsec_nanos() }

@@ -3,7 +3,7 @@
 //! Invariants: what is read is waited for in short turns, so that a signal is heard while nothing comes; a pipe that
 //! nobody writes to yet is waited for, as any reader does.
 
-use super::{Attributes, CHUNK, Filler, Outcome, go_on, now};
+use super::{Attributes, CHUNK, Filler, Outcome, Rules, go_on};
 use crate::exit::Exit;
 use crate::fill::Trouble;
 use crate::host::stream::is_read_in_order;
@@ -50,13 +50,13 @@ impl Stream {
     }
 
     /// What is said of it. What comes from standard input is made as a shell would make it.
-    fn attributes(&self) -> Outcome<Attributes> {
+    fn attributes(&self, rules: &Rules) -> Outcome<Attributes> {
         let found = rustix::fs::fstat(self.fd()).map_err(std::io::Error::from)?;
         let permissions = match self {
             Self::Stdin(_) => 0o666,
             Self::Opened(_) => (found.st_mode & 0o777) as u16,
         };
-        let (atime, mtime) = times(&found);
+        let (atime, mtime) = times(&found, rules);
         Ok(Attributes {
             permissions,
             uid: found.st_uid,
@@ -70,7 +70,7 @@ impl Stream {
     /// Makes a file of all that comes.
     pub fn copy(self, filler: &mut Filler<'_>, dir: &Dir, name: &[u8]) -> Outcome<()> {
         filler.at(name);
-        let of = self.attributes()?;
+        let of = self.attributes(filler.rules())?;
         let mut from: Box<dyn Read> = match self {
             Self::Stdin(stdin) => Box::new(Patient::new(stdin)),
             Self::Opened(file) => Box::new(Patient::new(file)),
@@ -109,11 +109,11 @@ fn fill(from: &mut dyn Read, buf: &mut [u8]) -> Outcome<usize> {
     Ok(len)
 }
 
-fn times(found: &Stat) -> (Timestamp, Timestamp) {
+fn times(found: &Stat, rules: &Rules) -> (Timestamp, Timestamp) {
     let time =
         |seconds, nanoseconds: Option<u32>| Timestamp { seconds, nanoseconds: nanoseconds.unwrap_or(0) };
     if found.st_mtime == 0 {
-        return (now(), now());
+        return (rules.now(), rules.now());
     }
     #[allow(clippy::useless_conversion)]
     let nanoseconds = |raw| u32::try_from(raw).ok();

@@ -61,12 +61,13 @@ impl Source {
 
 /// Copies each source to `destination`.
 pub fn run(args: &Args, destination: &Location, global: &Global) -> Result<Exit> {
+    let global = &global.at_source_date()?;
     let bar = progress::bytes();
     let rules = Rules {
         keep: args.keep(),
         keep_links: args.keeps(Attribute::Links),
         owner: args.owner.unwrap_or_default(),
-        time: None,
+        time: global.time,
         inherit: true,
         umask: umask(),
         existing: args.existing(),

@@ -65,7 +65,10 @@ As `cp` has it, a new file gets the permissions of its source without set-user-i
 owners, times, attributes, links among what is copied and devices need -p, --preserve or -a. Holes stay holes.
 
 A new file appears under its name when it is whole: nothing is left of one that fails or is interrupted. \
-A file that is written into is left in part then; --replace leaves the old one.";
+A file that is written into is left in part then; --replace leaves the old one.
+
+With SOURCE_DATE_EPOCH in the environment, in seconds since 1970, that is when all that changes in an image changes, \
+and when copies in it were last read; times of content are the source's where times are kept.";
 
 /// Something that can be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
