@@ -57,6 +57,10 @@ struct Twin {
     uxfs: fn(&Volume) -> uxfs::Result<()>,
 }
 
+fn twin(name: &'static str, kernel: &'static str, uxfs: fn(&Volume) -> uxfs::Result<()>) -> Twin {
+    Twin { name, kernel, uxfs }
+}
+
 fn new(permissions: u16) -> NewNode {
     NewNode { permissions, umask: 0o022, ..NewNode::default() }
 }
@@ -77,15 +81,15 @@ fn make(volume: &Volume, path: &str) -> uxfs::Result<()> {
 
 macro_rules! made_in {
     ($dir:literal) => {
-        Twin {
-            name: concat!("make in ", $dir),
-            kernel: concat!(
+        twin(
+            concat!("make in ", $dir),
+            concat!(
                 "umask 022; cd ",
                 $dir,
                 "; : > new-file; mkdir new-dir; mkfifo new-fifo; mknod new-device c 1 3"
             ),
-            uxfs: |volume| make(volume, concat!("/", $dir)),
-        }
+            |volume| make(volume, concat!("/", $dir)),
+        )
     };
 }
 
@@ -112,223 +116,131 @@ fn twins() -> Vec<Twin> {
         made_in!("nod"),
         made_in!("sync"),
         made_in!("stream"),
-        Twin {
-            name: "symlink",
-            kernel: "ln -s target new",
-            uxfs: |volume| dir(volume, "/")?.create_symlink(b"new", b"target", &new(0o777)).map(drop),
-        },
-        Twin {
-            name: "symlink below an extent size hint",
-            kernel: "ln -s target ext/new",
-            uxfs: |volume| dir(volume, "/ext")?.create_symlink(b"new", b"target", &new(0o777)).map(drop),
-        },
-        Twin {
-            name: "symlink where none may be",
-            kernel: "! ln -s target nosym/new 2>/dev/null",
-            uxfs: |volume| match dir(volume, "/nosym")?.create_symlink(b"new", b"target", &new(0o777)) {
+        twin("symlink", "ln -s target new", |volume| {
+            dir(volume, "/")?.create_symlink(b"new", b"target", &new(0o777)).map(drop)
+        }),
+        twin("symlink below an extent size hint", "ln -s target ext/new", |volume| {
+            dir(volume, "/ext")?.create_symlink(b"new", b"target", &new(0o777)).map(drop)
+        }),
+        twin("symlink where none may be", "! ln -s target nosym/new 2>/dev/null", |volume| {
+            match dir(volume, "/nosym")?.create_symlink(b"new", b"target", &new(0o777)) {
                 Err(error) if error.to_string().contains("no symbolic links") => Ok(()),
                 done => done.map(drop),
-            },
-        },
-        Twin {
-            name: "link",
-            kernel: "ln f2 f2b",
-            uxfs: |volume| dir(volume, "/")?.link(b"f2b", &node(volume, "/f2")?),
-        },
-        Twin {
-            name: "rename",
-            kernel: "mv f2 d/f2",
-            uxfs: |volume| dir(volume, "/")?.rename(b"f2", &dir(volume, "/d")?, b"f2", Rename::Replace),
-        },
-        Twin {
-            name: "rename over a file",
-            kernel: "mv f2 f3",
-            uxfs: |volume| dir(volume, "/")?.rename(b"f2", &dir(volume, "/")?, b"f3", Rename::Replace),
-        },
-        Twin {
-            name: "rename onto a link to itself",
-            kernel: "rename f1 f1link",
-            uxfs: |volume| dir(volume, "/")?.rename(b"f1", &dir(volume, "/")?, b"f1link", Rename::Replace),
-        },
-        Twin {
-            name: "rename a directory",
-            kernel: "mv d/inner sub/inner",
-            uxfs: |volume| {
-                dir(volume, "/d")?.rename(b"inner", &dir(volume, "/sub")?, b"inner", Rename::Replace)
-            },
-        },
-        Twin {
-            name: "rename a directory over an empty one",
-            kernel: "rename d/inner sub",
-            uxfs: |volume| dir(volume, "/d")?.rename(b"inner", &dir(volume, "/")?, b"sub", Rename::Replace),
-        },
-        Twin {
-            name: "exchange of a file and a directory",
-            kernel: "exchange f1 d/inner",
-            uxfs: |volume| dir(volume, "/")?.rename(b"f1", &dir(volume, "/d")?, b"inner", Rename::Exchange),
-        },
-        Twin { name: "remove", kernel: "rm f2", uxfs: |volume| dir(volume, "/")?.remove_file(b"f2") },
-        Twin {
-            name: "remove one of two names",
-            kernel: "rm f1link",
-            uxfs: |volume| dir(volume, "/")?.remove_file(b"f1link"),
-        },
-        Twin {
-            name: "remove a file with blocks and preallocated ones",
-            kernel: "rm big",
-            uxfs: |volume| dir(volume, "/")?.remove_file(b"big"),
-        },
-        Twin {
-            name: "remove a directory",
-            kernel: "rmdir sub",
-            uxfs: |volume| dir(volume, "/")?.remove_dir(b"sub"),
-        },
-        Twin {
-            name: "permissions",
-            kernel: "chmod 600 f2",
-            uxfs: |volume| {
-                node(volume, "/f2")?.change(&Changes { permissions: Some(0o600), ..Changes::default() })
-            },
-        },
-        Twin {
-            name: "permissions beside an access control list",
-            kernel: "chmod 640 f3",
-            uxfs: |volume| {
-                node(volume, "/f3")?.change(&Changes { permissions: Some(0o640), ..Changes::default() })
-            },
-        },
-        Twin {
-            name: "owner",
-            kernel: "chown 5:6 f2",
-            uxfs: |volume| {
-                node(volume, "/f2")?.change(&Changes { uid: Some(5), gid: Some(6), ..Changes::default() })
-            },
-        },
-        Twin {
-            name: "owner of a file with capabilities",
-            kernel: "chown 5 cap-plain",
-            uxfs: |volume| {
-                node(volume, "/cap-plain")?.change(&Changes { uid: Some(5), ..Changes::default() })
-            },
-        },
-        Twin {
-            name: "times",
-            kernel: "touch -d @1000000000.5 f2",
-            uxfs: |volume| {
-                let time = Some(uxfs::Timestamp { seconds: 1_000_000_000, nanoseconds: 500_000_000 });
-                node(volume, "/f2")?.change(&Changes { atime: time, mtime: time, ..Changes::default() })
-            },
-        },
-        Twin {
-            name: "truncate",
-            kernel: "truncate -s 5000 big",
-            uxfs: |volume| file(volume, "/big")?.set_len(5000),
-        },
-        Twin {
-            name: "truncate to nothing",
-            kernel: "truncate -s 0 f2",
-            uxfs: |volume| file(volume, "/f2")?.set_len(0),
-        },
-        Twin {
-            name: "truncate to the same size",
-            kernel: "truncate -s 7 f2",
-            uxfs: |volume| file(volume, "/f2")?.set_len(7),
-        },
-        Twin {
-            name: "truncate to a larger size",
-            kernel: "truncate -s 100000 f2",
-            uxfs: |volume| file(volume, "/f2")?.set_len(100_000),
-        },
-        Twin {
-            name: "truncate a file with capabilities",
-            kernel: "truncate -s 100 cap-trunc",
-            uxfs: |volume| file(volume, "/cap-trunc")?.set_len(100),
-        },
-        Twin {
-            name: "lengthen a file with capabilities",
-            kernel: "truncate -s 200000 cap-grow",
-            uxfs: |volume| file(volume, "/cap-grow")?.set_len(200_000),
-        },
-        Twin {
-            name: "overwrite a file with capabilities",
-            kernel: "printf hello | dd of=cap-write conv=notrunc status=none",
-            uxfs: |volume| file(volume, "/cap-write")?.overwrite_at(b"hello", 0),
-        },
-        Twin {
-            name: "write behind the end of a file with capabilities",
-            kernel: "printf hello | dd of=cap-fresh bs=1 seek=200000 conv=notrunc status=none",
-            uxfs: |volume| file(volume, "/cap-fresh")?.write_at(b"hello", 200_000),
-        },
-        Twin {
-            name: "zero a range of a file with capabilities",
-            kernel: "xfs_io -c 'fzero 4096 8192' cap-zero",
-            uxfs: |volume| file(volume, "/cap-zero")?.zero_range(4096..12288, false),
-        },
-        Twin {
-            name: "punch a hole into a file with capabilities",
-            kernel: "xfs_io -c 'fpunch 4096 8192' cap-punch",
-            uxfs: |volume| file(volume, "/cap-punch")?.punch_hole(4096..12288),
-        },
-        Twin {
-            name: "allocate space for a file with capabilities",
-            kernel: "xfs_io -c 'falloc 200000 8192' cap-falloc",
-            uxfs: |volume| file(volume, "/cap-falloc")?.allocate(200_000..208_192, false),
-        },
-        Twin {
-            name: "collapse a range of a file with capabilities",
-            kernel: "xfs_io -c 'fcollapse 4096 8192' cap-collapse",
-            uxfs: |volume| file(volume, "/cap-collapse")?.collapse_range(4096..12288),
-        },
-        Twin {
-            name: "insert a range into a file with capabilities",
-            kernel: "xfs_io -c 'finsert 4096 8192' cap-insert",
-            uxfs: |volume| file(volume, "/cap-insert")?.insert_range(4096..12288),
-        },
-        Twin {
-            name: "allocate",
-            kernel: "xfs_io -c 'falloc 0 65536' f2",
-            uxfs: |volume| file(volume, "/f2")?.allocate(0..65536, false),
-        },
-        Twin {
-            name: "allocate and keep the size",
-            kernel: "xfs_io -c 'falloc -k 0 65536' f2",
-            uxfs: |volume| file(volume, "/f2")?.allocate(0..65536, true),
-        },
-        Twin {
-            name: "punch",
-            kernel: "xfs_io -c 'fpunch 4096 8192' big",
-            uxfs: |volume| file(volume, "/big")?.punch_hole(4096..12288),
-        },
-        Twin {
-            name: "punch where there is a hole",
-            kernel: "xfs_io -c 'fpunch 0 8192' sparse",
-            uxfs: |volume| file(volume, "/sparse")?.punch_hole(0..8192),
-        },
-        Twin {
-            name: "overwrite",
-            kernel: "printf hello | dd of=big conv=notrunc status=none",
-            uxfs: |volume| file(volume, "/big")?.overwrite_at(b"hello", 0),
-        },
-        Twin {
-            name: "set an attribute",
-            kernel: "setfattr -n user.z -v 1 f2",
-            uxfs: |volume| node(volume, "/f2")?.set_xattr(b"user.z", b"1", SetXattr::Either),
-        },
-        Twin {
-            name: "set an attribute to what it is",
-            kernel: "setfattr -n user.a -v b f1",
-            uxfs: |volume| node(volume, "/f1")?.set_xattr(b"user.a", b"b", SetXattr::Either),
-        },
-        Twin {
-            name: "remove an attribute",
-            kernel: "setfattr -x user.a f1",
-            uxfs: |volume| node(volume, "/f1")?.remove_xattr(b"user.a"),
-        },
-        Twin {
-            name: "remove an access control list",
-            kernel: "setfattr -x system.posix_acl_access f3",
-            uxfs: |volume| node(volume, "/f3")?.remove_xattr(b"system.posix_acl_access"),
-        },
+            }
+        }),
+        twin("link", "ln f2 f2b", |volume| dir(volume, "/")?.link(b"f2b", &node(volume, "/f2")?)),
+        twin("rename", "mv f2 d/f2", |volume| {
+            dir(volume, "/")?.rename(b"f2", &dir(volume, "/d")?, b"f2", Rename::Replace)
+        }),
+        twin("rename over a file", "mv f2 f3", |volume| {
+            dir(volume, "/")?.rename(b"f2", &dir(volume, "/")?, b"f3", Rename::Replace)
+        }),
+        twin("rename onto a link to itself", "rename f1 f1link", |volume| {
+            dir(volume, "/")?.rename(b"f1", &dir(volume, "/")?, b"f1link", Rename::Replace)
+        }),
+        twin("rename a directory", "mv d/inner sub/inner", |volume| {
+            dir(volume, "/d")?.rename(b"inner", &dir(volume, "/sub")?, b"inner", Rename::Replace)
+        }),
+        twin("rename a directory over an empty one", "rename d/inner sub", |volume| {
+            dir(volume, "/d")?.rename(b"inner", &dir(volume, "/")?, b"sub", Rename::Replace)
+        }),
+        twin("exchange of a file and a directory", "exchange f1 d/inner", |volume| {
+            dir(volume, "/")?.rename(b"f1", &dir(volume, "/d")?, b"inner", Rename::Exchange)
+        }),
+        twin("remove", "rm f2", |volume| dir(volume, "/")?.remove_file(b"f2")),
+        twin("remove one of two names", "rm f1link", |volume| dir(volume, "/")?.remove_file(b"f1link")),
+        twin("remove a file with blocks and preallocated ones", "rm big", |volume| {
+            dir(volume, "/")?.remove_file(b"big")
+        }),
+        twin("remove a directory", "rmdir sub", |volume| dir(volume, "/")?.remove_dir(b"sub")),
+        twin("permissions", "chmod 600 f2", |volume| {
+            node(volume, "/f2")?.change(&Changes { permissions: Some(0o600), ..Changes::default() })
+        }),
+        twin("permissions beside an access control list", "chmod 640 f3", |volume| {
+            node(volume, "/f3")?.change(&Changes { permissions: Some(0o640), ..Changes::default() })
+        }),
+        twin("owner", "chown 5:6 f2", |volume| {
+            node(volume, "/f2")?.change(&Changes { uid: Some(5), gid: Some(6), ..Changes::default() })
+        }),
+        twin("owner of a file with capabilities", "chown 5 cap-plain", |volume| {
+            node(volume, "/cap-plain")?.change(&Changes { uid: Some(5), ..Changes::default() })
+        }),
+        twin("times", "touch -d @1000000000.5 f2", |volume| {
+            let time = Some(uxfs::Timestamp { seconds: 1_000_000_000, nanoseconds: 500_000_000 });
+            node(volume, "/f2")?.change(&Changes { atime: time, mtime: time, ..Changes::default() })
+        }),
+        twin("truncate", "truncate -s 5000 big", |volume| file(volume, "/big")?.set_len(5000)),
+        twin("truncate to nothing", "truncate -s 0 f2", |volume| file(volume, "/f2")?.set_len(0)),
+        twin("truncate to the same size", "truncate -s 7 f2", |volume| file(volume, "/f2")?.set_len(7)),
+        twin("truncate to a larger size", "truncate -s 100000 f2", |volume| {
+            file(volume, "/f2")?.set_len(100_000)
+        }),
+        twin("truncate a file with capabilities", "truncate -s 100 cap-trunc", |volume| {
+            file(volume, "/cap-trunc")?.set_len(100)
+        }),
+        twin("lengthen a file with capabilities", "truncate -s 200000 cap-grow", |volume| {
+            file(volume, "/cap-grow")?.set_len(200_000)
+        }),
+        twin(
+            "overwrite a file with capabilities",
+            "printf hello | dd of=cap-write conv=notrunc status=none",
+            |volume| file(volume, "/cap-write")?.overwrite_at(b"hello", 0),
+        ),
+        twin(
+            "write behind the end of a file with capabilities",
+            "printf hello | dd of=cap-fresh bs=1 seek=200000 conv=notrunc status=none",
+            |volume| file(volume, "/cap-fresh")?.write_at(b"hello", 200_000),
+        ),
+        twin("zero a range of a file with capabilities", "xfs_io -c 'fzero 4096 8192' cap-zero", |volume| {
+            file(volume, "/cap-zero")?.zero_range(4096..12288, false)
+        }),
+        twin(
+            "punch a hole into a file with capabilities",
+            "xfs_io -c 'fpunch 4096 8192' cap-punch",
+            |volume| file(volume, "/cap-punch")?.punch_hole(4096..12288),
+        ),
+        twin(
+            "allocate space for a file with capabilities",
+            "xfs_io -c 'falloc 200000 8192' cap-falloc",
+            |volume| file(volume, "/cap-falloc")?.allocate(200_000..208_192, false),
+        ),
+        twin(
+            "collapse a range of a file with capabilities",
+            "xfs_io -c 'fcollapse 4096 8192' cap-collapse",
+            |volume| file(volume, "/cap-collapse")?.collapse_range(4096..12288),
+        ),
+        twin(
+            "insert a range into a file with capabilities",
+            "xfs_io -c 'finsert 4096 8192' cap-insert",
+            |volume| file(volume, "/cap-insert")?.insert_range(4096..12288),
+        ),
+        twin("allocate", "xfs_io -c 'falloc 0 65536' f2", |volume| {
+            file(volume, "/f2")?.allocate(0..65536, false)
+        }),
+        twin("allocate and keep the size", "xfs_io -c 'falloc -k 0 65536' f2", |volume| {
+            file(volume, "/f2")?.allocate(0..65536, true)
+        }),
+        twin("punch", "xfs_io -c 'fpunch 4096 8192' big", |volume| {
+            file(volume, "/big")?.punch_hole(4096..12288)
+        }),
+        twin("punch where there is a hole", "xfs_io -c 'fpunch 0 8192' sparse", |volume| {
+            file(volume, "/sparse")?.punch_hole(0..8192)
+        }),
+        twin("overwrite", "printf hello | dd of=big conv=notrunc status=none", |volume| {
+            file(volume, "/big")?.overwrite_at(b"hello", 0)
+        }),
+        twin("set an attribute", "setfattr -n user.z -v 1 f2", |volume| {
+            node(volume, "/f2")?.set_xattr(b"user.z", b"1", SetXattr::Either)
+        }),
+        twin("set an attribute to what it is", "setfattr -n user.a -v b f1", |volume| {
+            node(volume, "/f1")?.set_xattr(b"user.a", b"b", SetXattr::Either)
+        }),
+        twin("remove an attribute", "setfattr -x user.a f1", |volume| {
+            node(volume, "/f1")?.remove_xattr(b"user.a")
+        }),
+        twin("remove an access control list", "setfattr -x system.posix_acl_access f3", |volume| {
+            node(volume, "/f3")?.remove_xattr(b"system.posix_acl_access")
+        }),
     ]
 }
 
