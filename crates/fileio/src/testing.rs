@@ -7,6 +7,9 @@
 /// Where a range is about to be waited for that was chosen by the size of a file, or all of one.
 pub const HOLD: &str = "a range is about to be held";
 
+/// Where it is known to what place an overwrite goes, and its range is about to be held.
+pub const FORESEEN: &str = "the place of an overwrite is foreseen";
+
 /// Behind a transaction, when all its locks are gone.
 pub const COMMITTED: &str = "a transaction is committed";
 

@@ -99,6 +99,7 @@ fn no_name_leads_through_a_link_or_up() {
     let image = Forged::new("16M");
     uxfs_ok(&[&"mkdir", &image.at("/outside"), &image.at("/in")]);
     uxfs_ok(&[&"ln", &"-s", &"/outside", &image.at("/in/there")]);
+    uxfs_ok(&[&"truncate", &"-s", &"5", &image.at("/secret")]);
     let file = image.dir.path().join("archive");
     let parts = [
         entry(b'0', "there/through", b"x"),
@@ -107,12 +108,15 @@ fn no_name_leads_through_a_link_or_up() {
         entry(b'0', "../up", b"x"),
         entry(b'0', "/absolute", b"x"),
         entry(b'1', "hard", b"mine/../../outside"),
+        entry(b'1', "harder", b"../secret"),
         entry(b'0', "good", b"x"),
     ];
     std::fs::write(&file, parts.concat()).unwrap();
     let output = uxfs(&[&"untar", &"-i", &file, &image.at("/in")]);
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 4);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.lines().count(), 5, "{said}");
+    assert_eq!(said.matches("a name that leads elsewhere").count(), 3, "{said}");
     assert_eq!(uxfs_ok(&[&"ls", &image.at("/outside")]), b"");
     assert_eq!(uxfs_ok(&[&"ls", &image.at("/in")]), b"absolute\ngood\nmine\nthere\n");
 }

@@ -4,13 +4,29 @@
 mod common;
 
 use common::{Image, describe, run, uxfs, uxfs_fails};
+use rustix::fs::{SeekFrom, seek};
 use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
 /// Copies an image as it is, holes as holes.
 fn restore(from: &Path, to: &Path) {
     run("cp", &[&"--sparse=always", &from, &to]);
+}
+
+/// All bytes of an image, without its holes.
+fn data(image: &Path) -> Vec<(u64, Vec<u8>)> {
+    let file = File::open(image).unwrap();
+    let (mut runs, mut at) = (Vec::new(), 0);
+    while let Ok(start) = seek(&file, SeekFrom::Data(at)) {
+        at = seek(&file, SeekFrom::Hole(start)).unwrap();
+        let mut run = vec![0; (at - start) as usize];
+        file.read_exact_at(&mut run, start).unwrap();
+        runs.push((start, run));
+    }
+    runs
 }
 
 /// The same directories three times: unprotected, immutable, append-only; each with a file and a directory that are
@@ -85,6 +101,7 @@ fn what_is_protected_changes_as_far_as_the_kernel_lets_it() {
                 assert!(output.status.success(), "{ours:?} in {dir}: {said}");
             } else {
                 uxfs_fails(&args, 14, if dir == "fixed" { "is immutable" } else { "is append-only" });
+                assert!(data(&image.path) == data(&before), "{ours:?} in {dir}: the image has changed");
                 refused += 1;
             }
         }
@@ -151,15 +168,20 @@ fn a_directory_with_a_default_list_has_no_umask() {
         let dir = mount.dir().join("kernel");
         run("sh", &[&"-c", &format!("umask 077; cd {}; mkdir new; mkdir -p a/b", dir.display())]);
     }
-    let command = |args: &str| {
-        let text = format!("umask 077; {} mkdir {args}", env!("CARGO_BIN_EXE_uxfs"));
+    let command = |umask: &str, args: &str, path: &str| {
+        let place = image.at(path).into_string().unwrap();
+        let text = format!("umask {umask}; {} mkdir {args} {place}", env!("CARGO_BIN_EXE_uxfs"));
         run("sh", &[&"-c", &text]);
     };
-    command(&image.at("/ours/new").into_string().unwrap());
-    command(&format!("-p {}", image.at("/ours/a/b").into_string().unwrap()));
-    command(&format!("-p {}", image.at("/plain/b").into_string().unwrap()));
+    command("077", "", "/ours/new");
+    command("077", "-p", "/ours/a/b");
+    command("077", "-p", "/plain/b");
+    // Nobody but root could fill the directory above.
+    command("0377", "-p", "/plain-closed/b");
     let mount = image.mount(&[]);
-    run("sh", &[&"-c", &format!("umask 077; cd {}; mkdir -p like/b", mount.dir().display())]);
+    let at = mount.dir().display();
+    let text = format!("cd {at}; umask 077; mkdir -p like/b; umask 0377; mkdir -p like-closed/b");
+    run("sh", &[&"-c", &text]);
     let facts = |path: &str| {
         let text = describe(&mount.dir().join(path));
         let (head, rest) = text.split_once(" mtime=").unwrap();
@@ -168,7 +190,7 @@ fn a_directory_with_a_default_list_has_no_umask() {
     for path in ["new", "a", "a/b"] {
         assert_eq!(facts(&format!("ours/{path}")), facts(&format!("kernel/{path}")), "{path}");
     }
-    for path in ["", "/b"] {
+    for path in ["", "/b", "-closed", "-closed/b"] {
         assert_eq!(facts(&format!("plain{path}")), facts(&format!("like{path}")), "{path}");
     }
 }

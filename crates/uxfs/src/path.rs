@@ -8,6 +8,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::names::MAX_NAME;
 use crate::node::Node;
+use fileio::testing::point;
 
 /// How many symbolic links one path may lead through.
 pub const MAX_SYMLINKS: u32 = 40;
@@ -70,6 +71,7 @@ impl Walk<'_> {
             return self.follow(&next);
         }
         self.ancestors.push(std::mem::replace(&mut self.at, next));
+        point("a part of a path is found");
         Ok(())
     }
 

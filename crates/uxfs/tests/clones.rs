@@ -152,8 +152,9 @@ fn what_would_change_shared_blocks_is_refused_and_changes_nothing() {
         });
     }
     // Shared from 64 to 128 KiB, of 256.
-    let on_part: [(&str, OnFile); 6] = [
+    let on_part: [(&str, OnFile); 7] = [
         ("cut before", |file| file.set_len(20 << 10)),
+        ("cut in a block before", |file| file.set_len((20 << 10) + 5)),
         ("cut within", |file| file.set_len(100 << 10)),
         ("write into its start", |file| file.write_at(&[9; 8192], (64 << 10) - 4096)),
         ("write over all", |file| file.write_at(&[9; 256 << 10], 0)),

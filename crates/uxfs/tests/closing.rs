@@ -1,7 +1,7 @@
 //! Closing a volume that others use: what they are in the middle of is over before, and nothing comes after.
 
 use blockdev::{AlignedBuf, BlockDevice, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, SealDevice};
-use fileio::testing::before_next_hold;
+use fileio::testing::{FORESEEN, at, before_next_hold};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -194,6 +194,30 @@ fn what_waits_for_a_close_that_is_not_taken_back_is_refused() {
     let mut byte = [0];
     seen.open_file("/new").expect("there").read_at(&mut byte, 0).expect("read");
     assert_eq!(byte, [4]);
+}
+
+/// Who knew where its bytes go, and waited for them until the volume was closed, wrote there all the same.
+#[test]
+fn what_was_foreseen_before_a_close_is_not_written_after_it() {
+    let device = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
+    assert!(device.prefetches(), "or nothing is foreseen");
+    mkfs_device(device.clone(), &MkfsOptions::new().small(true), true).expect("a volume");
+    let volume = open(&device);
+    let file = file(&volume, "file", 4);
+    let bytes = |device: &MemoryDevice| {
+        let mut bytes = vec![0; BYTES as usize];
+        device.read(0, &mut bytes).expect("read");
+        bytes
+    };
+    let (closed, left) = mpsc::channel();
+    let (closing, below) = (volume.clone(), Arc::clone(&device));
+    at(FORESEEN, move || {
+        closing.close().expect("closed");
+        closed.send(bytes(&below)).expect("somebody waits");
+    });
+    let written = file.overwrite_at(&[2; 4096], 0);
+    assert_eq!(written.map_err(|error| error.kind()), Err(ErrorKind::ShutDown));
+    assert!(left.recv().expect("closed") == bytes(&device), "written after the volume was closed");
 }
 
 /// Everything that changes a volume says that it is closed, and not a byte of it changes.

@@ -3,7 +3,7 @@
 use blockdev::{BlockDevice, Durability, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, Repeat};
 use std::sync::Arc;
 use std::thread;
-use uxfs::{File, MkfsOptions, NewNode, OpenOptions, SetXattr, Volume, check_device, mkfs_device};
+use uxfs::{Changes, File, MkfsOptions, NewNode, OpenOptions, SetXattr, Volume, check_device, mkfs_device};
 
 const BYTES: u64 = 40 << 20;
 
@@ -124,6 +124,33 @@ fn nobody_writes_to_a_program_that_has_its_capabilities() {
     assert_eq!(file.node().xattr(b"security.capability").unwrap(), None);
 }
 
+/// As a kernel does whoever asks, and as often as somebody gives it some.
+#[test]
+fn a_program_that_changes_loses_its_capabilities() {
+    type Step = fn(&File) -> uxfs::Result<()>;
+    let steps: [(&str, Step); 7] = [
+        ("overwrite", |file| file.write_at(&[2; 4096], 0)),
+        ("append", |file| file.append_at(&[2; 4096], 1 << 20)),
+        ("cut", |file| file.set_len(10_000)),
+        ("grow", |file| file.set_len(1 << 20)),
+        ("punch", |file| file.punch_hole(0..4096)),
+        ("zero", |file| file.zero_range(0..4096, false)),
+        ("owner", |file| file.node().change(&Changes { uid: Some(5), ..Changes::default() })),
+    ];
+    let value = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let volume = open(made());
+    for (what, step) in steps {
+        let file = file(&volume, what, &[1; 16384]);
+        for nth in 0..3 {
+            file.node().set_xattr(b"security.capability", &value, SetXattr::Either).unwrap();
+            step(&file).unwrap();
+            assert_eq!(file.node().xattr(b"security.capability").unwrap(), None, "{what}, {nth}");
+            // Now it is known to hold none.
+            file.write_at(&[3; 4096], 0).unwrap();
+        }
+    }
+}
+
 /// A removal is committed, and its checkpoint never gets into the log. What it freed was no longer busy then, and who had
 /// begun before wrote there past the log, though recovery gives it back to the file.
 #[test]
@@ -153,6 +180,8 @@ fn blocks_whose_freeing_was_lost_are_not_written() {
     holds.wait_until_waiting();
     faulty.add(Fault::fail(Op::Write, faulty.seen(Op::Write)).then(Repeat::Sticky));
     volume.sync().expect_err("nothing can be written");
+    // That is told before all that was to be in the log is given up.
+    thread::sleep(std::time::Duration::from_millis(100));
     faulty.heal();
     holds.release();
     sets.join().unwrap().expect_err("the volume is shut down");

@@ -109,6 +109,22 @@ impl Layer for Watched {
     }
 }
 
+/// Not even what is written last of all comes when a second writer could be there.
+#[test]
+fn nobody_writes_before_a_volume_is_closed() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(SIZE).expect("memory"));
+    made(&device, &MkfsOptions::new());
+    let watched =
+        Arc::new(Watched { inner: Arc::clone(&device), whose: Mutex::default(), seen: Mutex::default() });
+    let volume = Volume::open_device(Arc::clone(&watched) as Arc<dyn BlockDevice>, &writable());
+    let volume = volume.expect("open");
+    add(&volume, "one");
+    volume.close().expect("closed");
+    let seen = watched.seen();
+    assert!(seen.iter().any(|(what, _)| *what == "write"), "nothing was written: {seen:?}");
+    assert!(seen.iter().all(|(_, is_kept_out)| *is_kept_out), "{seen:?}");
+}
+
 /// What is deferred is written when the volume below is closed, or gone.
 #[test]
 fn nobody_writes_before_what_was_deferred_is_there() {

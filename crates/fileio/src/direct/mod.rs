@@ -22,7 +22,7 @@ use blockdev::BlockDevice;
 use rangelock::{LockStats, Mode, StatsSnapshot};
 
 use crate::lock::{Attempt, FileLock, Held, Token};
-use crate::testing::{HOLD, point};
+use crate::testing::{FORESEEN, HOLD, point};
 use crate::{FileError, FileMapping, Locking, Refusal, lockstat};
 
 pub use extend::HeldEnd;
@@ -151,6 +151,7 @@ impl<M: FileMapping> DirectFile<M> {
     pub fn overwrite_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         let Some((range, mode)) = self.write_range(offset, buf.len())? else { return Ok(0) };
         let seen = self.foresee(offset, true);
+        point(FORESEEN);
         let _held = self.lock.hold(range, mode);
         self.overwrite_held(offset, buf, seen)?;
         self.map.overwritten();

@@ -44,6 +44,7 @@ impl FileMap {
         if !file.current()?.is_file() {
             return Err(Error::WrongType { inode: entry.ino(), wanted: "regular file" });
         }
+        point("a file is about to be opened");
         let shared = entry.share();
         if !entry.open(file.life(), &shared) {
             return Err(Error::Stale(entry.ino()));

@@ -571,6 +571,12 @@ impl Journal {
         (self.core.grant.used(), self.core.grant.capacity())
     }
 
+    /// Waits until nothing more is written as long as nobody commits anything.
+    #[cfg(all(test, not(shuttle)))]
+    pub(crate) fn wait_until_still(&self) {
+        assert!(self.core.pushing.wait_until_resting() && self.core.orders.wait_pushed());
+    }
+
     /// Stops the threads and lets go of all items.
     fn stop(&self, why: ShutdownReason) {
         self.core.shutdown(why);

@@ -12,7 +12,7 @@ use blockdev::{BlockDevice, Fault, FaultDevice, MemoryDevice, Op, Repeat};
 use fileio::testing::at;
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use xfs_format::types::{FileBlock, Uuid};
 
 const BYTES: u64 = 48 << 20;
@@ -244,6 +244,50 @@ fn a_change_that_fails_leaves_the_time_of_an_overwrite() {
     let time = file.entry().overwritten().get();
     site.volume.log_times(file.entry()).expect_err("shut down");
     assert_eq!(file.entry().overwritten().get(), time);
+}
+
+/// Who opens a file looks at it before it is locked, too: what counts is what it is then.
+#[test]
+fn who_looked_before_a_removal_opens_nothing_behind_it() {
+    for taken in [false, true] {
+        let site = Rc::new(Site::new());
+        let file = site.create(b"a");
+        let (inside, ino) = (Rc::clone(&site), file.ino());
+        at("a file is about to be opened", move || {
+            inside.remove(b"a");
+            if taken {
+                assert_eq!(inside.create(b"b").ino(), ino, "or nothing is tested");
+            }
+        });
+        let opened = site.volume.open_file(&file).map(drop);
+        assert!(matches!(opened, Err(Error::Stale(_))), "{opened:?}");
+        drop(file);
+        Rc::into_inner(site).unwrap().ends_well();
+    }
+    // Its end has begun, and it is not free yet.
+    let site = Site::new();
+    let file = site.fragmented(b"a");
+    let (begins, begun) = mpsc::channel();
+    let (opens, opened) = mpsc::channel::<()>();
+    let (volume, root) = (Arc::clone(&site.volume), site.root.clone());
+    let (handed, removal) = mpsc::channel();
+    at("a file is about to be opened", move || {
+        let removal = std::thread::spawn(move || {
+            at("some blocks are freed", move || {
+                begins.send(()).unwrap();
+                opened.recv().unwrap_err();
+            });
+            volume.remove(&root, b"a", Removal::File, NOW)
+        });
+        begun.recv().unwrap();
+        handed.send(removal).unwrap();
+    });
+    let attempt = site.volume.open_file(&file).map(drop);
+    drop(opens);
+    removal.recv().unwrap().join().unwrap().unwrap();
+    assert!(matches!(attempt, Err(Error::Stale(_))), "{attempt:?}");
+    drop(file);
+    site.ends_well();
 }
 
 /// A file that is opened when its last name is gone, and before its end has begun, stays until it is closed.

@@ -241,6 +241,12 @@ impl Trans<'_> {
         let intents = self.deferred.iter().filter_map(|free| free.intent.as_ref());
         intents.for_each(|intent| intent.words.lock().stage = Stage::Ending);
     }
+
+    /// Their numbers, of which each has another one when it was logged again.
+    pub(crate) fn intent_ids(&self) -> Vec<u64> {
+        let intents = self.deferred.iter().filter_map(|free| free.intent.as_ref());
+        intents.map(|intent| intent.words.lock().id).collect()
+    }
 }
 
 /// Puts a run of blocks into the trees of free space.
