@@ -246,6 +246,24 @@ fn a_change_that_fails_leaves_the_time_of_an_overwrite() {
     assert_eq!(file.entry().overwritten().get(), time);
 }
 
+/// The time of an overwrite was left behind by a file that went, and told the next one that had its number.
+#[test]
+fn the_time_of_an_overwrite_goes_with_its_file() {
+    let site = Site::new();
+    for file in [site.create(b"at once"), site.fragmented(b"in steps")] {
+        let name: &[u8] =
+            if file.entry().peek().extent_count(ForkKind::Data) == 0 { b"at once" } else { b"in steps" };
+        file.entry().overwritten().note();
+        site.remove(name);
+        let next = site.create(b"next");
+        assert_eq!(next.ino(), file.ino(), "or nothing is tested");
+        site.volume.log_all_times().unwrap();
+        assert_eq!(next.current().unwrap().mtime(), NOW);
+        site.volume.rename((&site.root, b"next"), (&site.root, name), RenameFlags::NoReplace, NOW).unwrap();
+    }
+    site.ends_well();
+}
+
 /// Who opens a file looks at it before it is locked, too: what counts is what it is then.
 #[test]
 fn who_looked_before_a_removal_opens_nothing_behind_it() {
