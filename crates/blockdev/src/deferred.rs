@@ -4,7 +4,8 @@
 //! writes reach the device below in the order in which they came, and a read waits for all before it; only after
 //! [`Deferred::finish`] is anything that was written known to be durable, and then all of it; a failure is told by
 //! whatever is asked for next, and by all that follows; the device below is told to flush by one thread at a time, since
-//! it may say only once that something is lost.
+//! it may say only once that something is lost; once anything has failed, the device below is left alone: what would
+//! come behind it is of no use.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -65,6 +66,8 @@ impl Deferred {
             state = self.shared.wait(state);
         }
         state.finishing = false;
+        // A hint may have been told that something is lost.
+        state.check()?;
         self.shared.flush_below(state).check()
     }
 
@@ -167,6 +170,8 @@ impl State {
     fn note(&mut self, outcome: Result<(), DeviceError>) {
         if let Err(error) = outcome {
             self.failed.get_or_insert(error);
+            self.waiting.clear();
+            (self.bytes, self.flush) = (0, false);
         }
     }
 
@@ -204,9 +209,10 @@ impl Layer for Deferred {
 
     fn pass_flush(&self) -> Result<(), DeviceError> {
         let mut state = self.shared.lock();
+        state.check()?;
         state.flush = true;
         self.shared.changed.notify_all();
-        state.check()
+        Ok(())
     }
 }
 
@@ -273,5 +279,30 @@ mod tests {
         assert!(device.write(0, &[1; 512], Durability::Volatile).is_err());
         assert!(device.flush().is_err());
         assert!(device.finish().is_err());
+    }
+
+    /// Of what came while a batch was being written, which failed, all was written.
+    #[test]
+    fn nothing_goes_to_a_device_that_has_failed() {
+        let counter = Arc::new(Counter::new(memory()));
+        let fault = Fault::fail(Op::Write, 1).then(Repeat::Once);
+        let faulty = Arc::new(FaultDevice::new(counter.clone(), vec![fault]));
+        let hold = Arc::new(HoldDevice::new(faulty));
+        hold.hold_next(|op, _| op == Op::Write);
+        let device = Deferred::new(hold.clone());
+        let batch = vec![1; WAKE_BYTES / 2];
+        device.write(0, &batch, Durability::Volatile).unwrap();
+        device.write(1 << 18, &batch, Durability::Volatile).unwrap();
+        hold.wait_until_waiting();
+        // The next batch.
+        (0..4_u64).for_each(|nth| device.write(nth << 18, &batch, Durability::Volatile).unwrap());
+        hold.release();
+        let error = device.finish().expect_err("it failed");
+        assert!(error.to_string().contains("a planned fault"), "{error}");
+        assert!(device.flush().is_err() && device.write(0, &[1; 512], Durability::Volatile).is_err());
+        device.settle();
+        drop(device);
+        let counts = counter.counts();
+        assert_eq!((counts.writes, counts.flushes), (1, 0), "what came before the failure, alone");
     }
 }
