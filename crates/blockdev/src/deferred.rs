@@ -3,7 +3,7 @@
 //! For something that is being made, which nobody has yet: if the host goes down meanwhile, it is made again. Invariants:
 //! writes reach the device below in the order in which they came, and a read waits for all before it; only after
 //! [`Deferred::finish`] is anything that was written known to be durable, and then all of it; a failure is told by
-//! whatever is asked for next, and by all that follows; the device below is told to flush by one thread at a time, since
+//! whatever is asked for next, and by all that follows ([`DeviceError::Failed`]); the device below is told to flush by one thread at a time, since
 //! it may say only once that something is lost; once anything has failed, the device below is left alone: what would
 //! come behind it is of no use.
 
@@ -69,6 +69,11 @@ impl Deferred {
         // A hint may have been told that something is lost.
         state.check()?;
         self.shared.flush_below(state).check()
+    }
+
+    /// What failed, if anything did.
+    pub fn failure(&self) -> Option<DeviceError> {
+        self.shared.lock().check().err()
     }
 
     /// Waits until nothing is under way to the device below any more, however it went.
@@ -176,7 +181,7 @@ impl State {
     }
 
     fn check(&self) -> Result<(), DeviceError> {
-        self.failed.as_ref().map_or(Ok(()), |failed| Err(failed.again()))
+        self.failed.as_ref().map_or(Ok(()), |failed| Err(DeviceError::Failed(failed.to_string())))
     }
 }
 

@@ -51,6 +51,9 @@ pub enum DeviceError {
         /// What the host said.
         source: std::io::Error,
     },
+    /// A request failed before, in this way, and so does every other from then on.
+    #[error("{0}")]
+    Failed(String),
     /// The device could not be opened or set up.
     #[error("{what}: {source}")]
     Setup {

@@ -578,3 +578,25 @@ fn filling_that_fails_or_is_interrupted_leaves_no_volume() {
         }
     }
 }
+
+/// Every file that came behind the first for which the host had no room was tried, and told of: a line each.
+#[test]
+fn a_host_without_room_is_told_of_once() {
+    struct Full(tempfile::TempDir);
+    impl Drop for Full {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg(self.0.path()).status();
+        }
+    }
+    let (full, source) = (Full(scratch()), scratch());
+    run("mount", &[&"-t", &"tmpfs", &"-o", &"size=16m", &"tmpfs", &full.0.path()]);
+    for nth in 0..1500 {
+        std::fs::write(source.path().join(nth.to_string()), vec![7; 30_000]).unwrap();
+    }
+    let image = full.0.path().join("image");
+    let filled = uxfs(&[&"mkfs", &image, &"300M", &"--from", &source.path()]);
+    let told = String::from_utf8(filled.stderr).unwrap();
+    assert_eq!(filled.status.code(), Some(6), "{told}");
+    assert!(told.lines().count() == 1 && told.contains("No space left"), "{told}");
+    assert!(!image.exists());
+}

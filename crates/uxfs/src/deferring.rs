@@ -3,7 +3,7 @@
 //! Invariant: the device is claimed until nothing is under way to it any more, also when the volume is closed by then, or
 //! dropped.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use blockdev::{BlockDevice, Claim, Deferred};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,6 +28,11 @@ impl Deferring {
 
     pub(crate) fn claim(&self) -> Option<Arc<Claim>> {
         self.lock().clone()
+    }
+
+    /// What failed of the device, if anything did.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        Some(xfs::Error::from(self.device.failure()?).into())
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Claim>>> {

@@ -198,6 +198,7 @@ fn device_kind(error: &blockdev::DeviceError) -> ErrorKind {
     match error {
         D::Locked | D::Attached(_) | D::Claimed => ErrorKind::Locked,
         D::ReadOnly => ErrorKind::ReadOnly,
+        D::Failed(_) => ErrorKind::ShutDown,
         D::Setup { source, .. } if source.kind() == std::io::ErrorKind::NotFound => ErrorKind::NotFound,
         D::Setup { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
             ErrorKind::InvalidInput

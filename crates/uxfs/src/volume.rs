@@ -221,7 +221,8 @@ impl Volume {
     /// too. Nothing is written any more when this returns.
     pub fn close(&self) -> Result<()> {
         self.stop_writes()?;
-        self.engine().close()?;
+        let closed = self.engine().close();
+        closed.map_err(|error| self.device_failure().unwrap_or_else(|| error.into()))?;
         self.shared.deferring.as_ref().map_or(Ok(()), Deferring::finish)
     }
 
@@ -249,6 +250,12 @@ impl Volume {
                 held.insert(ino, whole);
             }
         }
+    }
+
+    /// Of a volume of which nothing is durable before it is closed: the first failure of its device, which is why all that
+    /// was done since has failed.
+    pub fn device_failure(&self) -> Option<Error> {
+        self.shared.deferring.as_ref()?.failure()
     }
 
     /// The device, or the part of it, that the volume is on.

@@ -160,7 +160,7 @@ fn fill(
     let made = uxfs::mkfs_filled(&args.image.image, options, &how, |volume| {
         let failure = |error: uxfs::Error| args.image.failure(&error);
         let root = volume.root().and_then(|root| root.as_dir()).map_err(failure)?;
-        match source {
+        let filled = match source {
             Source::Dir(path) => {
                 let target = Target { dir: root, path: Vec::new(), name: None };
                 FromHost::new(&mut filler, &mut problems, &args.image.image).copy(&path, target, true)
@@ -169,7 +169,9 @@ fn fill(
                 let input = std::io::BufReader::with_capacity(1 << 20, Patient::new(file));
                 FromArchive::new(&mut filler, &mut problems, root).unpack(input)
             }
-        }
+        };
+        // It is not the fault of the file that was next.
+        filled.map_err(|other| volume.device_failure().map_or(other, failure))
     });
     bar.finish_and_clear();
     let ((), volume) = made.map_err(|error| explain(args, &error))??;
