@@ -29,7 +29,7 @@ pub struct Base {
 }
 
 /// Names of one hash.
-const CROWD: usize = 4000;
+const CROWD: usize = 2000;
 /// Bytes of each volume.
 pub const SIZE: u64 = 24 << 20;
 const SHAPES: [&[&str]; 5] = [

@@ -16,10 +16,10 @@ use xfs_format::types::FileBlock;
 
 /// Names of one hash that a directory gets at most.
 #[cfg(not(test))]
-pub const CROWD_MAX: usize = 8192;
+pub const CROWD_MAX: usize = 2048;
 /// Making such a directory takes its square.
 #[cfg(test)]
-pub const CROWD_MAX: usize = 1024;
+pub const CROWD_MAX: usize = 512;
 /// With fewer names of one hash, the order of removal does not matter.
 const CROWD_MIN: usize = 256;
 

@@ -26,15 +26,16 @@ pub fn lookup(fork: &dyn Fork, name: &[u8]) -> Result<Option<Found>> {
     Ok(search.found)
 }
 
-/// The same, for whoever would add the name if it is not there: fails if too many names have its hash.
+/// The same, for whoever would add the name if it is not there: fails if so many others have its hash that it was not
+/// found among the first of them.
 pub fn lookup_to_add(fork: &dyn Fork, name: &[u8]) -> Result<Option<Found>> {
     if !is_valid_name(name) {
         return Ok(None);
     }
-    let mut search = Search::new(fork, name);
+    let mut search = Search { most: CROWD_MAX, ..Search::new(fork, name) };
     search.run()?;
     match search.found {
-        None if search.compared >= CROWD_MAX => Err(NameProblem::Crowded.into()),
+        None if search.compared >= search.most => Err(NameProblem::Crowded.into()),
         found => Ok(found),
     }
 }
@@ -51,6 +52,8 @@ struct Search<'a> {
     done: bool,
     /// Names of this hash that it was not.
     compared: usize,
+    /// It ends behind so many.
+    most: usize,
     last: LastData,
 }
 
@@ -59,7 +62,7 @@ impl<'a> Search<'a> {
         let ignore_case = fork.geometry().ascii_ci;
         let hash = if ignore_case { ascii_ci_hash(name) } else { name_hash(name) };
         let last = LastData::default();
-        Self { fork, name, hash, ignore_case, found: None, done: false, compared: 0, last }
+        Self { fork, name, hash, ignore_case, found: None, done: false, compared: 0, most: usize::MAX, last }
     }
 
     fn run(&mut self) -> Result<()> {
@@ -137,7 +140,7 @@ impl<'a> Search<'a> {
                     return Ok(());
                 }
                 self.candidate(entry)?;
-                if self.done {
+                if self.done || self.compared >= self.most {
                     return Ok(());
                 }
             }
