@@ -42,6 +42,7 @@ mod path;
 mod probe;
 mod queue;
 mod recovery;
+mod still;
 mod volume;
 
 pub use blockdev::{AlignedBuf, BlockDevice, FileDevice, MemoryDevice};

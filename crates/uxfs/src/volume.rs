@@ -15,6 +15,7 @@ use crate::partitions;
 use crate::path;
 use crate::probe;
 use crate::recovery::Recovery;
+use crate::still;
 use blockdev::{BlockDevice, FileOptions, Window};
 use fileio::Locking;
 use std::collections::BTreeMap;
@@ -25,9 +26,6 @@ use xfs_format::types::InodeNumber;
 
 /// The smallest sector that any volume or device has.
 pub(crate) const SECTOR_BYTES_MIN: u32 = 512;
-
-/// How long a volume that is being closed waits for the writes of one file.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// An open volume. Cheap to clone; all calls may be made from any number of threads at once.
 ///
@@ -211,8 +209,8 @@ impl Volume {
 
     /// Writes everything back and leaves a clean log. Nothing can be changed any more after it, and files that are still
     /// open can be read at most: what other threads are in the middle of comes to its end first, what they begin then
-    /// waits, and fails with [`ErrorKind::ShutDown`]. Requests that lie in a [`Queue`](crate::Queue), and that nobody
-    /// takes out, keep the volume from being closed: [`ErrorKind::Busy`], and nothing has happened but that others
+    /// waits, and fails with [`ErrorKind::ShutDown`]. Overwrites that lie in a [`Queue`](crate::Queue), and that nobody
+    /// takes out, keep the volume from being closed: [`ErrorKind::Busy`], and nothing has happened but that other writers
     /// waited. A writable volume that is dropped without it is as after a crash: its log has to be replayed.
     ///
     /// Any other error says why the volume could not be closed. It is shut down then, for good: what was committed is in
@@ -229,25 +227,33 @@ impl Volume {
     /// Has every write to a file's bytes end, and none begin: those that would, wait until all files are held. Only then
     /// is it decided, so that nobody is left in the middle, and one who is too busy for it harms nobody.
     fn stop_writes(&self) -> Result<()> {
-        let engine = self.engine();
-        if !engine.is_writable() {
+        if !self.engine().is_writable() {
             return Ok(());
         }
         // Two who held some files each would wait for each other.
         let _alone = self.shared.closing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut busy = None;
+        still::patiently(|patience| self.hold_all(busy, patience).inspect_err(|&ino| busy = Some(ino)))
+            .map_err(|ino| {
+                let what = format!("the volume cannot be closed: writes to inode {ino} are still in a queue");
+                Error::new(ErrorKind::Busy, what)
+            })
+    }
+
+    /// Keeps writers out of all files that are open, out of `first` before the others, and decides then. The number of an
+    /// inode that stays busy for as long as `patience`: all that were held are let go.
+    fn hold_all(&self, first: Option<u64>, patience: Duration) -> std::result::Result<(), u64> {
+        let engine = self.engine();
         let mut held = BTreeMap::new();
         loop {
             let others = self.open_files().others(|ino| held.contains_key(&ino), || engine.stop_writes());
             if others.is_empty() {
                 return Ok(());
             }
+            let mut others = Vec::from_iter(others);
+            others.sort_by_key(|(ino, _)| Some(*ino) != first);
             for (ino, file) in others {
-                let whole = file.hold_whole(CLOSE_PATIENCE).ok_or_else(|| {
-                    let what =
-                        format!("the volume cannot be closed: writes to inode {ino} are still in a queue");
-                    Error::new(ErrorKind::Busy, what)
-                })?;
-                held.insert(ino, whole);
+                held.insert(ino, file.hold_off_writers(patience).ok_or(ino)?);
             }
         }
     }

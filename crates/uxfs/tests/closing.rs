@@ -166,6 +166,59 @@ fn a_close_that_is_taken_back_has_harmed_nobody() {
     is_clean_and_sound(&device);
 }
 
+/// Files are held one after the other. Whoever had overwrites of one in a queue, and came to another that was held, to read
+/// from it or to write, was kept there from taking them out; so no volume was ever closed beside an ordinary copy.
+#[test]
+fn one_who_comes_to_a_file_that_is_held_ends_its_writes_to_another() {
+    type Step = fn(&File) -> uxfs::Result<()>;
+    let reads: Step = |file| file.read_at(&mut [0; 4096], 0).map(drop);
+    let writes: Step = |file| file.overwrite_at(&[3; 4096], 0);
+    for step in [reads, writes] {
+        let device = made();
+        let volume = open(&device);
+        let [first, second] = two_files(&volume);
+        let (holds, held) = mpsc::channel();
+        at_the_second_file(move || holds.send(()).expect("somebody waits"));
+        let mut queue = second.queue(1).expect("a queue");
+        queue.push_overwrite(0, AlignedBuf::copied(&[2; 4096]), 1).expect("room");
+        let copies = thread::spawn(move || {
+            held.recv().expect("the first is held");
+            step(&first).expect("the volume is not closed");
+            queue.wait(1, |over| assert!(over.result.is_ok())).expect("done");
+        });
+        close(&volume, &device);
+        copies.join().expect("no panic");
+        drop((second, volume));
+        is_clean_and_sound(&device);
+    }
+}
+
+/// The same at other bytes of one file: who came later stood behind who waited for all of it.
+#[test]
+fn one_who_comes_to_a_file_that_is_waited_for_ends_its_writes_to_it() {
+    let device = made();
+    let volume = open(&device);
+    let file = file(&volume, "file", 4);
+    let mut queue = file.queue(1).expect("a queue");
+    queue.push_overwrite(0, AlignedBuf::copied(&[2; 4096]), 1).expect("room");
+    let writes = thread::spawn(move || {
+        let mut other = file.queue(1).expect("a queue");
+        let mut over = 1;
+        while over == 1 {
+            other.push_overwrite(4096, AlignedBuf::copied(&[3; 4096]), 1).expect("it is not decided");
+            over = other.wait(0, |over| assert!(over.result.is_ok())).expect("asked");
+        }
+        // Somebody waits for the file.
+        file.overwrite_at(&[4; 4096], 8192).expect("the volume is not closed");
+        other.wait(1, |over| assert!(over.result.is_ok())).expect("done");
+        queue.wait(1, |over| assert!(over.result.is_ok())).expect("done");
+    });
+    close(&volume, &device);
+    writes.join().expect("no panic");
+    drop(volume);
+    is_clean_and_sound(&device);
+}
+
 /// What is begun while a volume is being closed, and waits for that, is not begun at all.
 #[test]
 fn what_waits_for_a_close_that_is_not_taken_back_is_refused() {

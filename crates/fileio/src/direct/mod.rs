@@ -84,7 +84,7 @@ impl Wake for Unpark {
     }
 }
 
-/// A file that is held in whole, and stays open. Dropping it lets go.
+/// A file that writers are kept out of, and that stays open. Dropping it lets them in.
 #[derive(Debug)]
 pub struct HeldFile<M> {
     file: Arc<DirectFile<M>>,
@@ -170,18 +170,23 @@ impl<M: FileMapping> DirectFile<M> {
         held
     }
 
-    /// Holds all of the file, once every request is over that holds any of it; `None` if that takes longer than
-    /// `patience`. Requests of a queue are over once its thread has taken them out.
-    pub fn hold_whole(self: Arc<Self>, patience: Duration) -> Option<HeldFile<M>> {
+    /// Keeps everybody out who writes to the file, once every write is over that is under way; `None` if that takes longer
+    /// than `patience`. Requests of a queue are over once its thread has taken them out. Readers go on.
+    pub fn hold_off_writers(self: Arc<Self>, patience: Duration) -> Option<HeldFile<M>> {
         point(HOLD);
         let until = Instant::now() + patience;
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
-        let mut attempt = self.lock.attempt(0..u64::MAX, Mode::Exclusive, &waker);
+        let mode = match self.locking {
+            // Writers share the lock.
+            Locking::Shared => Mode::Exclusive,
+            _ => Mode::Shared,
+        };
+        let mut attempt = self.lock.attempt(0..u64::MAX, mode, &waker);
         loop {
             let token = match &mut attempt {
                 Attempt::Held(_) => None,
                 Attempt::InLine(line) => line.poll_finish(&waker).map(Token::Range),
-                Attempt::Busy => self.lock.try_acquire(0..u64::MAX, Mode::Exclusive),
+                Attempt::Busy => self.lock.try_acquire(0..u64::MAX, mode),
             };
             if let Some(token) = token {
                 attempt = Attempt::Held(token);
