@@ -11,6 +11,7 @@ use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::{Need, Reservation};
 use crate::volume::Volume;
+use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
 use xfs_format::inode::{CORE_LEN_V3, ForkFormat, ForkInfo, InodeCore, InodeFlags, InodeFlags2, InodeType};
@@ -87,8 +88,14 @@ impl Volume {
         name.map_or(Ok(()), check_name)?;
         let kind = InodeType::from_mode(new.mode).ok_or(NameProblem::Invalid)?;
         loop {
-            let mut trans = Trans::start(self, self.reservation_to_make(dir.entry(), new, target))?;
+            let inherits = new.inherit && dir.entry().peek().has_attrs();
+            let mut trans = Trans::start(self, self.reservation_to_make(inherits, target))?;
+            point("a creation has its space");
             trans.join_inode(Arc::clone(dir.entry()), dir.entry().lock())?;
+            if new.inherit && trans.inode(dir.ino()).has_attrs() && !inherits {
+                // The directory has got a list to hand down meanwhile, for which no space is reserved.
+                continue;
+            }
             check_directory(dir, trans.inode(dir.ino()))?;
             if target.is_some() && trans.inode(dir.ino()).core().flags.contains(InodeFlags::NOSYMLINKS) {
                 return Err(NameProblem::NoSymlinks.into());
@@ -130,14 +137,14 @@ impl Volume {
         }
     }
 
-    fn reservation_to_make(&self, dir: &InodeEntry, new: &NewInode, target: Option<&[u8]>) -> Reservation {
+    fn reservation_to_make(&self, inherits: bool, target: Option<&[u8]>) -> Reservation {
         let geometry = self.geometry();
         let mut need = Need::new(geometry).inodes(2).inode_chunk().dir_change().unlinked();
         if let Some(target) = target {
             let blocks = u64::from(symlink::blocks_needed(geometry, target.len()));
             need = need.buffers(blocks).blocks(blocks).map_changes(blocks).extents(1);
         }
-        if new.inherit && dir.peek().has_attrs() {
+        if inherits {
             need = need.attr_change(1).attr_change(1).first_attribute();
         }
         need.steps(2).reservation()

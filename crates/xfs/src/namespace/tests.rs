@@ -13,6 +13,7 @@ use fileio::testing::at;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
+use xfs_format::acl::{AclEntry, AclTag};
 use xfs_format::types::{FileBlock, Uuid};
 
 const BYTES: u64 = 48 << 20;
@@ -573,4 +574,28 @@ fn the_check_reports_an_unlinked_inode_behind_a_clean_log() {
     assert!(report.log_clean && found.len() == 1, "{found:?}");
     assert!(found[0].contains("list of unlinked inodes"), "{found:?}");
     drop((file, map));
+}
+
+/// What a new directory needs for the list that it is handed down is reserved, although its parent got the list only when
+/// the creation had its space already.
+#[test]
+fn a_list_that_comes_in_front_of_a_creation_is_handed_down() {
+    let site = Site::new();
+    let dir = site.mkdir(&site.root, b"dir");
+    let entry = |tag| AclEntry { tag, permissions: 7 };
+    let mut list = vec![entry(AclTag::UserObj)];
+    list.extend((0..1000).map(|uid| entry(AclTag::User(uid))));
+    list.extend([entry(AclTag::GroupObj), entry(AclTag::Mask), entry(AclTag::Other)]);
+    let (volume, parent) = (Arc::clone(&site.volume), dir.clone());
+    let reserved = Rc::new(Cell::new(1));
+    let again = Rc::clone(&reserved);
+    at("a creation has its space", move || {
+        volume.set_acl(&parent, AclKind::Default, Some(&list), NOW).unwrap();
+        at("a creation has its space", move || again.set(2));
+    });
+    let made = site.mkdir(&dir, b"below");
+    assert!(made.current().unwrap().has_attrs());
+    assert_eq!(reserved.get(), 2, "space for the list was reserved");
+    drop((dir, made));
+    site.ends_well();
 }
