@@ -332,14 +332,19 @@ pub enum AgHeader {
 }
 
 impl AgHeader {
-    /// Where it lies on the device.
-    pub fn daddr(self, geometry: &Geometry, ag: AgNumber) -> DiskAddr {
-        let sector = match self {
+    /// In which sector of the group it lies.
+    pub const fn sector(self) -> u64 {
+        match self {
             Self::Agf => 1,
             Self::Agi => 2,
             Self::Agfl => 3,
-        };
-        DiskAddr(geometry.daddr_of(ag, AgBlock(0)).0 + sector * u64::from(geometry.sector_size >> 9))
+        }
+    }
+
+    /// Where it lies on the device.
+    pub fn daddr(self, geometry: &Geometry, ag: AgNumber) -> DiskAddr {
+        let sector = u64::from(geometry.sector_size >> 9);
+        DiskAddr(geometry.daddr_of(ag, AgBlock(0)).0 + self.sector() * sector)
     }
 }
 

@@ -51,9 +51,9 @@ impl Volume {
             }
             check_may_remove(trans.inode(dir.ino()), trans.inode(child.ino()))?;
             check_removable(&mut trans, child.ino(), what)?;
+            drop_name(&mut trans, dir.ino(), child.ino(), now)?;
             dir_edit::remove(&mut TransFork::new(&mut trans, dir.ino(), ForkKind::Data), name)?;
             touch(&mut trans, dir.ino(), true, now);
-            drop_name(&mut trans, dir.ino(), child.ino(), now)?;
             trans.commit()?;
             point("a name is gone");
             return self.release_if_unused(&child);
@@ -111,7 +111,8 @@ pub(super) fn check_removable(trans: &mut Trans<'_>, ino: InodeNumber, what: Rem
     }
 }
 
-/// Takes a name off a joined inode, which was in the joined directory `dir`. The entry is gone already.
+/// Takes a name off a joined inode, which is in the joined directory `dir`. The entry goes behind this: the inode's end
+/// locks an AGI, and a directory that changes may lock AGFs.
 pub(super) fn drop_name(
     trans: &mut Trans<'_>,
     dir: InodeNumber,

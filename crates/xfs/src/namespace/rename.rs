@@ -124,8 +124,8 @@ impl Volume {
             (Some(other), _) => {
                 let what = if trans.inode(ino).is_dir() { Removal::Directory } else { Removal::File };
                 check_removable(&mut trans, other.ino(), what)?;
-                replace_entry(&mut trans, dirs.1, target.name, ino)?;
                 drop_name(&mut trans, dirs.1, other.ino(), now)?;
+                replace_entry(&mut trans, dirs.1, target.name, ino)?;
                 Some(Arc::clone(other))
             }
             (None, _) => {

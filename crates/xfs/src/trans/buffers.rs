@@ -9,6 +9,8 @@ use smallvec::{SmallVec, smallvec};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
+use xfs_format::ag::AgHeader;
+use xfs_format::geometry::Geometry;
 use xfs_format::identity;
 use xfs_format::log::{BufFlags, BufHeader, BufType};
 use xfs_format::types::{AgNumber, DiskAddr};
@@ -168,12 +170,23 @@ impl Part {
     }
 }
 
+/// Of which group a buffer is a header, if it is one, and its place among the headers of that group.
+fn header_rank(geometry: &Geometry, daddr: DiskAddr) -> Option<(AgNumber, u8)> {
+    let sector = u64::from(geometry.sector_size >> 9);
+    let group_len = u64::from(geometry.ag_blocks) << (geometry.block_log - 9);
+    let ag = AgNumber((daddr.0 / group_len) as u32);
+    let order = [AgHeader::Agi, AgHeader::Agf, AgHeader::Agfl];
+    let place = order.iter().position(|header| header.sector() == daddr.0 % group_len / sector)?;
+    Some((ag, place as u8))
+}
+
 impl Trans<'_> {
     /// Locks the buffer at `pieces`, read and checked if it is not in memory.
     pub fn buf_read(&mut self, pieces: &[Piece], verifier: &'static Verifier) -> Result<BufIndex> {
         if let Some(index) = self.find(pieces) {
             return Ok(index);
         }
+        debug_assert!(self.may_wait_for(pieces), "waits for {pieces:?} behind {:?}", self.highest_header());
         loop {
             let handle = self.volume.bufs().read_handle(pieces, verifier)?;
             let owned = handle.own();
@@ -374,14 +387,20 @@ impl Trans<'_> {
 
     /// The highest group of which a header is locked.
     pub(crate) fn highest_group(&self) -> Option<AgNumber> {
-        let geometry = self.geometry();
-        let sector = u64::from(geometry.sector_size >> 9);
-        let group_len = u64::from(geometry.ag_blocks) << (geometry.block_log - 9);
-        let header = |buf: &Joined| {
-            let daddr = buf.handle.daddr().0;
-            (1..=3).contains(&(daddr % group_len / sector)).then_some(AgNumber((daddr / group_len) as u32))
-        };
-        self.bufs.iter().filter(|buf| buf.owned.is_some()).filter_map(header).max()
+        self.highest_header().map(|(ag, _)| ag)
+    }
+
+    /// The last of the group headers that are locked, in the order in which they may be waited for.
+    fn highest_header(&self) -> Option<(AgNumber, u8)> {
+        let owned = self.bufs.iter().filter(|buf| buf.owned.is_some());
+        owned.filter_map(|buf| header_rank(self.geometry(), buf.handle.daddr())).max()
+    }
+
+    /// Whether all group headers that are locked come before this buffer, if it is one: by group, and in a group the AGI,
+    /// the AGF, the AGFL. Otherwise two transactions might wait for each other.
+    fn may_wait_for(&self, pieces: &[Piece]) -> bool {
+        let rank = pieces.first().and_then(|piece| header_rank(self.geometry(), piece.daddr));
+        rank.is_none_or(|rank| self.highest_header() < Some(rank))
     }
 
     /// A block of a tree as this transaction sees it. Whoever asks keeps changes of the tree off.
