@@ -63,5 +63,5 @@ fn uxfs_recovers_as_the_kernel_does() {
 #[test]
 fn uxfs_recovers_from_power_cuts() {
     let crashes = |arguments: &str| crash::run(&parsed(arguments)).unwrap();
-    assert!(crashes("--seed 5 --ops 120 --threads 2 --geometry small-log --samples 10 --kernel 2 --again 1"));
+    assert!(crashes("--seed 5 --ops 120 --threads 2 --geometry small-log --samples 10 --kernel 2 --again 2"));
 }

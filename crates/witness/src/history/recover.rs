@@ -10,7 +10,8 @@
 //! - every file of it grows then, and what comes behind its old end is zeroes;
 //! - every thread's part of the tree is one that its history passed through, no earlier than the last sync;
 //! - the power failed at some write of uxfs's recovery of another copy, or in the first checkpoints behind it, and the
-//!   next recovery by uxfs came to the same tree, with every block free or somebody's;
+//!   next recovery, by uxfs and of one more copy by the kernel, came to the same tree, with every block free or
+//!   somebody's;
 //! - uxfs, which recovered a third copy and went straight on, could remove all of it and do a new history there, that the
 //!   kernel, `xfs_repair -n` and the model agree about.
 
@@ -106,6 +107,14 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     same("what uxfs recovered", &expected, &judge::by_kernel(&ours, &history.mnt())?)?;
     let again = beside(&image, "again");
     crash_again(&image, &again, &mut rng).context("the power fails while uxfs recovers")?;
+    let cut = beside(&image, "cut");
+    copy_sparse(&again, &cut)?;
+    recover(&cut, &history.mnt(), args.target)
+        .context("the kernel's recovery behind one by uxfs that was cut")?;
+    let found = judge::by_kernel(&cut, &history.mnt())?;
+    same("what the kernel recovered behind a recovery by uxfs that was cut", &expected, &found)?;
+    std::fs::remove_file(&cut)?;
+    EngineTarget::open(&again).context("the second recovery by uxfs")?.close()?;
     is_sound_after(&again, args.target).context("after the second recovery by uxfs")?;
     same("what uxfs recovered the second time", &expected, &judge::by_kernel(&again, &history.mnt())?)?;
     let places = places(&durable, &expected)?;
@@ -119,7 +128,7 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
 }
 
 /// Has uxfs recover a copy on a device that takes some writes and then none, half of the time in the last of them, which
-/// are the first checkpoints behind the recovery; and then on one that is well.
+/// are the first checkpoints behind the recovery.
 fn crash_again(image: &Path, copy: &Path, rng: &mut fastrand::Rng) -> Result<()> {
     const LAST: u64 = 16;
     let writes = |faults: Vec<Fault>| -> Result<u64> {
@@ -131,7 +140,6 @@ fn crash_again(image: &Path, copy: &Path, rng: &mut fastrand::Rng) -> Result<()>
     let all = writes(Vec::new())?;
     let from = if rng.bool() { all.saturating_sub(LAST) } else { 0 };
     writes(vec![Fault::fail(Op::Write, rng.u64(from..all.max(1))).then(Repeat::ReadOnlyAfter)])?;
-    EngineTarget::open(copy)?.close()?;
     Ok(())
 }
 

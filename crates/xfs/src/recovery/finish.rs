@@ -126,10 +126,14 @@ mod tests {
     }
 
     fn taken(volume: &Arc<Volume>, blocks: u32) -> FsBlock {
+        taken_in(volume, AgNumber(0), blocks)
+    }
+
+    fn taken_in(volume: &Arc<Volume>, ag: AgNumber, blocks: u32) -> FsBlock {
         let need = Need::new(volume.geometry()).extents(1).blocks(blocks.into());
         let mut trans = Trans::start(volume, need.reservation()).unwrap();
         let request = Request::new(blocks, blocks, Purpose::Data);
-        let got = trans.allocate(Target::In(AgNumber(0)), request).unwrap();
+        let got = trans.allocate(Target::In(ag), request).unwrap();
         trans.commit().unwrap();
         got.start(volume.geometry())
     }
@@ -199,7 +203,9 @@ mod tests {
         let new = Options { small: true, log_size: Some(6 << 20), ..new };
         format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
         let volume = open(&device);
-        let runs: Vec<FsBlock> = (0..EXTENTS).map(|_| taken(&volume, 1)).collect();
+        // In all groups: the recovery writes to each.
+        let group = |n: u64| AgNumber((n % u64::from(volume.geometry().ag_count)) as u32);
+        let runs: Vec<FsBlock> = (0..EXTENTS).map(|n| taken_in(&volume, group(n), 1)).collect();
         let need = Need::new(volume.geometry()).extents(1).frees(EXTENTS).steps(1);
         let mut promise = Trans::start(&volume, need.reservation()).unwrap();
         runs.iter().for_each(|run| promise.free_later(InodeNumber(0), *run, 1).unwrap());

@@ -12,7 +12,7 @@
 //! Invariants:
 //! - nothing is written before all of the log was understood, and everything that it changes passed its verifier;
 //! - until that is on stable storage the log stays as it was: a crash during recovery is recovered like any other.
-//!   A change that is on disk already is recognised by the LSN that its block carries;
+//!   A change that is on disk already is recognised by the LSN that its block carries, and a block comes there whole;
 //! - intents that are not carried out yet hold the log's tail back, as they did before the crash;
 //! - memory goes with what the log holds, however large the volume is.
 
@@ -27,6 +27,8 @@ mod settle;
 mod survey;
 mod transactions;
 mod unlinked;
+#[cfg(all(test, not(shuttle)))]
+mod wholes;
 
 pub use report::{Counts, Report};
 

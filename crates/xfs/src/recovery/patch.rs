@@ -1,7 +1,9 @@
 //! What replay changes, in memory: sectors that lie over those of a device.
 //!
 //! Invariants: the device below is never written before [`Patch::write_out`]; only sectors that changed are kept, so
-//! that memory goes with what the log holds; nothing outside the volume, and nothing of the log, is ever changed.
+//! that memory goes with what the log holds; nothing outside the volume, and nothing of the log, is ever changed; and
+//! every buffer of which anything changed goes to the device whole, in one write. Its first sector tells its LSN, for
+//! all of it: a kernel that recovers what a crash left of this recovery takes a buffer for as new as that sector says.
 
 use super::reading::Reading;
 use crate::error::{Error, Result};
@@ -14,7 +16,7 @@ use xfs_format::error::FormatError;
 use xfs_format::types::DiskAddr;
 
 const SECTOR: u64 = 512;
-/// Most bytes that are written at once.
+/// Most bytes that are written at once, but for buffers that are longer together.
 const WRITE_MAX: u64 = 1 << 20;
 /// How many write at once: they wait more than they compute.
 const WRITERS: usize = 4;
@@ -31,6 +33,8 @@ type Unit = [Option<Box<[u8; SECTOR as usize]>>; UNIT_SECTORS as usize];
 #[derive(Debug)]
 pub(super) struct Change {
     offset: u64,
+    /// The buffer that it lies in.
+    buffer: Range<u64>,
     /// Whole sectors, as they were.
     old: Vec<u8>,
     bytes: Vec<u8>,
@@ -52,6 +56,8 @@ pub(crate) struct Patch {
     units: BTreeMap<u64, Box<Unit>>,
     /// How many sectors changed.
     sectors: u64,
+    /// The buffers that they lie in, in whole sectors: where each begins, and the end of the longest that begins there.
+    buffers: BTreeMap<u64, u64>,
     /// Bytes of the volume.
     volume: u64,
     /// Bytes of the device that the log takes.
@@ -62,7 +68,7 @@ impl Patch {
     /// Nothing changed yet of a volume of so many bytes, with its log at `log`. Keeps so many bytes of what it reads.
     pub(super) fn new(device: Arc<dyn BlockDevice>, volume: u64, log: Range<u64>, kept: u64) -> Self {
         let reading = Reading::new(Arc::clone(&device), kept);
-        Self { device, reading, units: BTreeMap::new(), sectors: 0, volume, log }
+        Self { device, reading, units: BTreeMap::new(), sectors: 0, buffers: BTreeMap::new(), volume, log }
     }
 
     /// Bytes that changed, in whole sectors.
@@ -79,13 +85,26 @@ impl Patch {
         Ok(bytes)
     }
 
-    /// As [`get`](Self::get), in order to change it.
+    /// As [`get`](Self::get), in order to change it: a buffer as a whole.
     pub(super) fn change(&self, offset: u64, len: u64, structure: &'static str) -> Result<Change> {
+        self.change_in((offset, len), offset, len, structure)
+    }
+
+    /// The same with a part of a buffer, which is given by its place and length.
+    pub(super) fn change_in(
+        &self,
+        buffer: (u64, u64),
+        offset: u64,
+        len: u64,
+        structure: &'static str,
+    ) -> Result<Change> {
+        let buffer = self.sectors_of(buffer.0, buffer.1, structure)?;
         let sectors = self.sectors_of(offset, len, structure)?;
+        debug_assert!(buffer.start <= sectors.start && sectors.end <= buffer.end, "a part of it");
         let old = self.read_sectors(&sectors)?;
         let from = (offset - sectors.start) as usize;
         let bytes = old[from..from + len as usize].to_vec();
-        Ok(Change { offset, old, bytes })
+        Ok(Change { offset, buffer, old, bytes })
     }
 
     /// Bytes of the sectors around a place that an item of the log names.
@@ -143,7 +162,7 @@ impl Patch {
 
     /// Keeps a change.
     pub(super) fn put(&mut self, change: Change) {
-        let Change { offset, old, bytes } = change;
+        let Change { offset, buffer, old, bytes } = change;
         let from = (offset % SECTOR) as usize;
         let new = if bytes.len() == old.len() {
             bytes
@@ -152,6 +171,9 @@ impl Patch {
             new[from..from + bytes.len()].copy_from_slice(&bytes);
             new
         };
+        if old != new {
+            self.put_buffer(buffer);
+        }
         let sectors = old.chunks_exact(SECTOR as usize).zip(new.chunks_exact(SECTOR as usize));
         for (number, (old, new)) in (offset / SECTOR..).zip(sectors) {
             if old != new {
@@ -160,14 +182,21 @@ impl Patch {
         }
     }
 
-    /// Puts whole sectors, which an item of the log names for `structure`, whatever was there.
+    /// Puts a whole buffer, which an item of the log names for `structure`, whatever was there.
     pub(super) fn replace(&mut self, offset: u64, bytes: &[u8], structure: &'static str) -> Result<()> {
         let sectors = self.sectors_of(offset, bytes.len() as u64, structure)?;
         debug_assert_eq!(sectors.end - sectors.start, bytes.len() as u64, "whole sectors");
+        self.put_buffer(sectors.clone());
         for (number, new) in (sectors.start / SECTOR..).zip(bytes.chunks_exact(SECTOR as usize)) {
             self.put_sector(number, new);
         }
         Ok(())
+    }
+
+    /// Something of this buffer changes.
+    fn put_buffer(&mut self, buffer: Range<u64>) {
+        let end = self.buffers.entry(buffer.start).or_default();
+        *end = buffer.end.max(*end);
     }
 
     fn put_sector(&mut self, number: u64, new: &[u8]) {
@@ -183,6 +212,7 @@ impl Patch {
     /// Takes in what changed of other groups.
     pub(super) fn take_in(&mut self, other: Self) {
         self.sectors += other.sectors;
+        other.buffers.into_iter().for_each(|(start, end)| self.put_buffer(start..end));
         for (number, slots) in other.units {
             let unit = self.units.entry(number).or_default();
             for (here, there) in unit.iter_mut().zip(*slots) {
@@ -210,16 +240,25 @@ impl Patch {
         self.device.flush()
     }
 
-    /// What is to be written, in whole sectors of the device.
+    /// What is to be written, in whole sectors of the device: buffers, of which none is in two writes. What lies over
+    /// each other is one: a buffer, and one that was freed before, and had some of the same blocks.
     fn runs(&self) -> Vec<Range<u64>> {
         let unit = u64::from(self.device.sector_size()).max(SECTOR);
+        let mut wholes: Vec<Range<u64>> = Vec::new();
+        for (&start, &end) in &self.buffers {
+            let (begin, end) = (start / unit * unit, end.next_multiple_of(unit));
+            match wholes.last_mut() {
+                Some(whole) if begin < whole.end => whole.end = whole.end.max(end),
+                _ => wholes.push(begin..end),
+            }
+        }
         let mut runs: Vec<Range<u64>> = Vec::new();
-        for (sector, _) in self.changed(0..self.volume) {
-            let begin = sector * SECTOR / unit * unit;
-            let end = begin + unit;
+        for whole in wholes {
             match runs.last_mut() {
-                Some(run) if begin <= run.end && end - run.start <= WRITE_MAX => run.end = run.end.max(end),
-                _ => runs.push(begin..end),
+                Some(run) if whole.start == run.end && whole.end - run.start <= WRITE_MAX => {
+                    run.end = whole.end
+                }
+                _ => runs.push(whole),
             }
         }
         runs
@@ -280,7 +319,7 @@ impl BlockDevice for Patch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockdev::{Counter, MemoryDevice};
+    use blockdev::{Counter, MemoryDevice, Recorder};
 
     #[test]
     fn changes_lie_over_the_device_until_they_are_written() {
@@ -319,6 +358,51 @@ mod tests {
         assert_eq!(whole.bytes_changed(), 1536);
         let expected = [[0; 512], [1; 512], [1; 512], [2; 512]].concat();
         assert_eq!(whole.get(512, 2048, "x").unwrap(), expected);
+    }
+
+    /// A buffer's first sector carries its LSN. Once it was on the device and a crash came before the others, the kernel
+    /// took the whole for replayed, and left a block with a bad checksum.
+    #[test]
+    fn a_buffer_of_which_anything_changed_is_written_at_once() {
+        let recorder = Arc::new(Recorder::new(Arc::new(MemoryDevice::anonymous(8 << 20).unwrap())));
+        let mut patch = Patch::new(Arc::clone(&recorder) as _, 8 << 20, 4096..8192, 1 << 20);
+        let mut buffers = Vec::new();
+        let mut change = |patch: &mut Patch, buffer: (u64, u64), at: &[u64]| {
+            let mut change = patch.change(buffer.0, buffer.1, "x").unwrap();
+            at.iter().for_each(|&at| change.bytes()[at as usize] = 1);
+            patch.put(change);
+            buffers.push(buffer.0..buffer.0 + buffer.1);
+        };
+        change(&mut patch, (8192, 65536), &[0, 65535]);
+        change(&mut patch, (1 << 17, 512), &[3]);
+        // More than a write takes, next to each other, in pieces that do not add up to one.
+        let many: Vec<u64> = (0..30).map(|n| (1 << 20) + n * 49152).collect();
+        many.iter().for_each(|&at| change(&mut patch, (at, 49152), &[1024, 49151]));
+        // A block that was freed, and is part of another now.
+        change(&mut patch, (5 << 20, 16384), &[0]);
+        change(&mut patch, ((5 << 20) + 12288, 16384), &[16383]);
+        let mut inode = patch.change_in((6 << 20, 16384), (6 << 20) + 1024, 512, "x").unwrap();
+        inode.bytes()[0] = 1;
+        patch.put(inode);
+        buffers.push(6 << 20..(6 << 20) + 16384);
+        let untouched = patch.change(7 << 20, 4096, "x").unwrap();
+        patch.put(untouched);
+        patch.write_out().unwrap();
+        let recording = recorder.recording();
+        let writes: Vec<_> = recording
+            .writes()
+            .iter()
+            .map(|write| write.offset..write.offset + write.data.len() as u64)
+            .collect();
+        for buffer in &buffers {
+            let parts: Vec<_> =
+                writes.iter().filter(|write| write.start < buffer.end && buffer.start < write.end).collect();
+            let whole = |write: &Range<u64>| write.start <= buffer.start && buffer.end <= write.end;
+            assert!(parts.len() == 1 && whole(parts[0]), "{buffer:?} in {parts:?}");
+        }
+        assert!(writes.iter().all(|write| write.end - write.start <= WRITE_MAX), "{writes:?}");
+        assert!(writes.iter().all(|write| write.end <= 7 << 20), "nothing else is written: {writes:?}");
+        assert!(writes.len() <= 6, "neighbours go together: {writes:?}");
     }
 
     #[test]

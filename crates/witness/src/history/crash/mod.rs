@@ -6,7 +6,7 @@
 //! - an image is right only if uxfs recovers it, `xfs_repair -n` and `uxfs check` find nothing, and every thread's
 //!   part of the tree is as it was at one moment that is not before what was durable when the power went;
 //! - every file grows then, and what comes behind its old end is zeroes;
-//! - where the kernel recovers a copy, both trees are the same;
+//! - where the kernel recovers a copy, both trees are the same: also of what a recovery by uxfs left that was cut short;
 //! - what is found wrong is kept as an image, which is all that is needed to see it again.
 
 mod fate;
@@ -41,7 +41,8 @@ pub struct Args {
     /// Images of a run that the kernel recovers too.
     #[arg(long, default_value_t = 5)]
     kernel: u64,
-    /// Images of a run whose recovery is cut short in turn, at each of its writes.
+    /// Images of a run whose recovery is cut short in turn, at each of its writes; some of what every other one leaves,
+    /// beginning with the first, the kernel recovers too.
     #[arg(long, default_value_t = 0)]
     again: u64,
 }
@@ -64,6 +65,8 @@ struct Counts {
     again_writes: u64,
     /// Images of these.
     again_images: u64,
+    /// Those of them that the kernel recovered too.
+    again_kernel: u64,
     failed: u64,
 }
 
@@ -79,6 +82,7 @@ impl AddAssign for Counts {
         self.again += other.again;
         self.again_writes += other.again_writes;
         self.again_images += other.again_images;
+        self.again_kernel += other.again_kernel;
         self.failed += other.failed;
     }
 }
@@ -88,7 +92,7 @@ impl fmt::Display for Counts {
         write!(
             f,
             "{} operations, {} writes; {} flushes, {} images at them; {} sampled subsets; {} beside the kernel; {} \
-             recoveries cut at each of {} writes, {} images",
+             recoveries cut at each of {} writes, {} images, {} of them beside the kernel",
             self.ops,
             self.writes,
             self.flushes,
@@ -97,7 +101,8 @@ impl fmt::Display for Counts {
             self.kernel,
             self.again,
             self.again_writes,
-            self.again_images
+            self.again_images,
+            self.again_kernel
         )
     }
 }

@@ -23,6 +23,9 @@ const CACHES: [u64; 3] = [64 << 20, 1 << 20, 128 << 10];
 /// As much may be logged before a run, so that the head of the log is anywhere, and its tail far behind.
 const LOGGED_BYTES_MAX: u64 = 8 << 20;
 
+/// How many of the images of a recovery that was cut the kernel recovers too, where it can.
+const KERNEL_AGAIN: usize = 6;
+
 /// How many wrong images end a run.
 const FAILURES_MAX: u64 = 3;
 
@@ -168,9 +171,14 @@ impl Images<'_> {
             let Some(&cut) = self.rng.choice(times) else { break };
             plan.push(Planned { kernel: true, ..at(cut, Choice::Whole(self.rng.u64(..))) });
         }
-        for _ in 0..self.args.again {
+        for nth in 0..self.args.again {
             let Some(&cut) = self.rng.choice(&starts) else { break };
-            plan.push(Planned { again: true, ..at(cut, Choice::Any(self.rng.u64(..))) });
+            let seed = self.rng.u64(..);
+            // Every other one without torn blocks, so that the kernel can go on from where the recovery was cut.
+            plan.push(match nth % 2 {
+                0 => Planned { again: true, kernel: true, ..at(cut, Choice::Whole(seed)) },
+                _ => Planned { again: true, ..at(cut, Choice::Any(seed)) },
+            });
         }
         plan.sort_by_key(|planned| planned.cut);
         plan
@@ -188,28 +196,37 @@ impl Images<'_> {
         self.counts.kernel += u64::from(planned.kernel);
         let what = format!("cut-{cut}-{choice}");
         if let (Some(recovery), true) = (self.right(&what, tried)?, planned.again) {
-            self.again(cut, &what, &recovery)?;
+            self.again(planned, &what, &recovery)?;
         }
         Ok(())
     }
 
-    /// Cuts a recovery short at each of its writes. Its image is on the stage.
-    fn again(&mut self, cut: u64, what: &str, recovery: &Recording) -> Result<()> {
+    /// Cuts a recovery short at each of its writes. Its image is on the stage. Some of what that leaves the kernel
+    /// recovers too, where no write was ever torn.
+    fn again(&mut self, planned: Planned, what: &str, recovery: &Recording) -> Result<()> {
+        let Planned { cut, kernel, .. } = planned;
+        let part = if kernel { Choice::Whole } else { Choice::Any };
         let flushes = recovery.cuts().into_iter().map(|at| (at, Choice::Dropped));
         let starts = recovery.writes().iter().map(|write| write.started + 1);
-        let writes: Vec<_> =
-            starts.map(|at| [(at, Choice::Applied), (at, Choice::Any(self.rng.u64(..)))]).collect();
+        let writes: Vec<_> = starts.map(|at| [(at, Choice::Applied), (at, part(self.rng.u64(..)))]).collect();
         let mut plan: Vec<(u64, Choice)> = flushes.chain(writes.into_iter().flatten()).collect();
         plan.sort_unstable();
+        let kernel_too: Vec<usize> = if kernel {
+            (0..KERNEL_AGAIN).map(|_| self.rng.usize(..plan.len())).collect()
+        } else {
+            Vec::new()
+        };
         self.counts.again += 1;
         self.counts.again_writes += recovery.writes().len() as u64;
         self.stage.device().mark();
         let mut cuts = PowerCuts::new(recovery, Arc::clone(self.stage.device()));
-        for (at, choice) in plan {
+        for (nth, (at, choice)) in plan.into_iter().enumerate() {
             cuts.advance(at)?;
             cuts.make(choice.chooser(recovery.sector_size()))?;
-            let tried = self.stage.try_image(self.threads, cut, None);
+            let beside = kernel_too.contains(&nth).then_some(Beside { copy: &self.copy, mnt: &self.mnt });
+            let tried = self.stage.try_image(self.threads, cut, beside);
             self.counts.again_images += 1;
+            self.counts.again_kernel += u64::from(beside.is_some());
             self.right(&format!("{what}-recovery-{at}-{choice}"), tried)?;
             self.stage.device().rewind()?;
             if self.counts.failed >= FAILURES_MAX {

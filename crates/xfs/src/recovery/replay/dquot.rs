@@ -32,7 +32,7 @@ impl Share<'_> {
             return Err(damaged(FormatError::value(NAME, "offset in its buffer", offset.into())));
         }
         let at = daddr.0.saturating_mul(512).saturating_add(offset.into());
-        let mut change = self.change(at, size, NAME)?;
+        let mut change = self.change_in((daddr.0.saturating_mul(512), block), at, size, NAME)?;
         let (dquot, _) = Dquot::mut_from_prefix(change.bytes())
             .map_err(|_| damaged(FormatError::new(NAME, "truncated structure")))?;
         if dquot.lsn.get() > lsn.0 {

@@ -34,7 +34,8 @@ impl Share<'_> {
         if !inside || self.place_of(ino) != Some(at) {
             return Err(damaged(FormatError::value(NAME, "place", at / 512)));
         }
-        let mut change = self.change(at, size, NAME)?;
+        let cluster = (format.daddr.0.saturating_mul(512), u64::from(format.len) * 512);
+        let mut change = self.change_in(cluster, at, size, NAME)?;
         let inode = change.bytes();
         if !inode.starts_with(&MAGIC.to_be_bytes()) {
             return Err(damaged(FormatError::new(NAME, "magic of the inode on disk")));

@@ -133,10 +133,22 @@ impl<'g> Share<'g> {
         self.patch.change(offset, len, structure)
     }
 
+    /// As [`change`](Self::change), of a part of a buffer that an item names.
+    pub(super) fn change_in(
+        &self,
+        buffer: (u64, u64),
+        offset: u64,
+        len: u64,
+        structure: &'static str,
+    ) -> Result<Change> {
+        self.check_group(buffer.0, buffer.1, structure)?;
+        self.patch.change_in(buffer, offset, len, structure)
+    }
+
     /// Nothing lies in two groups: the other may be another share's.
     fn check_group(&self, offset: u64, len: u64, structure: &'static str) -> Result<()> {
         let group = self.geometry.daddr_of(AgNumber(1), AgBlock(0)).0 * 512;
-        if offset % group.max(1) + len <= group {
+        if (offset % group.max(1)).saturating_add(len) <= group {
             return Ok(());
         }
         let problem = FormatError::value(structure, "place across the end of a group", offset / 512);
