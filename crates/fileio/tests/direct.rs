@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockdev::{
-    BlockDevice, Counter, Durability, Fault, FaultDevice, FileOptions, HostIo, MemoryDevice, MemoryOptions,
-    Op,
+    BlockDevice, BlockingQueue, Counter, DeviceError, Durability, Fault, FaultDevice, FileOptions, HostIo,
+    IoQueue, MemoryDevice, MemoryOptions, Op, Place,
 };
 use common::{BLOCK, Damaged, FakeMap, Fixture, Random, States, fixture, fixture_on, plain};
 use fileio::{DirectFile, Extent, ExtentState, FileError, FileMapping, Found, Locking, MapSeq, Refusal};
@@ -360,4 +360,75 @@ fn lock_statistics_are_kept_when_asked_for() {
     held.overwrite_at(BLOCK, &[1; 512]).unwrap();
     drop(guard);
     held.device().write(0, &[0; 512], Durability::Volatile).unwrap();
+}
+
+/// A device that is a file, as an image within an image is.
+#[derive(Debug)]
+struct Within(DirectFile<FakeMap>);
+
+impl BlockDevice for Within {
+    fn size(&self) -> u64 {
+        self.0.map().size()
+    }
+
+    fn sector_size(&self) -> u32 {
+        512
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn place(&self) -> Place {
+        self.0.device().place()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        assert_eq!(self.0.read_at(offset, buf).unwrap(), buf.len());
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, buf: &[u8], _: Durability) -> Result<(), DeviceError> {
+        self.0.overwrite_at(offset, buf).unwrap();
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.0.sync().unwrap();
+        Ok(())
+    }
+
+    fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
+        Ok(Box::new(BlockingQueue::new(self, depth)?))
+    }
+}
+
+/// Half a sector of a file in an image that is a file itself, on larger sectors: each of the two wanted the one sector of
+/// memory that the thread had, and the thread panicked.
+#[test]
+fn half_a_sector_of_an_image_within_an_image() {
+    let mut device: Arc<dyn BlockDevice> =
+        Arc::new(MemoryOptions::new().sector_size(4096).anonymous(64 * BLOCK).unwrap());
+    let mut files = Vec::new();
+    for blocks in [48, 32] {
+        let place = ExtentState::Written(8 * BLOCK);
+        let extent = Extent { offset: 0, len: blocks * BLOCK, state: place };
+        let map = || FakeMap::new(blocks * BLOCK, vec![extent]);
+        files.push(DirectFile::new(Arc::clone(&device), map(), Locking::Range));
+        device = Arc::new(Within(DirectFile::new(device, map(), Locking::Range)));
+    }
+    let inner = DirectFile::new(
+        device,
+        FakeMap::new(
+            16 * BLOCK,
+            vec![Extent { offset: 0, len: 16 * BLOCK, state: ExtentState::Written(8 * BLOCK) }],
+        ),
+        Locking::Range,
+    );
+    inner.overwrite_at(700, b"in the middle of sectors").unwrap();
+    let mut back = [0; 24];
+    inner.read_at(700, &mut back).unwrap();
+    assert_eq!(&back, b"in the middle of sectors");
+    files[0].read_at(16 * BLOCK + 700, &mut back).unwrap();
+    assert_eq!(&back, b"in the middle of sectors", "where it lies at last");
 }

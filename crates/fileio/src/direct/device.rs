@@ -1,7 +1,8 @@
 //! Transfers of any bytes of a device, in whole sectors.
 //!
-//! A partly covered sector goes through one sector of memory that each thread has: read, merged, written. The
-//! caller holds those sectors.
+//! A partly covered sector goes through a sector of memory of the thread's own: read, merged, written. The caller holds
+//! those sectors. Invariant: that memory is nobody else's while the device works, which may be a file of this very kind (an
+//! image within an image) and want some too.
 
 use std::cell::RefCell;
 
@@ -13,7 +14,8 @@ use super::DirectFile;
 const SECTOR_BYTES_MAX: usize = 4096;
 
 thread_local! {
-    static SECTOR: RefCell<AlignedBuf> = RefCell::new(AlignedBuf::zeroed(SECTOR_BYTES_MAX));
+    /// As many as were in use at once: one for each device that lay upon another.
+    static SECTORS: RefCell<Vec<AlignedBuf>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A request cut at the first and the last sector boundary inside it.
@@ -105,9 +107,11 @@ impl<M> DirectFile<M> {
             return Ok(());
         }
         let past = (at & self.sector_mask) as usize;
-        SECTOR.with_borrow_mut(|memory| {
-            let sector = &mut memory[..self.sector_mask as usize + 1];
-            work(at - past as u64, sector, past..past + len)
-        })
+        let spare = SECTORS.with_borrow_mut(Vec::pop);
+        let mut memory = spare.unwrap_or_else(|| AlignedBuf::zeroed(SECTOR_BYTES_MAX));
+        let sector = &mut memory[..self.sector_mask as usize + 1];
+        let worked = work(at - past as u64, sector, past..past + len);
+        SECTORS.with_borrow_mut(|spares| spares.push(memory));
+        worked
     }
 }

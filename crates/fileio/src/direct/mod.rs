@@ -6,7 +6,7 @@
 //!   true until the request is over.
 //! - An overwrite is checked in whole before its first byte is written. Should the map have another version when
 //!   the writing gets to a further extent, that extent is checked again.
-//! - No request allocates memory, except once per thread.
+//! - No request allocates memory, except once per thread and device that lies upon another.
 
 mod device;
 mod extend;
