@@ -7,6 +7,7 @@
 //! it may say only once that something is lost; once anything has failed, the device below is left alone: what would
 //! come behind it is of no use.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -137,7 +138,10 @@ impl Shared {
             drop(state);
             let mut written = Ok(());
             for (offset, buf) in batch {
-                written = written.and_then(|()| self.inner.write(offset, &buf, Durability::Volatile));
+                written = written.and_then(|()| {
+                    let write = || self.inner.write(offset, &buf, Durability::Volatile);
+                    caught("write", offset, buf.len(), write)
+                });
             }
             state = self.lock();
             state.writing = false;
@@ -162,13 +166,25 @@ impl Shared {
     fn flush_below<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         (state.flushing, state.flush) = (true, false);
         drop(state);
-        let flushed = self.inner.flush();
+        let flushed = caught("flush", 0, 0, || self.inner.flush());
         state = self.lock();
         state.flushing = false;
         state.note(flushed);
         self.changed.notify_all();
         state
     }
+}
+
+/// What the device below says to a request. A panic is a failure: others wait for the thread that asks.
+fn caught(
+    op: &'static str,
+    offset: u64,
+    len: usize,
+    request: impl FnOnce() -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
+    catch_unwind(AssertUnwindSafe(request)).unwrap_or_else(|_| {
+        Err(DeviceError::io(op, offset, len, std::io::Error::other("the device panicked")))
+    })
 }
 
 impl State {
@@ -309,5 +325,48 @@ mod tests {
         drop(device);
         let counts = counter.counts();
         assert_eq!((counts.writes, counts.flushes), (1, 0), "what came before the failure, alone");
+    }
+
+    #[derive(Debug)]
+    struct Panics {
+        op: Op,
+        inner: Arc<dyn BlockDevice>,
+    }
+
+    impl Layer for Panics {
+        fn below(&self) -> &Arc<dyn BlockDevice> {
+            &self.inner
+        }
+
+        fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+            assert!(self.op != Op::Write, "a device that panics");
+            self.inner.write(offset, buf, durability)
+        }
+
+        fn pass_flush(&self) -> Result<(), DeviceError> {
+            assert!(self.op != Op::Flush, "a device that panics");
+            self.inner.flush()
+        }
+    }
+
+    /// The thread was gone, and everybody waited for it.
+    #[test]
+    fn a_panic_of_the_device_below_is_told_by_all_that_follows() {
+        for op in [Op::Write, Op::Flush] {
+            let (ends, ended) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                let device = Deferred::new(Arc::new(Panics { op, inner: memory() }));
+                device.write(0, &[1; 512], Durability::Volatile).unwrap();
+                device.flush().unwrap();
+                let error = device.finish().expect_err("nothing is durable");
+                assert!(error.to_string().ends_with("the device panicked"), "{error}");
+                assert!(device.read(0, &mut [0; 512]).is_err());
+                assert!(device.write(0, &[1; 512], Durability::Volatile).is_err());
+                device.settle();
+                drop(device);
+                ends.send(()).expect("somebody waits");
+            });
+            ended.recv_timeout(std::time::Duration::from_secs(60)).expect("nobody waits for ever");
+        }
     }
 }

@@ -36,7 +36,7 @@ impl BusyMark {
     }
 }
 
-/// A mark that ends when it is dropped.
+/// A mark that ends when it is dropped; not where that is by a panic, as nobody knows then what is in the log.
 #[derive(Debug)]
 pub struct BusyGuard {
     busy: Arc<BusyExtents>,
@@ -52,7 +52,7 @@ impl BusyGuard {
 
 impl Drop for BusyGuard {
     fn drop(&mut self) {
-        if let Some(mark) = self.mark.take() {
+        if let Some(mark) = self.mark.take().filter(|_| !std::thread::panicking()) {
             self.busy.release(mark);
         }
     }

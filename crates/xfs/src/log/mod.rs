@@ -79,10 +79,12 @@ pub enum ShutdownReason {
     Closed,
     /// It could not be closed.
     NotClosed,
+    /// One of its threads panicked, as a device may that somebody else made.
+    Panicked,
 }
 
 impl ShutdownReason {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::LogWrite,
         Self::MetadataWrite,
         Self::Flush,
@@ -92,6 +94,7 @@ impl ShutdownReason {
         Self::Asked,
         Self::Closed,
         Self::NotClosed,
+        Self::Panicked,
     ];
 
     fn code(self) -> u32 {
@@ -115,6 +118,7 @@ impl fmt::Display for ShutdownReason {
             Self::Asked => "it was asked for",
             Self::Closed => "it was closed",
             Self::NotClosed => "closing it failed, and what is in its log is to be recovered",
+            Self::Panicked => "a thread of the journal panicked",
         })
     }
 }
@@ -124,12 +128,27 @@ pub type OnLanded = Box<dyn FnOnce(Outcome) + Send>;
 
 static COMMITS: LockClass = LockClass::new(lockstat::COMMIT_CLASS);
 
-/// A thread of the journal's own.
-fn background(run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
-    thread::spawn(|| {
+/// A thread of the journal's own. If it panics, what it did is done by nobody: the journal is shut down, as others would
+/// wait for it, and rely on it.
+fn background(core: &Arc<Core>, run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    let end = End(Arc::clone(core));
+    thread::spawn(move || {
         lockstat::this_thread_is_background();
+        let _end = end;
         run();
     })
+}
+
+/// The end of a thread of the journal, however it comes.
+struct End(Arc<Core>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // A model that panics is over.
+        if std::thread::panicking() && !cfg!(shuttle) {
+            self.0.shutdown(ShutdownReason::Panicked);
+        }
+    }
 }
 
 /// Who says when checkpoints are written and items written back.
@@ -268,9 +287,9 @@ impl Journal {
         let committer = Committer::new(Arc::clone(&core));
         let pusher = Pusher::new(Arc::clone(&core), queue);
         let threads = vec![
-            background(move || writer.run()),
-            background(move || committer.run()),
-            background(move || pusher.run()),
+            background(&core, move || writer.run()),
+            background(&core, move || committer.run()),
+            background(&core, move || pusher.run()),
         ];
         Ok(Arc::new(Self { core, threads: Some(Mutex::new(threads)) }))
     }
@@ -587,8 +606,8 @@ impl Journal {
         for handle in threads.drain(..) {
             // An item's callback may be what lets go of the journal last.
             if handle.thread().id() != mine {
-                let ended = handle.join();
-                debug_assert!(ended.is_ok(), "a thread of the journal panicked");
+                // One that panicked has said so, and shut the journal down.
+                let _ = handle.join();
             }
         }
         self.core.ail.clear();

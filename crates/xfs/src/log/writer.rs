@@ -46,6 +46,15 @@ impl From<FormatError> for Failure {
     }
 }
 
+/// The end of the writer, however it comes: the committer waits for it.
+struct End(Arc<Core>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.pipe.finish();
+    }
+}
+
 /// The thread that closes checkpoints and writes their records.
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -70,6 +79,7 @@ impl Writer {
 
     /// Writes what is asked for until the journal is shut down, and aborts what is left.
     pub(super) fn run(mut self) {
+        let _end = End(Arc::clone(&self.core));
         loop {
             match self.core.orders.next(&self.core.cil) {
                 Order::Push => self.push(),
@@ -80,7 +90,6 @@ impl Writer {
         if let Some(closed) = self.core.cil.kill() {
             self.abort(closed);
         }
-        self.core.pipe.finish();
     }
 
     fn push(&mut self) {
