@@ -7,7 +7,7 @@ use crate::exit::{Exit, Failure, Result, host_name};
 use crate::location::{Images, Location};
 use crate::options::Global;
 use crate::problems::{Problems, for_each};
-use uxfs::{Dir, Error, ErrorKind, Node, Volume};
+use uxfs::{Dir, Error, ErrorKind, Node, Rename, Volume};
 
 /// Changes the volume in one image.
 pub fn change<T>(global: &Global, location: &Location, work: impl FnOnce(&Volume) -> Result<T>) -> Result<T> {
@@ -91,6 +91,46 @@ pub fn existing(volume: &Volume, location: &Location, follow: bool) -> Result<Op
         Ok(node) => Ok(Some(node)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failure(location, &error)),
+    }
+}
+
+/// The directory that a path leads to; `None` if it leads to something else, or nowhere, as a link does whose text is no
+/// path of anything.
+pub fn directory(volume: &Volume, location: &Location) -> Result<Option<Dir>> {
+    use ErrorKind as K;
+    let dir = volume.lookup(&location.path).and_then(|node| node.as_dir());
+    match dir {
+        Ok(dir) => Ok(Some(dir)),
+        Err(error) => match error.kind() {
+            K::NotFound | K::NotADirectory | K::TooManySymlinks | K::NameTooLong | K::InvalidPath => Ok(None),
+            _ => Err(failure(location, &error)),
+        },
+    }
+}
+
+/// Makes something under the name of what is there, whose place it takes in one step: what cannot be made, or cannot take
+/// that place, leaves what is there as it is.
+pub fn replace<T>(dir: &Dir, name: &[u8], make: impl Fn(&[u8]) -> uxfs::Result<T>) -> uxfs::Result<T> {
+    let (made, temporary) = make_beside(make)?;
+    match dir.rename(&temporary, dir, name, Rename::Replace) {
+        Ok(()) => Ok(made),
+        Err(error) => {
+            // What went wrong first is what is said.
+            let _ = dir.remove_file(&temporary);
+            Err(error)
+        }
+    }
+}
+
+/// Makes something under a name that nothing has yet.
+pub fn make_beside<T>(make: impl Fn(&[u8]) -> uxfs::Result<T>) -> uxfs::Result<(T, Vec<u8>)> {
+    let mut number = 0_u64;
+    loop {
+        let name = format!(".uxfs-new-{number}").into_bytes();
+        match make(&name) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+            other => return Ok((other?, name)),
+        }
     }
 }
 

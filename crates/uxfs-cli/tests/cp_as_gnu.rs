@@ -3,8 +3,7 @@
 
 mod common;
 
-use common::{Image, describe, manifest, run, scratch, uxfs};
-use std::collections::BTreeMap;
+use common::{Image, describe, found, run, scratch, twins, uxfs};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -161,18 +160,6 @@ fn destination(dir: &Path) {
     run("find", &[&dir, &"-depth", &"-exec", &"touch", &"-hd", &"2010-10-10 10:10:10.5 UTC", &"{}", &"+"]);
 }
 
-/// What there is below a directory, where times of today are not told apart.
-fn found(dir: &Path) -> BTreeMap<Vec<u8>, String> {
-    let today = |text: String| {
-        let (before, behind) = text.split_once("mtime=").unwrap();
-        let (time, behind) = behind.split_once(' ').unwrap();
-        let seconds: i64 = time.split_once('.').unwrap().0.parse().unwrap();
-        let time = if seconds > 1_600_000_000 { "now" } else { time };
-        format!("{before}mtime={time} {behind}")
-    };
-    manifest(dir).into_iter().map(|(path, text)| (path, today(text))).collect()
-}
-
 /// GNU `cp`; its own word for `--replace`. Whether it did all of it.
 fn gnu(case: &Case, from: &Path, to: &Path) -> bool {
     let Case(options, sources, target) = case;
@@ -230,16 +217,6 @@ fn directories(below: &Path, number: usize) {
         std::fs::create_dir(below.join(nth.to_string())).unwrap();
         destination(&below.join(nth.to_string()));
     }
-}
-
-/// Two images with the same in them.
-fn twins(fill: impl FnOnce(&Path)) -> (Image, Image) {
-    let first = Image::new(&[]);
-    fill(first.mount(&[]).dir());
-    let dir = scratch();
-    let path = dir.path().join("volume.img");
-    run("cp", &[&"--sparse=always", &first.path, &path]);
-    (first, Image { dir, path })
 }
 
 fn sound(image: &Image) {

@@ -22,7 +22,7 @@ pub struct Args {
     /// Make a symbolic link
     #[arg(short, long)]
     symbolic: bool,
-    /// Remove what has the new name, unless it is a directory
+    /// Take the place of what has the new name, unless it is a directory; where the link cannot be made, that stays
     #[arg(short, long)]
     force: bool,
     /// Whose a symbolic link is, in numbers
@@ -50,38 +50,50 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
             }
             Some(node)
         };
+        let new = NewNode {
+            uid: args.owner.uid.unwrap_or_default(),
+            gid: args.owner.gid.unwrap_or_default(),
+            ..NewNode::default()
+        };
+        let make = |name: &[u8]| match &node {
+            Some(node) => dir.link(name, node),
+            None => dir.create_symlink(name, args.target.as_bytes(), &new).map(drop),
+        };
         if args.force
             && let Some(there) = dir.lookup(&name).map_err(failure)?
         {
             if node.as_ref().is_some_and(|node| node.ino() == there.ino()) {
-                return Err(edit::refused(&target, Exit::Usage, "this is the same file"));
+                if is_itself(volume, &target, &dir, &name)? {
+                    return Err(edit::refused(&target, Exit::Usage, "this is the same file"));
+                }
+                return Ok(Exit::Ok);
             }
             if there.file_type().is_dir() {
                 let what = "a directory has that name, and is left as it is";
                 return Err(edit::refused(&args.link, Exit::AlreadyExists, what));
             }
-            dir.remove_file(&name).map_err(failure)?;
+            // What it is made under first means nothing to who asked.
+            edit::replace(&dir, &name, make).map_err(|error| {
+                let text = error.to_string();
+                let what = text.strip_prefix(".uxfs-new-").and_then(|text| text.split_once(": "));
+                edit::refused(&args.link, error.kind().into(), what.map_or(&*text, |(_, what)| what))
+            })?;
+            return Ok(Exit::Ok);
         }
-        match node {
-            Some(node) => dir.link(&name, &node).map_err(failure)?,
-            None => {
-                let new = NewNode {
-                    uid: args.owner.uid.unwrap_or_default(),
-                    gid: args.owner.gid.unwrap_or_default(),
-                    ..NewNode::default()
-                };
-                dir.create_symlink(&name, args.target.as_bytes(), &new).map_err(failure)?;
-            }
-        }
+        make(&name).map_err(failure)?;
         Ok(Exit::Ok)
     })
 }
 
+/// Whether a name in a directory is that of the target itself, and not another one of the same file.
+fn is_itself(volume: &Volume, target: &Location, dir: &Dir, name: &[u8]) -> Result<bool> {
+    let (parent, target_name) = edit::parent(volume, target)?;
+    Ok(parent.node().ino() == dir.node().ino() && target_name == name)
+}
+
 /// The directory and the name of the new link. In a directory it is called as its target is.
 fn place(volume: &Volume, link: &Location, target: &[u8]) -> Result<(Dir, Vec<u8>)> {
-    let there = edit::existing(volume, link, true)?;
-    if let Some(node) = there.filter(|node| node.file_type().is_dir()) {
-        let dir = node.as_dir().map_err(|error| edit::failure(link, &error))?;
+    if let Some(dir) = edit::directory(volume, link)? {
         let name = edit::split(target).map(|(_, name)| name.to_vec());
         let name =
             name.ok_or_else(|| edit::refused(link, Exit::AlreadyExists, "is a directory; name the link"))?;

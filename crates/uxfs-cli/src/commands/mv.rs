@@ -5,6 +5,7 @@ use crate::exit::{Exit, Failure, Result, host_name};
 use crate::location::{Location, parser};
 use crate::options::{Global, TIME_HELP};
 use crate::problems::{Problems, for_each};
+use crate::walk::InodeSet;
 use uxfs::{Dir, ErrorKind, Rename, Volume};
 
 /// Arguments of `mv`.
@@ -37,22 +38,29 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         }
     }
     edit::change(global, &args.destination, |volume| {
-        let there = edit::existing(volume, &args.destination, true)?;
-        let into =
-            there.filter(|node| node.file_type().is_dir() && !args.no_target_directory && !args.exchange);
+        let into = match args.no_target_directory || args.exchange {
+            true => None,
+            false => edit::directory(volume, &args.destination)?,
+        };
         if into.is_none() && args.sources.len() > 1 {
             let what = "not a directory; several things are moved into one";
             return Err(edit::refused(&args.destination, Exit::Usage, what));
         }
-        let into = into.map(|node| node.as_dir()).transpose();
-        let into = into.map_err(|error| edit::failure(&args.destination, &error))?;
+        let mut moved = InodeSet::default();
         for_each(&args.sources, &mut Problems::default(), |source, _| {
-            one(args, volume, source, into.as_ref())
+            one(args, volume, source, into.as_ref(), &mut moved)
         })
     })
 }
 
-fn one(args: &Args, volume: &Volume, source: &Location, into: Option<&Dir>) -> Result<()> {
+/// Moves one. `moved`: what the same command has moved, which is not lost to what comes next.
+fn one(
+    args: &Args,
+    volume: &Volume,
+    source: &Location,
+    into: Option<&Dir>,
+    moved: &mut InodeSet,
+) -> Result<()> {
     let (from, name) = edit::parent(volume, source)?;
     let node = edit::named(&from, name, source)?;
     let is_dir = node.file_type().is_dir();
@@ -72,13 +80,17 @@ fn one(args: &Args, volume: &Volume, source: &Location, into: Option<&Dir>) -> R
         if args.no_clobber {
             return Ok(());
         }
+        if moved.contains(there.ino()) {
+            let what = "something else was moved to this name just now, and is left as it is";
+            return Err(edit::refused(source, Exit::AlreadyExists, what));
+        }
     }
     if let Some(there) = &there
         && there.ino() == node.ino()
         && !args.exchange
     {
-        // Two names of one file: a rename leaves both, which is not what was asked for.
-        return from.remove_file(name).map_err(|error| edit::failure(source, &error));
+        // Two names of one file, which a rename would leave.
+        return Err(edit::refused(source, Exit::Usage, "this is the same file"));
     }
     let how = match (args.exchange, args.no_clobber) {
         (true, _) => Rename::Exchange,
@@ -98,5 +110,7 @@ fn one(args: &Args, volume: &Volume, source: &Location, into: Option<&Dir>) -> R
             edit::failure(&Location { path, ..args.destination.clone() }, &error)
         }
         _ => edit::failure(source, &error),
-    })
+    })?;
+    moved.insert(node.ino());
+    Ok(())
 }

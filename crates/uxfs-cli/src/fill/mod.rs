@@ -11,6 +11,7 @@ pub mod host;
 pub mod image;
 pub mod stream;
 
+use crate::edit::make_beside;
 use crate::exit::{Exit, Failure};
 use crate::host::attributes::Keep;
 use crate::interrupt;
@@ -513,14 +514,8 @@ impl<'a> Filler<'a> {
             self.check_made(&there)?;
             self.check_unshared(name, &there)?;
         }
-        let mut number = 0_u64;
-        loop {
-            let temporary = format!(".uxfs-new-{number}").into_bytes();
-            match make(&temporary) {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-                other => return Ok((other?, NewName { name, temporary: Some(temporary) })),
-            }
-        }
+        let (made, temporary) = make_beside(make)?;
+        Ok((made, NewName { name, temporary: Some(temporary) }))
     }
 
     /// Sets all that is said of a directory and is to be kept.

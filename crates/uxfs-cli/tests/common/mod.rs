@@ -329,3 +329,25 @@ pub fn assert_same(left: &Path, right: &Path) {
 pub fn blocks(path: &Path) -> u64 {
     rustix::fs::statat(rustix::fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW).unwrap().st_blocks as u64
 }
+
+/// What there is below a directory, where times of today are not told apart.
+pub fn found(dir: &Path) -> BTreeMap<Vec<u8>, String> {
+    let today = |text: String| {
+        let (before, behind) = text.split_once("mtime=").unwrap();
+        let (time, behind) = behind.split_once(' ').unwrap();
+        let seconds: i64 = time.split_once('.').unwrap().0.parse().unwrap();
+        let time = if seconds > 1_600_000_000 { "now" } else { time };
+        format!("{before}mtime={time} {behind}")
+    };
+    manifest(dir).into_iter().map(|(path, text)| (path, today(text))).collect()
+}
+
+/// Two images with the same in them.
+pub fn twins(fill: impl FnOnce(&Path)) -> (Image, Image) {
+    let first = Image::new(&[]);
+    fill(first.mount(&[]).dir());
+    let dir = scratch();
+    let path = dir.path().join("volume.img");
+    run("cp", &[&"--sparse=always", &first.path, &path]);
+    (first, Image { dir, path })
+}
