@@ -27,8 +27,10 @@ pub enum DeviceError {
     /// A write to a device that was opened for reading only.
     #[error("the device is open for reading only")]
     ReadOnly,
-    /// Another process has the image open for writing, or it is a block device that is mounted.
-    #[error("another process has it open for writing, or has it mounted: wait until that is done, or end it")]
+    /// Another process or the kernel has the image open for writing or locked, or it is a block device that is mounted.
+    #[error(
+        "another process or the kernel has it open for writing, locked or mounted: wait until that is done, or end it"
+    )]
     Locked,
     /// The kernel has the image attached as a loop device: which, and what to do.
     #[error("{0}")]

@@ -4,7 +4,8 @@
 //! here. Loop devices belong to the whole machine, so that one that is mounted in another mount namespace is found too:
 //! by the device and inode number that the kernel keeps of the file, or, for who may not ask that, by the file's name.
 //!
-//! Not found: a loop device that is made later. Of a block device the kernel keeps a claim of its own
+//! Not found: a loop device that is made later, or whose file lies behind another file system (`elsewhere` sees it if
+//! it writes). Of a block device the kernel keeps a claim of its own
 //! (`O_EXCL`), which a loop device does not take of what it lies on: the layers below a device, and loop devices that
 //! share bytes with it, are looked at here.
 

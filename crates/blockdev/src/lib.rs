@@ -32,6 +32,7 @@ mod check;
 mod claim;
 mod deferred;
 mod device;
+mod elsewhere;
 mod error;
 mod file;
 mod flushes;

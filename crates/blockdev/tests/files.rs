@@ -4,6 +4,7 @@ mod common;
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -120,6 +121,26 @@ fn another_process_is_kept_out() {
     FileDevice::open(&path).unwrap();
     drop(other.stdin.take());
     other.wait().unwrap();
+    FileDevice::open_writable(&path).unwrap();
+}
+
+/// The locks that QEMU has on the bytes of a disk: nobody else may write, and it still reads.
+#[test]
+fn the_disk_of_a_virtual_machine_is_not_written() {
+    let dir = dir();
+    let path = image(&dir, 1 << 20);
+    let machine = File::open(&path).unwrap();
+    for byte in [100, 101, 103, 201, 203] {
+        // SAFETY: `flock` is plain numbers, of which any are valid.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        (lock.l_type, lock.l_start, lock.l_len) = (libc::F_RDLCK as _, byte, 1);
+        // SAFETY: the kernel reads one `flock`, which lives as long as the call.
+        assert_eq!(unsafe { libc::fcntl(machine.as_raw_fd(), libc::F_OFD_SETLK, &lock) }, 0);
+    }
+    assert!(matches!(FileDevice::open_writable(&path), Err(DeviceError::Locked)));
+    assert!(matches!(blockdev::MemoryDevice::map_file(&path), Err(DeviceError::Locked)));
+    FileDevice::open(&path).unwrap();
+    drop(machine);
     FileDevice::open_writable(&path).unwrap();
 }
 

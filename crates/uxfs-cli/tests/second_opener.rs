@@ -229,3 +229,183 @@ fn what_a_loop_device_over_a_loop_device_has_is_not_written() {
     unmount(&at, &below.0);
     uxfs_ok(&[&"cp", &source, &format!("{}:/mine", above.0)]);
 }
+
+const ELSEWHERE: &str = "another process or the kernel has it open for writing";
+
+/// A shell that says when it has done the first part of its work, and goes on when it is let.
+struct Waiting(Child);
+
+impl Waiting {
+    fn new(program: &[&str], script: &str, args: &[&dyn AsRef<OsStr>]) -> Self {
+        let script = format!("set -e\n{script}\necho ready; read line || true");
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]).args(["sh", "-c", &script]).args(args.iter().map(|arg| arg.as_ref()));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "ready\n");
+        Self(child)
+    }
+
+    fn end(mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+/// An image, and something to copy into it, that a user owns who is not root.
+fn of_a_user() -> (Image, std::path::PathBuf) {
+    let image = Image::new(&[]);
+    let source = image.dir.path().join("source");
+    std::fs::write(&source, "text\n").unwrap();
+    for path in [image.dir.path(), &image.path, &source] {
+        std::os::unix::fs::chown(path, Some(1000), Some(1000)).unwrap();
+    }
+    (image, source)
+}
+
+/// Runs the command by way of a shell, which has it as its third descriptor: a user may not see where it is.
+fn uxfs_in(program: &[&str], script: &str, args: &[&dyn AsRef<OsStr>]) -> std::process::Output {
+    let script = format!("exec 3<\"$0\"\n{script}");
+    let mut command = Command::new(program[0]);
+    let command = command.args(&program[1..]).args(["sh", "-c", &script, env!("CARGO_BIN_EXE_uxfs")]);
+    command.args(args.iter().map(|arg| arg.as_ref())).output().unwrap()
+}
+
+const AS_USER: &str = "exec setpriv --reuid 1000 --regid 1000 --clear-groups /proc/self/fd/3 \"$@\"";
+
+#[track_caller]
+fn is_refused(output: &std::process::Output) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(LOCKED), "{said}");
+    assert!(said.contains(ELSEWHERE) && said.lines().count() == 1, "{said}");
+}
+
+#[test]
+fn what_another_process_has_open_for_writing_is_not_written() {
+    let image = Image::new(&[]);
+    let source = image.dir.path().join("source");
+    std::fs::write(&source, "text\n").unwrap();
+    let writer = Waiting::new(&["env"], "exec 3<>\"$0\"", &[&image.path]);
+    all_writers_are_refused(&image, &source, ELSEWHERE);
+    writer.end();
+    // Who reads is in nobody's way, nor is what the command has got from whoever started it.
+    let reader = Waiting::new(&["env"], "exec 3<\"$0\"", &[&image.path]);
+    uxfs_ok(&[&"mkdir", &image.at("/dir")]);
+    reader.end();
+    let script = "exec 4<>\"$1\"; shift; exec /proc/self/fd/3 \"$@\"";
+    let output = uxfs_in(&["env"], script, &[&image.path, &"mkdir", &image.at("/other")]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Locks of virtual machines, and of programs that lock as POSIX has it, are asked for.
+#[test]
+fn what_another_process_has_locked_is_not_written() {
+    let image = Image::new(&[]);
+    let source = image.dir.path().join("source");
+    std::fs::write(&source, "text\n").unwrap();
+    let file = std::fs::File::open(&image.path).unwrap();
+    rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).unwrap();
+    // To read an image through another descriptor lets go of such a lock: this process does not look whether it changed.
+    for command in [&["mkdir"][..], &["mkfs", "-qf"]] {
+        let mut args: Vec<&dyn AsRef<OsStr>> = command.iter().map(|arg| arg as &dyn AsRef<OsStr>).collect();
+        let place = if command.len() == 1 { image.at("/dir") } else { image.path.clone().into() };
+        args.push(&place);
+        uxfs_fails(&args, LOCKED, "locked");
+    }
+    drop(file);
+    assert!(!uxfs(&[&"stat", &image.at("/dir")]).status.success(), "it was made");
+    uxfs_ok(&[&"mkdir", &image.at("/dir")]);
+}
+
+/// Neither the loop device nor the name that it knows its file by is to be seen in a container.
+#[test]
+fn what_is_mounted_outside_of_a_container_is_not_written() {
+    let image = Image::new(&[]);
+    std::fs::write(image.dir.path().join("source"), "text\n").unwrap();
+    let mount = image.mount(&[]);
+    std::fs::write(mount.dir().join("file"), "kept\n").unwrap();
+    run("sync", &[&"-f", &mount.dir()]);
+    let untouched = image.dir.path().join("untouched");
+    run("cp", &[&"--sparse=always", &image.path, &untouched]);
+    let script = "mount --bind \"$1\" /mnt; shift; mount -t tmpfs none /dev; mount -o remount,bind,ro /sys
+        cd /mnt; exec /proc/self/fd/3 \"$@\"";
+    let container = ["unshare", "-m", "--propagation", "private"];
+    let dir = image.dir.path();
+    // Docker gives root no right to ask about the files of others.
+    let poor = script.replace("exec /proc", "exec setpriv --bounding-set -lease /proc");
+    for (owner, script) in [(0, script), (1000, script), (1000, &poor)] {
+        std::os::unix::fs::chown(&image.path, Some(owner), None).unwrap();
+        for command in [
+            &["cp", "source", "volume.img:/source"][..],
+            &["rm", "volume.img:/file"],
+            &["mkfs", "-f", "volume.img"],
+            &["recover", "volume.img"],
+        ] {
+            let mut args: Vec<&dyn AsRef<OsStr>> = vec![&dir];
+            args.extend(command.iter().map(|arg| arg as &dyn AsRef<OsStr>));
+            is_refused(&uxfs_in(&container, script, &args));
+        }
+    }
+    run("cmp", &[&untouched, &image.path]);
+}
+
+/// A user may not ask a loop device for its file, and knows the file by another name.
+#[test]
+fn what_is_mounted_in_a_container_is_not_written_by_its_owner() {
+    let (image, source) = of_a_user();
+    let untouched = image.dir.path().join("untouched");
+    let refused = || {
+        run("cp", &[&"--sparse=always", &image.path, &untouched]);
+        is_refused(&uxfs_in(&["env"], AS_USER, &[&"cp", &source, &image.at("/source")]));
+        is_refused(&uxfs_in(&["env"], AS_USER, &[&"mkfs", &"-f", &image.path]));
+        run("cmp", &[&untouched, &image.path]);
+    };
+    let script = "mount -t tmpfs none /mnt; mkdir /mnt/at /mnt/seen; mount --bind \"$0\" /mnt/seen
+        mount -o loop /mnt/seen/volume.img /mnt/at; echo kept > /mnt/at/file; sync -f /mnt/at";
+    let container = ["unshare", "-m", "--propagation", "private"];
+    let mounted = Waiting::new(&container, script, &[&image.dir.path()]);
+    refused();
+    mounted.end();
+    // Nor is its other name to be followed.
+    let hidden = image.dir.path().join("hidden");
+    std::fs::create_dir(&hidden).unwrap();
+    let other = hidden.join("other");
+    std::fs::hard_link(&image.path, &other).unwrap();
+    std::fs::set_permissions(&hidden, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let device = Loop::new(&[&other]);
+    let at = image.dir.path().join("at");
+    std::fs::create_dir(&at).unwrap();
+    run("mount", &[&device.0, &at]);
+    assert_eq!(std::fs::read(at.join("file")).unwrap(), b"kept\n");
+    run("sync", &[&"-f", &at]);
+    refused();
+    unmount(&at, &device.0);
+    drop(device);
+    let output = uxfs_in(&["env"], AS_USER, &[&"cp", &source, &image.at("/source")]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    run("xfs_repair", &[&"-n", &image.path]);
+}
+
+/// A loop device has a file of overlayfs, which has another number than the one below.
+#[test]
+fn what_is_mounted_through_overlayfs_is_not_written() {
+    let image = Image::new(&[]);
+    let source = image.dir.path().join("source");
+    std::fs::write(&source, "text\n").unwrap();
+    for dir in ["lower", "upper", "work", "merged"] {
+        std::fs::create_dir(image.dir.path().join(dir)).unwrap();
+    }
+    let below = image.dir.path().join("upper/volume.img");
+    std::fs::rename(&image.path, &below).unwrap();
+    let image = Image { path: below, ..image };
+    let script = "cd \"$0\"; mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work none merged
+        mount -o loop merged/volume.img /mnt; echo kept > /mnt/file; sync -f /mnt";
+    let container = ["unshare", "-m", "--propagation", "private"];
+    let mounted = Waiting::new(&container, script, &[&image.dir.path()]);
+    all_writers_are_refused(&image, &source, ELSEWHERE);
+    mounted.end();
+    assert_eq!(uxfs_ok(&[&"cat", &image.at("/file")]), b"kept\n");
+    uxfs_ok(&[&"mkdir", &image.at("/dir")]);
+    run("xfs_repair", &[&"-n", &image.path]);
+}

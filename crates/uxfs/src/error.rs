@@ -44,7 +44,7 @@ pub enum ErrorKind {
     Damaged,
     /// The log holds changes that were not replayed, or cannot be.
     DirtyLog,
-    /// Another process has the image open for writing, or the kernel has it attached or mounted.
+    /// Another process or the kernel has the image open for writing, locked, attached or mounted.
     Locked,
     /// The volume is open for reading only.
     ReadOnly,

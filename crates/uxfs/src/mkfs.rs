@@ -180,7 +180,7 @@ impl MkfsOptions {
 
 /// Makes a volume in a file, which is made or grown if need be, or on a block device.
 ///
-/// An image that another process has open for writing is refused, or the kernel has attached. If making fails, a file
+/// An image that another process or the kernel has open for writing, or has locked, is refused. If making fails, a file
 /// that was there before holds no volume, and one that was not is not there.
 pub fn mkfs(image: impl AsRef<Path>, options: &MkfsOptions) -> Result<()> {
     make(image.as_ref(), options, &mut Make { direct: true, grown_from: None, fill: None })

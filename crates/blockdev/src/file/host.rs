@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
@@ -40,6 +42,7 @@ pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened
         flags |= OFlags::EXCL;
     }
     let open_with = |flags| retry(|| rustix::fs::open(path, flags, Mode::empty()));
+    let looked_at = if write { others_are_out(path, is_block, open_with)? } else { None };
     let direct = if want_direct { open_with(flags | OFlags::DIRECT) } else { Err(Errno::INVAL) };
     let (fd, is_direct) = match direct {
         Ok(fd) => (fd, true),
@@ -49,7 +52,8 @@ pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened
     let file = File::from(fd);
     let stat = rustix::fs::fstat(&file).map_err(fail)?;
     let now = FileType::from_raw_mode(stat.st_mode);
-    if kind_is_block(path, now)? != is_block {
+    let is_another = looked_at.is_some_and(|(device, inode)| (device, inode) != (stat.st_dev, stat.st_ino));
+    if kind_is_block(path, now)? != is_block || is_another {
         return Err(DeviceError::invalid(format!("opening {}", path.display()), "it was replaced meanwhile"));
     }
     let size = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(fail)?;
@@ -61,6 +65,24 @@ pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened
     let storage =
         if is_block { Storage::Disk(stat.st_rdev) } else { Storage::File(stat.st_dev, stat.st_ino) };
     Ok(Opened { file, storage, is_block, size, sector_min, direct_unit })
+}
+
+/// Sees to it, before a file is opened for writing, that nobody else has opened or locked it so: once it is open, one of
+/// them is this process. Gives the device and inode number of the file that was looked at.
+fn others_are_out(
+    path: &Path,
+    is_block: bool,
+    open_with: impl Fn(OFlags) -> Result<OwnedFd, Errno>,
+) -> Result<Option<(u64, u64)>, DeviceError> {
+    // Whoever may not read it hears so when it is opened in earnest.
+    let Ok(fd) = open_with(OFlags::CLOEXEC | OFlags::NONBLOCK) else { return Ok(None) };
+    let file = File::from(fd);
+    if is_block {
+        crate::elsewhere::refuse_locked(&file)?;
+        return Ok(None);
+    }
+    crate::elsewhere::refuse_open(&file, path)?;
+    Ok(file.metadata().ok().map(|of| (of.dev(), of.ino())))
 }
 
 /// What must hold before a file is written: no other process writes it, nor does the kernel. (It has claimed a block

@@ -58,8 +58,8 @@ impl FileOptions {
         Self::default()
     }
 
-    /// Whether writes are allowed; a second writer is refused with [`DeviceError::Locked`], an image that the kernel
-    /// has attached as a loop device with [`DeviceError::Attached`].
+    /// Whether writes are allowed; what anybody else has open for writing or locked is refused with
+    /// [`DeviceError::Locked`], or with [`DeviceError::Attached`] where it is known as which loop device.
     pub fn write(mut self, write: bool) -> Self {
         self.write = write;
         self

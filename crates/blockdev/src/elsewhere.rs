@@ -1,0 +1,136 @@
+//! Whether anybody else has a file open for writing, or has locked it: a virtual machine, an editor, a loop device.
+//!
+//! The kernel grants a read lease of a file only while nobody has its inode open for writing. It knows by the inode, so
+//! that neither another mount namespace nor overlayfs, which loop devices and their files can be hidden in, hide anybody.
+//! Only the file's owner, or who has `CAP_LEASE` or may become the owner (`CAP_SETUID`), may ask, and not every file system
+//! has leases: where that is so, nobody is found. Locks are looked at besides: that of a virtual machine is held also where its file is open for
+//! reading, or is open on another machine.
+//!
+//! What this process has open itself is left out: a lease that is refused tells nothing then.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{OFlags, stat};
+
+use crate::{DeviceError, in_use};
+
+/// Some have it open for a moment and mean nothing by it: a loop device that is let go of, a process that was just
+/// forked off and is to become another program.
+const RETRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Refuses a regular file that somebody else has open for writing, or has locked. `file` is open for reading, and
+/// this process is about to open it for writing.
+pub(crate) fn refuse_open(file: &File, path: &Path) -> Result<(), DeviceError> {
+    for _ in 0..RETRIES {
+        if !is_written(file) || is_ours(file) {
+            return refuse_locked(file);
+        }
+        // Names what can be named.
+        in_use::refuse_attached(file, path)?;
+        std::thread::sleep(PAUSE);
+    }
+    Err(DeviceError::Locked)
+}
+
+/// Refuses what another process has locked in whole or in part, as virtual machines do.
+pub(crate) fn refuse_locked(file: &File) -> Result<(), DeviceError> {
+    // SAFETY: `flock` is plain numbers, of which any are valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    // SAFETY: the kernel reads and fills one `flock`, which lives as long as the call.
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
+    let is_free = asked != 0 || lock.l_type == libc::F_UNLCK as libc::c_short;
+    let is_own = u32::try_from(lock.l_pid).is_ok_and(|pid| pid == std::process::id());
+    if is_free || is_own { Ok(()) } else { Err(DeviceError::Locked) }
+}
+
+/// Whether the kernel says that some descriptor of the file can write; `false` where it does not say.
+fn is_written(file: &File) -> bool {
+    let owner = || file.metadata().ok().map(|of| of.uid());
+    let refused = match lease(file) {
+        // Root in a container may seldom ask about the files of others, but be the others.
+        Err(libc::EACCES) => owner().map_or(Ok(()), |owner| as_user(owner, || lease(file))),
+        other => other,
+    };
+    refused == Err(libc::EAGAIN)
+}
+
+/// Takes a read lease and gives it back; what the kernel said if it was not granted.
+fn lease(file: &File) -> Result<(), libc::c_int> {
+    let command = |command, number: libc::c_int| {
+        // SAFETY: these commands take a number, and no memory.
+        match unsafe { libc::fcntl(file.as_raw_fd(), command, number) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
+        }
+    };
+    // Who opens the file for writing in the moment of the lease has a signal sent to us: one that does nothing, where
+    // that of old would end the process.
+    command(F_SETSIG, libc::SIGURG)?;
+    command(libc::F_SETLEASE, libc::F_RDLCK)?;
+    command(libc::F_SETLEASE, libc::F_UNLCK)
+}
+
+/// Does something as a user, in so far as files are concerned, if this thread may become that one.
+fn as_user<T>(user: u32, work: impl FnOnce() -> T) -> T {
+    // SAFETY: it takes a number, and concerns this thread alone.
+    let before = unsafe { libc::setfsuid(user) };
+    let done = work();
+    if let Ok(before) = u32::try_from(before) {
+        // SAFETY: as above.
+        unsafe { libc::setfsuid(before) };
+    }
+    done
+}
+
+/// Asks for another signal than `SIGIO`.
+const F_SETSIG: libc::c_int = 10;
+
+/// Whether this process has the file open for writing itself.
+fn is_ours(file: &File) -> bool {
+    let Ok(own) = file.metadata() else { return false };
+    let Ok(open) = fs::read_dir("/proc/self/fd") else { return false };
+    open.flatten().any(|entry| {
+        let same = stat(entry.path()).is_ok_and(|of| (of.st_dev, of.st_ino) == (own.dev(), own.ino()));
+        same && can_write(&Path::new("/proc/self/fdinfo").join(entry.file_name()))
+    })
+}
+
+/// Whether a descriptor can write, by what the kernel says of it.
+fn can_write(info: &Path) -> bool {
+    let info = fs::read_to_string(info).unwrap_or_default();
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags =
+        flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok()).map(OFlags::from_bits_retain);
+    flags
+        .is_some_and(|flags| !flags.contains(OFlags::PATH) && flags.intersects(OFlags::WRONLY | OFlags::RDWR))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_descriptors_tell_nothing_and_readers_are_nobody() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = File::open(file.path()).unwrap();
+        assert!(is_written(&read) && is_ours(&read));
+        refuse_open(&read, file.path()).unwrap();
+        let path = file.into_temp_path();
+        // Another test may have forked this moment.
+        while is_written(&read) {
+            std::thread::sleep(PAUSE);
+        }
+        assert!(!is_ours(&read));
+        let _other = File::open(&path).unwrap();
+        assert!(!is_written(&read));
+        // The lease is given back: nobody waits for it.
+        File::options().write(true).open(&path).unwrap();
+    }
+}
