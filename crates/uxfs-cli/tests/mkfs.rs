@@ -325,6 +325,7 @@ fn a_part_of_an_image() {
     file.set_len(402 << 20).unwrap();
     file.write_all_at(&[0xaa; 4096], (1 << 20) - 4096).unwrap();
     file.write_all_at(&[0xbb; 4096], 401 << 20).unwrap();
+    drop(file);
     uxfs_ok(&[&"mkfs", &"-q", &"--offset", &"1M", &"--length", &"400M", &image]);
     let info = object(&uxfs_ok(&[&"info", &"--json", &"--offset", &"1M", &"--length", &"400M", &image]));
     assert_eq!(info["blocks"], 102_400);
@@ -360,8 +361,9 @@ fn a_volume_that_begins_elsewhere_is_not_run_over_unasked() {
     let file = File::create(&packed).unwrap();
     file.write_all_at(&[0x1f, 0x8b], 0).unwrap();
     file.set_len(10 << 20).unwrap();
+    drop(file);
     uxfs_fails(&[&"mkfs", &packed, &"320M", &"--offset", &"9M"], 9, "a gzip file");
-    assert_eq!(file.metadata().unwrap().len(), 10 << 20);
+    assert_eq!(packed.metadata().unwrap().len(), 10 << 20);
     uxfs_ok(&[&"mkfs", &"-q", &packed, &"320M", &"--offset", &"10M"]);
 }
 
