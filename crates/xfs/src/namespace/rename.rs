@@ -77,7 +77,7 @@ impl Volume {
         // Either may be another file by now, of another type: so much is looked at again behind their locks.
         let is_dir = |entry: &Arc<InodeEntry>| entry.peek().is_dir();
         let dirs_seen = (is_dir(&moved), there.as_ref().is_some_and(is_dir));
-        let _moves = self.exclude_moves(across, dirs_seen, how)?;
+        let _moves = self.exclude_moves(across, dirs_seen)?;
         self.check_no_loop((source, dirs_seen.0, &moved), (target, dirs_seen.1, there.as_ref()), how)?;
 
         point("a rename has looked");
@@ -147,14 +147,14 @@ impl Volume {
         Ok(Some(outcome))
     }
 
-    /// Directories that go from one directory to another go one at a time: nobody makes a loop behind our back.
+    /// Directories that go from one directory to another go one at a time: nobody makes a loop behind our back, or changes
+    /// what lies above a directory while that is looked at.
     fn exclude_moves(
         &self,
         across: bool,
         (moved_is_dir, there_is_dir): (bool, bool),
-        how: RenameFlags,
     ) -> Result<Option<MutexGuard<'_, ()>>> {
-        let needed = across && (moved_is_dir || how == RenameFlags::Exchange && there_is_dir);
+        let needed = across && (moved_is_dir || there_is_dir);
         Ok(if needed { Some(self.write_side()?.moves.lock()) } else { None })
     }
 
@@ -199,6 +199,7 @@ impl Volume {
                 // Directories above one that is there do not go; and what has gone is no matter of its parents.
                 dir.current().err().unwrap_or(error)
             })?;
+            point("a parent is found");
             at = InodeHandle::new(Arc::clone(&parent.0), &parent.0.peek());
         }
         Err(NameProblem::IntoItself.into())

@@ -424,6 +424,32 @@ fn a_rename_looks_again_at_what_became_a_directory() {
     Rc::into_inner(site).unwrap().ends_well();
 }
 
+/// A file that was to replace a directory was looked for below it while directories above moved and went: one of them
+/// was said to be stale, which nobody had named.
+#[test]
+fn who_looks_at_what_lies_above_a_directory_keeps_it_there() {
+    let site = Rc::new(Site::new());
+    let (above, there) = (site.mkdir(&site.root, b"above"), site.mkdir(&site.root, b"there"));
+    let dir = site.mkdir(&above, b"dir");
+    site.volume.create(&dir, b"file", &new_file()).unwrap();
+    let came = Rc::new(Cell::new(false));
+    let (inside, seen) = (Rc::clone(&site), Rc::clone(&came));
+    at("a parent is found", move || {
+        seen.set(true);
+        let Site { volume, root, .. } = &*inside;
+        if volume.write_side().unwrap().moves.try_lock().is_some() {
+            volume.rename((&above, b"dir"), (root, b"dir"), RenameFlags::Replace, NOW).unwrap();
+            volume.remove(root, b"above", Removal::Directory, NOW).unwrap();
+        }
+    });
+    let how = RenameFlags::Replace;
+    let renamed = site.volume.rename((&dir, b"file"), (&site.root, b"there"), how, NOW);
+    assert!(came.get());
+    assert!(matches!(renamed, Err(Error::Name(NameProblem::IsDirectory))), "{renamed:?}");
+    drop((dir, there));
+    Rc::into_inner(site).unwrap().ends_well();
+}
+
 /// A map was loaded with no lock, while a transaction changed the blocks that it lies in: the file was called damaged.
 #[test]
 fn a_map_is_loaded_while_nobody_changes_it() {
