@@ -435,15 +435,11 @@ impl Volume {
     /// and the first error given when all others are told.
     pub fn log_all_times(self: &Arc<Self>) -> Result<()> {
         let mut all = Ok(());
-        for entry in self.inodes.select(|entry| entry.overwritten().get().is_some()) {
-            // What was removed may have left the time behind, for whatever has its place now.
-            let is_named_file = {
-                let inode = entry.peek();
-                inode.nlink() > 0 && inode.is_file()
-            };
-            if !is_named_file {
-                continue;
-            }
+        let is_pending = |entry: &Arc<InodeEntry>| {
+            let inode = entry.peek();
+            inode.nlink() > 0 && entry.overwritten().get(inode.life()).is_some()
+        };
+        for entry in self.inodes.select(is_pending) {
             match self.log_times(&entry) {
                 // Gone meanwhile.
                 Ok(()) | Err(Error::NoSuchInode(_) | Error::WrongType { .. }) => {}

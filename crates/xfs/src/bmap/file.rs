@@ -6,7 +6,7 @@
 
 use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
+use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
 use crate::volume::Volume;
 use blockdev::DeviceError;
 use fileio::testing::point;
@@ -20,6 +20,7 @@ use xfs_format::types::{FileBlock, FsBlock};
 pub struct FileMap {
     volume: Arc<Volume>,
     entry: Arc<InodeEntry>,
+    life: Life,
     /// Which of the file's blocks others share: known once somebody would write, unless they are too many runs.
     shared: OnceLock<Option<Box<[Blocks]>>>,
     /// Set once it is known that nothing of the file is shared but what is marked so.
@@ -49,7 +50,7 @@ impl FileMap {
         if !entry.open(file.life(), &shared) {
             return Err(Error::Stale(entry.ino()));
         }
-        let map = Self { volume, entry, shared: OnceLock::new(), marked: OnceLock::new() };
+        let map = Self::of(volume, entry, file.life());
         // Versions to come have the map from this one. Its blocks are read while nobody changes them.
         let loaded = map.extents();
         drop(shared);
@@ -64,15 +65,18 @@ impl FileMap {
 
     /// The map of a file that is being made without a name. The caller has the inode locked: nobody else opens the file,
     /// and with that ends it, before this.
-    pub(crate) fn of_new(volume: Arc<Volume>, entry: &Arc<InodeEntry>) -> Self {
-        entry.count_open();
-        Self { volume, entry: Arc::clone(entry), shared: OnceLock::new(), marked: OnceLock::new() }
+    pub(crate) fn of_new(volume: Arc<Volume>, made: &InodeHandle) -> Self {
+        made.entry().count_open();
+        Self::of(volume, Arc::clone(made.entry()), made.life())
+    }
+
+    fn of(volume: Arc<Volume>, entry: Arc<InodeEntry>, life: Life) -> Self {
+        Self { volume, entry, life, shared: OnceLock::new(), marked: OnceLock::new() }
     }
 
     /// Whether it is the map of the file that `file` stands for.
     pub fn is_of(&self, file: &InodeHandle) -> bool {
-        // What is open keeps its number.
-        Arc::ptr_eq(&self.entry, file.entry()) && self.entry.peek().life() == file.life()
+        Arc::ptr_eq(&self.entry, file.entry()) && self.life == file.life()
     }
 
     /// The file's inode with its lock.
@@ -241,7 +245,7 @@ impl Drop for FileMap {
         if self.volume.is_writable() && self.entry.peek().nlink() > 0 {
             let _ = self.volume.log_times(&self.entry);
         }
-        let last = self.entry.close();
+        let last = self.entry.close(self.life);
         point("a file is closed");
         if last && self.volume.is_writable() {
             let _ = self.volume.release_if_unused(&self.entry);
@@ -285,7 +289,7 @@ impl FileMapping for FileMap {
     }
 
     fn overwritten(&self) {
-        self.entry.overwritten().note();
+        self.entry.overwritten().note(self.life);
     }
 }
 

@@ -12,13 +12,14 @@ use xfs_format::log::InodeFields;
 impl Volume {
     /// Tells an inode when its content was last written over in place.
     pub fn log_times(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
-        if entry.overwritten().get().is_none() {
+        if entry.overwritten().get(entry.peek().life()).is_none() {
             return Ok(());
         }
         let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
         join_file(&mut trans, entry)?;
         // Not before: while this waits to begin, who closes the volume tells what nobody has taken.
-        let Some(taken) = entry.overwritten().take() else { return Ok(()) };
+        let life = trans.inode(entry.ino()).life();
+        let Some(taken) = entry.overwritten().take(life) else { return Ok(()) };
         let time = self.still_time().unwrap_or(taken.time());
         let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
         (core.mtime, core.ctime) = after_overwrite((core.mtime, core.ctime), time);

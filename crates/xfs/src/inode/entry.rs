@@ -179,8 +179,12 @@ impl InodeEntry {
         self.opens.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes an [`open`](Self::open) back; whether it was the last one.
-    pub(crate) fn close(&self) -> bool {
+    /// Takes an [`open`](Self::open) of the file of this life back; whether it was the last one.
+    pub(crate) fn close(&self, life: Life) -> bool {
+        if self.has_ended(life) {
+            // Whoever closed the volume took them all back, and those of now are another file's.
+            return false;
+        }
         let one_less = |opens: u32| opens.checked_sub(1);
         let last = self.opens.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less) == Ok(1);
         if last {
@@ -224,10 +228,14 @@ impl InodeEntry {
 
     /// Whether the end of the file that this version is of has begun.
     pub(crate) fn is_ending(&self, inode: &Inode) -> bool {
-        self.ended.load(Ordering::Acquire) > inode.life().to_bits()
+        self.has_ended(inode.life())
     }
 
-    /// When its content was last written over in place.
+    fn has_ended(&self, life: Life) -> bool {
+        self.ended.load(Ordering::Acquire) > life.to_bits()
+    }
+
+    /// When the content of a file with this number was last written over in place.
     pub(crate) fn overwritten(&self) -> &LazyTime {
         &self.overwritten
     }
@@ -235,7 +243,7 @@ impl InodeEntry {
     /// Times of modification and of change of a version of it, where that does not know yet that the content was
     /// written over.
     pub fn pending_times(&self, inode: &Inode) -> Option<(Timestamp, Timestamp)> {
-        let time = self.overwritten.get()?;
+        let time = self.overwritten.get(inode.life())?;
         Some(after_overwrite((inode.mtime(), inode.ctime()), time))
     }
 

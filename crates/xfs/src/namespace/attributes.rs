@@ -94,7 +94,7 @@ impl Volume {
             trans.inode(ino).check_unprotected()?;
         }
         // What was written over before this is older news.
-        let older = change.mtime.and_then(|_| file.entry().overwritten().take());
+        let older = change.mtime.and_then(|_| file.entry().overwritten().take(file.life()));
         if let Some(bytes) = change.extent_size {
             check_extent_size(trans.inode(ino), self.geometry(), bytes)?;
         }

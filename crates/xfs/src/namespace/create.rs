@@ -131,7 +131,7 @@ impl Volume {
             }
             // Once the inode is unlocked, its number may soon be another file's.
             let made = InodeHandle::new(Arc::clone(&entry), trans.inode(entry.ino()));
-            let map = name.is_none().then(|| FileMap::of_new(Arc::clone(self), &entry));
+            let map = name.is_none().then(|| FileMap::of_new(Arc::clone(self), &made));
             trans.commit()?;
             return Ok((made, map));
         }

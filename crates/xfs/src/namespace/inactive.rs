@@ -100,10 +100,6 @@ pub(super) fn can_be_freed_at_once(trans: &Trans<'_>, ino: InodeNumber) -> bool 
 pub(super) fn free(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
     debug_assert_eq!(trans.inode(ino).blocks(), 0, "blocks of inode {ino} would be lost");
     trans.free_inode(ino)?;
-    // The next file here has not been written over.
-    if let Some(time) = trans.entry(ino).overwritten().take() {
-        time.told();
-    }
     clear(trans, ino);
     Ok(())
 }

@@ -9,6 +9,7 @@ use crate::log::ShutdownReason;
 use crate::mkfs::{Before, Options, format, plan};
 use crate::volume::{InodeHandle, OpenOptions, Volume};
 use blockdev::{BlockDevice, Fault, FaultDevice, MemoryDevice, Op, Repeat};
+use fileio::FileMapping;
 use fileio::testing::at;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -198,6 +199,29 @@ fn the_end_of_what_is_open_begins_at_once_when_a_volume_is_closed() {
     site.ends_well();
 }
 
+/// Who still had open what a close that failed has freed closed it later: the file that had got the number was then
+/// taken for one that nobody has open, and freed under who had.
+#[test]
+fn who_had_open_what_a_close_has_freed_closes_nothing_else() {
+    let site = Site::new();
+    let old = site.create(b"a");
+    let map = site.volume.open_file(&old).unwrap();
+    site.remove(b"a");
+    let frozen = site.volume.write_side().unwrap().journal.freeze().unwrap();
+    site.volume.inactivate_all().unwrap();
+    drop(frozen);
+    let new = site.fragmented(b"b");
+    assert_eq!(new.ino(), old.ino(), "or nothing is tested");
+    let open = site.volume.open_file(&new).unwrap();
+    map.overwritten();
+    drop(map);
+    assert_eq!(new.entry().overwritten().get(new.life()), None);
+    site.remove(b"b");
+    assert_eq!((open.inode().is_free(), open.inode().extent_count(ForkKind::Data)), (false, EXTENTS));
+    drop((open, old, new));
+    site.ends_well();
+}
+
 /// Who was about to log it had taken the time, and waited; who closed the volume found none.
 #[test]
 fn the_time_of_an_overwrite_is_not_lost_between_two_who_log_it() {
@@ -205,8 +229,8 @@ fn the_time_of_an_overwrite_is_not_lost_between_two_who_log_it() {
     let file = site.create(b"a");
     site.volume.sync().unwrap();
     let old = file.entry().peek().mtime();
-    file.entry().overwritten().note();
-    let time = file.entry().overwritten().get().unwrap();
+    file.entry().overwritten().note(file.life());
+    let time = file.entry().overwritten().get(file.life()).unwrap();
     assert!(time > old);
     let journal = &site.volume.write_side().unwrap().journal;
     std::thread::scope(|scope| {
@@ -231,20 +255,20 @@ fn the_time_of_an_overwrite_is_not_lost_between_two_who_log_it() {
 fn a_change_that_fails_leaves_the_time_of_an_overwrite() {
     let site = Site::new();
     let file = site.create(b"a");
-    file.entry().overwritten().note();
-    let time = file.entry().overwritten().get();
+    file.entry().overwritten().note(file.life());
+    let time = file.entry().overwritten().get(file.life());
     let change = Change { mtime: Some(NOW), extent_size: Some(4097), ..Change::default() };
     site.volume.change(&file, &change, NOW).expect_err("no whole blocks");
     assert!(time.is_some());
-    assert_eq!(file.entry().overwritten().get(), time);
+    assert_eq!(file.entry().overwritten().get(file.life()), time);
     let change = Change { mtime: Some(NOW), ..Change::default() };
     site.volume.change(&file, &change, NOW).unwrap();
-    assert_eq!(file.entry().overwritten().get(), None);
+    assert_eq!(file.entry().overwritten().get(file.life()), None);
     site.volume.write_side().unwrap().journal.shutdown(crate::log::ShutdownReason::Flush);
-    file.entry().overwritten().note();
-    let time = file.entry().overwritten().get();
+    file.entry().overwritten().note(file.life());
+    let time = file.entry().overwritten().get(file.life());
     site.volume.log_times(file.entry()).expect_err("shut down");
-    assert_eq!(file.entry().overwritten().get(), time);
+    assert_eq!(file.entry().overwritten().get(file.life()), time);
 }
 
 /// The time of an overwrite was left behind by a file that went, and told the next one that had its number.
@@ -254,7 +278,7 @@ fn the_time_of_an_overwrite_goes_with_its_file() {
     for file in [site.create(b"at once"), site.fragmented(b"in steps")] {
         let name: &[u8] =
             if file.entry().peek().extent_count(ForkKind::Data) == 0 { b"at once" } else { b"in steps" };
-        file.entry().overwritten().note();
+        file.entry().overwritten().note(file.life());
         site.remove(name);
         let next = site.create(b"next");
         assert_eq!(next.ino(), file.ino(), "or nothing is tested");
@@ -263,6 +287,48 @@ fn the_time_of_an_overwrite_goes_with_its_file() {
         site.volume.rename((&site.root, b"next"), (&site.root, name), RenameFlags::NoReplace, NOW).unwrap();
     }
     site.ends_well();
+}
+
+/// Who had taken the time gave it back when another file had the number, which may be one that nobody ever writes over.
+#[test]
+fn the_time_of_an_overwrite_is_of_one_file() {
+    for mode in [0o100_644, 0o120_777, 0o040_755] {
+        let site = Site::new();
+        let old = site.create(b"a");
+        old.entry().overwritten().note(old.life());
+        let taken = old.entry().overwritten().take(old.life()).unwrap();
+        site.remove(b"a");
+        let new = match mode {
+            0o120_777 => site.volume.symlink(&site.root, b"b", b"target", &new(mode)).unwrap(),
+            _ => site.volume.create(&site.root, b"b", &new(mode)).unwrap(),
+        };
+        assert_eq!(new.ino(), old.ino(), "or nothing is tested");
+        assert_eq!(new.entry().pending_times(&new.current().unwrap()), None);
+        // Nor does it come when somebody gives back what was not told, or tells what is known.
+        drop(taken);
+        old.entry().overwritten().note(old.life());
+        assert_eq!(new.entry().pending_times(&new.current().unwrap()), None);
+        site.volume.log_times(new.entry()).unwrap();
+        site.volume.log_all_times().unwrap();
+        assert_eq!(new.current().unwrap().mtime(), NOW);
+        drop((old, new));
+        site.ends_well();
+    }
+}
+
+/// What a removal did in memory stayed when it failed behind that: the file had its name, and not its time any more.
+#[test]
+fn a_removal_that_fails_leaves_the_time_of_an_overwrite() {
+    let site = Site::new();
+    let file = site.create(b"a");
+    file.entry().overwritten().note(file.life());
+    let time = file.entry().overwritten().get(file.life());
+    let mut trans = Trans::start(&site.volume, site.volume.need_to_remove().reservation()).unwrap();
+    trans.join_inode(Arc::clone(file.entry()), file.entry().lock()).unwrap();
+    inactive::free(&mut trans, file.ino()).unwrap();
+    drop(trans);
+    assert!(time.is_some());
+    assert_eq!(file.entry().overwritten().get(file.life()), time);
 }
 
 /// Who opens a file looks at it before it is locked, too: what counts is what it is then.
