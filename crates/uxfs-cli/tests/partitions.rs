@@ -99,6 +99,23 @@ fn without_a_size_the_volume_takes_the_partition_and_no_more() {
     assert_eq!(disk.bytes(401 * MIB, 1 << 16), [0xbb; 1 << 16]);
 }
 
+/// What a write to a disk's start leaves of its table: the copy at its end.
+#[test]
+fn a_table_of_which_the_copy_is_left_is_not_run_over_unasked() {
+    let disk = Disk::new(&[(1, 400), (401, 350)], MIB);
+    disk.write(&[0; 34 * 512], 0);
+    disk.write(&[0xaa; 1 << 16], MIB);
+    for size in ["700M", "752M", "900M"] {
+        let before = disk.dir.path().join("before");
+        run("cp", &[&"--sparse=always", &disk.path, &before]);
+        let what =
+            "this is a whole disk with a partition table, which would be lost; say so if that is wanted (-f)";
+        uxfs_fails(&[&"mkfs", &disk.path, &size], 9, what);
+        run("cmp", &[&before, &disk.path]);
+    }
+    uxfs_ok(&[&"mkfs", &"-q", &"-f", &disk.path, &"700M"]);
+}
+
 /// The same on a loop device, as root would name a disk.
 #[test]
 fn a_partition_of_a_block_device() {

@@ -328,20 +328,29 @@ fn refuse_occupied(device: &dyn BlockDevice) -> Result<()> {
         None if partitions::describe(&view).is_some() => "a whole disk with a partition table",
         None => return Ok(()),
     };
-    let message = format!("this is {what}, which would be lost; say so if that is wanted");
-    Err(Error::new(ErrorKind::AlreadyExists, message))
+    Err(Error::new(ErrorKind::AlreadyExists, would_be_lost(what)))
+}
+
+fn would_be_lost(what: &str) -> String {
+    format!("this is {what}, which would be lost; say so if that is wanted")
 }
 
 /// What begins elsewhere is not run over unasked: something at the start of the device or of a partition, as far as it
-/// says that it reaches. Nor does a volume begin in the midst of a partition. `end`: where the device ends, if it ends
+/// says that it reaches, or partitions of a disk whose table is left only as its copy at the end. Nor does a volume begin
+/// in the midst of a partition. `end`: where the device ends, if it ends
 /// there no more.
 fn refuse_overlap(device: &dyn BlockDevice, room: &Range<u64>, end: Option<u64>) -> Result<()> {
-    if room.start == 0 {
-        // A table there was seen already, so that none says what else there is.
-        return Ok(());
-    }
     let lost = |what: String| Err(Error::new(ErrorKind::AlreadyExists, what));
-    let (table, view) = (partitions::read(device)?, probe::View::whole(device));
+    let table = partitions::read(device)?;
+    if room.start == 0 {
+        // A table there was seen already. One that has only its copy at the device's end tells of partitions, too.
+        return if table.is_some() {
+            lost(would_be_lost("a whole disk with a partition table"))
+        } else {
+            Ok(())
+        };
+    }
+    let view = probe::View::whole(device);
     if let Some(one) = table.as_ref().and_then(|table| table.around(room.start)) {
         return lost(format!(
             "bytes {} to {} begin inside of partition {}, and not at its start; say so if that is wanted",
