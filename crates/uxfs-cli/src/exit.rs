@@ -98,6 +98,12 @@ impl Failure {
         Self::new(Exit::Io, format!("{}: {error}", host_name(path)))
     }
 
+    /// The same, about a file of the host.
+    pub fn about(self, path: &Path) -> Self {
+        let message = self.message.map(|message| format!("{}: {message}", host_name(path)));
+        Self { message, ..self }
+    }
+
     /// The exit code.
     pub fn exit(&self) -> Exit {
         self.exit

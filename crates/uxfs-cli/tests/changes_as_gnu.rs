@@ -148,6 +148,41 @@ fn a_full_volume_keeps_what_a_link_was_to_replace() {
     assert_sound(&image);
 }
 
+/// Directories that are there, some with lists of who may do what, and archives of them.
+#[test]
+fn lists_of_directories_that_are_there_are_what_gnu_tar_leaves_of_them() {
+    let lists = |dir: &Path, names: &[&str], entries: &str| {
+        for name in names {
+            std::fs::create_dir_all(dir.join(name)).unwrap();
+            run("setfacl", &[&"-m", &entries, &dir.join(name)]);
+        }
+    };
+    let host = scratch();
+    std::fs::create_dir_all(host.path().join("kept/inner")).unwrap();
+    run("chmod", &[&"0711", &host.path().join("kept")]);
+    let plain = run("tar", &[&"-C", &host.path(), &"-c", &"."]);
+    lists(host.path(), &["kept"], "u:77:rwx,d:u:78:rx");
+    let with_lists = run("tar", &[&"-C", &host.path(), &"--acls", &"--no-recursion", &"-c", &"kept"]);
+    for (archive, acls) in [(plain, None), (with_lists, Some("--acls"))] {
+        let (theirs, image) = twins(|dir| {
+            lists(dir, &["to", "to/kept", "to/kept/inner", "to/other"], "u:1234:rwx,d:u:1235:rx");
+        });
+        let file = host.path().join("archive.tar");
+        std::fs::write(&file, &archive).unwrap();
+        let kernel = theirs.mount(&[]);
+        let mut tar = Command::new("tar");
+        tar.arg("-C").arg(kernel.dir().join("to")).args(acls).arg("-xpf").arg(&file);
+        assert!(tar.status().unwrap().success());
+        uxfs_ok(&[&"untar", &"-i", &file, &image.at("/to")]);
+        assert_sound(&image);
+        let ours = image.mount(&["ro"]);
+        for (path, theirs) in found(kernel.dir()) {
+            let name = String::from_utf8_lossy(&path);
+            assert_eq!(found(ours.dir()).get(&path), Some(&theirs), "{name}, {acls:?}");
+        }
+    }
+}
+
 fn assert_sound(image: &Image) {
     run("xfs_repair", &[&"-n", &"-f", &"-o", &"force_geometry", &image.path]);
 }

@@ -581,6 +581,84 @@ fn filling_that_fails_or_is_interrupted_leaves_no_volume() {
     }
 }
 
+/// What cannot be what a volume is filled with is seen before anything is lost.
+#[test]
+fn a_wrong_source_leaves_what_is_there() {
+    let dir = scratch();
+    let at = |name: &str| dir.path().join(name);
+    let (old, before) = (at("old"), at("before"));
+    uxfs_ok(&[&"mkfs", &"-q", &old, &"300M", &"-L", &"old"]);
+    run("cp", &[&"--sparse=always", &old, &before]);
+    let lines: String =
+        (0..1000_u64).map(|line| format!("{}\n", line.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
+    std::fs::write(at("text"), lines).unwrap();
+    std::fs::write(at("short"), "no archive\n").unwrap();
+    let archive = run("tar", &[&"-C", &dir.path(), &"-c", &"text"]);
+    std::fs::write(at("cut.tar"), &archive[..300]).unwrap();
+    std::fs::write(at("archive.tar"), &archive).unwrap();
+    run("gzip", &[&at("archive.tar")]);
+    std::fs::create_dir(at("locked")).unwrap();
+    run("chmod", &[&"000", &at("locked")]);
+    let cases: [(&str, i32, &str); 6] = [
+        ("text", 4, "text: this is not a tar archive"),
+        ("short", 5, "short: the archive is broken: it ends within a header"),
+        ("cut.tar", 5, "it ends within a header"),
+        ("archive.tar.gz", 4, "archive.tar.gz: this is not a tar archive"),
+        ("locked", 6, "locked: Permission denied"),
+        ("nothing", 3, "no such file"),
+    ];
+    for directory in [dir.path(), &old, &before] {
+        std::os::unix::fs::chown(directory, Some(1000), Some(1000)).unwrap();
+    }
+    for (source, code, text) in cases {
+        let output = Command::new("setpriv")
+            .args(["--reuid", "1000", "--regid", "1000", "--clear-groups", env!("CARGO_BIN_EXE_uxfs")])
+            .args(["mkfs", "-f", "--from"])
+            .args([at(source), old.clone()])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{source}: {said}");
+        assert!(said.contains(text), "{source}: {said}");
+        run("cmp", &[&before, &old]);
+    }
+    // An archive with nothing in it is one.
+    let empty = run("tar", &[&"-c", &"-T", &"/dev/null"]);
+    std::fs::write(at("empty.tar"), empty).unwrap();
+    uxfs_ok(&[&"mkfs", &"-qf", &old, &"--from", &at("empty.tar")]);
+}
+
+/// What no volume can hold is left out, told of, and the exit code says that there was something.
+#[test]
+fn a_file_that_cannot_be_made_is_left_out_and_told() {
+    let dir = scratch();
+    let mut header = tar::Header::new_ustar();
+    header.set_entry_type(tar::EntryType::Char);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_device_major(1 << 14).unwrap();
+    header.set_device_minor(1).unwrap();
+    header.set_mode(0o600);
+    header.set_size(0);
+    let mut archive = tar::Builder::new(Vec::new());
+    archive.append_data(&mut header, "odd", &[][..]).unwrap();
+    header.set_entry_type(tar::EntryType::Regular);
+    header.set_device_major(0).unwrap();
+    header.set_size(5);
+    archive.append_data(&mut header, "file", &b"text\n"[..]).unwrap();
+    std::fs::write(dir.path().join("tar"), archive.into_inner().unwrap()).unwrap();
+    let image = dir.path().join("image");
+    let output = uxfs(&[&"mkfs", &"-q", &image, &"300M", &"--from", &dir.path().join("tar")]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("uxfs: odd: ") && said.lines().count() == 1, "{said}");
+    assert_sound(&image);
+    let mut at = image.into_os_string();
+    at.push(":/");
+    assert_eq!(uxfs_ok(&[&"ls", &at]), b"file\n");
+}
+
 /// Every file that came behind the first for which the host had no room was tried, and told of: a line each.
 #[test]
 fn a_host_without_room_is_told_of_once() {

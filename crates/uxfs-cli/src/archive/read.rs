@@ -70,12 +70,20 @@ pub struct Reader<R: Read> {
     padding: u64,
     /// What is said of all entries that follow.
     global: Global,
+    /// The first header, or the end, where that was looked at already.
+    first: Option<Option<Header>>,
 }
 
 impl<R: Read> Reader<R> {
     /// Reads from the start of an archive.
     pub fn new(input: R) -> Self {
-        Self { input, left: 0, padding: 0, global: Global::default() }
+        Self { input, left: 0, padding: 0, global: Global::default(), first: None }
+    }
+
+    /// Whether it begins as an archive does; an error if not.
+    pub fn look(&mut self) -> Result<()> {
+        self.first = Some(self.header()?);
+        Ok(())
     }
 
     /// The next entry, or `None` at the end.
@@ -136,6 +144,9 @@ impl<R: Read> Reader<R> {
 
     /// The next header; `None` at the end of the archive.
     fn header(&mut self) -> Result<Option<Header>> {
+        if let Some(first) = self.first.take() {
+            return Ok(first);
+        }
         let mut header = Header::new_old();
         let block = header.as_mut_bytes();
         let mut done = 0;

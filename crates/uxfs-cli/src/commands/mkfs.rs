@@ -5,6 +5,7 @@
 
 use super::info;
 use super::untar::say_lost;
+use crate::archive::read::Reader;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::archive::FromArchive;
 use crate::fill::host::{FromHost, Target};
@@ -19,6 +20,8 @@ use crate::output::Output;
 use crate::problems::Problems;
 use crate::progress;
 use crate::trust::Trust;
+use std::fs::File;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 use uxfs::{FeatureSupport, MkfsFeatures, MkfsOptions, Timestamp};
@@ -111,11 +114,11 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
 /// What a volume is filled with.
 enum Source {
     Dir(PathBuf),
-    Archive(std::fs::File),
+    Archive(Box<Reader<BufReader<Patient<File>>>>),
 }
 
 impl Source {
-    /// Looks before the volume is made: a wrong name is no reason to lose what is there.
+    /// Looks before the volume is made: a wrong name, or what is no archive, is no reason to lose what is there.
     fn open(path: &Path, image: &Path) -> Result<Self> {
         let missing = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::NotFound => {
@@ -124,11 +127,14 @@ impl Source {
             _ => Failure::of_host(path, error),
         };
         if path.metadata().map_err(missing)?.is_dir() {
+            std::fs::read_dir(path).map_err(missing)?;
             return Ok(Self::Dir(path.to_owned()));
         }
-        let file = std::fs::File::open(path).map_err(missing)?;
+        let file = File::open(path).map_err(missing)?;
         stream::refuse_image(&file, &host_name(path), image)?;
-        Ok(Self::Archive(file))
+        let mut reader = Reader::new(BufReader::with_capacity(1 << 20, Patient::new(file)));
+        reader.look().map_err(|failure| failure.about(path))?;
+        Ok(Self::Archive(Box::new(reader)))
     }
 }
 
@@ -165,10 +171,7 @@ fn fill(
                 let target = Target { dir: root, path: Vec::new(), name: None };
                 FromHost::new(&mut filler, &mut problems, &args.image.image).copy(&path, target, true)
             }
-            Source::Archive(file) => {
-                let input = std::io::BufReader::with_capacity(1 << 20, Patient::new(file));
-                FromArchive::new(&mut filler, &mut problems, root).unpack(input)
-            }
+            Source::Archive(reader) => FromArchive::new(&mut filler, &mut problems, root).unpack(*reader),
         };
         // It is not the fault of the file that was next.
         filled.map_err(|other| volume.device_failure().map_or(other, failure))

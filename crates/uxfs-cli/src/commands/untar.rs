@@ -1,5 +1,6 @@
 //! `uxfs untar`: unpacks an archive from standard input into an image.
 
+use crate::archive::read::Reader;
 use crate::edit;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::archive::FromArchive;
@@ -35,6 +36,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
+A directory that is there keeps its access control lists, unless the archive has lists for it.
+
 With SOURCE_DATE_EPOCH in the environment, in seconds since 1970, that is when files are made, last read and last \
 changed, and the content of directories that the archive does not name; times of content are the archive's.";
 
@@ -59,7 +62,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let done = edit::change(global, &args.location, |volume| {
         let root = volume.open_dir(&args.location.path);
         let root = root.map_err(|error| edit::failure(&args.location, &error))?;
-        FromArchive::new(&mut filler, &mut problems, root).unpack(input)
+        FromArchive::new(&mut filler, &mut problems, root).unpack(Reader::new(input))
     });
     bar.finish_and_clear();
     done?;

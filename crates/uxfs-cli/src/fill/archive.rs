@@ -42,8 +42,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
     }
 
     /// Unpacks all of an archive.
-    pub fn unpack(&mut self, input: impl Read) -> Result<()> {
-        let mut reader = Reader::new(input);
+    pub fn unpack(&mut self, mut reader: Reader<impl Read>) -> Result<()> {
         while let Some(entry) = reader.next()? {
             for _ in 0..entry.lost_xattrs {
                 self.filler.lose_xattr();

@@ -183,7 +183,7 @@ pub struct Filler<'a> {
     budget: Budget,
     /// Bytes of data that the next file is to have, as far as that is known.
     expected: u64,
-    /// What was made or written into.
+    /// What was made or written into; directories, if they were made.
     made: InodeSet,
     /// The directory that is being filled, as a path of the volume; where each part of it begins.
     place: Vec<u8>,
@@ -261,6 +261,7 @@ impl<'a> Filler<'a> {
         self.budget.take_file()?;
         match parent.create_dir(name, &self.new_node(of, true)) {
             Ok(made) => {
+                self.made.insert(made.ino());
                 let lost = self.lost_xattrs;
                 // Of a directory that hands down its group it has that.
                 self.owner(&made, of)?;
@@ -587,7 +588,12 @@ impl<'a> Filler<'a> {
 
     /// Sets attributes; access control lists go with permissions.
     fn xattrs(&mut self, node: &Node, of: &Attributes) -> Outcome<()> {
-        if self.rules.inherit && self.rules.keep.mode {
+        // An archive that says nothing of lists leaves a directory that was there those that it has.
+        let silent = self.rules.existing == Existing::LastCounts
+            && !of.xattrs.iter().any(|(name, _)| is_acl(name))
+            && !self.made.contains(node.ino())
+            && node.file_type().is_dir();
+        if self.rules.inherit && self.rules.keep.mode && !silent {
             // What the directory gives to new files would let in people whom the source doesn't.
             for name in node.xattr_names()? {
                 if is_acl(&name) && !of.xattrs.iter().any(|(wanted, _)| *wanted == name) {
