@@ -64,6 +64,12 @@ pub trait FileMapping: Send + Sync {
     }
     /// The version now: a load. Whoever changes where bytes lie makes it another one before they let go of these bytes.
     fn seq(&self) -> MapSeq;
+    /// Comes before the file's content is changed, behind all that could refuse it, once the bytes are held: a format may
+    /// have to take away what does not outlive the content. On the path of every overwrite, as `lookup` is.
+    #[inline]
+    fn content_changes(&self) -> Result<(), Self::Error> {
+        Ok(())
+    }
     /// Says that some of the file was written over in place: a format that keeps times takes note. On the path of every
     /// overwrite, as `lookup` is.
     #[inline]
@@ -148,6 +154,11 @@ impl<M: FileMapping + ?Sized> FileMapping for std::sync::Arc<M> {
     #[inline]
     fn seq(&self) -> MapSeq {
         (**self).seq()
+    }
+
+    #[inline]
+    fn content_changes(&self) -> Result<(), Self::Error> {
+        (**self).content_changes()
     }
 
     #[inline]

@@ -7,8 +7,9 @@
 /// Where a range is about to be waited for that was chosen by the size of a file, or all of one.
 pub const HOLD: &str = "a range is about to be held";
 
-/// Where it is known to what place an overwrite goes, and its range is about to be held.
-pub const FORESEEN: &str = "the place of an overwrite is foreseen";
+/// Where bytes are about to be held that are to be changed, whatever that is, and all was asked that is asked before: of an
+/// overwrite, also to what place it goes.
+pub const CHANGE: &str = "bytes are about to be held for a change";
 
 /// Behind a transaction, when all its locks are gone.
 pub const COMMITTED: &str = "a transaction is committed";

@@ -126,6 +126,9 @@ pub enum SetXattr {
     Replace,
 }
 
+/// The attribute that gives a program capabilities.
+const CAPABILITY: &[u8] = b"security.capability";
+
 const REGULAR: u16 = 0o100_000;
 const DIRECTORY: u16 = 0o040_000;
 
@@ -258,6 +261,10 @@ impl Node {
     }
 
     /// Sets an extended attribute, by its Linux name.
+    ///
+    /// Capabilities (`security.capability`) are of a program as it is then: what others are in the middle of writing to it
+    /// comes to its end first, and what they write later takes the capabilities off. Overwrites of it that lie in a
+    /// [`Queue`](crate::Queue), and that nobody takes out, keep it from getting any: [`ErrorKind::Busy`].
     pub fn set_xattr(&self, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         let how = match how {
             SetXattr::Either => xfs::attr::edit::Put::Either,
@@ -296,6 +303,11 @@ impl Node {
         let Some((space, short)) = linux::split(name) else {
             let what = format!("{}: no such kind of attribute", crate::printable(name));
             return Err(Error::new(ErrorKind::InvalidInput, what));
+        };
+        let gives_capabilities = name == CAPABILITY && matches!(change, namespace::XattrChange::Set(..));
+        let _still = match gives_capabilities && self.file_type().is_file() {
+            true => Some(self.open()?.keep_still().map_err(|error| error.on_path(name))?),
+            false => None,
         };
         let engine = self.volume.engine();
         engine

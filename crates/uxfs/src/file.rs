@@ -5,7 +5,10 @@ use crate::metadata::Metadata;
 use crate::node::Node;
 use crate::open_files::Data;
 use crate::queue::Queue;
-use fileio::{DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FILE_END_MAX, FileMapping, HeldEnd};
+use crate::still;
+use fileio::{
+    DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FILE_END_MAX, FileMapping, HeldEnd, HeldFile,
+};
 use rangelock::Mode;
 use std::ops::Range;
 use std::sync::Arc;
@@ -136,6 +139,7 @@ impl File {
     /// Lets the file end at `size`, unless it ends before.
     fn cut(&self, size: u64) -> Result<bool> {
         let _held = self.data.hold(size & !(self.block() - 1)..u64::MAX, Mode::Exclusive);
+        self.content_changes()?;
         let is_longer = size <= self.size();
         if is_longer {
             self.data.check_unshared(size..u64::MAX)?;
@@ -178,6 +182,7 @@ impl File {
         self.check_unprotected()?;
         let range = self.checked(range)?;
         let _held = self.data.hold_blocks(&range);
+        self.content_changes()?;
         self.data.check_unshared(self.bytes_around(&range))?;
         self.clear(&range)
     }
@@ -213,7 +218,9 @@ impl File {
     /// the file can grow; gives the size that it is to have then.
     fn hold_for(&self, range: &Range<u64>, keep_size: bool) -> Result<(HeldEnd<'_>, Option<u64>)> {
         if keep_size {
-            return Ok((self.data.hold_blocks(range), None));
+            let held = self.data.hold_blocks(range);
+            self.content_changes()?;
+            return Ok((held, None));
         }
         let held = self.data.hold_to_grow(range.start, range.end)?;
         let grown = (held.size() < range.end).then_some(range.end);
@@ -233,6 +240,7 @@ impl File {
         self.check_unprotected()?;
         let range = self.whole_blocks(range)?;
         let _held = self.data.hold(range.start..u64::MAX, Mode::Exclusive);
+        self.content_changes()?;
         let size = self.size();
         if range.end >= size {
             return Err(Error::new(
@@ -260,6 +268,7 @@ impl File {
         // And the block before it: an extent that is changed there must not become one with what is about to move.
         let from = range.start.saturating_sub(self.block());
         let _held = self.data.hold(from..u64::MAX, Mode::Exclusive);
+        self.content_changes()?;
         let size = self.size();
         if range.start >= size {
             return Err(Error::new(
@@ -409,12 +418,22 @@ impl File {
     /// What every change of content begins with. A program whose content changes loses its capabilities, as in a
     /// kernel.
     pub(crate) fn check_writable(&self) -> Result<()> {
-        let engine = self.node.volume.engine();
-        engine.check_writable()?;
-        if self.entry().may_be_privileged() {
-            engine.drop_capabilities(&self.node.handle, self.node.volume.now())?;
-        }
-        Ok(())
+        self.node.volume.engine().check_writable()?;
+        self.content_changes()
+    }
+
+    /// Asked again once the bytes are held, if only there: whoever gives the file capabilities keeps writers out.
+    fn content_changes(&self) -> Result<()> {
+        Ok(self.data.map().content_changes()?)
+    }
+
+    /// Keeps writers out of the file, once what they are in the middle of is over.
+    pub(crate) fn keep_still(&self) -> Result<HeldFile<FileMap>> {
+        let attempt = |patience| Arc::clone(&self.data).hold_off_writers(patience).ok_or(());
+        still::patiently(attempt).map_err(|()| {
+            let what = format!("writes to inode {} are still in a queue", self.node.ino());
+            Error::new(ErrorKind::Busy, what)
+        })
     }
 
     /// Fails where the file was immutable or append-only when it was opened.

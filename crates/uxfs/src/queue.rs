@@ -11,7 +11,7 @@ use xfs::bmap::FileMap;
 ///
 /// A request holds its range until its completion is taken, so that whoever pushes should soon [`wait`](Self::wait),
 /// and must not meanwhile block for bytes that are in flight here, through whatever handle or queue of the file: it
-/// would wait for itself.
+/// would wait for itself; nor close the volume, or give the file capabilities, for which overwrites have to be over.
 pub struct Queue {
     pub(crate) queue: DirectQueue<FileMap>,
     pub(crate) file: File,

@@ -1,7 +1,7 @@
 //! Closing a volume that others use: what they are in the middle of is over before, and nothing comes after.
 
 use blockdev::{AlignedBuf, BlockDevice, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, SealDevice};
-use fileio::testing::{FORESEEN, at, before_next_hold};
+use fileio::testing::{CHANGE, at, before_next_hold};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -264,7 +264,7 @@ fn what_was_foreseen_before_a_close_is_not_written_after_it() {
     };
     let (closed, left) = mpsc::channel();
     let (closing, below) = (volume.clone(), Arc::clone(&device));
-    at(FORESEEN, move || {
+    at(CHANGE, move || {
         closing.close().expect("closed");
         closed.send(bytes(&below)).expect("somebody waits");
     });

@@ -18,7 +18,7 @@ use rangelock::Mode;
 use super::run::{Kind, Run};
 use super::{DirectFile, FILE_END_MAX, Outcome};
 use crate::lock::Held;
-use crate::testing::{HOLD, point};
+use crate::testing::{CHANGE, HOLD, point};
 use crate::{ExtentState, FileError, FileMappingMut, Refusal};
 
 /// Bytes that are copied at once where blocks are filled up with zeroes.
@@ -133,6 +133,7 @@ impl<M: FileMappingMut> DirectFile<M> {
     pub fn hold_blocks(&self, range: &Range<u64>) -> HeldEnd<'_> {
         let block = u64::from(self.map().block_size());
         let blocks = range.start & !(block - 1)..range.end.next_multiple_of(block);
+        point(CHANGE);
         HeldEnd { _held: self.lock().hold(blocks, Mode::Exclusive), size: self.map().size() }
     }
 
@@ -149,6 +150,7 @@ impl<M: FileMappingMut> DirectFile<M> {
             // Its extents may reach anywhere.
             let all = end > size && self.map().data_behind_end(to).map_err(map)?;
             point(HOLD);
+            point(CHANGE);
             let held =
                 self.lock().hold(first..if all { u64::MAX } else { to.max(first + block) }, Mode::Exclusive);
             let size = self.map().size();
@@ -163,6 +165,7 @@ impl<M: FileMappingMut> DirectFile<M> {
                 self.check_unshared(first..u64::MAX)?;
                 self.map().free_behind_end().map_err(map)?;
             }
+            self.map().content_changes().map_err(map)?;
             return Ok(HeldEnd { _held: held, size });
         }
     }

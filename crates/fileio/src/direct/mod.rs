@@ -22,7 +22,7 @@ use blockdev::BlockDevice;
 use rangelock::{LockStats, Mode, StatsSnapshot};
 
 use crate::lock::{Attempt, FileLock, Held, Token};
-use crate::testing::{FORESEEN, HOLD, point};
+use crate::testing::{CHANGE, HOLD, point};
 use crate::{FileError, FileMapping, Locking, Refusal, lockstat};
 
 pub use extend::HeldEnd;
@@ -151,7 +151,7 @@ impl<M: FileMapping> DirectFile<M> {
     pub fn overwrite_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         let Some((range, mode)) = self.write_range(offset, buf.len())? else { return Ok(0) };
         let seen = self.foresee(offset, true);
-        point(FORESEEN);
+        point(CHANGE);
         let _held = self.lock.hold(range, mode);
         self.overwrite_held(offset, buf, seen)?;
         self.map.overwritten();
@@ -166,6 +166,7 @@ impl<M: FileMapping> DirectFile<M> {
     /// Keeps requests on `range` out, for whoever changes where the range's bytes lie.
     #[must_use = "the range is released at once if the guard is not kept"]
     pub fn hold(&self, range: Range<u64>, mode: Mode) -> impl Drop + use<'_, M> {
+        point(CHANGE);
         let held: Held<'_> = self.lock.hold(range, mode);
         held
     }
@@ -320,6 +321,7 @@ impl<M: FileMapping> DirectFile<M> {
             return Err(FileError::NotOverwritable { offset: run.size.max(offset), why: Refusal::PastEnd });
         }
         run.check_overwritable(offset)?;
+        self.map.content_changes().map_err(|source| FileError::Map { offset, source })?;
         Ok(run)
     }
 

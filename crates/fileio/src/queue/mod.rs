@@ -22,6 +22,7 @@ use rangelock::Mode;
 
 use crate::direct::{Kind, Outcome, Run};
 use crate::lock::{Attempt, Token};
+use crate::testing::{CHANGE, point};
 use crate::{DirectFile, FileError, FileMapping};
 
 use state::{Deferred, Line, Piece, State};
@@ -163,6 +164,9 @@ impl<M: FileMapping> DirectQueue<M> {
     fn start(&mut self, index: u32, range: std::ops::Range<u64>, mode: Mode) {
         let is_write = self.state.requests[index as usize].is_write;
         let seen = self.state.file.foresee(range.start, is_write);
+        if is_write {
+            point(CHANGE);
+        }
         match self.state.file.lock().try_acquire(range.clone(), mode) {
             Some(token) => self.issue(index, token, seen),
             None => self.get_in_line(index, range, mode),

@@ -232,6 +232,12 @@ impl FileMap {
         Ok(Found { extent, size: inode.size(), seq })
     }
 
+    #[cold]
+    fn drop_capabilities(&self) -> Result<()> {
+        let file = InodeHandle::new(Arc::clone(&self.entry), &self.entry.current());
+        self.volume.drop_capabilities(&file, self.volume.now())
+    }
+
     fn blocks(&self, bytes: &Range<u64>) -> Range<FileBlock> {
         let log = self.volume.geometry().block_log;
         debug_assert_eq!((bytes.start | bytes.end) & ((1 << log) - 1), 0, "whole blocks");
@@ -286,6 +292,12 @@ impl FileMapping for FileMap {
     #[inline]
     fn seq(&self) -> MapSeq {
         MapSeq(self.entry.map_version() << 1 | u64::from(self.volume.is_closing()))
+    }
+
+    /// A program whose content changes loses its capabilities.
+    #[inline]
+    fn content_changes(&self) -> Result<()> {
+        if self.entry.may_be_privileged() { self.drop_capabilities() } else { Ok(()) }
     }
 
     fn overwritten(&self) {
