@@ -18,6 +18,7 @@ use crate::recovery::Recovery;
 use crate::still;
 use blockdev::{BlockDevice, FileOptions, Window};
 use fileio::Locking;
+use fileio::testing::point;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -48,6 +49,14 @@ struct Shared {
     open_files: OpenFiles,
     /// Held by who decides whether the volume can be closed.
     closing: Mutex<()>,
+}
+
+impl Drop for Shared {
+    /// When the last handle is dropped the volume has ended, and the next may open it.
+    fn drop(&mut self) {
+        point("a volume is let go");
+        self.engine.stop_covering();
+    }
 }
 
 impl Volume {

@@ -1,6 +1,9 @@
 //! One device is open for writing once within a process, through whatever wrappers and handles it is reached.
 
-use blockdev::{BlockDevice, Claim, Counter, Deferred, DeviceError, Durability, Layer, MemoryDevice, Window};
+use blockdev::{
+    BlockDevice, Claim, Counter, Deferred, DeviceError, Durability, Fault, FaultDevice, HoldDevice, Layer,
+    MemoryDevice, Op, Window,
+};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use uxfs::{ErrorKind, MkfsOptions, NewNode, OpenOptions, Volume, mkfs_device};
@@ -154,4 +157,51 @@ fn nobody_writes_before_what_was_deferred_is_there() {
         assert!(next.lookup("one").is_ok() && (is_closed || next.lookup("two").is_ok()));
         next.close().expect("closed");
     }
+}
+
+/// What is read at its first byte comes late, so that who does not wait for it is through before.
+#[derive(Debug)]
+struct Late(Arc<dyn BlockDevice>);
+
+impl Layer for Late {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.0
+    }
+
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        let read = self.0.read(offset, buf);
+        if offset == 0 {
+            thread::sleep(std::time::Duration::from_millis(50));
+        }
+        read
+    }
+}
+
+/// The thread that covers the log of an idle volume had it for that time. Where the last handle was dropped meanwhile, the
+/// volume ended when that thread was done: whoever opened it just behind the drop was refused.
+#[test]
+fn a_volume_has_no_writer_when_its_last_handle_is_dropped() {
+    let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(SIZE).expect("memory"));
+    made(&memory, &MkfsOptions::new());
+    let holds = Arc::new(HoldDevice::new(Arc::clone(&memory)));
+    let faulty = Arc::new(FaultDevice::new(Arc::new(Late(holds.clone())), Vec::new()));
+    let volume = Volume::open_device(faulty.clone(), &writable()).expect("open");
+    add(&volume, "one");
+    volume.sync().expect("synced");
+    // The superblock, which covers the log.
+    holds.hold(|op, offset| op == Op::Read && offset == 0);
+    let idle = {
+        let volume = volume.clone();
+        thread::spawn(move || while volume.pass_idle_time().is_ok() {})
+    };
+    holds.wait_until_waiting();
+    // Nobody who waits for the covering keeps the volume.
+    faulty.add(Fault::fail(Op::Flush, faulty.seen(Op::Flush)));
+    assert_eq!(volume.sync().map_err(|error| error.kind()), Err(ErrorKind::Io));
+    idle.join().expect("no panic");
+    assert_eq!(holds.waiting(), 1, "it is still being covered");
+    fileio::testing::at("a volume is let go", move || holds.release());
+    drop(volume);
+    let volume = Volume::open_device(memory, &writable()).expect("nobody has it");
+    volume.lookup("/one").expect("it was synced");
 }

@@ -417,6 +417,14 @@ impl Volume {
         self.write_side()?.journal.pass_idle_time()
     }
 
+    /// Has the journal's thread let go of the volume, which covers its log when it is idle, and take it no more. Whoever drops
+    /// the last handle behind this ends the volume there; without it, that thread may, a moment later.
+    pub fn stop_covering(&self) {
+        if let Some(write) = &self.write {
+            write.journal.stop_covering();
+        }
+    }
+
     /// Inodes in use that have no name. Whoever has one open, or is at work on it, keeps it in memory, and so does a failure
     /// to free it.
     pub(crate) fn unlinked_in_memory(&self) -> Result<Vec<Arc<InodeEntry>>> {

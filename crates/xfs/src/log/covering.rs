@@ -16,12 +16,11 @@ use super::sync::Ordering;
 use super::{Journal, Pace, Ticket};
 use crate::error::Result;
 use std::fmt;
-use std::sync::Arc;
 
 /// Logs the superblock in a transaction of its own, with a ticket from [`Journal::reserve_to_cover`].
-pub(super) type CoverFn = Arc<dyn Fn() + Send + Sync>;
+pub(super) type CoverFn = Box<dyn Fn() + Send + Sync>;
 
-/// What the covering is done by, if anything.
+/// What the covering is done by, if anything; locked while it is.
 #[derive(Default)]
 pub(super) struct Cover(super::sync::Mutex<Option<CoverFn>>);
 
@@ -51,12 +50,11 @@ impl Core {
             self.orders.push(self.cil.opened());
         } else if !self.ail.is_empty() {
             self.pushing.push_to(xfs_format::types::Lsn(u64::MAX));
-        } else if self.needs_cover() {
-            let cover = super::sync::lock(&self.cover.0).clone();
-            if let Some(cover) = cover {
-                cover();
-                self.orders.push(self.cil.opened());
-            }
+        } else if self.needs_cover()
+            && let Some(cover) = &*super::sync::lock(&self.cover.0)
+        {
+            cover();
+            self.orders.push(self.cil.opened());
         }
     }
 }
@@ -66,7 +64,12 @@ impl Journal {
     /// `cover` is to commit one transaction that logs the superblock, with a ticket from
     /// [`reserve_to_cover`](Self::reserve_to_cover), and must not wait for another transaction.
     pub fn set_cover(&self, cover: impl Fn() + Send + Sync + 'static) {
-        *super::sync::lock(&self.core.cover.0) = Some(Arc::new(cover));
+        *super::sync::lock(&self.core.cover.0) = Some(Box::new(cover));
+    }
+
+    /// Takes back what the log is covered by, which is not at it any more when this returns.
+    pub fn stop_covering(&self) {
+        *super::sync::lock(&self.core.cover.0) = None;
     }
 
     /// As [`reserve`](Self::reserve), for a step that logs the superblock alone, without waiting for anything. `None`:
