@@ -108,6 +108,25 @@ pub fn directory(volume: &Volume, location: &Location) -> Result<Option<Dir>> {
     }
 }
 
+/// Where a file is made that a path leads to: behind links that lead to nothing yet.
+pub fn new_place(volume: &Volume, location: &Location) -> Result<(Dir, Vec<u8>)> {
+    let mut at = location.clone();
+    for _ in 0..=uxfs::MAX_SYMLINKS {
+        if ends_in_slash(&at.path) {
+            return Err(refused(location, Exit::NotFound, "no such directory"));
+        }
+        let (dir, name) = parent(volume, &at)?;
+        let there = dir.lookup(name).map_err(|error| failure(location, &error))?;
+        let Some(link) = there.filter(|node| node.file_type().is_symlink()) else {
+            return Ok((dir, name.to_vec()));
+        };
+        let target = link.read_link().map_err(|error| failure(location, &error))?;
+        let above = split(&at.path).map_or(&b""[..], |(above, _)| above);
+        at.path = if target.starts_with(b"/") { target } else { [above, &target].concat() };
+    }
+    Err(refused(location, Exit::NotFound, "too many symbolic links on the way"))
+}
+
 /// Makes something under the name of what is there, whose place it takes in one step: what cannot be made, or cannot take
 /// that place, leaves what is there as it is.
 pub fn replace<T>(dir: &Dir, name: &[u8], make: impl Fn(&[u8]) -> uxfs::Result<T>) -> uxfs::Result<T> {

@@ -147,7 +147,7 @@ impl From<uxfs::ErrorKind> for Exit {
             K::AlreadyExists | K::NotEmpty => Self::AlreadyExists,
             K::Protected => Self::Protected,
             K::NoSpace | K::TooLarge | K::TooManyExtents | K::LogTooSmall | K::TooManyLinks => Self::NoSpace,
-            K::InvalidInput | K::IntoItself => Self::Usage,
+            K::InvalidInput | K::IntoItself | K::OtherProject => Self::Usage,
             _ => Self::Io,
         }
     }

@@ -10,7 +10,7 @@
 use crate::exit::{Exit, Failure, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,6 +46,13 @@ pub fn start() {
         }
         signals
     });
+}
+
+/// From now on a file that would become larger than the shell permits (`ulimit -f`) is an error, as on a full disk, and
+/// not the end of the process.
+pub fn survive_size_limits() {
+    // It is caught rather than ignored, as programs that are started would ignore it too.
+    let _ = flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 
 /// From now on a signal that asks for an end is heard by [`check`], and nothing else.

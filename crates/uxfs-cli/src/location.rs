@@ -225,7 +225,7 @@ pub fn check(image: &Path) -> Result<()> {
 }
 
 /// The image that was meant where a path in it was not written with a slash at its start.
-fn before_colon(image: &Path) -> Option<&Path> {
+pub fn before_colon(image: &Path) -> Option<&Path> {
     let bytes = image.as_os_str().as_bytes();
     let colons = (1..bytes.len()).rev().filter(|&at| bytes[at] == b':');
     colons.map(|at| Path::new(OsStr::from_bytes(&bytes[..at]))).find(|image| image.is_file())

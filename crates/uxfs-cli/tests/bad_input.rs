@@ -47,6 +47,37 @@ fn a_full_disk_is_told() {
     assert_eq!(said, "uxfs: writing the output: No space left on device (os error 28)\n");
 }
 
+/// It killed the process.
+#[test]
+fn a_limit_of_sizes_is_told() {
+    let image = Image::filled(&[]);
+    let limited = |script: &str, paths: [&std::ffi::OsStr; 2]| {
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", &format!("ulimit -f 100; exec \"$0\" {script}"), env!("CARGO_BIN_EXE_uxfs")]);
+        let output = shell.args(paths).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(6), "{said}");
+        assert!(said.contains("File too large"), "{said}");
+    };
+    let copy = image.dir.path().join("copy");
+    limited("cp \"$1\" \"$2\"", [&image.at("/docs/large.bin"), copy.as_os_str()]);
+    assert!(!copy.exists());
+    limited("mkfs \"$1\" 300M", [copy.as_os_str(), copy.as_os_str()]);
+    assert!(!copy.exists());
+}
+
+/// A colon without a slash is no name of a file that was meant.
+#[test]
+fn a_copy_to_an_image_with_a_colon_alone_is_no_file_of_the_host() {
+    let image = Image::filled(&[]);
+    for path in ["", "docs"] {
+        let destination = format!("{}:{path}", image.path.display());
+        let hint = format!("is written {}:/path", image.path.display());
+        uxfs_fails(&[&"cp", &image.at("/docs/small.txt"), &destination], 3, &hint);
+        assert!(!std::path::Path::new(&destination).exists());
+    }
+}
+
 #[test]
 fn a_partition_is_found_and_opened() {
     let image = Image::filled(&[]);

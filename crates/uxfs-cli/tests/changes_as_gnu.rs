@@ -36,6 +36,21 @@ const CASES: &[&[&str]] = &[
     &["ln", "-f", "@/p/x", "@/far"],
     &["ln", "-sf", "text", "@/far"],
     &["mv", "@/p/x", "@/far"],
+    // Files that are made behind links.
+    &["truncate", "-s", "3", "@/dangling"],
+    &["truncate", "-s", "3", "@/chain"],
+    &["truncate", "-s", "3", "@/circle"],
+    &["truncate", "-s", "3", "@/lost"],
+    &["truncate", "-s", "3", "@/nothing/"],
+    &["truncate", "-c", "-s", "3", "@/dangling"],
+    // Links that are named, and what they lead to.
+    &["chown", "5:6", "@/todir"],
+    &["chown", "-R", "5:6", "@/todir"],
+    &["chown", "-R", "5:6", "@/todir/"],
+    &["chown", "-R", "5:6", "@/q"],
+    &["chown", "--no-dereference", "5:6", "@/todir"],
+    &["chmod", "700", "@/todir"],
+    &["chmod", "-R", "700", "@/q"],
 ];
 
 /// As long as no text of a link can be: 1,023 bytes are the most.
@@ -56,6 +71,10 @@ fn tree(dir: &Path) {
     std::fs::hard_link(at("p/x"), at("hard/x")).unwrap();
     symlink("nowhere", at("dangling")).unwrap();
     symlink("circle", at("circle")).unwrap();
+    symlink("p/../q/link", at("chain")).unwrap();
+    symlink("../p/new", at("q/link")).unwrap();
+    symlink("nowhere/new", at("lost")).unwrap();
+    symlink("q", at("todir")).unwrap();
     symlink("n".repeat(312), at("far")).unwrap();
     run("find", &[&dir, &"-depth", &"-exec", &"touch", &"-hd", &"2001-02-03 04:05:06.789 UTC", &"{}", &"+"]);
 }
@@ -122,6 +141,22 @@ fn a_directory_that_was_just_moved_is_not_lost() {
     let mount = image.mount(&["ro"]);
     assert_eq!(std::fs::metadata(mount.dir().join("to/dir")).unwrap().uid(), 5);
     assert!(mount.dir().join("q/dir/inner").is_dir());
+}
+
+/// A directory tree's project is no matter of the device.
+#[test]
+fn what_would_leave_its_project_s_tree_is_told_to_be_copied() {
+    let image = Image::new(&[]);
+    {
+        let mount = image.mount(&[]);
+        std::fs::create_dir(mount.dir().join("tree")).unwrap();
+        run("xfs_io", &[&"-c", &"chproj 7", &"-c", &"chattr +P", &mount.dir().join("tree")]);
+        std::fs::write(mount.dir().join("file"), "x").unwrap();
+    }
+    let (file, new) = (image.at("/file"), image.at("/tree/file"));
+    uxfs_fails(&[&"mv", &file, &new], 2, "another project's tree; copy it (uxfs cp -a) and remove it");
+    uxfs_fails(&[&"ln", &file, &new], 2, "another project's tree");
+    assert_eq!(uxfs_ok(&[&"cat", &file]), b"x");
 }
 
 /// A volume so full that nothing more can be made: what a link was to take the place of is there still.

@@ -32,7 +32,7 @@ pub struct OwnerArgs {
     /// Owner and group, in numbers
     #[arg(value_name = "UID[:GID]")]
     owner: Owner,
-    /// Files of any type; symbolic links are followed
+    /// Files of any type; symbolic links are followed, but with -R they are changed themselves
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
     locations: Vec<Location>,
     /// Directories with all that is in them
@@ -62,7 +62,8 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
 /// Changes owners.
 pub fn run_owner(args: &OwnerArgs, global: &Global) -> Result<Exit> {
     edit::change_each(global, &args.locations, |volume, location, problems| {
-        each(volume, location, problems, args.recursive, !args.no_dereference, |node| {
+        let follow = !args.no_dereference && !args.recursive;
+        each(volume, location, problems, args.recursive, follow, |node| {
             let of = node.metadata()?;
             // A program that runs as its owner must not come to run as another one.
             let ids = if of.permissions() & 0o010 != 0 { 0o6000 } else { 0o4000 };

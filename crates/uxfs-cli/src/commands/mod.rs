@@ -87,6 +87,7 @@ pub enum Command {
 
 /// Runs a verb.
 pub fn run(command: &Command, global: &Global) -> Result<Exit> {
+    interrupt::survive_size_limits();
     if !matches!(command, Command::Demo(_) | Command::Bench(_)) {
         // These two clean up behind themselves.
         interrupt::start();

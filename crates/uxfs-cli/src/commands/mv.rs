@@ -101,6 +101,11 @@ fn one(
         ErrorKind::IntoItself => {
             edit::refused(source, Exit::Usage, "a directory cannot be moved into itself")
         }
+        ErrorKind::OtherProject => {
+            let what =
+                "the destination belongs to another project's tree; copy it (uxfs cp -a) and remove it";
+            edit::refused(source, Exit::Usage, what)
+        }
         // Of what has the name, which would be lost.
         ErrorKind::Shared => {
             let mut path = args.destination.path.clone();

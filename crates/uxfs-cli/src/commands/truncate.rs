@@ -52,9 +52,9 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
             Some(node) => node,
             None if args.no_create => return Ok(()),
             None => {
-                let (dir, name) = edit::parent(volume, location)?;
+                let (dir, name) = edit::new_place(volume, location)?;
                 let new = NewNode { permissions: 0o666, umask, ..NewNode::default() };
-                dir.create_file(name, &new).map_err(failure)?
+                dir.create_file(&name, &new).map_err(failure)?
             }
         };
         let file = node.open().map_err(failure)?;

@@ -30,6 +30,7 @@ use uxfs::{
 const CHUNK: usize = 1 << 20;
 /// What gives whoever runs a program a part of root's rights.
 const CAPABILITY: &[u8] = b"security.capability";
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// What is said of a file: of any type, wherever it comes from.
@@ -265,6 +266,7 @@ impl<'a> Filler<'a> {
                 let lost = self.lost_xattrs;
                 // Of a directory that hands down its group it has that.
                 self.owner(&made, of)?;
+                self.plain(&made, of)?;
                 self.xattrs(&made, of)?;
                 // They are set, and counted, once more in the end.
                 self.lost_xattrs = lost;
@@ -337,6 +339,7 @@ impl<'a> Filler<'a> {
         content: impl FnOnce(&mut Self, &File) -> Outcome<()>,
     ) -> Outcome<()> {
         self.owner(node, of)?;
+        self.plain(node, of)?;
         // Later there may be no room for them beside the map.
         self.xattrs(node, of)?;
         content(self, &node.open()?)?;
@@ -475,7 +478,8 @@ impl<'a> Filler<'a> {
             Leaf::Symlink(target) => parent.create_symlink(name, target, &new),
             Leaf::Special(special) => parent.create_special(name, *special, &new),
         })?;
-        let done = self.owner(&node, of).and_then(|()| self.xattrs(&node, of));
+        let done = self.owner(&node, of).and_then(|()| self.plain(&node, of));
+        let done = done.and_then(|()| self.xattrs(&node, of));
         let done = done.and_then(|()| name.publish(parent));
         if let Err(trouble) = done {
             let _ = parent.remove_file(name.made());
@@ -539,6 +543,21 @@ impl<'a> Filler<'a> {
             ..Changes::default()
         };
         self.change(node, &changes)
+    }
+
+    /// Takes off something new what its directory gave to it, where its permissions are the umask's matter alone. A
+    /// directory hands on what it was handed down.
+    fn plain(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+        let (keep, kind) = (self.rules.keep, node.file_type());
+        if keep.mode || keep.similar_mode || kind.is_symlink() {
+            return Ok(());
+        }
+        if node.xattr_names()?.iter().any(|name| name == ACCESS_ACL) {
+            node.remove_xattr(ACCESS_ACL)?;
+        }
+        let handed_down = node.metadata()?.permissions() & 0o2000;
+        let permissions = keep.plain(of.permissions, kind.is_dir()) & !self.rules.umask | handed_down;
+        self.change(node, &Changes { permissions: Some(permissions), ..Changes::default() })
     }
 
     /// Once more, behind all that may have changed it since: its permissions and times.
@@ -624,9 +643,6 @@ impl<'a> Filler<'a> {
     fn new_node(&self, of: &Attributes, is_dir: bool) -> NewNode {
         let rules = &self.rules;
         let (uid, gid) = if rules.keep.ownership { (of.uid, of.gid) } else { (0, 0) };
-        let owned = rules.keep.ownership || rules.owner != Owner::default();
-        // A file that runs as its owner must not come to run as another one unasked.
-        let ids = if owned { 0 } else { 0o6000 };
         let mut plain = rules.keep.plain(of.permissions, is_dir);
         if is_dir {
             // As `cp` has it, also where a list takes the umask's place.
@@ -638,7 +654,7 @@ impl<'a> Filler<'a> {
         };
         NewNode {
             permissions: match rules.keep.mode {
-                true => rules.trust.permissions(of.permissions & !ids),
+                true => rules.trust.permissions(of.permissions),
                 false => plain,
             },
             umask: if rules.keep.mode { 0 } else { rules.umask },

@@ -56,9 +56,14 @@ impl Keep {
         }
     }
 
-    /// Whether nothing is kept.
+    /// Whether a new file's permissions are set when it is there: its directory, or a change of owner, may change them.
+    pub fn finishes(self) -> bool {
+        self.ownership || !self.similar_mode
+    }
+
+    /// Whether nothing is kept, and nothing is to be set.
     pub fn nothing(self) -> bool {
-        !(self.mode || self.ownership || self.timestamps || self.xattrs)
+        !(self.finishes() || self.mode || self.ownership || self.timestamps || self.xattrs)
     }
 }
 
@@ -88,9 +93,13 @@ pub fn apply(
         place.remove_acls(metadata.is_dir())?;
         let mode = Mode::from_raw_mode(trust.permissions(metadata.permissions()).into());
         // A file that runs as its owner must not come to run as another one.
-        let ids = if keep.ownership && owned { Mode::empty() } else { Mode::SUID | Mode::SGID };
+        let ids = if owned { Mode::empty() } else { Mode::SUID | Mode::SGID };
         place.chmod(mode - ids)?;
     } else if let Some(mode) = finish {
+        if !keep.similar_mode && !metadata.is_symlink() {
+            // What a directory hands on, it was given by the one above.
+            place.remove_acls(false)?;
+        }
         place.chmod(mode)?;
     }
     if keep.mode || keep.xattrs {

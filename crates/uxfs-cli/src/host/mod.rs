@@ -76,6 +76,8 @@ struct Level {
     outer: Identity,
     /// What its permissions are to be if nobody says more of them.
     finish: Option<Mode>,
+    /// Whether it was made.
+    made: bool,
     /// What it is for those who remember directories.
     index: links::DirIndex,
 }
@@ -86,6 +88,8 @@ pub struct Left {
     pub fd: OwnedFd,
     /// Permissions that it still needs if nobody says more of them.
     pub finish: Option<Mode>,
+    /// Whether it was made.
+    pub made: bool,
 }
 
 /// What a file is to be, as long as it is not known better.
@@ -172,7 +176,7 @@ impl HostTree {
         } else {
             None
         };
-        self.above.push(Level { name: name.to_vec(), outer, finish, index: None });
+        self.above.push(Level { name: name.to_vec(), outer, finish, made, index: None });
         self.current = inner;
         Ok(())
     }
@@ -190,7 +194,8 @@ impl HostTree {
         if new::identity(&outer)? != level.outer {
             return Err(io::Error::other("the destination was moved while it was written"));
         }
-        Ok(Left { fd: std::mem::replace(&mut self.current, outer), finish: level.finish })
+        let Level { finish, made, .. } = level;
+        Ok(Left { fd: std::mem::replace(&mut self.current, outer), finish, made })
     }
 
     /// A regular file to write to: the one that is there, or a new one. At the top, links are followed.

@@ -7,7 +7,7 @@ use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::Existing;
 use crate::host::attributes::Keep;
 use crate::host::stream;
-use crate::location::{Location, check};
+use crate::location::{Location, before_colon, check};
 use crate::mode::Owner;
 use crate::options::Global;
 use crate::trust::{Devices, Trust, TrustArgs};
@@ -58,8 +58,8 @@ pub struct Args {
 
 const HELP: &str = "\
 A file that is there is written into and stays the same one, with its owner, permissions, attributes and other \
-names, also where a symbolic link leads to it; --replace puts a new one in its place. No link of this machine is \
-followed below a directory that is copied.
+names, also where a symbolic link leads to it; --replace puts a new one in its place, as do -a and --preserve=links \
+where it has other names, which keep the old one. No link of this machine is followed below a directory that is copied.
 
 As `cp` has it, a new file gets the permissions of its source without set-user-id and set-group-id, less the umask; \
 owners, times, attributes, links among what is copied and devices need -p, --preserve or -a. Holes stay holes.
@@ -129,6 +129,10 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     if !destination.exists() && location.image != destination && !has_host_dir(&location) {
         // Whatever is wrong with the image, it is what was meant.
         check(&location.image)?;
+    }
+    if destination.symlink_metadata().is_err() && before_colon(destination).is_some() {
+        // A file of the host called `IMAGE:` is not what was meant.
+        check(destination)?;
     }
     if args.owner.is_some() {
         let what = "--owner is for copies into an image";

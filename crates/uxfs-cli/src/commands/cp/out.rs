@@ -261,7 +261,9 @@ impl<'a> Copy<'a> {
                 Some(_) => {
                     // Where the way back is lost, nothing more can be written.
                     let left = host.leave().map_err(|error| Trouble::end(Exit::Io, error.to_string()))?;
-                    self.attributes(&node, Written::Open(left.fd.as_fd()), left.finish)
+                    let plain =
+                        (left.made && !self.keep.similar_mode).then_some(self.plain(&node)? - self.umask);
+                    self.attributes(&node, Written::Open(left.fd.as_fd()), plain.or(left.finish))
                 }
                 None => self.attributes(&node, Written::Open(host.current()), None),
             },
@@ -371,7 +373,7 @@ impl<'a> Copy<'a> {
         self.budget.take_file()?;
         let (keep, trust) = (self.keep, self.trust);
         let plain = self.plain(node)?;
-        let finish = (keep.ownership && !metadata.is_symlink()).then_some(plain - self.umask);
+        let finish = (keep.finishes() && !metadata.is_symlink()).then_some(plain - self.umask);
         let mode = if keep.ownership { Mode::RUSR | Mode::WUSR } else { plain };
         let lost = &mut self.lost;
         let set = |handle: BorrowedFd<'_>| match keep.nothing() {
@@ -398,7 +400,7 @@ impl<'a> Copy<'a> {
         let written = self.content(&from, &std::fs::File::from(target.fd().try_clone_to_owned()?));
         let there = matches!(target, host::Target::Kept(_));
         written.map_err(|trouble| if there { trouble.in_part() } else { trouble })?;
-        let finish = (self.keep.ownership && !there).then_some(new.mode - self.umask);
+        let finish = (self.keep.finishes() && !there).then_some(new.mode - self.umask);
         self.attributes(node, Written::Open(target.fd()), finish)?;
         Ok(host.publish(name, target)?)
     }
