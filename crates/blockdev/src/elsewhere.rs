@@ -10,7 +10,7 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// this process is about to open it for writing.
 pub(crate) fn refuse_open(file: &File, path: &Path) -> Result<(), DeviceError> {
     for _ in 0..RETRIES {
-        if !is_written(file) || is_ours(file) {
+        if is_written(file) != Some(true) || is_ours(file) {
             return refuse_locked(file);
         }
         // Names what can be named.
@@ -50,15 +50,47 @@ pub(crate) fn refuse_locked(file: &File) -> Result<(), DeviceError> {
     if is_free || is_own { Ok(()) } else { Err(DeviceError::Locked) }
 }
 
-/// Whether the kernel says that some descriptor of the file can write; `false` where it does not say.
-fn is_written(file: &File) -> bool {
+/// Who else writes, as far as one can tell, what is about to be read and has no lock: the kernel, which has it mounted, or a
+/// program that knows of no locks.
+pub fn written_by(path: &Path) -> Option<String> {
+    let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
+    let of = file.metadata().ok()?;
+    if is_ours(&file) {
+        return None;
+    }
+    if of.file_type().is_block_device() {
+        return in_use::mounted(of.rdev());
+    }
+    for _ in 0..RETRIES {
+        match (is_written(&file), in_use::writing(&file, path)) {
+            (Some(false), _) | (None, None) => return None,
+            (_, Some((name, is_going))) if !is_going => return Some(name),
+            _ => std::thread::sleep(PAUSE),
+        }
+    }
+    Some("another process or the kernel".to_owned())
+}
+
+/// What is said of a file that the kernel has attached as a loop device, and that hence must not be written.
+pub fn attached_as(path: &Path) -> Option<String> {
+    let file = File::open(path).ok()?;
+    in_use::refuse_attached(&file, path).err().map(|error| error.to_string())
+}
+
+/// Whether the kernel says that some descriptor of the file can write; `None` where it does not say.
+fn is_written(file: &File) -> Option<bool> {
     let owner = || file.metadata().ok().map(|of| of.uid());
     let refused = match lease(file) {
         // Root in a container may seldom ask about the files of others, but be the others.
         Err(libc::EACCES) => owner().map_or(Ok(()), |owner| as_user(owner, || lease(file))),
         other => other,
     };
-    refused == Err(libc::EAGAIN)
+    match refused {
+        Ok(()) => Some(false),
+        Err(libc::EAGAIN) => Some(true),
+        Err(_) => None,
+    }
 }
 
 /// Takes a read lease and gives it back; what the kernel said if it was not granted.
@@ -120,16 +152,16 @@ mod tests {
     fn own_descriptors_tell_nothing_and_readers_are_nobody() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let read = File::open(file.path()).unwrap();
-        assert!(is_written(&read) && is_ours(&read));
+        assert!(is_written(&read) == Some(true) && is_ours(&read));
         refuse_open(&read, file.path()).unwrap();
         let path = file.into_temp_path();
         // Another test may have forked this moment.
-        while is_written(&read) {
+        while is_written(&read) != Some(false) {
             std::thread::sleep(PAUSE);
         }
         assert!(!is_ours(&read));
         let _other = File::open(&path).unwrap();
-        assert!(!is_written(&read));
+        assert_eq!(is_written(&read), Some(false));
         // The lease is given back: nobody waits for it.
         File::options().write(true).open(&path).unwrap();
     }

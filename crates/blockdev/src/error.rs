@@ -32,6 +32,15 @@ pub enum DeviceError {
         "another process or the kernel has it open for writing, locked or mounted: wait until that is done, or end it"
     )]
     Locked,
+    /// Another process reads the image, which is to be written.
+    #[error("another process is reading it: wait until that is done, or end it")]
+    BeingRead,
+    /// Another process writes the image, which is to be read.
+    #[error(
+        "another process is writing it, so that what is read would be of several moments: wait until that is done, or \
+         end it"
+    )]
+    BeingWritten,
     /// The kernel has the image attached as a loop device: which, and what to do.
     #[error("{0}")]
     Attached(String),

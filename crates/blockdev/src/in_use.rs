@@ -100,6 +100,26 @@ fn in_use(layer: &Layer) -> Option<String> {
     (claimed || mount_place(name).is_some()).then(|| path.display().to_string())
 }
 
+/// The loop device that has a file and may write it, and where it is mounted; and whether it is about to be let go of.
+pub(crate) fn writing(file: &File, path: &Path) -> Option<(String, bool)> {
+    let found = attached(file, path)?;
+    let read_only = fs::read_to_string(format!("/sys/block/{}/ro", found.name));
+    if read_only.is_ok_and(|text| text.trim_end() == "1") {
+        return None;
+    }
+    let place = mount_place(&found.name);
+    let is_going = place.is_none() && found.flags & AUTOCLEAR != 0;
+    let at = place.map(|place| format!(", mounted at {place}")).unwrap_or_default();
+    Some((format!("/dev/{}{at}", found.name), is_going))
+}
+
+/// That a block device is mounted, as far as this process can see: to ask for more would keep out others meanwhile.
+pub(crate) fn mounted(number: u64) -> Option<String> {
+    let own = layers::of_disk(number);
+    let place = mount_place(own.first()?.name.as_deref()?)?;
+    Some(format!("the kernel, mounted at {place}"))
+}
+
 /// Refuses what is attached, if it is not about to be let go of.
 fn refuse_while(attached: impl Fn() -> Option<Attached>) -> Result<(), DeviceError> {
     for _ in 0..DETACH_RETRIES {

@@ -51,6 +51,7 @@ pub use buf::AlignedBuf;
 pub use claim::{Claim, Place, Storage};
 pub use deferred::Deferred;
 pub use device::{BlockDevice, Completion, Durability, IoQueue};
+pub use elsewhere::{attached_as, written_by};
 pub use error::DeviceError;
 pub use file::{FileDevice, FileOptions, HostIo, QueueKind};
 pub use layer::Layer;

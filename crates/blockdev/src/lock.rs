@@ -1,4 +1,8 @@
-//! Keeps a second writer out of an image.
+//! Keeps writers of an image apart from each other and from readers.
+//!
+//! A writer has the lock alone, readers share it. Within one process a reader may stand beside a writer, as who copies
+//! from one place of an image to another has both: who reads takes no lock where the process writes, and who comes to
+//! write lets go of those that the process reads with.
 //!
 //! `flock` it is, not POSIX record locks: it belongs to the open file description, so that closing some other
 //! descriptor of the same file does not release it and a second open in this same process is kept out too. OFD
@@ -8,31 +12,120 @@
 //! is taken too, and that one also keeps `mount` out.
 
 use std::fs::File;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use crate::DeviceError;
+use crate::file::host::retry;
+use crate::{DeviceError, Storage};
 
 /// Some hold a lock for milliseconds and mean nothing by it: udev, while it probes a device that was just closed; and a
 /// process that was just forked off the last holder, until it becomes another program.
 const PROBE_RETRIES: u32 = 20;
 const PROBE_PAUSE: Duration = Duration::from_millis(10);
 
-/// Takes the writer's lock of `file`; it is released when the file is closed.
-pub(crate) fn lock_for_writing(file: &File) -> Result<(), DeviceError> {
+/// The locks of this process.
+static HELD: Mutex<Vec<Arc<Held>>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct Held {
+    storage: Storage,
+    /// The same open file description that was locked.
+    file: File,
+    is_writer: bool,
+}
+
+fn held() -> MutexGuard<'static, Vec<Arc<Held>>> {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A lock on an image. It is released when this and the file are gone.
+#[derive(Debug)]
+pub(crate) struct Lock(Arc<Held>);
+
+impl Lock {
+    fn note(
+        all: &mut Vec<Arc<Held>>,
+        file: &File,
+        storage: Storage,
+        is_writer: bool,
+    ) -> Result<Self, DeviceError> {
+        let file = file.try_clone().map_err(|e| DeviceError::setup("locking the image", e))?;
+        let held = Arc::new(Held { storage, file, is_writer });
+        all.push(Arc::clone(&held));
+        Ok(Self(held))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        held().retain(|other| !Arc::ptr_eq(other, &self.0));
+    }
+}
+
+/// Takes the writer's lock of `file`.
+pub(crate) fn lock_for_writing(file: &File, storage: Storage) -> Result<Lock, DeviceError> {
     let mut retries = PROBE_RETRIES;
     loop {
-        match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK) if retries > 0 => {
-                retries -= 1;
-                std::thread::sleep(PROBE_PAUSE);
-            }
-            Err(Errno::WOULDBLOCK) => return Err(DeviceError::Locked),
+        let mut all = held();
+        match take_alone(file, storage, &all) {
+            Ok(()) => return Lock::note(&mut all, file, storage, true),
+            Err(Errno::WOULDBLOCK) if retries > 0 => retries -= 1,
+            Err(Errno::WOULDBLOCK) => return Err(who_has(file)),
             Err(e) => return Err(DeviceError::setup("locking the image", e)),
         }
+        drop(all);
+        std::thread::sleep(PROBE_PAUSE);
+    }
+}
+
+/// Takes the reader's lock of `file`; `None` where this process writes it, or where it cannot be locked.
+pub(crate) fn lock_for_reading(file: &File, storage: Storage) -> Result<Option<Lock>, DeviceError> {
+    for _ in 0..=PROBE_RETRIES {
+        let mut all = held();
+        if all.iter().any(|held| held.is_writer && held.storage == storage) {
+            return Ok(None);
+        }
+        match take(file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => return Lock::note(&mut all, file, storage, false).map(Some),
+            Err(Errno::WOULDBLOCK) => {}
+            Err(_) => return Ok(None),
+        }
+        drop(all);
+        std::thread::sleep(PROBE_PAUSE);
+    }
+    Err(DeviceError::BeingWritten)
+}
+
+fn take(file: &File, operation: FlockOperation) -> Result<(), Errno> {
+    retry(|| flock(file, operation))
+}
+
+/// Takes the writer's lock, if need be from readers that are this process.
+fn take_alone(file: &File, storage: Storage, all: &[Arc<Held>]) -> Result<(), Errno> {
+    let alone = || take(file, FlockOperation::NonBlockingLockExclusive);
+    let own = || all.iter().filter(|held| held.storage == storage);
+    match alone() {
+        Err(Errno::WOULDBLOCK) if own().next().is_some() && own().all(|held| !held.is_writer) => {
+            // Neither can fail but for one thing: who has come between has it alone, and is met as it would have been.
+            let readers = |operation| {
+                for held in own() {
+                    let _met = take(&held.file, operation);
+                }
+            };
+            readers(FlockOperation::NonBlockingUnlock);
+            alone().inspect_err(|_| readers(FlockOperation::NonBlockingLockShared))
+        }
+        done => done,
+    }
+}
+
+/// Whom a writer has met.
+fn who_has(file: &File) -> DeviceError {
+    match take(file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => DeviceError::BeingRead,
+        Err(_) => DeviceError::Locked,
     }
 }

@@ -13,6 +13,7 @@ use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_an
 use crate::check::Geometry;
 use crate::file::host;
 use crate::flushes::Flushes;
+use crate::lock::Lock;
 use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place, Storage};
 
 /// How much of a request is brought near before it starts: what the processor can wait for at once; it finds
@@ -92,9 +93,7 @@ impl MemoryOptions {
     pub fn map_file(&self, path: &Path) -> Result<MemoryDevice, DeviceError> {
         let what = || format!("mapping {}", path.display());
         let opened = host::open(path, self.write, false)?;
-        if self.write {
-            host::keep_others_out(&opened, path)?;
-        }
+        let lock = self.write.then(|| host::keep_others_out(&opened, path)).transpose()?;
         let geometry = Geometry::new(opened.size, self.sector_size.max(opened.sector_min))?;
         let len = mappable(geometry, what)?;
         let prot = if self.write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
@@ -106,7 +105,7 @@ impl MemoryOptions {
             base,
             len,
             geometry,
-            Some(MappedFile { _file: opened.file, storage: opened.storage, needs_sync }),
+            Some(MappedFile { _lock: lock, _file: opened.file, storage: opened.storage, needs_sync }),
         ))
     }
 
@@ -137,7 +136,8 @@ fn mappable(geometry: Geometry, what: impl Fn() -> String) -> Result<usize, Devi
 
 #[derive(Debug)]
 struct MappedFile {
-    /// Holds the writer's lock for as long as the device lives.
+    /// The writer's, for as long as the device lives.
+    _lock: Option<Lock>,
     _file: File,
     storage: Storage,
     /// Whether there is storage behind the pages (a tmpfs file has none).

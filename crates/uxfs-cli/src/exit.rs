@@ -22,7 +22,7 @@ Exit codes:
   5  the volume is damaged, or the image is shorter than the volume
   6  the device or the host failed a request
   7  the volume's log is dirty (--norecovery reads the volume as it is)
-  8  another process or the kernel has the volume open for writing
+  8  another process or the kernel writes the volume, or reads what is to be written
   9  something is there already that would be lost
  10  the volume, or what in it should grow, has no room for it
  11  interrupted; what is done is whole, and the volume was closed
@@ -50,7 +50,7 @@ pub enum Exit {
     Io = 6,
     /// The volume's log is dirty.
     DirtyLog = 7,
-    /// Another process or the kernel has the volume open for writing.
+    /// Another process or the kernel writes the volume, or reads what is to be written.
     Locked = 8,
     /// Something is there already that would be lost.
     AlreadyExists = 9,

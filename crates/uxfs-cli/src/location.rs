@@ -150,6 +150,13 @@ impl<'a> Images<'a> {
             return Ok(volume.clone());
         }
         let volume = open(location, &location.options(self.global)?.writable(self.writable))?;
+        if !self.writable
+            && let Some(who) = uxfs::written_by(&location.image)
+        {
+            let name = host_name(&location.name());
+            let what = format!("is open for writing by {who}; what is read may be of several moments");
+            problems::complain(&format!("{name}: {what}"));
+        }
         self.open.push((location.clone(), volume.clone()));
         Ok(volume)
     }

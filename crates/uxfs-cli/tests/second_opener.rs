@@ -1,11 +1,11 @@
-//! While one process has an image open for writing, no other gets it, and is told so; when the first has died, however
-//! that was, the next one gets it at once, with all that was durable.
+//! While one process has an image open for writing, no other gets it, not even to read it, and is told so; when the first
+//! has died, however that was, the next one gets it at once, with all that was durable. While one reads, none writes.
 
 mod common;
 
 use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -408,4 +408,132 @@ fn what_is_mounted_through_overlayfs_is_not_written() {
     assert_eq!(uxfs_ok(&[&"cat", &image.at("/file")]), b"kept\n");
     uxfs_ok(&[&"mkdir", &image.at("/dir")]);
     run("xfs_repair", &[&"-n", &image.path]);
+}
+
+const WRITTEN: &str = "another process is writing it, so that what is read would be of several moments";
+
+#[test]
+fn nobody_reads_what_another_process_writes() {
+    let image = Image::new(&[]);
+    let out = image.dir.path().join("out");
+    let mut writer = holder(&image);
+    let commands: [&[&dyn AsRef<OsStr>]; 8] = [
+        &[&"ls", &image.path],
+        &[&"cat", &image.at("/first")],
+        &[&"stat", &image.at("/first")],
+        &[&"tar", &image.path],
+        &[&"tar", &image.path, &"-o", &out],
+        &[&"cp", &"-r", &image.at("/"), &out],
+        &[&"info", &image.path],
+        &[&"check", &image.path],
+    ];
+    for command in commands {
+        uxfs_fails(command, LOCKED, WRITTEN);
+    }
+    assert!(!out.exists(), "something was read");
+    writer.kill().unwrap();
+    writer.wait().unwrap();
+    uxfs_ok(&[&"tar", &image.path, &"-o", &out]);
+}
+
+#[test]
+fn nobody_writes_what_another_process_reads() {
+    let image = Image::new(&[]);
+    let file = image.dir.path().join("file");
+    std::fs::write(&file, vec![7; 4 << 20]).unwrap();
+    uxfs_ok(&[&"cp", &file, &image.at("/file")]);
+    let mut cat = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    let mut cat = cat.arg("cat").arg(image.at("/file")).stdout(Stdio::piped()).spawn().unwrap();
+    // It waits for somebody to take the rest.
+    let mut first = [0];
+    cat.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let untouched = image.dir.path().join("untouched");
+    run("cp", &[&"--sparse=always", &image.path, &untouched]);
+    for command in [
+        &[&"mkdir" as &dyn AsRef<OsStr>, &image.at("/dir")][..],
+        &[&"cp", &file, &image.at("/other")],
+        &[&"recover", &image.path],
+        &[&"mkfs", &"-f", &image.path],
+    ] {
+        uxfs_fails(command, LOCKED, "another process is reading it");
+    }
+    run("cmp", &[&untouched, &image.path]);
+    // Readers are in nobody's way but writers'.
+    assert!(uxfs_ok(&[&"cat", &image.at("/file")]) == vec![7; 4 << 20]);
+    drop(cat.stdout.take());
+    cat.wait().unwrap();
+    // One process reads and writes.
+    uxfs_ok(&[&"cp", &image.at("/file"), &image.at("/other")]);
+}
+
+/// Of what the kernel writes, something can be seen all the same.
+#[test]
+fn who_reads_what_the_kernel_writes_is_warned() {
+    let image = Image::new(&[]);
+    let mount = image.mount(&[]);
+    std::fs::write(mount.dir().join("file"), "text\n").unwrap();
+    run("sync", &[&"-f", &mount.dir()]);
+    let warned = |place: &dyn AsRef<OsStr>| {
+        let output = uxfs(&[&"cat", place]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        assert_eq!(output.stdout, b"text\n");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(
+            said.contains("is open for writing by ") && said.contains("may be of several moments"),
+            "{said}"
+        );
+        said
+    };
+    let at = format!("mounted at {}", mount.dir().display());
+    let said = warned(&image.at("/file"));
+    assert!(said.contains(&at), "{said}");
+    let device = said.split_whitespace().find(|word| word.starts_with("/dev/loop")).unwrap();
+    assert!(warned(&format!("{}:/file", device.trim_end_matches(','))).contains(&at));
+    drop(mount);
+    let writer = Waiting::new(&["env"], "exec 3<>\"$0\"", &[&image.path]);
+    assert!(warned(&image.at("/file")).contains("another process or the kernel"));
+    writer.end();
+    assert_eq!(uxfs_ok(&[&"cat", &image.at("/file")]), b"text\n");
+}
+
+/// A path in the volume was meant, and its end forgotten.
+#[test]
+fn no_copy_goes_over_a_volume_or_what_is_attached() {
+    let (from, to) = (Image::new(&[]), Image::new(&[]));
+    let file = from.dir.path().join("file");
+    std::fs::write(&file, "text\n").unwrap();
+    uxfs_ok(&[&"cp", &file, &from.at("/file")]);
+    let untouched = to.dir.path().join("untouched");
+    let refused = |target: &dyn AsRef<OsStr>, code: i32, text: &str| {
+        run("sync", &[]);
+        run("cp", &[&"--sparse=always", &to.path, &untouched]);
+        uxfs_fails(&[&"cp", &from.at("/file"), target], code, text);
+        uxfs_fails(&[&"cp", &"--replace", &from.at("/file"), target], code, text);
+        uxfs_fails(
+            &[&"tar", &from.path, &"-o", target],
+            code,
+            if code == 2 { "a block device" } else { text },
+        );
+        run("sync", &[]);
+        run("cmp", &[&untouched, &to.path]);
+    };
+    refused(&to.path, 9, "this is an XFS volume; for a place in it write");
+    let mount = to.mount(&[]);
+    std::fs::write(mount.dir().join("kept"), "kept\n").unwrap();
+    run("sync", &[&"-f", &mount.dir()]);
+    refused(&to.path, LOCKED, "the image is mounted by the kernel, at");
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let at = mount.dir().to_str().unwrap();
+    let line = mounts.lines().find(|line| line.split(' ').nth(1) == Some(at)).unwrap();
+    refused(&line.split(' ').next().unwrap(), 2, "neither a file nor a directory");
+    assert_eq!(std::fs::read(mount.dir().join("kept")).unwrap(), b"kept\n");
+    drop(mount);
+    run("xfs_repair", &[&"-n", &to.path]);
+    // Where it was removed, or was never a volume, the copy is made.
+    std::fs::remove_file(&to.path).unwrap();
+    for _ in 0..2 {
+        uxfs_ok(&[&"cp", &from.at("/file"), &to.path]);
+        assert_eq!(std::fs::read(&to.path).unwrap(), b"text\n");
+    }
 }

@@ -97,7 +97,7 @@ impl CheckReport {
 pub fn check(image: impl AsRef<Path>, options: &OpenOptions) -> Result<CheckReport> {
     let image = image.as_ref();
     // Metadata lie close together and are read in small pieces: the host's page cache helps.
-    let how = FileOptions::new().direct(false);
+    let how = FileOptions::new().keep_writers_out(true).direct(false);
     match check_device(Arc::new(how.open(image)?), options) {
         Err(error) if error.kind() == ErrorKind::SectorSize && image.is_file() => {
             let file = how.clone().sector_size(volume::SECTOR_BYTES_MIN).open(image)?;

@@ -44,7 +44,8 @@ pub enum ErrorKind {
     Damaged,
     /// The log holds changes that were not replayed, or cannot be.
     DirtyLog,
-    /// Another process or the kernel has the image open for writing, locked, attached or mounted.
+    /// Another process or the kernel has the image open for writing, locked, attached or mounted; or it reads what is to be
+    /// written.
     Locked,
     /// The volume is open for reading only.
     ReadOnly,
@@ -196,7 +197,7 @@ fn name_kind(problem: NameProblem) -> ErrorKind {
 fn device_kind(error: &blockdev::DeviceError) -> ErrorKind {
     use blockdev::DeviceError as D;
     match error {
-        D::Locked | D::Attached(_) | D::Claimed => ErrorKind::Locked,
+        D::Locked | D::BeingRead | D::BeingWritten | D::Attached(_) | D::Claimed => ErrorKind::Locked,
         D::ReadOnly => ErrorKind::ReadOnly,
         D::Failed(_) => ErrorKind::ShutDown,
         D::Setup { source, .. } if source.kind() == std::io::ErrorKind::NotFound => ErrorKind::NotFound,

@@ -45,7 +45,7 @@ mod recovery;
 mod still;
 mod volume;
 
-pub use blockdev::{AlignedBuf, BlockDevice, FileDevice, MemoryDevice};
+pub use blockdev::{AlignedBuf, BlockDevice, FileDevice, MemoryDevice, attached_as, written_by};
 pub use change::{Changes, NewNode, Rename, SetXattr, Special};
 pub use check::{CheckReport, Finding, check, check_device};
 pub use dir::{Dir, DirEntry, Entries};

@@ -62,6 +62,9 @@ impl Drop for Shared {
 impl Volume {
     /// Opens the volume in an image file or on a block device.
     ///
+    /// Other processes that open it so do not write it while it is open, nor open it while it is open for writing: that is
+    /// [`ErrorKind::Locked`]. Who writes it without asking may be told by [`written_by`](crate::written_by).
+    ///
     /// ```no_run
     /// use uxfs::{OpenOptions, Volume};
     ///
@@ -75,7 +78,7 @@ impl Volume {
     /// ```
     pub fn open(image: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let image = image.as_ref();
-        let how = FileOptions::new().write(options.writable).direct(options.direct);
+        let how = FileOptions::new().write(options.writable).keep_writers_out(true).direct(options.direct);
         match Self::open_device(Arc::new(how.open(image)?), options) {
             // The disk under an image file has larger sectors than the volume, or than the volume's start is a
             // multiple of. The host's page cache has no such unit.

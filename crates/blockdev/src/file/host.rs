@@ -9,6 +9,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
+use crate::lock::{self, Lock};
 use crate::{AlignedBuf, DeviceError, Storage};
 
 /// `f_type` of a file system that keeps its files in memory.
@@ -87,12 +88,13 @@ fn others_are_out(
 
 /// What must hold before a file is written: no other process writes it, nor does the kernel. (It has claimed a block
 /// device by being opened, but not what loop devices have of the same bytes.)
-pub(crate) fn keep_others_out(opened: &Opened, path: &Path) -> Result<(), DeviceError> {
-    crate::lock::lock_for_writing(&opened.file)?;
+pub(crate) fn keep_others_out(opened: &Opened, path: &Path) -> Result<Lock, DeviceError> {
+    let lock = lock::lock_for_writing(&opened.file, opened.storage)?;
     match opened.storage {
-        Storage::Disk(number) => crate::in_use::refuse_layered(number),
-        _ => crate::in_use::refuse_attached(&opened.file, path),
+        Storage::Disk(number) => crate::in_use::refuse_layered(number)?,
+        _ => crate::in_use::refuse_attached(&opened.file, path)?,
     }
+    Ok(lock)
 }
 
 fn kind_is_block(path: &Path, kind: FileType) -> Result<bool, DeviceError> {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use crate::check::Geometry;
 use crate::flushes::Flushes;
+use crate::lock::{self, Lock};
 use crate::uring::UringQueue;
 use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place, Storage};
 
@@ -41,6 +42,7 @@ pub enum QueueKind {
 #[derive(Clone, Debug)]
 pub struct FileOptions {
     write: bool,
+    keep_writers_out: bool,
     direct: bool,
     sector_size: Option<u32>,
     queue: QueueKind,
@@ -48,7 +50,13 @@ pub struct FileOptions {
 
 impl Default for FileOptions {
     fn default() -> Self {
-        Self { write: false, direct: true, sector_size: None, queue: QueueKind::Auto }
+        Self {
+            write: false,
+            keep_writers_out: false,
+            direct: true,
+            sector_size: None,
+            queue: QueueKind::Auto,
+        }
     }
 }
 
@@ -62,6 +70,13 @@ impl FileOptions {
     /// [`DeviceError::Locked`], or with [`DeviceError::Attached`] where it is known as which loop device.
     pub fn write(mut self, write: bool) -> Self {
         self.write = write;
+        self
+    }
+
+    /// Whether other processes that ask for the lock write it while it is open for reading: if they are kept out, what one
+    /// of them is writing is refused with [`DeviceError::BeingWritten`], and they are with [`DeviceError::BeingRead`].
+    pub fn keep_writers_out(mut self, keep_out: bool) -> Self {
+        self.keep_writers_out = keep_out;
         self
     }
 
@@ -88,9 +103,11 @@ impl FileOptions {
     pub fn open(&self, path: impl AsRef<Path>) -> Result<FileDevice, DeviceError> {
         let path = path.as_ref();
         let opened = host::open(path, self.write, self.direct)?;
-        if self.write {
-            host::keep_others_out(&opened, path)?;
-        }
+        let lock = match (self.write, self.keep_writers_out) {
+            (true, _) => Some(host::keep_others_out(&opened, path)?),
+            (false, true) => lock::lock_for_reading(&opened.file, opened.storage)?,
+            (false, false) => None,
+        };
         let sector = self.sector_size.unwrap_or(opened.sector_min.max(opened.direct_unit.unwrap_or(0)));
         if opened.is_block && sector < opened.sector_min {
             let why = format!("sectors of {sector} bytes on a disk whose sectors have {}", opened.sector_min);
@@ -108,13 +125,14 @@ impl FileOptions {
         };
         let (storage, read_only) = (opened.storage, !self.write);
         let (file, queue, flushes) = (opened.file, self.queue, Flushes::default());
-        Ok(FileDevice { file, storage, geometry, io, read_only, queue, flushes })
+        Ok(FileDevice { _lock: lock, file, storage, geometry, io, read_only, queue, flushes })
     }
 }
 
 /// An image file or a block device. See [`FileOptions`] for how to open one.
 #[derive(Debug)]
 pub struct FileDevice {
+    _lock: Option<Lock>,
     file: File,
     storage: Storage,
     geometry: Geometry,

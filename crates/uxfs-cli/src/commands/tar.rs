@@ -8,7 +8,7 @@ use crate::archive::names::FirstNames;
 use crate::archive::pax::{self, Records};
 use crate::archive::{Archive, Kind, SparseMap};
 use crate::exit::{Exit, Failure, Result, host_name};
-use crate::host::{Identity, stream};
+use crate::host::{Identity, stream, volumes};
 use crate::interrupt;
 use crate::location::{Images, Location, parser};
 use crate::mode::umask;
@@ -20,7 +20,7 @@ use crate::walk::{Order, Step, Walk};
 use indicatif::ProgressBar;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 use uxfs::{AlignedBuf, File, FileType, Metadata, Node, Volume};
@@ -110,11 +110,16 @@ impl Destination {
         if image.is_some() && image == Identity::of_path(path) {
             return refuse(Exit::Usage, "the image that is read; write the archive to another file");
         }
-        // What a link leads to may be somebody else's choice; a device or pipe takes what comes.
+        // What a link leads to may be somebody else's choice; a pipe or a device of characters takes what comes.
         let there = path.metadata().ok();
         if there.as_ref().is_some_and(std::fs::Metadata::is_dir) {
             return refuse(Exit::NotFound, "a directory");
         }
+        if there.as_ref().is_some_and(|there| there.file_type().is_block_device()) {
+            let what = "a block device, and what is on it would be lost; name a file, or use standard output";
+            return refuse(Exit::Usage, what);
+        }
+        volumes::refuse(path)?;
         if there.as_ref().is_some_and(|there| !there.is_file()) {
             let file = std::fs::File::options().write(true).open(path).map_err(failure)?;
             return Ok(Self::Stream(file));

@@ -11,6 +11,7 @@ pub mod attributes;
 pub mod links;
 mod new;
 pub mod stream;
+pub mod volumes;
 
 use self::new::NewFile;
 use crate::walk::InodeSet;

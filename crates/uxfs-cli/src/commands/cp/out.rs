@@ -10,7 +10,7 @@ use crate::fill::{NO_DEVICE, Outcome, Trouble};
 use crate::host::attributes::{self, Keep, Lost, Written};
 use crate::host::links::{Link, Links};
 use crate::host::stream::{self, Sink};
-use crate::host::{self, HostTree, Identity, New};
+use crate::host::{self, HostTree, Identity, New, volumes};
 use crate::interrupt;
 use crate::location::{Images, Location};
 use crate::options::Global;
@@ -48,6 +48,10 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         let what =
             format!("{}: not a directory; several things are copied into one", host_name(&destination));
         return Err(Failure::new(Exit::Usage, what));
+    }
+    let is_read = |there| sources.iter().any(|source| Identity::of_path(&source.image) == Some(there));
+    if sink.is_none() && !Identity::of_path(&destination).is_some_and(is_read) {
+        volumes::refuse(&destination)?;
     }
     let bar = progress::bytes();
     let mut copy = Copy::new(args, destination, &sources, global, &bar);
