@@ -20,6 +20,7 @@ mod growth;
 mod half_set;
 pub(crate) mod judge;
 pub mod kill;
+mod large_dirs;
 mod model;
 mod op;
 pub mod recover;
@@ -45,6 +46,9 @@ use tempfile::TempDir;
 
 /// What is done to files that others remove meanwhile, behind each leg.
 const GOING_OPS: u64 = 400;
+
+/// How often each of some large directories grows or shrinks behind each leg.
+const LARGE_DIR_STEPS: u64 = 40;
 
 /// How histories' content is hashed.
 const HASH: Hash = Hash::Blake3;
@@ -206,6 +210,8 @@ impl History {
                 if !self.geometry.tight {
                     // What it leaves is nothing, for any judge.
                     going::run(target.volume(), self.seed, GOING_OPS).context("files that go")?;
+                    large_dirs::run(target.volume(), self.seed, LARGE_DIR_STEPS)
+                        .context("large directories")?;
                 }
                 target.close()
             }
