@@ -47,6 +47,9 @@ pub(super) fn run(image: &Path, seed: u64) -> Result<Outcome, Failure> {
         touched: BTreeSet::new(),
     };
     let (mut done, mut failed) = (0, BTreeMap::<String, u32>::new());
+    if work.names.is_empty() {
+        return Err(Failure::Broken("nothing is in the volume".to_owned()));
+    }
     for nth in 0..OPERATIONS {
         match work.one(nth) {
             Ok(()) => done += 1,

@@ -17,8 +17,8 @@ pub(super) struct Shape {
     pub(super) options: Vec<String>,
     /// A configuration file that comes with it.
     pub(super) config: Option<PathBuf>,
-    /// Options of the kernel's mount, besides.
-    pub(super) mount: &'static str,
+    /// Whether a kernel with quota has counted what everybody takes.
+    pub(super) quota: bool,
     /// Of version 4: this kernel does not mount it.
     pub(super) v4: bool,
 }
@@ -76,7 +76,7 @@ pub(super) fn all() -> Result<Vec<Shape>> {
             release,
             options,
             config: None,
-            mount: "",
+            quota: false,
             v4: false,
         };
         shapes.push(shape("default", Vec::new()));
@@ -87,7 +87,7 @@ pub(super) fn all() -> Result<Vec<Shape>> {
         match release {
             Release::System => {
                 shapes.extend(SYSTEM.map(|(name, options)| shape(name, words(options))));
-                shapes.push(Shape { mount: "uquota,gquota,pquota", ..shape("quota", Vec::new()) });
+                shapes.push(Shape { quota: true, ..shape("quota", Vec::new()) });
                 let v4 = [
                     ("v4", "-m crc=0"),
                     ("v4-b1024", "-m crc=0 -b size=1024"),

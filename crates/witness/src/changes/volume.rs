@@ -5,6 +5,7 @@ use super::verbs::On;
 use crate::command::{finish, run, said};
 use crate::fill::{Sizes, fill};
 use crate::kernel;
+use crate::quota;
 use crate::record::{Hash, Record};
 use crate::sandbox::{Mounted, copy_sparse};
 use anyhow::{Result, ensure};
@@ -87,6 +88,9 @@ impl<'a> Filled<'a> {
         }
         script(mounted.dir(), MORE, &[])?;
         mounted.unmount()?;
+        if shape.quota {
+            quota::count(&image, folder)?;
+        }
         let crashes = [(On::Crashed, "v/reserved"), (On::CrashedClone, "v/a")];
         for (on, gone) in crashes.into_iter().filter(|(on, _)| wanted.contains(on)) {
             let crashed = filled.image(on);
@@ -118,9 +122,7 @@ impl<'a> Filled<'a> {
     /// Has the kernel mount an image of this kind.
     pub(super) fn mount(&self, image: &Path, at: &str, options: &str) -> Result<Mounted> {
         ensure!(!self.shape.v4, "this kernel mounts no volume of version 4");
-        let options = ["loop,nodev,nouuid", options, self.shape.mount];
-        let options: Vec<&str> = options.into_iter().filter(|option| !option.is_empty()).collect();
-        Mounted::with_options(image, &self.folder.join(at), &options.join(","))
+        Mounted::with_options(image, &self.folder.join(at), &format!("loop,nodev,nouuid,{options}"))
     }
 }
 

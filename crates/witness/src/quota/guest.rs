@@ -25,6 +25,8 @@ pub(super) enum Task {
     Load,
     /// Mount it with quota once: that recovers it, or counts anew.
     Mount,
+    /// Mount it with quota for users, groups and projects once.
+    Count,
 }
 
 /// The work of the first process of a virtual machine that has quota; of no use elsewhere.
@@ -46,7 +48,11 @@ impl GuestArgs {
     /// The arguments as the machine gets them.
     pub(super) fn line(task: Task, seeds: &[u64], quota_off: bool, ops: u64) -> String {
         let seeds: Vec<String> = seeds.iter().map(u64::to_string).collect();
-        let task = if matches!(task, Task::Load) { "load" } else { "mount" };
+        let task = match task {
+            Task::Load => "load",
+            Task::Mount => "mount",
+            Task::Count => "count",
+        };
         let off = if quota_off { " --quota-off" } else { "" };
         format!("quota-guest {task} --seeds {} --ops {ops}{off}", seeds.join(","))
     }
@@ -73,13 +79,16 @@ fn one(args: &GuestArgs, plan: &Plan, device: &Path) -> Result<String> {
     let options = match args.task {
         Task::Load => plan.options(),
         Task::Mount => plan.options_afterwards(),
+        Task::Count => "uquota,gquota,pquota".to_owned(),
     };
     let data = CString::new(options)?;
     let mut said = said_by_kernel()?;
     mount(device, dir, "xfs", MountFlags::NOATIME, Some(&*data)).context("mounting the volume with quota")?;
     let done = match args.task {
         Task::Load => load::load(dir, plan, args.ops),
-        Task::Mount => counted_anew(&mut said).map(|anew| (if anew { COUNTED } else { KEPT }).to_owned()),
+        Task::Mount | Task::Count => {
+            counted_anew(&mut said).map(|anew| (if anew { COUNTED } else { KEPT }).to_owned())
+        }
     };
     unmount(dir, UnmountFlags::empty()).context("unmounting the volume")?;
     done

@@ -104,6 +104,16 @@ pub fn run(args: &Args) -> Result<bool> {
 /// What came of a run: how many dquots were replayed, and what there is to say.
 type Verdict = Result<(u64, String)>;
 
+/// Has a kernel with quota count what everybody takes of a volume, which then says so.
+pub fn count(image: &Path, folder: &Path) -> Result<()> {
+    let kernel = DebianKernel::at(&DebianKernel::default_dir()?)?;
+    let arguments = GuestArgs::line(Task::Count, &[0], false, 0);
+    let machine = Machine { disks: &[image], programs: &[], arguments: &arguments, limit: LIMIT };
+    let report = String::from_utf8(run_machine(&kernel, &machine, folder)?).context("the report")?;
+    ensure!(report.trim() == guest::COUNTED, "the machine says: {report}");
+    Ok(())
+}
+
 /// Does runs that share a machine.
 fn batch(args: &Args, kernel: &DebianKernel, seeds: &[u64]) -> Result<Vec<(u64, Verdict)>> {
     let folder = scratch()?;
