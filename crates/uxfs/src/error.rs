@@ -143,7 +143,7 @@ impl From<xfs::Error> for Error {
             | xfs::Error::Realtime
             | xfs::Error::ScatteredDirectory(_) => ErrorKind::Unsupported,
             xfs::Error::SectorSize { .. } => ErrorKind::SectorSize,
-            xfs::Error::NeedsRepair => ErrorKind::Damaged,
+            xfs::Error::NeedsRepair | xfs::Error::LogBehind { .. } => ErrorKind::Damaged,
             xfs::Error::Unwritable(_) => ErrorKind::ReadOnly,
             xfs::Error::DirtyLog | xfs::Error::CannotRecover(_) => ErrorKind::DirtyLog,
             xfs::Error::NoSuchInode(_) => ErrorKind::NotFound,

@@ -283,6 +283,12 @@ impl InodeCore {
     }
 }
 
+/// The LSN that the inode in `bytes` carries. `None`: it carries none, or never went through the log.
+pub fn lsn_of(bytes: &[u8]) -> Option<Lsn> {
+    let (v3, _) = DinodeV3::ref_from_prefix(bytes.get(CORE_LEN..)?).ok()?;
+    Some(Lsn(v3.lsn.get())).filter(|lsn| lsn.0 != 0 && lsn.0 != u64::MAX)
+}
+
 /// Checks what a v3 core says of itself.
 fn check_v3<'a>(
     bytes: &[u8],

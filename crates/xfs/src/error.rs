@@ -3,7 +3,7 @@
 use crate::log::ShutdownReason;
 use blockdev::DeviceError;
 use xfs_format::error::FormatError;
-use xfs_format::types::{DiskAddr, InodeNumber};
+use xfs_format::types::{DiskAddr, InodeNumber, Lsn};
 
 /// The engine's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -68,6 +68,21 @@ pub enum Error {
     /// The log holds something that this version cannot carry out. Nothing was written.
     #[error("the log cannot be recovered: {0}. Nothing was written; mount the volume once with the kernel")]
     CannotRecover(String),
+    /// A structure was last changed behind the end of the log, which was zeroed or made anew. Recovery, ours or the
+    /// kernel's, would take whatever is logged next for older than what is in place, and leave it out. Nothing was written.
+    #[error(
+        "the log is behind the volume: {structure} was last changed at {}, and the log ends at {} (cycle:block), as it \
+         does when it was zeroed or reformatted. A crash would lose what is changed now. Nothing was written; run \
+         xfs_repair on the volume first", InLog(*.lsn), InLog(*.head)
+    )]
+    LogBehind {
+        /// What it is.
+        structure: &'static str,
+        /// The LSN that it carries.
+        lsn: Lsn,
+        /// Where the log ends.
+        head: Lsn,
+    },
     /// The journal was shut down: nothing can be changed any more.
     #[error("the volume was shut down: {0}")]
     Shutdown(ShutdownReason),
@@ -188,6 +203,15 @@ impl Error {
             }
             other => other,
         }
+    }
+}
+
+/// How a place in the log is said in messages.
+struct InLog(Lsn);
+
+impl std::fmt::Display for InLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.0.0 >> 32, self.0.0 & 0xffff_ffff)
     }
 }
 

@@ -5,14 +5,14 @@
 
 use crate::alloc::{BusyExtents, Space};
 use crate::bmap::{self, ExtentList, FileMap, InodeFork, SharedRun, Sharing};
-use crate::buf::BufCache;
+use crate::buf::{AHEAD, BufCache};
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::{InodeSource, Inodes};
 use crate::inode::ForkState;
-use crate::log::{Journal, Pace, ShutdownReason};
+use crate::log::{Journal, Pace, ShutdownReason, check_headers};
 use crate::recovery::{self, clean};
 use crate::trans::{self, counters::Counters};
 use blockdev::{AlignedBuf, BlockDevice, Claim, DeviceError};
@@ -23,13 +23,14 @@ use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use xfs_format::error::FormatError;
 use xfs_format::features::{QuotaFlags, VersionFlags};
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
 use xfs_format::log::LogEnds;
 use xfs_format::superblock::{Superblock, Unhandled};
 use xfs_format::timestamp::Timestamp;
-use xfs_format::types::{AgNumber, DiskAddr, FileBlock, FsBlock, InodeNumber};
+use xfs_format::types::{AgNumber, DiskAddr, FileBlock, FsBlock, InodeNumber, Lsn};
 
 pub use crate::info::{VolumeInfo, VolumeStat};
 pub use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
@@ -127,6 +128,9 @@ impl Volume {
             Err(_) if options.norecovery => false,
             Err(_) => return ends.map(|_| unreachable!("an error has no value")),
         };
+        if let (Ok(ends), true, true) = (&ends, log_clean, options.writable) {
+            check_headers(&*device, &Geometry::from_superblock(&superblock), ends.head_lsn())?;
+        }
         let (mut report, mut recovered) = (OnceLock::new(), None);
         if let (Ok(ends), false) = (&ends, log_clean || options.norecovery) {
             let replayed = recovery::replay(&device, &superblock, ends)?;
@@ -162,6 +166,9 @@ impl Volume {
             }
             _ => None,
         };
+        if let Some(write) = &write {
+            bufs.set_journal(Arc::clone(&write.journal));
+        }
         let volume = Arc::new(Self {
             bufs,
             inodes,
@@ -262,7 +269,10 @@ impl Volume {
                 return Ok(entry);
             }
             let found = self.inode_source().find(ino);
-            let parsed = found.and_then(|found| Inode::parse(ino, &found, &self.geometry));
+            let parsed = found.and_then(|found| {
+                self.check_inode_lsn(ino, found.bytes())?;
+                Inode::parse(ino, &found, &self.geometry)
+            });
             point("an inode is read");
             match parsed {
                 // It may have been changed, written and forgotten since its cluster was looked at, or freed with it.
@@ -280,6 +290,14 @@ impl Volume {
                 }
             }
         }
+    }
+
+    /// An inode that is newer than the log may be read, and not changed: a crash would lose that.
+    fn check_inode_lsn(&self, ino: InodeNumber, bytes: &[u8]) -> Result<()> {
+        let Some(write) = self.write.as_ref().filter(|_| self.geometry.v5) else { return Ok(()) };
+        let Some(lsn) = xfs_format::inode::lsn_of(bytes) else { return Ok(()) };
+        let ahead = |head: Lsn| FormatError::mismatch("inode", AHEAD, lsn.0, head.0);
+        write.journal.check_lsn(lsn).map_err(|head| Error::corrupt_inode(ino, ahead(head)))
     }
 
     /// The entry of an inode that is in memory, in use or not.

@@ -47,11 +47,11 @@ pub struct LogEnds {
 }
 
 impl LogEnds {
-    /// The LSN that the next record would have. `None`: the log was never written.
-    pub fn head_lsn(&self) -> Option<Lsn> {
-        let last = self.last_record?;
+    /// The LSN that the next record would have. A log that was never written, or is all zeroes, begins with cycle 1.
+    pub fn head_lsn(&self) -> Lsn {
+        let Some(last) = self.last_record else { return Lsn(1 << 32) };
         let cycle = (self.lsn.0 >> 32) + u64::from(self.head <= last);
-        Some(Lsn(cycle << 32 | u64::from(self.head)))
+        Lsn(cycle << 32 | u64::from(self.head))
     }
 }
 
@@ -263,9 +263,9 @@ mod tests {
     fn the_head_is_in_the_next_cycle_once_the_log_wrapped() {
         let ends = |head, last_record, lsn| LogEnds { head, last_record, lsn, tail: lsn, clean: true };
         let lsn = |cycle: u64, block: u64| Lsn(cycle << 32 | block);
-        assert_eq!(ends(9, Some(7), lsn(3, 7)).head_lsn(), Some(lsn(3, 9)));
-        assert_eq!(ends(0, Some(7), lsn(3, 7)).head_lsn(), Some(lsn(4, 0)));
-        assert_eq!(ends(0, None, Lsn(0)).head_lsn(), None);
+        assert_eq!(ends(9, Some(7), lsn(3, 7)).head_lsn(), lsn(3, 9));
+        assert_eq!(ends(0, Some(7), lsn(3, 7)).head_lsn(), lsn(4, 0));
+        assert_eq!(ends(0, None, Lsn(0)).head_lsn(), lsn(1, 0));
     }
     use crate::log::{OpHeader, pack};
     use crate::types::Uuid;

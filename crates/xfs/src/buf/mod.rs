@@ -17,6 +17,7 @@ pub(crate) use spare::{copy_of, keep};
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
+use crate::log::Journal;
 use blockdev::{AlignedBuf, BlockDevice};
 use fileio::lockstat::LockClass;
 use fileio::testing::point;
@@ -26,6 +27,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
+use xfs_format::identity;
+use xfs_format::log::BufType;
 use xfs_format::types::{DiskAddr, Uuid};
 use xfs_format::verify::{Verifier, VerifyContext};
 
@@ -34,6 +37,8 @@ pub const MAX_BUF_BYTES: u64 = 1 << 20;
 /// What an entry costs besides its bytes.
 const OVERHEAD_BYTES: u64 = 400;
 const SHARDS: usize = 64;
+/// What is wrong with metadata that were changed after all that the log knows of.
+pub(crate) const AHEAD: &str = "LSN behind the log's head";
 
 static SHARD_LOCK: LockClass = LockClass::new("buffer cache");
 
@@ -94,6 +99,8 @@ pub struct BufCache {
     cache: Cache<(u64, u64), Arc<MetaBuf>>,
     /// Counts buffers that were written back.
     writes: Arc<AtomicU64>,
+    /// What no buffer may be newer than.
+    journal: Option<Arc<Journal>>,
 }
 
 impl BufCache {
@@ -105,7 +112,13 @@ impl BufCache {
             meta_uuid: geometry.meta_uuid,
             cache: Cache::new(limit, SHARDS, &SHARD_LOCK),
             writes: Arc::default(),
+            journal: None,
         }
+    }
+
+    /// From now on what is newer than the log fails its verifier: changes of it would be lost in a crash.
+    pub(crate) fn set_journal(&mut self, journal: Arc<Journal>) {
+        self.journal = Some(journal);
     }
 
     /// By how many bytes changes that must stay may exceed the limit before the cache is crowded.
@@ -263,7 +276,16 @@ impl BufCache {
 
     fn verify(&self, bytes: &[u8], daddr: DiskAddr, verifier: &'static Verifier) -> Result<()> {
         let context = VerifyContext { v5: self.v5, meta_uuid: self.meta_uuid, daddr };
-        (verifier.check)(bytes, &context).map_err(|problem| Error::corrupt_block(daddr, None, problem))
+        let damaged = |problem| Error::corrupt_block(daddr, None, problem);
+        (verifier.check)(bytes, &context).map_err(damaged)?;
+        let Some(journal) = self.journal.as_ref().filter(|_| self.v5) else { return Ok(()) };
+        let Some(identity) = identity::identify(bytes) else { return Ok(()) };
+        // Remote attribute values are never logged.
+        let lsn = identity::lsn_of(bytes).filter(|_| identity.kind != BufType::AttrRemote);
+        let known = lsn.map_or(Ok(()), |lsn| {
+            journal.check_lsn(lsn).map_err(|head| FormatError::mismatch(verifier.name, AHEAD, lsn.0, head.0))
+        });
+        known.map_err(damaged)
     }
 }
 

@@ -96,7 +96,7 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
     }
     check_device(&*device, &Geometry::from_superblock(&superblock))?;
     match look_at_log(&mut device, &mut superblock, options, &mut report) {
-        Ok(ends) => log_head = ends.head_lsn(),
+        Ok(ends) => log_head = Some(ends.head_lsn()),
         // Nothing is replayed then: the volume is checked as it is.
         Err(Error::Corrupt { problem, .. }) => {
             report.log_clean = false;

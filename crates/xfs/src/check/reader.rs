@@ -4,6 +4,7 @@
 //! longer than [`MAX_READ`]. A block that fails its verifier is a finding; a device that fails ends the check.
 
 use super::report::{Place, Report};
+use crate::buf::AHEAD;
 use crate::error::Result;
 use blockdev::{AlignedBuf, BlockDevice};
 use std::sync::Arc;
@@ -43,13 +44,13 @@ impl Reader {
     }
 
     /// No block can be newer than the log: recovery would take what comes next for older than the block.
-    fn check_lsn(&self, bytes: &[u8], structure: &'static str, place: Place, report: &mut Report) {
+    pub(super) fn check_lsn(&self, bytes: &[u8], structure: &'static str, place: Place, report: &mut Report) {
         // Remote values are never logged.
         let logged = identify(bytes).is_some_and(|identity| identity.kind != BufType::AttrRemote);
         if let (true, true, Some(head), Some(lsn)) = (self.geometry.v5, logged, self.log_head, lsn_of(bytes))
-            && lsn > head
+            && lsn >= head
         {
-            report.add(place, FormatError::mismatch(structure, "LSN behind the log's head", lsn.0, head.0));
+            report.add(place, FormatError::mismatch(structure, AHEAD, lsn.0, head.0));
         }
     }
 

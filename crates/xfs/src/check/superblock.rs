@@ -26,6 +26,7 @@ pub(super) fn check_primary(check: &mut Check<'_>) -> Result<()> {
     let raw = *check.superblock.raw();
     let report = &mut check.report;
     check_fields(&raw, &bytes, (NAME, Place::VOLUME), report);
+    check.reader.check_lsn(&bytes, NAME, Place::VOLUME, report);
     if check.superblock.is_v5() {
         report.same(Place::VOLUME, NAME, "second features2", raw.bad_features2.get(), raw.features2.get());
     }

@@ -20,6 +20,7 @@
 //! [`Journal::commit`], [`Journal::relieve`] and what the pusher does unasked.
 
 mod ail;
+mod behind;
 mod cil;
 mod core;
 mod covering;
@@ -39,6 +40,7 @@ mod thread_slot;
 mod vector;
 mod writer;
 
+pub(crate) use behind::check_headers;
 pub use item::{ItemState, Landing, LogItem, Outcome, Push, WriteDone, WriteJob};
 pub(crate) use open::check_shape;
 pub use vector::{LogVector, VecSize};
@@ -503,6 +505,15 @@ impl Journal {
     pub fn adopt(&self, lsn: Lsn, item: Arc<dyn LogItem>) {
         let core = &*self.core;
         core.grant.take_regardless(Space::used(core.ail.adopt(lsn, item)));
+    }
+
+    /// Whether this log can have given an LSN: whether it is before the head, which is the error. One that is the head
+    /// would be that of the next checkpoint as well.
+    #[inline]
+    pub fn check_lsn(&self, lsn: Lsn) -> Result<(), Lsn> {
+        let Core { layout, head, .. } = &*self.core;
+        let head = layout::Pos(head.load(sync::Ordering::Acquire));
+        if layout.pos(lsn) >= head { Err(layout.lsn(head)) } else { Ok(()) }
     }
 
     /// [`Error::LogTooSmall`]: what was adopted leaves no room for a transaction of `count` steps of `unit` bytes, which

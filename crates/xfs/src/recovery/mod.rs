@@ -33,10 +33,11 @@ mod wholes;
 pub use report::{Counts, Report};
 
 use crate::error::{Error, Result};
+use crate::log::check_headers;
 use blockdev::BlockDevice;
 use patch::Patch;
 use records::Records;
-use replay::Replay;
+use replay::{Ahead, Replay};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use survey::{Survey, Unfinished, intent_name};
@@ -45,7 +46,7 @@ use xfs_format::feature_table;
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{ItemType, LogEnds};
 use xfs_format::superblock::Superblock;
-use xfs_format::types::DiskAddr;
+use xfs_format::types::{DiskAddr, Lsn};
 
 /// A log that was replayed in memory.
 #[derive(Debug)]
@@ -55,6 +56,10 @@ pub(crate) struct Replayed {
     report: Report,
     unfinished: Vec<Unfinished>,
     highest_id: u64,
+    /// Where the log ends.
+    head: Lsn,
+    /// The LSN of something that the log has changes of, and that is newer than all of them can be.
+    ahead: Option<Ahead>,
 }
 
 /// Replays a dirty log in memory. The device is read and not written.
@@ -85,9 +90,9 @@ pub(crate) fn replay(
     let log = log..log + superblock.log_bytes();
     let Survey { void, mut counts, size, .. } = survey;
     let geometry = Geometry::from_superblock(&grown(superblock, size)?);
-    let mut replay = Replay::new(device, &geometry, &log, void);
+    let mut replay = Replay::new(device, &geometry, &log, void, ends.head_lsn());
     for_each_transaction(&records, &mut |transaction| replay.transaction(transaction))?;
-    let (patch, replayed) = replay.finish()?;
+    let (patch, replayed, ahead) = replay.finish()?;
     counts += replayed;
     let (patch, superblock) = settle::settle(patch, superblock)?;
     counts.bytes_changed = patch.bytes_changed();
@@ -99,7 +104,8 @@ pub(crate) fn replay(
         unfinished: names.into_iter().map(str::to_owned).collect(),
         ..Report::default()
     };
-    let mut replayed = Replayed { patch, superblock, report, unfinished, highest_id };
+    let mut replayed =
+        Replayed { patch, superblock, report, unfinished, highest_id, head: ends.head_lsn(), ahead };
     replayed.report.obstacle = replayed.check_writable().err().map(|error| error.to_string());
     Ok(replayed)
 }
@@ -155,6 +161,10 @@ impl Replayed {
             )));
         }
         let geometry = Geometry::from_superblock(&self.superblock);
+        check_headers(&*self.patch, &geometry, self.head)?;
+        if let Some((structure, lsn)) = self.ahead {
+            return Err(Error::LogBehind { structure, lsn, head: self.head });
+        }
         for intent in &self.unfinished {
             intent.check(&geometry)?;
         }

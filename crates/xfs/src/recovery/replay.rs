@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{BufFlags, LogItem};
-use xfs_format::types::{AgBlock, AgNumber, DiskAddr};
+use xfs_format::types::{AgBlock, AgNumber, DiskAddr, Lsn};
 
 /// Most threads that replay.
 const SHARES_MAX: usize = 8;
@@ -32,6 +32,9 @@ const SHARES_MAX: usize = 8;
 const WORTH_THREADS: usize = 256;
 /// What all shares keep of what they read.
 const KEPT_BYTES: u64 = 64 << 20;
+
+/// Something that is newer than the log's end, and its LSN.
+pub(super) type Ahead = (&'static str, Lsn);
 
 /// Replay under way.
 pub(super) struct Replay<'g> {
@@ -63,19 +66,20 @@ fn turn(item: &Item<'_>) -> Turn {
 }
 
 impl<'g> Replay<'g> {
-    /// Nothing replayed yet, of a log at `log`, in bytes of the device.
+    /// Nothing replayed yet, of a log at `log`, in bytes of the device, that ends at `head`.
     pub(super) fn new(
         device: &Arc<dyn BlockDevice>,
         geometry: &'g Geometry,
         log: &Range<u64>,
         void: Void,
+        head: Lsn,
     ) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = cores.min(SHARES_MAX).min(geometry.ag_count as usize).max(1);
         let kept = KEPT_BYTES / count as u64;
         let patch = || Patch::new(Arc::clone(device), geometry.bytes(), log.clone(), kept);
         let voids = void.split(count, |daddr| share_of(geometry, count, daddr));
-        let shares = voids.into_iter().map(|void| Share::new(geometry, patch(), void)).collect();
+        let shares = voids.into_iter().map(|void| Share::new(geometry, patch(), void, head)).collect();
         Self { geometry, shares, whole: patch() }
     }
 
@@ -95,16 +99,19 @@ impl<'g> Replay<'g> {
         })
     }
 
-    /// Verifies everything that was changed, as it is now. Gives it, and counts of the items.
-    pub(super) fn finish(mut self) -> Result<(Patch, Counts)> {
+    /// Verifies everything that was changed, as it is now. Gives it, counts of the items, and something that is newer than
+    /// the log, if anything is.
+    pub(super) fn finish(mut self) -> Result<(Patch, Counts, Option<Ahead>)> {
         let whole = vec![(); self.shares.len()];
         self.together(true, whole, |share, ()| share.verify())?;
         let mut counts = Counts::default();
-        for (patch, counted) in self.shares.into_iter().map(Share::into_parts) {
+        let mut ahead = None;
+        for (patch, counted, newer) in self.shares.into_iter().map(Share::into_parts) {
             self.whole.take_in(patch);
             counts += counted;
+            ahead = ahead.or(newer);
         }
-        Ok((self.whole, counts))
+        Ok((self.whole, counts, ahead))
     }
 
     /// Has each share do its part, at once if it is worth it.

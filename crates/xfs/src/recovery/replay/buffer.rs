@@ -38,8 +38,8 @@ impl Share<'_> {
             return Ok(());
         }
         let own = identity::uuid_of(bytes) == Some(self.geometry.meta_uuid);
-        if own && identity::lsn_of(bytes).is_some_and(|there| there > lsn) {
-            self.counts.newer += 1;
+        if let Some(there) = identity::lsn_of(bytes).filter(|&there| own && there > lsn) {
+            self.newer("a block", there);
             return Ok(());
         }
         apply(format, item, bytes)?;

@@ -36,7 +36,8 @@ impl Share<'_> {
         let (dquot, _) = Dquot::mut_from_prefix(change.bytes())
             .map_err(|_| damaged(FormatError::new(NAME, "truncated structure")))?;
         if dquot.lsn.get() > lsn.0 {
-            self.counts.newer += 1;
+            let there = Lsn(dquot.lsn.get());
+            self.newer("a dquot", there);
             return Ok(());
         }
         dquot.disk = logged;
@@ -170,9 +171,9 @@ mod tests {
         let device: Arc<dyn BlockDevice> = Arc::new(device);
         let mut survey = Survey::default();
         log.iter().for_each(|transaction| survey.add(transaction).unwrap());
-        let mut replay = Replay::new(&device, geometry, &(0..0), survey.void);
+        let mut replay = Replay::new(&device, geometry, &(0..0), survey.void, Lsn(9 << 32));
         log.iter().try_for_each(|transaction| replay.transaction(transaction))?;
-        replay.finish()
+        replay.finish().map(|(patch, counts, _)| (patch, counts))
     }
 
     fn found(patch: &Patch, daddr: DiskAddr, id: u32) -> Dquot {

@@ -6,10 +6,9 @@ use crate::recovery::transactions::Item;
 use xfs_format::bmbt::BmbtRoot;
 use xfs_format::checksum;
 use xfs_format::error::FormatError;
-use xfs_format::inode::{CORE_LEN, CORE_LEN_V3, CRC_OFFSET, DinodeV3, MAGIC};
+use xfs_format::inode::{CORE_LEN_V3, CRC_OFFSET, MAGIC, lsn_of};
 use xfs_format::log::{InodeFields, InodeFormat, LogDinode};
 use xfs_format::types::Lsn;
-use zerocopy::FromBytes;
 
 const NAME: &str = "inode log item";
 /// Where the core says how far into the literal area the attribute fork begins, in units of 8 bytes.
@@ -40,9 +39,8 @@ impl Share<'_> {
         if !inode.starts_with(&MAGIC.to_be_bytes()) {
             return Err(damaged(FormatError::new(NAME, "magic of the inode on disk")));
         }
-        let there = inode.get(CORE_LEN..).and_then(|rest| DinodeV3::ref_from_prefix(rest).ok());
-        if there.is_some_and(|(there, _)| there.lsn.get() != u64::MAX && there.lsn.get() > lsn.0) {
-            self.counts.newer += 1;
+        if let Some(there) = lsn_of(inode).filter(|&there| there > lsn) {
+            self.newer("an inode", there);
             return Ok(());
         }
         self.lay(lsn, format, item, inode).map_err(damaged)?;

@@ -6,7 +6,7 @@
 //! Invariant: no item names a place that is not its own (an inode's must be the one that its number stands for, and
 //! nothing lies in two groups).
 
-use super::buffer;
+use super::{Ahead, buffer};
 use crate::error::{Error, Result};
 use crate::ialloc;
 use crate::recovery::patch::{Change, Patch};
@@ -27,6 +27,10 @@ pub(super) struct Share<'g> {
     pub(super) patch: Patch,
     pub(super) void: Void,
     pub(super) counts: Counts,
+    /// Where the log ends.
+    head: Lsn,
+    /// Something that was changed last behind that.
+    ahead: Option<Ahead>,
     /// Buffers that were changed: where they lie, and how many bytes they have.
     pub(super) buffers: BTreeSet<(DiskAddr, u64)>,
     /// Inodes that were changed.
@@ -36,14 +40,22 @@ pub(super) struct Share<'g> {
 }
 
 impl<'g> Share<'g> {
-    pub(super) fn new(geometry: &'g Geometry, patch: Patch, void: Void) -> Self {
+    pub(super) fn new(geometry: &'g Geometry, patch: Patch, void: Void, head: Lsn) -> Self {
         let (buffers, inodes, quota) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        Self { geometry, patch, void, counts: Counts::default(), buffers, inodes, quota }
+        Self { geometry, patch, void, counts: Counts::default(), head, ahead: None, buffers, inodes, quota }
     }
 
-    /// What changed, and counts of the items.
-    pub(super) fn into_parts(self) -> (Patch, Counts) {
-        (self.patch, self.counts)
+    /// What changed, counts of the items, and something that is newer than the log.
+    pub(super) fn into_parts(self) -> (Patch, Counts, Option<Ahead>) {
+        (self.patch, self.counts, self.ahead)
+    }
+
+    /// A change is left out, as what is in its place is newer.
+    pub(super) fn newer(&mut self, structure: &'static str, there: Lsn) {
+        self.counts.newer += 1;
+        if there >= self.head && there.0 != u64::MAX {
+            self.ahead.get_or_insert((structure, there));
+        }
     }
 
     /// Replays an item.
