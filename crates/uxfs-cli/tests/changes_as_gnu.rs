@@ -49,6 +49,7 @@ const CASES: &[&[&str]] = &[
     &["chown", "-R", "5:6", "@/todir/"],
     &["chown", "-R", "5:6", "@/q"],
     &["chown", "--no-dereference", "5:6", "@/todir"],
+    &["chown", "-h", "5:7", "@/todir"],
     &["chmod", "700", "@/todir"],
     &["chmod", "-R", "700", "@/q"],
 ];

@@ -27,7 +27,7 @@ pub struct Args {
 
 /// Arguments of `chown`.
 #[derive(clap::Args, Debug)]
-#[command(after_help = TIME_HELP)]
+#[command(after_help = TIME_HELP, disable_help_flag = true)]
 pub struct OwnerArgs {
     /// Owner and group, in numbers
     #[arg(value_name = "UID[:GID]")]
@@ -39,8 +39,11 @@ pub struct OwnerArgs {
     #[arg(short = 'R', long)]
     recursive: bool,
     /// Change symbolic links, not what they lead to
-    #[arg(short = 'H', long)]
+    #[arg(short = 'h', short_alias = 'H', long)]
     no_dereference: bool,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
 }
 
 /// Changes permissions.
