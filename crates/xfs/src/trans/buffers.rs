@@ -170,12 +170,13 @@ impl Part {
     }
 }
 
-/// Of which group a buffer is a header, if it is one, and its place among the headers of that group.
+/// Of which group a buffer is a header, if it is one, and its place among the headers of that group. The AGFL has none:
+/// whoever locks it has the AGF, so nobody waits for it.
 fn header_rank(geometry: &Geometry, daddr: DiskAddr) -> Option<(AgNumber, u8)> {
     let sector = u64::from(geometry.sector_size >> 9);
     let group_len = u64::from(geometry.ag_blocks) << (geometry.block_log - 9);
     let ag = AgNumber((daddr.0 / group_len) as u32);
-    let order = [AgHeader::Agi, AgHeader::Agf, AgHeader::Agfl];
+    let order = [AgHeader::Agi, AgHeader::Agf];
     let place = order.iter().position(|header| header.sector() == daddr.0 % group_len / sector)?;
     Some((ag, place as u8))
 }
@@ -397,7 +398,7 @@ impl Trans<'_> {
     }
 
     /// Whether all group headers that are locked come before this buffer, if it is one: by group, and in a group the AGI,
-    /// the AGF, the AGFL. Otherwise two transactions might wait for each other.
+    /// then the AGF. Otherwise two transactions might wait for each other.
     fn may_wait_for(&self, pieces: &[Piece]) -> bool {
         let rank = pieces.first().and_then(|piece| header_rank(self.geometry(), piece.daddr));
         rank.is_none_or(|rank| self.highest_header() < Some(rank))

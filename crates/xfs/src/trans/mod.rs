@@ -10,7 +10,7 @@
 //! - buffers and inodes stay locked from the first look to the commit (inodes over rolls, too);
 //! - blocks taken never exceed the blocks reserved, so that space cannot run out half-way;
 //! - inodes are joined in ascending order of their numbers; group headers are waited for in ascending order of their
-//!   groups, and in a group the AGI first, then the AGF, then the AGFL.
+//!   groups, and in a group the AGI first, then the AGF, which guards the AGFL.
 
 mod buffers;
 pub mod counters;
