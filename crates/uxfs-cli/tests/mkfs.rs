@@ -4,6 +4,7 @@ mod common;
 
 use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_heeding_signals, uxfs_ok};
 use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -568,7 +569,7 @@ fn filling_that_fails_or_is_interrupted_leaves_no_volume() {
         for (image, args) in [(&new, &["300M"][..]), (&old, &["-f"])] {
             let (mut mkfs, pipe) = half_filled(image, dir.path(), args);
             if interrupted {
-                run("kill", &[&"-INT", &mkfs.id().to_string()]);
+                kill_process(Pid::from_child(&mkfs), Signal::INT).unwrap();
             }
             // The archive ends in the middle.
             drop(pipe);

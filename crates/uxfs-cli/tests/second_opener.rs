@@ -6,7 +6,6 @@ mod common;
 use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -138,15 +137,6 @@ fn what_is_attached_as_a_loop_device_is_written_through_that_alone() {
     uxfs_ok(&[&"mkdir", &image.at("/dir")]);
 }
 
-/// Unmounts a device, and waits until nobody has it: another test's mount namespace may have a copy of the mount.
-fn unmount(at: &Path, device: &str) {
-    run("umount", &[&at]);
-    let flags = rustix::fs::OFlags::EXCL.bits().cast_signed();
-    let is_busy = || std::fs::File::options().read(true).custom_flags(flags).open(device).is_err();
-    let tries = (0..600).take_while(|_| is_busy());
-    tries.for_each(|_| std::thread::sleep(std::time::Duration::from_millis(50)));
-}
-
 /// A loop device, let go of at the end.
 struct Loop(String);
 
@@ -206,7 +196,7 @@ fn what_a_loop_device_over_a_loop_device_has_is_not_written() {
     let beside = Loop::new(&[&"-o", &"1M", &disk]);
     let other = Loop::new(&[&"-o", &"401M", &disk]);
     refused(&beside.0, "the kernel");
-    unmount(&at, &above.0);
+    oracles::umount(&at).unwrap();
     // Not mounted, it is attached still.
     refused(&format!("{}@1", below.0), "attached as /dev/loop");
     drop(beside);
@@ -226,7 +216,7 @@ fn what_a_loop_device_over_a_loop_device_has_is_not_written() {
     uxfs_fails(&[&"cp", &source, &format!("{}:/mine", above.0)], LOCKED, &text);
     uxfs_fails(&[&"mkfs", &"-f", &above.0], LOCKED, &text);
     run("cmp", &[&untouched, &image.path]);
-    unmount(&at, &below.0);
+    oracles::umount(&at).unwrap();
     uxfs_ok(&[&"cp", &source, &format!("{}:/mine", above.0)]);
 }
 
@@ -380,7 +370,7 @@ fn what_is_mounted_in_a_container_is_not_written_by_its_owner() {
     assert_eq!(std::fs::read(at.join("file")).unwrap(), b"kept\n");
     run("sync", &[&"-f", &at]);
     refused();
-    unmount(&at, &device.0);
+    oracles::umount(&at).unwrap();
     drop(device);
     let output = uxfs_in(&["env"], AS_USER, &[&"cp", &source, &image.at("/source")]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
