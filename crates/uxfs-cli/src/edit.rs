@@ -127,6 +127,18 @@ pub fn new_place(volume: &Volume, location: &Location) -> Result<(Dir, Vec<u8>)>
     Err(refused(location, Exit::NotFound, "too many symbolic links on the way"))
 }
 
+/// Whether the blocks of a file with one name are also those of others: then it can be neither removed nor replaced.
+pub fn is_held_by_clones(node: &Node) -> uxfs::Result<bool> {
+    if node.metadata()?.nlink == 1 && node.file_type().is_file() {
+        for extent in node.open()?.extents() {
+            if extent?.shared {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
 /// Makes something under the name of what is there, whose place it takes in one step: what cannot be made, or cannot take
 /// that place, leaves what is there as it is.
 pub fn replace<T>(dir: &Dir, name: &[u8], make: impl Fn(&[u8]) -> uxfs::Result<T>) -> uxfs::Result<T> {

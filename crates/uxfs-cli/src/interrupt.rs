@@ -95,19 +95,25 @@ impl<R: Read + AsFd> Patient<R> {
 
 impl<R: Read + AsFd> Read for Patient<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        // A signal that comes between the question and the wait is noticed at the next turn.
-        const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-        loop {
-            if asked() {
-                return Err(io::Error::other(WHAT));
-            }
-            match poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&TURN)) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                // One that came before the end of the input is heard before that is.
-                Ok(_) if asked() => {}
-                Ok(_) => return self.0.read(buf),
-                Err(error) => return Err(error.into()),
-            }
+        wait_for_input(&self.0)?;
+        self.0.read(buf)
+    }
+}
+
+/// Waits until there is something to read, or the end.
+pub fn wait_for_input(input: impl AsFd) -> io::Result<()> {
+    // A signal that comes between the question and the wait is noticed at the next turn.
+    const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    loop {
+        if asked() {
+            return Err(io::Error::other(WHAT));
+        }
+        match poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&TURN)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            // One that came before the end of the input is heard before that is.
+            Ok(_) if asked() => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
         }
     }
 }

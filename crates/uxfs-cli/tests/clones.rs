@@ -45,6 +45,8 @@ fn verbs_leave_shared_blocks_alone() {
     uxfs_fails(&[&"truncate", &"-s", &"100", &at("/a")], 12, "shared with other files");
     uxfs_fails(&[&"truncate", &"-s", &"+1M", &at("/a")], 12, "shared with other files");
     uxfs_fails(&[&"mv", &at("/other"), &at("/a")], 12, SAID);
+    uxfs_fails(&[&"ln", &"-f", &at("/other"), &at("/a")], 12, SAID);
+    uxfs_fails(&[&"ln", &"-sf", &"other", &at("/a")], 12, SAID);
     uxfs_fails(&[&"cp", &text, &at("/a")], 12, "share");
     uxfs_fails(&[&"cp", &at("/other"), &at("/a")], 12, "share");
     uxfs_fails(&[&"cp", &"--replace", &text, &at("/a")], 12, SAID);

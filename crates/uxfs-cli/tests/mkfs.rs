@@ -597,14 +597,16 @@ fn a_wrong_source_leaves_what_is_there() {
         (0..1000_u64).map(|line| format!("{}\n", line.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
     std::fs::write(at("text"), lines).unwrap();
     std::fs::write(at("short"), "no archive\n").unwrap();
+    std::fs::write(at("empty"), "").unwrap();
     let archive = run("tar", &[&"-C", &dir.path(), &"-c", &"text"]);
     std::fs::write(at("cut.tar"), &archive[..300]).unwrap();
     std::fs::write(at("archive.tar"), &archive).unwrap();
     run("gzip", &[&at("archive.tar")]);
     std::fs::create_dir(at("locked")).unwrap();
     run("chmod", &[&"000", &at("locked")]);
-    let cases: [(&str, i32, &str); 6] = [
+    let cases: [(&str, i32, &str); 7] = [
         ("text", 4, "text: this is not a tar archive"),
+        ("empty", 4, "empty: this is not a tar archive: it is empty"),
         ("short", 5, "short: the archive is broken: it ends within a header"),
         ("cut.tar", 5, "it ends within a header"),
         ("archive.tar.gz", 4, "archive.tar.gz: this is not a tar archive"),

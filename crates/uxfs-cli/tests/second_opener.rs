@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 const LOCKED: i32 = 8;
 const WHAT_TO_DO: &str = "wait until that is done, or end it";
@@ -454,6 +455,35 @@ fn nobody_writes_what_another_process_reads() {
     cat.wait().unwrap();
     // One process reads and writes.
     uxfs_ok(&[&"cp", &image.at("/file"), &image.at("/other")]);
+}
+
+/// What comes from a pipe may come from the same image: nothing is opened for writing before there is something to write.
+#[test]
+fn a_pipe_leads_from_an_image_into_itself() {
+    let image = Image::new(&[]);
+    let file = image.dir.path().join("in");
+    std::fs::write(&file, "text\n".repeat(1000)).unwrap();
+    for name in ["/in", "/report"] {
+        uxfs_ok(&[&"cp", &file, &image.at(name)]);
+    }
+    uxfs_ok(&[&"mkdir", &image.at("/dir")]);
+    for (reader, source, writer) in [
+        ("cat", image.at("/in"), vec!["cp".into(), "-".into(), image.at("/report")]),
+        ("tar", image.at("/"), vec!["untar".into(), image.at("/dir")]),
+    ] {
+        let mut into = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+        let mut into = into.args(&writer).stdin(Stdio::piped()).spawn().unwrap();
+        // Time to open the image too early.
+        std::thread::sleep(Duration::from_millis(500));
+        let read = uxfs_ok(&[&reader, &source]);
+        into.stdin.take().unwrap().write_all(&read).unwrap();
+        assert!(into.wait().unwrap().success(), "{writer:?}");
+    }
+    for name in ["/report", "/dir/in", "/dir/report"] {
+        assert_eq!(uxfs_ok(&[&"cat", &image.at(name)]), std::fs::read(&file).unwrap(), "{name}");
+    }
+    // Nothing is no archive: whoever was to write it has failed.
+    uxfs_fails(&[&"untar", &image.path, &"-i", &"/dev/null"], 4, "it is empty");
 }
 
 /// Of what the kernel writes, something can be seen all the same.

@@ -225,6 +225,9 @@ impl Volume {
     /// takes out, keep the volume from being closed: [`ErrorKind::Busy`], and nothing has happened but that other writers
     /// waited. A writable volume that is dropped without it is as after a crash: its log has to be replayed.
     ///
+    /// [`ErrorKind::Damaged`] says that a file without a name could not be freed: all else is written back, the log is clean,
+    /// and `xfs_repair` finds the file.
+    ///
     /// Any other error says why the volume could not be closed. It is shut down then, for good: what was committed is in
     /// its log, as far as the device took it, for the next opening to recover, which this process can do once all that
     /// belongs to the volume is dropped; whatever is called meanwhile fails with [`ErrorKind::ShutDown`], another close

@@ -397,8 +397,11 @@ impl Volume {
     /// Writes everything back and leaves a clean log. Files may not be in use any more: later changes fail. A volume
     /// that is dropped without this is as after a crash: its log has to be replayed.
     ///
-    /// If it fails, the volume is shut down, and its log is left to be recovered, with all that was committed in it unless
-    /// the device refused that. The first error says why; all that is asked for later, this again too, fails with
+    /// If an inode without a name cannot be freed, or a time not be told, because something is damaged, all else is written
+    /// back, the log is clean, and the damage is what this fails with: `xfs_repair` finds the inode on its list.
+    ///
+    /// If it fails otherwise, the volume is shut down, and its log is left to be recovered, with all that was committed in it
+    /// unless the device refused that. The first error says why; all that is asked for later, this again too, fails with
     /// [`Error::Shutdown`]. However it ends, nothing is written any more when it returns.
     pub fn close(self: &Arc<Self>) -> Result<()> {
         if self.is_writable() {
@@ -420,11 +423,17 @@ impl Volume {
             frozen.leave();
             return flushed;
         }
+        let (unlinked, done) = match done {
+            // It stays on its list, which is for `xfs_repair`: recovery would fail on it as well, and nothing else is to
+            // depend on the log.
+            Err(error @ Error::Corrupt { .. }) => (Err(error), Ok(())),
+            done => (Ok(()), done),
+        };
         match done.and_then(|()| trans::superblock::write_counters(self, &frozen)) {
-            Ok(()) => frozen.close(),
+            Ok(()) => frozen.close().and(unlinked),
             Err(error) => {
                 frozen.give_up();
-                Err(error)
+                Err(unlinked.err().unwrap_or(error))
             }
         }
     }

@@ -72,12 +72,14 @@ pub struct Reader<R: Read> {
     global: Global,
     /// The first header, or the end, where that was looked at already.
     first: Option<Option<Header>>,
+    /// Whether anything has come.
+    begun: bool,
 }
 
 impl<R: Read> Reader<R> {
     /// Reads from the start of an archive.
     pub fn new(input: R) -> Self {
-        Self { input, left: 0, padding: 0, global: Global::default(), first: None }
+        Self { input, left: 0, padding: 0, global: Global::default(), first: None, begun: false }
     }
 
     /// Whether it begins as an archive does; an error if not.
@@ -152,9 +154,16 @@ impl<R: Read> Reader<R> {
         let mut done = 0;
         while done < block.len() {
             match self.input.read(&mut block[done..]) {
-                Ok(0) if done == 0 => return Ok(None),
+                Ok(0) if done == 0 && self.begun => return Ok(None),
+                // Who should have written it has failed, most likely.
+                Ok(0) if done == 0 => {
+                    return Err(Failure::new(Exit::Unsupported, "this is not a tar archive: it is empty"));
+                }
                 Ok(0) => return Err(bad("it ends within a header")),
-                Ok(read) => done += read,
+                Ok(read) => {
+                    self.begun = true;
+                    done += read;
+                }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(broken(&error)),
             }

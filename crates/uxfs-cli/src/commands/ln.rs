@@ -72,6 +72,10 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
                 let what = "a directory has that name, and is left as it is";
                 return Err(edit::refused(&args.link, Exit::AlreadyExists, what));
             }
+            if edit::is_held_by_clones(&there).map_err(failure)? {
+                let what = "shares blocks with other files (clones); blocks that are shared cannot be freed yet. Nothing was changed";
+                return Err(edit::refused(&args.link, Exit::Shared, what));
+            }
             // What it is made under first means nothing to who asked.
             edit::replace(&dir, &name, make).map_err(|error| {
                 let text = error.to_string();

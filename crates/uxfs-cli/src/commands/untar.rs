@@ -44,7 +44,9 @@ changed, and the content of directories that the archive does not name; times of
 /// Unpacks.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let global = &global.at_source_date()?;
-    let input = input(args.input.as_deref(), &args.location.image)?;
+    let mut reader = Reader::new(input(args.input.as_deref(), &args.location.image)?);
+    // Who writes it may have to read the same image first.
+    reader.look()?;
     let bar = progress::bytes();
     let rules = Rules {
         keep: Keep::ALL,
@@ -62,7 +64,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let done = edit::change(global, &args.location, |volume| {
         let root = volume.open_dir(&args.location.path);
         let root = root.map_err(|error| edit::failure(&args.location, &error))?;
-        FromArchive::new(&mut filler, &mut problems, root).unpack(Reader::new(input))
+        FromArchive::new(&mut filler, &mut problems, root).unpack(reader)
     });
     bar.finish_and_clear();
     done?;

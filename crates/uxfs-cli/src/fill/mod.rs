@@ -11,7 +11,7 @@ pub mod host;
 pub mod image;
 pub mod stream;
 
-use crate::edit::make_beside;
+use crate::edit::{is_held_by_clones, make_beside};
 use crate::exit::{Exit, Failure};
 use crate::host::attributes::Keep;
 use crate::interrupt;
@@ -397,14 +397,7 @@ impl<'a> Filler<'a> {
 
     /// Refuses before anything is made what would be refused when it is to take its place.
     fn check_unshared(&self, name: &[u8], there: &Node) -> Outcome<()> {
-        if there.metadata()?.nlink == 1 && there.file_type().is_file() {
-            for extent in there.open()?.extents() {
-                if extent?.shared {
-                    return Err(self.shared(name));
-                }
-            }
-        }
-        Ok(())
+        if is_held_by_clones(there)? { Err(self.shared(name)) } else { Ok(()) }
     }
 
     /// Why nothing is copied over what has a name in the directory that is being filled: not the source, which would

@@ -42,8 +42,8 @@ impl Volume {
 
     /// Frees every inode that has no names, whoever has it open, or was in the middle of freeing it. For a volume that is
     /// being closed: nobody else can change it any more, and the next to open it would look for such inodes only in a
-    /// volume that has to be recovered. One that cannot be freed keeps no other from it: the first error comes in the end,
-    /// and the log must then stay as one to recover.
+    /// volume that has to be recovered. One that cannot be freed keeps no other from it: the first error comes in the end.
+    /// Unless that is damage, the log must then stay as one to recover.
     pub(crate) fn inactivate_all(self: &Arc<Self>) -> Result<()> {
         let mut all = Ok(());
         let unlinked = self.unlinked_in_memory()?;

@@ -8,7 +8,7 @@ use crate::check::{CheckOptions, check};
 use crate::log::ShutdownReason;
 use crate::mkfs::{Before, Options, format, plan};
 use crate::volume::{InodeHandle, OpenOptions, Volume};
-use blockdev::{BlockDevice, Fault, FaultDevice, MemoryDevice, Op, Repeat};
+use blockdev::{BlockDevice, Durability, Fault, FaultDevice, MemoryDevice, Op, Repeat};
 use fileio::FileMapping;
 use fileio::testing::at;
 use std::cell::Cell;
@@ -690,4 +690,72 @@ fn a_list_that_comes_in_front_of_a_creation_is_handed_down() {
     assert_eq!(reserved.get(), 2, "space for the list was reserved");
     drop((dir, made));
     site.ends_well();
+}
+
+/// A volume with a file in the first group and a directory in another one, and damage in what says which inodes of the
+/// first group are free: nothing there can be freed or made.
+fn damaged_in_the_first_group() -> (Site, InodeHandle) {
+    let site = Site::new();
+    for name in [&b"a"[..], b"b"] {
+        let file = site.create(name);
+        let blocks = FileBlock(0)..FileBlock(1);
+        let _given = site.volume.allocate_blocks(file.entry(), blocks.clone()).unwrap();
+        site.volume.data_written(file.entry(), blocks, Some(4096), NOW).unwrap();
+    }
+    // Directories go to each group in turn.
+    let group = |dir: &InodeHandle| site.volume.geometry().split_inode(dir.ino()).unwrap().0;
+    let mut made = (0..9).map(|nth| site.mkdir(&site.root, format!("dir-{nth}").as_bytes()));
+    let name = made.position(|dir| group(&dir) != group(&site.root)).expect("more groups than one");
+    site.volume.close().unwrap();
+    let Site { device, volume, root } = site;
+    drop((volume, root));
+    let mut agi = [0; 512];
+    device.read(2 * 512, &mut agi).unwrap();
+    let finobt = u32::from_be_bytes(agi[328..332].try_into().unwrap());
+    device.write(u64::from(finobt) * 4096 + 3072, &[0x55; 512], Durability::Volatile).unwrap();
+    let site = Site::open(device);
+    let ino = site.lookup(&site.root, format!("dir-{name}").as_bytes()).unwrap();
+    let dir = site.volume.handle(ino).unwrap();
+    (site, dir)
+}
+
+/// One inode that cannot be freed is all that is lost: the volume is closed with a clean log, and goes on to be written.
+#[test]
+fn what_damage_keeps_from_being_freed_holds_up_nothing_else() {
+    let (site, dir) = damaged_in_the_first_group();
+    let removed = site.volume.remove(&site.root, b"a", Removal::File, NOW);
+    assert!(matches!(removed, Err(Error::Corrupt { .. })), "{removed:?}");
+    site.volume.create(&dir, b"new", &new_file()).unwrap();
+    let closed = site.volume.close();
+    assert!(matches!(closed, Err(Error::Corrupt { .. })), "{closed:?}");
+    let Site { device, volume, root } = site;
+    let dir_ino = dir.ino();
+    drop((volume, root, dir));
+    let site = Site::open(Arc::clone(&device));
+    assert!(site.volume.recovery().is_none(), "the log is clean");
+    let dir = site.volume.handle(dir_ino).unwrap();
+    assert!(site.lookup(&dir, b"new").is_some());
+    site.volume.create(&dir, b"newer", &new_file()).unwrap();
+    site.volume.close().unwrap();
+}
+
+/// Nor does it hold up a recovery, which frees the others.
+#[test]
+fn what_damage_keeps_from_being_freed_holds_up_no_recovery() {
+    let (site, dir) = damaged_in_the_first_group();
+    let (unnamed, map) = site.volume.create_unnamed(&dir, &new_file()).unwrap();
+    for name in [&b"a"[..], b"b"] {
+        let removed = site.volume.remove(&site.root, name, Removal::File, NOW);
+        assert!(matches!(removed, Err(Error::Corrupt { .. })), "{removed:?}");
+    }
+    site.volume.sync().unwrap();
+    // Without a close, as after a crash.
+    let Site { device, volume, root } = site;
+    drop((volume, root, dir, unnamed, map));
+    let site = Site::open(device);
+    assert_eq!(site.volume.recovery().expect("the log is dirty").inodes_freed, 1);
+    let change = Change { permissions: Some(0o711), ..Change::default() };
+    site.volume.change(&site.root, &change, NOW).unwrap();
+    let closed = site.volume.close();
+    assert!(matches!(closed, Err(Error::Corrupt { .. })), "{closed:?}");
 }

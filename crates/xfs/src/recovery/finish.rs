@@ -70,8 +70,12 @@ impl Owed {
         }
         for ag in (0..volume.geometry().ag_count).map(AgNumber) {
             for ino in unlinked(volume, ag)? {
-                volume.release_if_unused(&volume.entry(ino)?)?;
-                report.inodes_freed += 1;
+                match volume.entry(ino).and_then(|entry| volume.release_if_unused(&entry)) {
+                    Ok(()) => report.inodes_freed += 1,
+                    // It stays on its list, for `xfs_repair`. Who closes the volume is told.
+                    Err(Error::Corrupt { .. }) => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
         volume.sync()?;

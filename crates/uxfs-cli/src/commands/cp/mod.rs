@@ -7,6 +7,7 @@ use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::Existing;
 use crate::host::attributes::Keep;
 use crate::host::stream;
+use crate::interrupt::wait_for_input;
 use crate::location::{Location, before_colon, check};
 use crate::mode::Owner;
 use crate::options::Global;
@@ -123,7 +124,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let location = Location::parse(&args.destination);
     // A host's directory of such a name comes first; an image without a path is a file of the host.
     if !destination.exists() && location.image != destination && is_image(&location.image) {
-        refuse_itself(args, &location.image)?;
+        prepare_input(args, &location.image)?;
         return into::run(args, &location, global);
     }
     if !destination.exists() && location.image != destination && !has_host_dir(&location) {
@@ -148,10 +149,13 @@ fn has_host_dir(location: &Location) -> bool {
     Path::new(&dir).is_dir()
 }
 
-/// Refuses to copy an image into itself by standard input.
-fn refuse_itself(args: &Args, image: &Path) -> Result<()> {
+/// Refuses to copy an image into itself by standard input. Else waits until something comes, and only then is the image
+/// opened: who writes it may have to read the same image first.
+fn prepare_input(args: &Args, image: &Path) -> Result<()> {
     if args.sources.iter().any(|source| source == "-") {
         stream::refuse_image(std::io::stdin(), "standard input", image)?;
+        wait_for_input(std::io::stdin())
+            .map_err(|error| Failure::of_host(Path::new("standard input"), error))?;
     }
     Ok(())
 }
