@@ -177,14 +177,23 @@ pub(super) struct Pusher {
     queue: Box<dyn IoQueue>,
     /// What [`WriteDone`] is called with.
     journal: Journal,
-    /// The checkpoint in which intents were logged again last.
-    relogged: u64,
+    relogged: Relogged,
+}
+
+/// When intents were logged again last.
+#[derive(Clone, Copy, Debug, Default)]
+struct Relogged {
+    /// The checkpoint.
+    seq: u64,
+    intents: usize,
+    /// What that took of the log, in bytes.
+    bytes: u64,
 }
 
 impl Pusher {
     pub(super) fn new(core: Arc<Core>, queue: Box<dyn IoQueue>) -> Self {
         let journal = Journal::view(Arc::clone(&core));
-        Self { core, queue, journal, relogged: 0 }
+        Self { core, queue, journal, relogged: Relogged::default() }
     }
 
     /// Writes items back until the journal is shut down.
@@ -256,12 +265,19 @@ impl Pusher {
     /// wait. One checkpoint has all of them, and no other is begun before it has landed: when the tail comes to the
     /// second, what the first had is free again. So twice what this takes, which their transactions have set aside, is
     /// enough for ever.
+    ///
+    /// Where nothing else lies in the log, the tail would move on by what the head does. Then it is left alone: the
+    /// landing of one checkpoint would ask for the next, for as long as the intents' transactions wait.
     fn relog(&mut self) {
         let core = &self.core;
-        if !core.orders.is_done(self.relogged) {
+        if !core.orders.is_done(self.relogged.seq) {
             return;
         }
         let Some(intents) = core.ail.intents_at_the_tail() else { return };
+        let in_use = Pos(core.head.load(Ordering::SeqCst)).bytes_since(core.ail.tail());
+        if in_use <= self.relogged.bytes && intents.len() >= self.relogged.intents {
+            return;
+        }
         let logged: Vec<_> =
             intents.into_iter().filter_map(|item| item.relog().map(|vector| (item, vector))).collect();
         if logged.is_empty() {
@@ -273,8 +289,9 @@ impl Pusher {
         match core.cil.join(false, &mut logged, None, || done(true)) {
             None => done(false),
             Some(joined) => {
-                self.relogged = joined.seq;
-                core.grant.take_regardless(Space::used(joined.cost.unsigned_abs()));
+                let bytes = joined.cost.unsigned_abs();
+                self.relogged = Relogged { seq: joined.seq, intents: items.len(), bytes };
+                core.grant.take_regardless(Space::used(bytes));
                 core.orders.push(joined.seq);
             }
         }
@@ -398,6 +415,7 @@ mod tests {
     struct Item {
         state: ItemState,
         is_intent: bool,
+        is_logged_again: bool,
     }
 
     impl LogItem for Item {
@@ -415,14 +433,33 @@ mod tests {
         fn is_intent(&self) -> bool {
             self.is_intent
         }
+        fn relog(&self) -> Option<LogVector> {
+            self.is_logged_again.then(|| {
+                let mut vector = LogVector::begin(None, VecSize::default().region(100));
+                vector.region(&[1; 100]);
+                vector
+            })
+        }
+    }
+
+    fn journal() -> Arc<Journal> {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(4 << 20).unwrap());
+        let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
+        let head = Pos(LOG_BLOCKS.into());
+        let start = Start { head, tail: head, previous: u32::MAX };
+        Journal::start(device, layout, start, Pace::Background).unwrap()
     }
 
     fn commit(journal: &Journal, bytes: usize, is_intent: bool) {
+        commit_item(journal, bytes, Item { state: ItemState::new(), is_intent, is_logged_again: false });
+    }
+
+    fn commit_item(journal: &Journal, bytes: usize, item: Item) {
         let size = VecSize::default().region(bytes);
         let mut ticket = journal.reserve(size.log_bytes(), 1, 0).unwrap();
         let mut vector = LogVector::begin(None, size);
         vector.region(&vec![1; bytes]);
-        let item: Arc<dyn LogItem> = Arc::new(Item { state: ItemState::new(), is_intent });
+        let item: Arc<dyn LogItem> = Arc::new(item);
         journal.commit(&mut ticket, &mut vec![(item, vector)], None, || ()).unwrap();
         journal.release(ticket);
     }
@@ -431,11 +468,7 @@ mod tests {
     /// written, however little was in it.
     #[test]
     fn a_promise_that_holds_the_tail_has_no_checkpoint_written() {
-        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(4 << 20).unwrap());
-        let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
-        let head = Pos(LOG_BLOCKS.into());
-        let start = Start { head, tail: head, previous: u32::MAX };
-        let journal = Journal::start(device, layout, start, Pace::Background).unwrap();
+        let journal = journal();
         commit(&journal, 100, true);
         while journal.space().0 < journal.space().1 / 5 * 4 {
             commit(&journal, 60_000, false);
@@ -451,5 +484,24 @@ mod tests {
         assert!(journal.core.orders.wait_pushed());
         let checkpoints = journal.newest().0 - before;
         assert!(checkpoints <= 1, "{checkpoints} checkpoints for 20 commits");
+    }
+
+    /// While tickets hold most of a log in which nothing but an intent lies, the intent was logged again and again, each
+    /// time behind a flush.
+    #[test]
+    fn an_intent_is_not_logged_again_where_that_frees_nothing() {
+        let journal = journal();
+        let ticket = journal.reserve((journal.space().1 / 12) as u32, 10, 0).unwrap();
+        let is_logged_again = true;
+        commit_item(&journal, 100, Item { state: ItemState::new(), is_intent: true, is_logged_again });
+        journal.force_all().unwrap();
+        let before = journal.newest().0;
+        for _ in 0..20 {
+            journal.core.pushing.kick();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let checkpoints = journal.newest().0 - before;
+        assert!(checkpoints <= 2, "{checkpoints} checkpoints of one intent");
+        journal.release(ticket);
     }
 }
