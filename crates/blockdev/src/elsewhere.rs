@@ -2,9 +2,9 @@
 //!
 //! The kernel grants a read lease of a file only while nobody has its inode open for writing. It knows by the inode, so
 //! that neither another mount namespace nor overlayfs, which loop devices and their files can be hidden in, hide anybody.
-//! Only the file's owner, or who has `CAP_LEASE` or may become the owner (`CAP_SETUID`), may ask, and not every file system
-//! has leases: where that is so, nobody is found. Locks are looked at besides: that of a virtual machine is held also where its file is open for
-//! reading, or is open on another machine.
+//! Only the file's owner, or who has `CAP_LEASE` or may become the owner (`CAP_SETUID`), may ask, and not every file
+//! system has leases: where that is so, nobody is found. Locks are looked at besides: that of a virtual machine is held
+//! also where its file is open for reading, or is open on another machine.
 //!
 //! What this process has open itself is left out: a lease that is refused tells nothing then.
 
@@ -26,15 +26,24 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Refuses a regular file that somebody else has open for writing, or has locked. `file` is open for reading, and
 /// this process is about to open it for writing.
 pub(crate) fn refuse_open(file: &File, path: &Path) -> Result<(), DeviceError> {
-    for _ in 0..RETRIES {
+    let answer = ask_for_a_while(|| {
         if is_written(file) != Some(true) || is_ours(file) {
-            return refuse_locked(file);
+            return Some(refuse_locked(file));
         }
         // Names what can be named.
-        in_use::refuse_attached(file, path)?;
-        std::thread::sleep(PAUSE);
-    }
-    Err(DeviceError::Locked)
+        in_use::refuse_attached(file, path).err().map(Err)
+    });
+    answer.unwrap_or(Err(DeviceError::Locked))
+}
+
+/// Asks until there is an answer, or nobody is to be waited for any more.
+fn ask_for_a_while<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    ask().or_else(|| {
+        (0..RETRIES).find_map(|_| {
+            std::thread::sleep(PAUSE);
+            ask()
+        })
+    })
 }
 
 /// Refuses what another process has locked in whole or in part, as virtual machines do.
@@ -50,8 +59,8 @@ pub(crate) fn refuse_locked(file: &File) -> Result<(), DeviceError> {
     if is_free || is_own { Ok(()) } else { Err(DeviceError::Locked) }
 }
 
-/// Who else writes, as far as one can tell, what is about to be read and has no lock: the kernel, which has it mounted, or a
-/// program that knows of no locks.
+/// Who else writes, as far as one can tell, what is about to be read and has no lock: the kernel, which has it mounted,
+/// or a program that knows of no locks.
 pub fn written_by(path: &Path) -> Option<String> {
     let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
@@ -62,14 +71,12 @@ pub fn written_by(path: &Path) -> Option<String> {
     if of.file_type().is_block_device() {
         return in_use::mounted(of.rdev());
     }
-    for _ in 0..RETRIES {
-        match (is_written(&file), in_use::writing(&file, path)) {
-            (Some(false), _) | (None, None) => return None,
-            (_, Some((name, is_going))) if !is_going => return Some(name),
-            _ => std::thread::sleep(PAUSE),
-        }
-    }
-    Some("another process or the kernel".to_owned())
+    let answer = ask_for_a_while(|| match (is_written(&file), in_use::writing(&file, path)) {
+        (Some(false), _) | (None, None) => Some(None),
+        (_, Some((name, is_going))) if !is_going => Some(Some(name)),
+        _ => None,
+    });
+    answer.unwrap_or_else(|| Some("another process or the kernel".to_owned()))
 }
 
 /// What is said of a file that the kernel has attached as a loop device, and that hence must not be written.

@@ -39,11 +39,12 @@ pub fn change_each(
 
 /// What went wrong with the change at a location: its whole path stands in front.
 pub fn failure(location: &Location, error: &Error) -> Failure {
-    let (path, text) = (uxfs::printable(&location.path), error.to_string());
-    let name = uxfs::printable(split(&location.path).map_or(&b"/"[..], |(_, name)| name));
-    let text =
-        [&path, &name].iter().find_map(|said| text.strip_prefix(&format!("{said}: "))).unwrap_or(&text);
-    refused(location, error.kind().into(), text)
+    let name = split(&location.path).map_or(&b"/"[..], |(_, name)| name);
+    let exit = error.kind().into();
+    match error.path() {
+        Some(path) if path == location.path || path == name => refused(location, exit, error.what()),
+        _ => refused(location, exit, error),
+    }
 }
 
 /// A change that is not made, and why.
@@ -139,29 +140,54 @@ pub fn is_held_by_clones(node: &Node) -> uxfs::Result<bool> {
     Ok(false)
 }
 
-/// Makes something under the name of what is there, whose place it takes in one step: what cannot be made, or cannot take
-/// that place, leaves what is there as it is.
-pub fn replace<T>(dir: &Dir, name: &[u8], make: impl Fn(&[u8]) -> uxfs::Result<T>) -> uxfs::Result<T> {
-    let (made, temporary) = make_beside(make)?;
-    match dir.rename(&temporary, dir, name, Rename::Replace) {
-        Ok(()) => Ok(made),
-        Err(error) => {
-            // What went wrong first is what is said.
-            let _ = dir.remove_file(&temporary);
-            Err(error)
-        }
-    }
+/// The name of something new: its own, or, while something else has that, another one that it is moved from in one step.
+/// What cannot be made, or cannot take that place, leaves what is there as it is.
+#[must_use]
+pub struct NewName<'n> {
+    name: &'n [u8],
+    temporary: Option<Vec<u8>>,
 }
 
-/// Makes something under a name that nothing has yet.
-pub fn make_beside<T>(make: impl Fn(&[u8]) -> uxfs::Result<T>) -> uxfs::Result<(T, Vec<u8>)> {
-    let mut number = 0_u64;
-    loop {
-        let name = format!(".uxfs-new-{number}").into_bytes();
-        match make(&name) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-            other => return Ok((other?, name)),
+impl<'n> NewName<'n> {
+    /// Makes something under its name; `None` if something else has it.
+    pub fn make<T>(
+        name: &'n [u8],
+        make: impl FnOnce(&[u8]) -> uxfs::Result<T>,
+    ) -> uxfs::Result<Option<(T, Self)>> {
+        match make(name) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(None),
+            made => Ok(Some((made?, Self { name, temporary: None }))),
         }
+    }
+
+    /// Makes something beside what has its name.
+    pub fn make_beside<T>(
+        name: &'n [u8],
+        make: impl Fn(&[u8]) -> uxfs::Result<T>,
+    ) -> uxfs::Result<(T, Self)> {
+        let mut number = 0_u64;
+        loop {
+            let temporary = format!(".uxfs-new-{number}").into_bytes();
+            match make(&temporary) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+                // The other name means nothing to who asked.
+                Err(error) if error.path() == Some(&temporary) => return Err(error.of_path(name)),
+                made => return Ok((made?, Self { name, temporary: Some(temporary) })),
+            }
+        }
+    }
+
+    /// Lets it take the place of what has its name, which the caller has found to be [replaceable](is_held_by_clones).
+    pub fn publish(&self, dir: &Dir) -> uxfs::Result<()> {
+        match &self.temporary {
+            Some(temporary) => dir.rename(temporary, dir, self.name, Rename::Replace),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes it again, since something went wrong with it. That is what is said, and not what goes wrong here.
+    pub fn take_back(&self, dir: &Dir) {
+        let _ = dir.remove_file(self.temporary.as_deref().unwrap_or(self.name));
     }
 }
 

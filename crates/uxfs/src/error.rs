@@ -91,23 +91,40 @@ pub enum ErrorKind {
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
+    path: Option<Vec<u8>>,
     message: String,
 }
 
 impl Error {
     /// An error of this kind with its message.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        Self { kind, path: None, message: message.into() }
     }
 
     /// An error about a path inside the volume.
     pub(crate) fn at_path(kind: ErrorKind, path: &[u8], what: impl fmt::Display) -> Self {
-        Self::new(kind, format!("{}: {what}", names::printable(path)))
+        Self { kind, path: Some(path.to_vec()), message: what.to_string() }
     }
 
     /// The same error, said of a path inside the volume.
     pub(crate) fn on_path(self, path: &[u8]) -> Self {
-        Self::at_path(self.kind, path, &self.message)
+        Self::at_path(self.kind, path, self)
+    }
+
+    /// The path inside the volume that it is about, as the caller gave it, if it is about one.
+    pub fn path(&self) -> Option<&[u8]> {
+        self.path.as_deref()
+    }
+
+    /// What is wrong, without the path.
+    pub fn what(&self) -> &str {
+        &self.message
+    }
+
+    /// The same error of another path: for a caller who chose that of which it is said, and whom nobody asked for it.
+    #[must_use]
+    pub fn of_path(self, path: &[u8]) -> Self {
+        Self { path: Some(path.to_vec()), ..self }
     }
 
     /// Whether a change was refused before anything of it was done: there is no room for it, or it is not ours to
@@ -125,7 +142,10 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        match &self.path {
+            Some(path) => write!(f, "{}: {}", names::printable(path), self.message),
+            None => f.write_str(&self.message),
+        }
     }
 }
 

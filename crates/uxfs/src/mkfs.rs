@@ -337,8 +337,7 @@ fn would_be_lost(what: &str) -> String {
 
 /// What begins elsewhere is not run over unasked: something at the start of the device or of a partition, as far as it
 /// says that it reaches, or partitions of a disk whose table is left only as its copy at the end. Nor does a volume begin
-/// in the midst of a partition. `end`: where the device ends, if it ends
-/// there no more.
+/// in the midst of a partition. `end`: where the device ends, if it ends there no more.
 fn refuse_overlap(device: &dyn BlockDevice, room: &Range<u64>, end: Option<u64>) -> Result<()> {
     let lost = |what: String| Err(Error::new(ErrorKind::AlreadyExists, what));
     let table = partitions::read(device)?;

@@ -1,6 +1,6 @@
 //! `uxfs ln`: gives files more names, and makes symbolic links.
 
-use crate::edit;
+use crate::edit::{self, NewName};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::location::{Location, parser};
 use crate::mode::Owner;
@@ -76,12 +76,8 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
                 let what = "shares blocks with other files (clones); blocks that are shared cannot be freed yet. Nothing was changed";
                 return Err(edit::refused(&args.link, Exit::Shared, what));
             }
-            // What it is made under first means nothing to who asked.
-            edit::replace(&dir, &name, make).map_err(|error| {
-                let text = error.to_string();
-                let what = text.strip_prefix(".uxfs-new-").and_then(|text| text.split_once(": "));
-                edit::refused(&args.link, error.kind().into(), what.map_or(&*text, |(_, what)| what))
-            })?;
+            let (_, new) = NewName::make_beside(&name, make).map_err(failure)?;
+            new.publish(&dir).inspect_err(|_| new.take_back(&dir)).map_err(failure)?;
             return Ok(Exit::Ok);
         }
         make(&name).map_err(failure)?;

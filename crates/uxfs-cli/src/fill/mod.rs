@@ -11,7 +11,7 @@ pub mod host;
 pub mod image;
 pub mod stream;
 
-use crate::edit::{is_held_by_clones, make_beside};
+use crate::edit::{NewName, is_held_by_clones};
 use crate::exit::{Exit, Failure};
 use crate::host::attributes::Keep;
 use crate::interrupt;
@@ -22,7 +22,7 @@ use crate::trust::{Budget, Devices, OverLimit, Trust, is_acl};
 use crate::walk::InodeSet;
 use indicatif::ProgressBar;
 use uxfs::{
-    AlignedBuf, Changes, Dir, ErrorKind, File, FileType, Metadata, NewNode, Node, Rename, SetXattr, Special,
+    AlignedBuf, Changes, Dir, ErrorKind, File, FileType, Metadata, NewNode, Node, SetXattr, Special,
     Timestamp,
 };
 
@@ -316,10 +316,10 @@ impl<'a> Filler<'a> {
             return self.made(node, of);
         }
         let (node, name) = self.make(parent, name, |name| parent.create_file(name, &new))?;
-        let written = self.fill(&node, of, content).and_then(|()| name.publish(parent));
+        let written = self.fill(&node, of, content).and_then(|()| Ok(name.publish(parent)?));
         if let Err(trouble) = written {
             // Half a file passes for a whole one. What went wrong first is what is said.
-            let _ = parent.remove_file(name.made());
+            name.take_back(parent);
             return Err(trouble);
         }
         self.made(node, of)
@@ -473,9 +473,9 @@ impl<'a> Filler<'a> {
         })?;
         let done = self.owner(&node, of).and_then(|()| self.plain(&node, of));
         let done = done.and_then(|()| self.xattrs(&node, of));
-        let done = done.and_then(|()| name.publish(parent));
+        let done = done.and_then(|()| Ok(name.publish(parent)?));
         if let Err(trouble) = done {
-            let _ = parent.remove_file(name.made());
+            name.take_back(parent);
             return Err(trouble);
         }
         self.made(node, of).map(Some)
@@ -488,9 +488,7 @@ impl<'a> Filler<'a> {
             return Ok(());
         }
         let ((), name) = self.make(parent, name, |name| parent.link(name, to))?;
-        name.publish(parent).inspect_err(|_| {
-            let _ = parent.remove_file(name.made());
-        })
+        Ok(name.publish(parent).inspect_err(|_| name.take_back(parent))?)
     }
 
     /// Makes something: under its name, or, where that is taken, under another one of which it is to be moved.
@@ -500,9 +498,8 @@ impl<'a> Filler<'a> {
         name: &'n [u8],
         make: impl Fn(&[u8]) -> uxfs::Result<T>,
     ) -> Outcome<(T, NewName<'n>)> {
-        match make(name) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            other => return Ok((other?, NewName { name, temporary: None })),
+        if let Some(made) = NewName::make(name, &make)? {
+            return Ok(made);
         }
         if let Some(there) = parent.lookup(name)? {
             if there.file_type().is_dir() {
@@ -512,8 +509,7 @@ impl<'a> Filler<'a> {
             self.check_made(&there)?;
             self.check_unshared(name, &there)?;
         }
-        let (made, temporary) = make_beside(make)?;
-        Ok((made, NewName { name, temporary: Some(temporary) }))
+        Ok(NewName::make_beside(name, make)?)
     }
 
     /// Sets all that is said of a directory and is to be kept.
@@ -708,27 +704,6 @@ pub fn end_at(file: &File, size: u64) -> Outcome<()> {
         file.set_len(size)?;
     }
     Ok(())
-}
-
-/// The name of something new: its own, or, until it is whole, another one.
-struct NewName<'n> {
-    name: &'n [u8],
-    temporary: Option<Vec<u8>>,
-}
-
-impl NewName<'_> {
-    /// What it is made under.
-    fn made(&self) -> &[u8] {
-        self.temporary.as_deref().unwrap_or(self.name)
-    }
-
-    /// Lets it take the place of what has its name, in one step.
-    fn publish(&self, parent: &Dir) -> Outcome<()> {
-        match &self.temporary {
-            Some(temporary) => Ok(parent.rename(temporary, parent, self.name, Rename::Replace)?),
-            None => Ok(()),
-        }
-    }
 }
 
 /// Refuses to begin to write into a file if there cannot be room for so much: what is in it would be lost for nothing.

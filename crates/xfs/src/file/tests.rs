@@ -37,16 +37,7 @@ impl Site {
     fn new(device: Arc<dyn BlockDevice>) -> Self {
         let volume = Self::volume(device);
         let root = volume.handle(volume.geometry().root).unwrap();
-        let new = NewInode {
-            mode: 0o100_644,
-            umask: 0,
-            uid: 0,
-            gid: 0,
-            device: (0, 0),
-            time: NOW,
-            content_times: (NOW, NOW),
-            inherit: false,
-        };
+        let new = NewInode::for_tests(0o100_644, NOW);
         let file = volume.create(&root, b"f", &new).unwrap();
         let map = volume.open_file(&file).unwrap();
         Self { volume, map }

@@ -42,6 +42,15 @@ pub struct NewInode {
     pub inherit: bool,
 }
 
+#[cfg(test)]
+impl NewInode {
+    /// One of root's, of which nothing else matters.
+    pub(crate) fn for_tests(mode: u16, time: Timestamp) -> Self {
+        let content_times = (time, time);
+        Self { mode, umask: 0, uid: 0, gid: 0, device: (0, 0), time, content_times, inherit: true }
+    }
+}
+
 impl Volume {
     /// Makes a file, a directory, a device, a fifo or a socket named `name`.
     pub fn create(self: &Arc<Self>, dir: &InodeHandle, name: &[u8], new: &NewInode) -> Result<InodeHandle> {

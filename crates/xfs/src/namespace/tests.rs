@@ -33,16 +33,7 @@ fn new_file() -> NewInode {
 }
 
 fn new(mode: u16) -> NewInode {
-    NewInode {
-        mode,
-        umask: 0,
-        uid: 0,
-        gid: 0,
-        device: (0, 0),
-        time: NOW,
-        content_times: (NOW, NOW),
-        inherit: true,
-    }
+    NewInode::for_tests(mode, NOW)
 }
 
 impl Site {

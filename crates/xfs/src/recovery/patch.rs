@@ -47,6 +47,13 @@ impl Change {
     }
 }
 
+/// Bytes of the volume that an item of the log names.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
 /// Changed sectors over a device.
 #[derive(Debug)]
 pub(crate) struct Patch {
@@ -87,18 +94,14 @@ impl Patch {
 
     /// As [`get`](Self::get), in order to change it: a buffer as a whole.
     pub(super) fn change(&self, offset: u64, len: u64, structure: &'static str) -> Result<Change> {
-        self.change_in((offset, len), offset, len, structure)
+        let whole = Place { offset, len };
+        self.change_in(whole, whole, structure)
     }
 
-    /// The same with a part of a buffer, which is given by its place and length.
-    pub(super) fn change_in(
-        &self,
-        buffer: (u64, u64),
-        offset: u64,
-        len: u64,
-        structure: &'static str,
-    ) -> Result<Change> {
-        let buffer = self.sectors_of(buffer.0, buffer.1, structure)?;
+    /// The same with a part of a buffer.
+    pub(super) fn change_in(&self, buffer: Place, part: Place, structure: &'static str) -> Result<Change> {
+        let Place { offset, len } = part;
+        let buffer = self.sectors_of(buffer.offset, buffer.len, structure)?;
         let sectors = self.sectors_of(offset, len, structure)?;
         debug_assert!(buffer.start <= sectors.start && sectors.end <= buffer.end, "a part of it");
         let old = self.read_sectors(&sectors)?;
@@ -381,7 +384,9 @@ mod tests {
         // A block that was freed, and is part of another now.
         change(&mut patch, (5 << 20, 16384), &[0]);
         change(&mut patch, ((5 << 20) + 12288, 16384), &[16383]);
-        let mut inode = patch.change_in((6 << 20, 16384), (6 << 20) + 1024, 512, "x").unwrap();
+        let cluster = Place { offset: 6 << 20, len: 16384 };
+        let mut inode =
+            patch.change_in(cluster, Place { offset: cluster.offset + 1024, len: 512 }, "x").unwrap();
         inode.bytes()[0] = 1;
         patch.put(inode);
         buffers.push(6 << 20..(6 << 20) + 16384);

@@ -37,16 +37,7 @@ fn open(device: &Arc<Recorder>) -> Arc<Volume> {
 }
 
 fn create(volume: &Arc<Volume>, dir: &InodeHandle, name: &str, mode: u16) -> InodeHandle {
-    let new = NewInode {
-        mode,
-        umask: 0,
-        uid: 0,
-        gid: 0,
-        device: (0, 0),
-        time: NOW,
-        content_times: (NOW, NOW),
-        inherit: true,
-    };
+    let new = NewInode::for_tests(mode, NOW);
     volume.create(dir, name.as_bytes(), &new).unwrap()
 }
 

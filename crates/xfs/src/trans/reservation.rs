@@ -270,16 +270,7 @@ mod tests {
         let volume = Volume::open(device, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
         let time = Timestamp { secs: 1, nanos: 0 };
         let root = volume.handle(volume.geometry().root).unwrap();
-        let new = NewInode {
-            mode: 0o100_644,
-            umask: 0,
-            uid: 0,
-            gid: 0,
-            device: (0, 0),
-            time,
-            content_times: (time, time),
-            inherit: false,
-        };
+        let new = NewInode::for_tests(0o100_644, time);
         // Four to a list, so that there are pointers.
         let inodes: Vec<_> = (0..256).map(|_| volume.create_unnamed(&root, &new).unwrap()).collect();
         for (file, _open) in &inodes {

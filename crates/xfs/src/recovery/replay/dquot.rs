@@ -2,6 +2,7 @@
 
 use super::share::Share;
 use crate::error::{Error, Result};
+use crate::recovery::patch::Place;
 use xfs_format::error::FormatError;
 use xfs_format::log::DquotFormat;
 use xfs_format::quota::{DiskDquot, Dquot};
@@ -31,8 +32,9 @@ impl Share<'_> {
         if !u64::from(offset).is_multiple_of(size) || u64::from(offset) + size > block {
             return Err(damaged(FormatError::value(NAME, "offset in its buffer", offset.into())));
         }
-        let at = daddr.0.saturating_mul(512).saturating_add(offset.into());
-        let mut change = self.change_in((daddr.0.saturating_mul(512), block), at, size, NAME)?;
+        let buffer = Place { offset: daddr.0.saturating_mul(512), len: block };
+        let part = Place { offset: buffer.offset.saturating_add(offset.into()), len: size };
+        let mut change = self.change_in(buffer, part, NAME)?;
         let (dquot, _) = Dquot::mut_from_prefix(change.bytes())
             .map_err(|_| damaged(FormatError::new(NAME, "truncated structure")))?;
         if dquot.lsn.get() > lsn.0 {

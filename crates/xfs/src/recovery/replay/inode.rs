@@ -2,6 +2,7 @@
 
 use super::share::Share;
 use crate::error::{Error, Result};
+use crate::recovery::patch::Place;
 use crate::recovery::transactions::Item;
 use xfs_format::bmbt::BmbtRoot;
 use xfs_format::checksum;
@@ -33,8 +34,8 @@ impl Share<'_> {
         if !inside || self.place_of(ino) != Some(at) {
             return Err(damaged(FormatError::value(NAME, "place", at / 512)));
         }
-        let cluster = (format.daddr.0.saturating_mul(512), u64::from(format.len) * 512);
-        let mut change = self.change_in(cluster, at, size, NAME)?;
+        let cluster = Place { offset: format.daddr.0.saturating_mul(512), len: u64::from(format.len) * 512 };
+        let mut change = self.change_in(cluster, Place { offset: at, len: size }, NAME)?;
         let inode = change.bytes();
         if !inode.starts_with(&MAGIC.to_be_bytes()) {
             return Err(damaged(FormatError::new(NAME, "magic of the inode on disk")));

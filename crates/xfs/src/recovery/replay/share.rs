@@ -9,7 +9,7 @@
 use super::{Ahead, buffer};
 use crate::error::{Error, Result};
 use crate::ialloc;
-use crate::recovery::patch::{Change, Patch};
+use crate::recovery::patch::{Change, Patch, Place};
 use crate::recovery::report::Counts;
 use crate::recovery::survey::Void;
 use crate::recovery::transactions::Item;
@@ -146,15 +146,9 @@ impl<'g> Share<'g> {
     }
 
     /// As [`change`](Self::change), of a part of a buffer that an item names.
-    pub(super) fn change_in(
-        &self,
-        buffer: (u64, u64),
-        offset: u64,
-        len: u64,
-        structure: &'static str,
-    ) -> Result<Change> {
-        self.check_group(buffer.0, buffer.1, structure)?;
-        self.patch.change_in(buffer, offset, len, structure)
+    pub(super) fn change_in(&self, buffer: Place, part: Place, structure: &'static str) -> Result<Change> {
+        self.check_group(buffer.offset, buffer.len, structure)?;
+        self.patch.change_in(buffer, part, structure)
     }
 
     /// Nothing lies in two groups: the other may be another share's.
