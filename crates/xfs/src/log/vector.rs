@@ -35,6 +35,14 @@ impl VecSize {
     }
 }
 
+impl std::ops::Add for VecSize {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { regions: self.regions + other.regions, bytes: self.bytes + other.bytes }
+    }
+}
+
 /// All regions of one item.
 #[derive(Debug, Default)]
 pub struct LogVector {

@@ -9,7 +9,7 @@ use super::{Recovered, Report};
 use crate::error::{Error, Result};
 use crate::log::Journal;
 use crate::trans::reservation::{Need, Reservation};
-use crate::trans::{Intent, Trans, ids_behind};
+use crate::trans::{Intent, Promise, Trans, ids_behind};
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
@@ -46,7 +46,7 @@ impl Recovered {
         ids_behind(self.highest_id);
         let mut intents = Vec::with_capacity(self.unfinished.len());
         for Unfinished { id, lsn, extents, .. } in self.unfinished {
-            let intent = Intent::found(id, extents);
+            let intent = Intent::found(id, Promise::Free(extents.into()));
             journal.adopt(lsn, Arc::clone(&intent) as Arc<dyn crate::log::LogItem>);
             intents.push(intent);
         }
@@ -85,8 +85,7 @@ impl Owed {
 
 /// What it takes to do what an intent promised: the intent is taken over, and done.
 fn reservation(intent: &Intent, geometry: &Geometry) -> Reservation {
-    let need = Need::new(geometry).bytes(intent.take_over_bytes());
-    need.frees(intent.extents().len() as u64).steps(2).reservation()
+    intent.promise().need(Need::new(geometry)).steps(2).reservation()
 }
 
 /// The inodes of a group that have no name and were in use.

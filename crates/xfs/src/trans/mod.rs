@@ -14,8 +14,8 @@
 
 mod buffers;
 pub mod counters;
+mod deferred;
 pub mod fork;
-mod frees;
 mod inodes;
 mod map;
 pub mod reservation;
@@ -23,7 +23,7 @@ mod space;
 pub(crate) mod superblock;
 
 pub use buffers::BufIndex;
-pub(crate) use frees::{Intent, ids_behind};
+pub(crate) use deferred::{Intent, Promise, ids_behind};
 
 use crate::alloc::Run;
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ use crate::log::{CommitSeq, Journal, LogItem, LogVector, OnLanded, Outcome, Tick
 use crate::volume::{Volume, WriteSide};
 use buffers::{Joined, Peeked};
 use counters::Delta;
-use frees::DeferredFree;
+use deferred::Deferred;
 use inodes::JoinedInode;
 use reservation::Reservation;
 use std::sync::Arc;
@@ -53,9 +53,7 @@ pub struct Trans<'v> {
     inodes: Vec<JoinedInode>,
     extra: Vec<(Arc<dyn LogItem>, LogVector)>,
     on_landing: Vec<OnLanded>,
-    deferred: Vec<DeferredFree>,
-    /// Most that may be owed at a time.
-    frees: u32,
+    deferred: Deferred,
     /// What this part freed: busy from the commit on.
     freed: Vec<(AgNumber, Run)>,
     delta: Delta,
@@ -88,7 +86,7 @@ impl<'v> Trans<'v> {
             }
         };
         let mut trans = Self::with(volume, write, ticket, blocks);
-        trans.frees = reservation.frees;
+        trans.deferred = Deferred::within(reservation.intent_bytes());
         Ok(trans)
     }
 
@@ -117,8 +115,7 @@ impl<'v> Trans<'v> {
             inodes: Vec::with_capacity(USUAL_INODES),
             extra: Vec::new(),
             on_landing: Vec::new(),
-            deferred: Vec::new(),
-            frees: 0,
+            deferred: Deferred::default(),
             freed: Vec::new(),
             delta: Delta::default(),
             blocks,

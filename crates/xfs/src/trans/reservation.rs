@@ -7,7 +7,7 @@
 //!
 //! Invariant: no operation logs more in one step than its reservation says (the journal checks it in debug builds).
 
-use super::frees::relog_bytes;
+use super::deferred::relog_bytes;
 use xfs_format::btree::{Bmbt, Bnobt, Inobt, Tree};
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{BUF_CHUNK_SIZE, BufHeader, InodeFormat};
@@ -39,7 +39,7 @@ impl Reservation {
 
     /// Bytes of the log that it takes to log all its intents again.
     pub(super) fn intent_bytes(&self) -> u32 {
-        u32::try_from(u64::from(self.frees) * relog_bytes(1)).unwrap_or(u32::MAX)
+        u32::try_from(u64::from(self.frees) * relog_bytes()).unwrap_or(u32::MAX)
     }
 }
 
@@ -93,7 +93,7 @@ impl<'g> Need<'g> {
     /// So many extents are freed, each in a step of its own behind those that are counted otherwise.
     pub fn frees(mut self, count: u64) -> Self {
         self.frees += count;
-        self.bytes += count * relog_bytes(1) / 2;
+        self.bytes += count * relog_bytes() / 2;
         self
     }
 

@@ -1,0 +1,120 @@
+//! Work that a transaction owes, to be done in transactions of their own: promised by an intent first, carried out in
+//! rolled transactions.
+//!
+//! Invariants:
+//! - what is owed has its intent in the log with the commit that owes it, and not later;
+//! - the done item of an intent is in the same commit as what was promised, and as the intents of all that this owes in
+//!   turn: wherever the log is cut, it says of each piece of work that it was done or is still to be done;
+//! - the order is that of [`queue`];
+//! - what is owed at a time never exceeds what the reservation set aside to log it again.
+
+mod frees;
+mod intent;
+mod queue;
+mod work;
+
+pub(super) use frees::relog_bytes;
+pub(crate) use intent::{Intent, ids_behind};
+pub(crate) use work::{Promise, Work};
+
+use super::Trans;
+use crate::error::{Error, Result};
+use queue::Queue;
+use std::sync::Arc;
+
+/// A piece of work that is owed.
+#[derive(Debug)]
+struct Owed {
+    work: Work,
+    /// The intent, once it is in the log.
+    intent: Option<Arc<Intent>>,
+}
+
+/// What a transaction owes.
+#[derive(Debug, Default)]
+pub(super) struct Deferred {
+    queue: Queue<Owed>,
+    /// Bytes of the log that are set aside to log all its intents again.
+    reserved: u32,
+}
+
+impl Deferred {
+    /// Nothing yet; its intents may need so many bytes of the log.
+    pub(super) fn within(reserved: u32) -> Self {
+        Self { reserved, ..Self::default() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Bytes of the log that it takes to log all its intents again.
+    fn relog_bytes(&self) -> u64 {
+        self.queue.iter().map(|owed| Promise::from(&owed.work).relog_bytes()).sum()
+    }
+}
+
+impl Trans<'_> {
+    /// Owes a piece of work.
+    pub(super) fn owe(&mut self, work: Work) {
+        self.deferred.queue.add(Owed { work, intent: None });
+    }
+
+    /// Owes what an older intent promised, in its place: the commit ends the old one, and has intents of its own. Gives
+    /// the number of pieces. That nobody shares what is to be freed was asked before anything of the log was carried out.
+    pub(crate) fn take_over(&mut self, old: &Arc<Intent>) -> u64 {
+        self.extra.push(old.end());
+        let works = old.promise().works();
+        let count = works.len() as u64;
+        works.into_iter().for_each(|work| self.owe(work));
+        count
+    }
+
+    /// Logs intents for what is owed and not in the log yet.
+    pub(super) fn log_intents(&mut self) {
+        let deferred = &mut self.deferred;
+        debug_assert!(
+            deferred.relog_bytes() <= deferred.reserved.into(),
+            "{} bytes of intents are owed, {} were announced",
+            deferred.relog_bytes(),
+            deferred.reserved
+        );
+        for owed in deferred.queue.iter_mut().filter(|owed| owed.intent.is_none()) {
+            let intent = Intent::new(Promise::from(&owed.work));
+            self.extra.push(intent.begin());
+            owed.intent = Some(intent);
+        }
+    }
+
+    /// Carries out what was deferred, in rolled transactions. Further work in the same transaction sees the inodes
+    /// as they are, locked.
+    pub fn finish(&mut self) -> Result<()> {
+        while !self.deferred.is_empty() {
+            self.roll()?;
+            let Some(Owed { work, intent: Some(intent) }) = self.deferred.queue.begin() else {
+                return Err(Error::ShutDown);
+            };
+            let rest = work.carry_out(self)?;
+            self.extra.push(intent.end());
+            self.deferred.queue.end(rest.map(|work| Owed { work, intent: None }));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+impl Trans<'_> {
+    /// Has the intents of this transaction stay where they are in the log, as those of other kernels do.
+    pub(crate) fn keep_intents_where_they_are(&self) {
+        self.intents().for_each(Intent::keep_where_it_is);
+    }
+
+    /// Their numbers, of which each has another one when it was logged again.
+    pub(crate) fn intent_ids(&self) -> Vec<u64> {
+        self.intents().map(Intent::id).collect()
+    }
+
+    fn intents(&self) -> impl Iterator<Item = &Intent> {
+        self.deferred.queue.iter().filter_map(|owed| owed.intent.as_deref())
+    }
+}
