@@ -154,7 +154,7 @@ impl std::error::Error for Error {}
 impl From<xfs::Error> for Error {
     fn from(error: xfs::Error) -> Self {
         let kind = match &error {
-            xfs::Error::Corrupt { .. } => ErrorKind::Damaged,
+            xfs::Error::Corrupt { .. } | xfs::Error::ReverseMap(_) => ErrorKind::Damaged,
             xfs::Error::Device(device) => return Self::new(device_kind(device), error.to_string()),
             xfs::Error::NotXfs => ErrorKind::NotXfs,
             xfs::Error::Truncated { .. } => ErrorKind::Truncated,

@@ -22,6 +22,9 @@ pub enum Error {
         /// Structure and check.
         problem: FormatError,
     },
+    /// The reverse map of a group does not say of blocks what it should.
+    #[error(transparent)]
+    ReverseMap(#[from] crate::rmap::RmapDamage),
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -1,8 +1,8 @@
 //! The XFS engine.
 //!
-//! One folder a layer, lowest first: `buf` (metadata buffers), `btree` (the short-form trees of a group),
-//! `ialloc` (where inodes are), `inode` (inodes and their cache), `bmap` (block maps of forks), `dir`, `attr`,
-//! and `volume`, which ties them together.
+//! One folder a layer, lowest first: `buf` (metadata buffers), `btree` (the short-form trees of a group), `rmap`
+//! (the reverse map's rules), `ialloc` (where inodes are), `inode` (inodes and their cache), `bmap` (block maps of
+//! forks), `dir`, `attr`, and `volume`, which ties them together.
 #![forbid(unsafe_code)]
 
 pub mod alloc;
@@ -26,6 +26,7 @@ pub mod log;
 pub mod mkfs;
 pub mod namespace;
 pub mod recovery;
+pub mod rmap;
 pub mod symlink;
 #[doc(hidden)]
 pub mod testing;

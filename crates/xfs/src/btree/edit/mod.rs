@@ -18,6 +18,7 @@
 //! seek_le, seek_ge, seek_eq, first, last   stand on a record, or between two
 //! get, next, prev                          where it stands; one further
 //! insert, update, delete                   change the tree there
+//! visit                                    all records under those keys that are wanted
 //! ```
 
 mod check;
@@ -29,6 +30,7 @@ pub mod memory;
 mod path;
 #[cfg(test)]
 mod tests;
+mod visit;
 
 pub use check::{Census, check};
 pub use path::{Editor, Path};

@@ -1,0 +1,116 @@
+//! Which records take the place of which, and how the tree gets from these to those.
+
+use super::damage::{RmapDamage, RmapProblem};
+use super::owner::{Mapping, group_of};
+use crate::btree::edit::{Editor, TreeStore};
+use crate::error::Result;
+use smallvec::SmallVec;
+use xfs_format::btree::{Rmapbt, Tree};
+
+type Few = SmallVec<[Mapping; 3]>;
+
+/// Records that go, and those that come instead.
+pub(super) struct Change {
+    old: Few,
+    new: Few,
+}
+
+/// Blocks that get an owner, with the records that they join.
+pub(super) fn mapped(left: Option<Mapping>, middle: &Mapping, right: Option<Mapping>) -> Change {
+    let old = left.into_iter().chain(right).collect();
+    Change { old, new: Few::from_iter([joined(left, middle, right)]) }
+}
+
+/// Blocks that are taken out of a record.
+pub(super) fn unmapped(record: &Mapping, part: &Mapping) -> Change {
+    let (before, behind) = around(record, part);
+    Change { old: Few::from_iter([*record]), new: before.into_iter().chain(behind).collect() }
+}
+
+/// Part of a record that gets another state, with the records that it joins then.
+pub(super) fn converted(
+    left: Option<Mapping>,
+    record: &Mapping,
+    part: &Mapping,
+    right: Option<Mapping>,
+) -> Change {
+    let (before, behind) = around(record, part);
+    let middle = joined(left, part, right);
+    Change {
+        old: left.into_iter().chain([*record]).chain(right).collect(),
+        new: before.into_iter().chain([middle]).chain(behind).collect(),
+    }
+}
+
+/// What is left of a record without a part of it.
+fn around(record: &Mapping, part: &Mapping) -> (Option<Mapping>, Option<Mapping>) {
+    let before = (record.start < part.start).then(|| record.until(part.start));
+    let behind = (part.end() < record.end()).then(|| record.from(part.end()));
+    (before, behind)
+}
+
+/// Neighbours as one.
+fn joined(left: Option<Mapping>, middle: &Mapping, right: Option<Mapping>) -> Mapping {
+    let first = left.unwrap_or(*middle);
+    let end = right.map_or(middle.end(), |right| right.end());
+    Mapping { len: (end - u64::from(first.start.0)) as u32, ..first }
+}
+
+/// Makes the change in the tree. A record stays where it is as long as its place in the order allows it.
+pub(super) fn replace<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, change: &Change) -> Result<()> {
+    let absent = |from: &Few, one: &Mapping| !from.iter().any(|other| other.rank() == one.rank());
+    let mut gone = change.old.iter().filter(|old| absent(&change.new, old));
+    let mut come = change.new.iter().filter(|new| absent(&change.old, new));
+    let mut moved = None;
+    loop {
+        match (gone.next(), come.next()) {
+            (None, None) => break,
+            (Some(old), Some(new)) => moved = Some((old, new)),
+            (Some(old), None) => delete(editor, old)?,
+            (None, Some(new)) => editor.insert(new.record())?,
+        }
+    }
+    for old in &change.old {
+        let stays = change.new.iter().find(|new| new.rank() == old.rank());
+        if let Some(new) = stays.filter(|new| *new != old) {
+            seek(editor, old)?;
+            editor.update(new.record())?;
+        }
+    }
+    moved.map_or(Ok(()), |(old, new)| relocate(editor, old, new))
+}
+
+/// A record begins elsewhere: it keeps its place if nothing lies between its old rank and its new one.
+fn relocate<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, old: &Mapping, new: &Mapping) -> Result<()> {
+    seek(editor, old)?;
+    let up = new.rank() > old.rank();
+    let neighbour = if up { editor.next()? } else { editor.prev()? };
+    let free = neighbour.is_none_or(|record| {
+        let rank = Rmapbt::record_rank(&record);
+        if up { new.rank() < rank } else { rank < new.rank() }
+    });
+    if !free {
+        delete(editor, old)?;
+        return editor.insert(new.record());
+    }
+    if up {
+        editor.prev()?;
+    } else {
+        editor.next()?;
+    }
+    editor.update(new.record())
+}
+
+fn delete<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, mapping: &Mapping) -> Result<()> {
+    seek(editor, mapping)?;
+    editor.delete().map(drop)
+}
+
+/// Stands on a record that was there a moment ago.
+fn seek<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, mapping: &Mapping) -> Result<()> {
+    let found = editor.seek_eq(mapping.rank())?.map(|record| Mapping::of_record(&record));
+    if found == Some(*mapping) {
+        return Ok(());
+    }
+    Err(RmapDamage::new(group_of(editor), mapping, RmapProblem::NotMapped(found)).into())
+}

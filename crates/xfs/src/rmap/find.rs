@@ -1,0 +1,186 @@
+//! Records that have given blocks, or blocks next to them.
+
+use super::damage::{RmapDamage, RmapProblem};
+use super::owner::{Mapping, RmapOwner, group_of};
+use crate::btree::edit::{Editor, TreeStore};
+use crate::error::Result;
+use std::ops::{ControlFlow, Range};
+use xfs_format::btree::Rmapbt;
+use xfs_format::records::{RmapKeyPair, RmapRecord};
+use xfs_format::types::AgBlock;
+
+/// Whether others may have the same blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sharing {
+    /// Nobody: then neighbours on the volume are neighbours in the tree.
+    None,
+    /// Data forks of inodes.
+    Possible,
+}
+
+/// The first record that has any of these blocks. Whoever frees blocks asks when their owner is out of the map.
+pub fn mapping_in<S: TreeStore<Tree = Rmapbt>>(
+    editor: &Editor<S>,
+    start: AgBlock,
+    len: u32,
+) -> Result<Option<Mapping>> {
+    first_in(editor, blocks(start, len), |_| true)
+}
+
+/// The first record that has any of these blocks for anyone but `owner`, whose first block `start` is.
+pub fn other_mapping_in<S: TreeStore<Tree = Rmapbt>>(
+    editor: &Editor<S>,
+    start: AgBlock,
+    len: u32,
+    owner: RmapOwner,
+) -> Result<Option<Mapping>> {
+    let own = Mapping { start, len, owner, unwritten: false };
+    first_in(editor, blocks(start, len), |record| !record.covers(&own.within(record)))
+}
+
+/// Blocks that nobody may have.
+pub fn expect_free<S: TreeStore<Tree = Rmapbt>>(editor: &Editor<S>, start: AgBlock, len: u32) -> Result<()> {
+    nobody_has(editor, &Mapping { start, len, owner: RmapOwner::ANY, unwritten: false })
+}
+
+/// Blocks that nobody may have, as they are to be mapped.
+pub(super) fn nobody_has<S: TreeStore<Tree = Rmapbt>>(editor: &Editor<S>, mapping: &Mapping) -> Result<()> {
+    match mapping_in(editor, mapping.start, mapping.len)? {
+        None => Ok(()),
+        Some(record) => Err(RmapDamage::new(group_of(editor), mapping, RmapProblem::Mapped(record)).into()),
+    }
+}
+
+/// A place in the tree's order that no record may have: its owner would have the same blocks at the same offset twice.
+pub(super) fn no_record_at<S: TreeStore<Tree = Rmapbt>>(
+    editor: &mut Editor<S>,
+    mapping: &Mapping,
+) -> Result<()> {
+    match editor.seek_eq(mapping.rank())? {
+        None => Ok(()),
+        Some(record) => {
+            let problem = RmapProblem::Mapped(Mapping::of_record(&record));
+            Err(RmapDamage::new(group_of(editor), mapping, problem).into())
+        }
+    }
+}
+
+/// The record that has all of these blocks, in this state, for this owner.
+pub(super) fn covering<S: TreeStore<Tree = Rmapbt>>(
+    editor: &mut Editor<S>,
+    mapping: &Mapping,
+    sharing: Sharing,
+) -> Result<Mapping> {
+    let near = editor.seek_le(mapping.rank())?;
+    let mut found = checked(editor, near)?.filter(|record| record.covers(mapping));
+    if found.is_none() && sharing == Sharing::Possible {
+        found = first_in(editor, blocks(mapping.start, 1), |record| record.covers(mapping))?;
+    }
+    match found {
+        Some(record) if record.unwritten == mapping.unwritten => Ok(record),
+        Some(_) => Err(RmapDamage::new(group_of(editor), mapping, RmapProblem::State).into()),
+        None => {
+            let other = mapping_in(editor, mapping.start, mapping.len)?;
+            Err(RmapDamage::new(group_of(editor), mapping, RmapProblem::NotMapped(other)).into())
+        }
+    }
+}
+
+/// The record that ends where `mapping` begins, on the volume and for its owner, whatever its state.
+///
+/// A record that has the first block of `mapping` at that offset, and begins before it, is damage: no neighbour ends there.
+pub(super) fn left_of<S: TreeStore<Tree = Rmapbt>>(
+    editor: &mut Editor<S>,
+    mapping: &Mapping,
+    sharing: Sharing,
+) -> Result<Option<Mapping>> {
+    editor.seek_eq(mapping.rank())?;
+    let near = editor.prev()?;
+    let found = checked(editor, near)?.filter(|record| record.touches(mapping));
+    let start = mapping.start.0;
+    if found.is_some() || sharing == Sharing::None || start == 0 {
+        return Ok(found);
+    }
+    let first = mapping.until(AgBlock(start + 1));
+    let before = u64::from(start) - 1;
+    let found =
+        first_in(editor, before..before + 1, |record| record.touches(mapping) || record.covers(&first))?;
+    match found {
+        Some(record) if record.covers(&first) => {
+            Err(RmapDamage::new(group_of(editor), mapping, RmapProblem::Mapped(record)).into())
+        }
+        found => Ok(found),
+    }
+}
+
+/// The record that begins where `mapping` ends, on the volume and for its owner, whatever its state.
+pub(super) fn right_of<S: TreeStore<Tree = Rmapbt>>(
+    editor: &mut Editor<S>,
+    mapping: &Mapping,
+) -> Result<Option<Mapping>> {
+    let Ok(end) = u32::try_from(mapping.end()) else { return Ok(None) };
+    let owner = mapping.owner.advanced(mapping.len);
+    let behind = Mapping { start: AgBlock(end), owner, ..*mapping };
+    let found = editor.seek_eq(behind.rank())?;
+    checked(editor, found)
+}
+
+/// The one record that has these blocks, all of them, whoever owns them; none if nobody has any.
+pub(super) fn sole_record<S: TreeStore<Tree = Rmapbt>>(
+    editor: &Editor<S>,
+    mapping: &Mapping,
+) -> Result<Option<Mapping>> {
+    let Some(first) = mapping_in(editor, mapping.start, mapping.len)? else { return Ok(None) };
+    let problem = if first.start > mapping.start || first.end() < mapping.end() {
+        RmapProblem::NotMapped(Some(first))
+    } else {
+        match first_in(editor, blocks(mapping.start, mapping.len), |record| *record != first)? {
+            None => return Ok(Some(first)),
+            Some(other) => RmapProblem::Mapped(other),
+        }
+    };
+    Err(RmapDamage::new(group_of(editor), mapping, problem).into())
+}
+
+/// The first record in these blocks that is `wanted`.
+fn first_in<S: TreeStore<Tree = Rmapbt>>(
+    editor: &Editor<S>,
+    blocks: Range<u64>,
+    wanted: impl Fn(&Mapping) -> bool,
+) -> Result<Option<Mapping>> {
+    let mut found = None;
+    let under = |key: &RmapKeyPair| {
+        u64::from(key.low.startblock.get()) < blocks.end
+            && u64::from(key.high.startblock.get()) >= blocks.start
+    };
+    editor.visit(under, |record| {
+        let mapping = Mapping::of_record(record);
+        if u64::from(mapping.start.0) >= blocks.end {
+            return Ok(ControlFlow::Break(()));
+        }
+        if mapping.end() <= blocks.start {
+            return Ok(ControlFlow::Continue(()));
+        }
+        mapping.check(editor)?;
+        if !wanted(&mapping) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        found = Some(mapping);
+        Ok(ControlFlow::Break(()))
+    })?;
+    Ok(found)
+}
+
+/// What a record of the tree says, if any map could say it.
+fn checked<S: TreeStore<Tree = Rmapbt>>(
+    editor: &Editor<S>,
+    record: Option<RmapRecord>,
+) -> Result<Option<Mapping>> {
+    let Some(mapping) = record.as_ref().map(Mapping::of_record) else { return Ok(None) };
+    mapping.check(editor)?;
+    Ok(Some(mapping))
+}
+
+fn blocks(start: AgBlock, len: u32) -> Range<u64> {
+    u64::from(start.0)..u64::from(start.0) + u64::from(len)
+}
