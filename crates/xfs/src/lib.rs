@@ -26,6 +26,7 @@ pub mod log;
 pub mod mkfs;
 pub mod namespace;
 pub mod recovery;
+pub mod refcount;
 pub mod rmap;
 pub mod symlink;
 #[doc(hidden)]

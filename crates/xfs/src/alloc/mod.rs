@@ -82,7 +82,7 @@ impl Run {
     }
 
     /// The run between two blocks; `None` if nothing is between them.
-    fn between(start: u64, end: u64) -> Option<Self> {
+    pub(crate) fn between(start: u64, end: u64) -> Option<Self> {
         let len = end.checked_sub(start).filter(|&len| len > 0)?;
         Some(Self { start: AgBlock(u32::try_from(start).ok()?), len: u32::try_from(len).ok()? })
     }

@@ -6,7 +6,7 @@
 use super::{Block, RootRef, TreeStore};
 use crate::error::{Error, Result};
 use crate::testing;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::ops::Range;
 use xfs_format::btree::{Tree, Width};
@@ -85,6 +85,11 @@ impl<T: Tree> MemoryStore<T> {
     /// How many blocks the tree has.
     pub fn blocks(&self) -> u64 {
         self.blocks.len() as u64
+    }
+
+    /// How many blocks were changed since they were last [settled](Self::settle).
+    pub fn changed_blocks(&self) -> usize {
+        self.named.iter().map(|(pointer, _)| pointer).collect::<BTreeSet<_>>().len()
     }
 
     /// A block, to damage it.

@@ -391,7 +391,7 @@ impl<S: TreeStore> Editor<S> {
     }
 
     /// Damage in the path's block of this level.
-    pub(super) fn damage(&self, level: usize, problem: FormatError) -> Error {
+    pub(crate) fn damage(&self, level: usize, problem: FormatError) -> Error {
         corrupt(&self.store, self.path.steps[level].place.pointer(), problem)
     }
 }
