@@ -3,8 +3,9 @@
 use crate::seal::{UUID, put};
 use xfs_format::error::FormatError;
 use xfs_format::log::{
-    BLOCK_SIZE, LogDinode, LogIdentity, LogItem, RECORD_MAGIC, RecordHeader, RecordOps, TransHeader,
-    find_ends, is_unmount_op, is_unmount_record, pack, unpack, verify_checksum,
+    AttrChange, AttrIntent, BLOCK_SIZE, ExchangeIntent, LogDinode, LogIdentity, LogItem, RECORD_MAGIC,
+    RecordHeader, RecordOps, TransHeader, Update, UpdateIntent, find_ends, is_unmount_op, is_unmount_record,
+    pack, unpack, verify_checksum,
 };
 use xfs_format::quota::{DiskDquot, Dquot};
 
@@ -84,18 +85,41 @@ fn region(bytes: &[u8]) {
         LogItem::FreeIntent(intent) | LogItem::FreeDone(intent) => {
             assert!(intent.extents.iter().count() * 12 <= bytes.len());
         }
-        LogItem::ReverseIntent(intent) | LogItem::BmapIntent(intent) => {
-            for extent in intent.extents {
-                let _ = (extent.start(), extent.offset(), extent.operation());
-            }
+        LogItem::RmapIntent(intent) => again(bytes, intent),
+        LogItem::RefcountIntent(intent) => again(bytes, intent),
+        LogItem::BmapIntent(intent) => again(bytes, intent),
+        LogItem::ExchangeIntent(intent) => {
+            let mut encoded = [0; ExchangeIntent::BYTES];
+            intent.encode(&mut encoded);
+            let parsed = LogItem::parse(&encoded).map(|(_, _, item)| item);
+            assert!(matches!(parsed, Ok(LogItem::ExchangeIntent(same)) if same == intent));
         }
-        LogItem::RefcountIntent(intent) => {
-            for extent in intent.extents {
-                let _ = extent.start();
-            }
-        }
+        LogItem::AttrIntent(intent) => attribute(&intent, bytes),
         _ => {}
     }
+}
+
+/// What was parsed of an intent says the same when it is encoded again.
+fn again<T: Update + PartialEq + std::fmt::Debug>(bytes: &[u8], intent: UpdateIntent<'_, T>) {
+    let updates: Vec<T> = intent.iter().collect();
+    assert_eq!(UpdateIntent::<T>::bytes(updates.len()), bytes.len(), "each was found to be known");
+    let mut encoded = vec![0; bytes.len()];
+    UpdateIntent::encode(intent.id, &updates, &mut encoded);
+    // All but the number of regions, and the kinds that are the same for the realtime section.
+    assert_eq!(encoded.get(4..), bytes.get(4..));
+}
+
+/// An ATTRI with regions of the lengths that it tells, taken from its own bytes over and over.
+fn attribute(intent: &AttrIntent, bytes: &[u8]) {
+    let new_value = if intent.new_name_len > 0 { intent.value_len } else { 0 };
+    let lens = [intent.name_len, intent.new_name_len, intent.value_len, new_value];
+    let lens = lens.iter().filter(|&&len| len > 0).map(|&len| (len as usize).next_multiple_of(4));
+    let regions: Vec<Vec<u8>> = lens.map(|len| bytes.iter().copied().cycle().take(len).collect()).collect();
+    let change = AttrChange::parse(intent, regions.iter().map(Vec::as_slice)).expect("lengths are right");
+    let mut encoded = [0; AttrIntent::BYTES];
+    change.encode(intent.id, &mut encoded);
+    assert_eq!(LogItem::parse(&encoded).map(|(_, regions, _)| regions), Ok(1 + regions.len() as u16));
+    assert!(AttrChange::parse(intent, regions.iter().skip(1).map(Vec::as_slice)).is_err());
 }
 
 /// A whole log of up to 2,048 blocks. Where it is put right, each record header and the blocks behind it are.

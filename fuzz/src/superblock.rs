@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
     }
     let Ok(sb) = Superblock::parse(&bytes) else { return };
     let _ = (sb.uuid(), sb.meta_uuid(), sb.label().len(), sb.root(), sb.lsn());
-    let _ = (sb.unwritable(), sb.feature_names());
+    let _ = (sb.unwritable(), sb.features());
     if sb.unhandled().is_none() {
         let _ = (sb.log_daddr(), sb.log_bytes());
     }

@@ -322,9 +322,9 @@ fn compare_item(op: &Op<'_>, printed: &PrintedOp, seen: &mut Seen) {
         seen.item("EFD");
     } else if ["RUI:", "CUI:", "BUI:"].iter().any(|name| first.starts_with(name)) {
         let (name, id, extents) = match parsed() {
-            (ItemType::Rui, 1, LogItem::ReverseIntent(i)) => ("RUI", i.id, i.extents.len()),
-            (ItemType::Cui, 1, LogItem::RefcountIntent(i)) => ("CUI", i.id, i.extents.len()),
-            (ItemType::Bui, 1, LogItem::BmapIntent(i)) => ("BUI", i.id, i.extents.len()),
+            (ItemType::Rui, 1, LogItem::RmapIntent(i)) => ("RUI", i.id, i.iter().count()),
+            (ItemType::Cui, 1, LogItem::RefcountIntent(i)) => ("CUI", i.id, i.iter().count()),
+            (ItemType::Bui, 1, LogItem::BmapIntent(i)) => ("BUI", i.id, i.iter().count()),
             other => panic!("{printed:?} {other:?}"),
         };
         assert!(first.starts_with(name));

@@ -8,7 +8,7 @@
 use super::buffer::BufFormat;
 use super::host;
 use super::inode::{InodeCreate, InodeFormat};
-use super::intent::{AttrIntent, Done, ExchangeIntent, FreeIntent, MapIntent, PhysIntent};
+use super::intent::{AttrIntent, BmapIntent, Done, ExchangeIntent, FreeIntent, RefcountIntent, RmapIntent};
 use super::quota::{DquotFormat, QuotaOff};
 use crate::error::FormatError;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -104,15 +104,15 @@ pub enum LogItem<'a> {
     /// A chunk of inodes is made.
     InodeCreate(&'a InodeCreate),
     /// Reverse mappings to be changed (RUI).
-    ReverseIntent(MapIntent<'a>),
+    RmapIntent(RmapIntent<'a>),
     /// Reference counts to be changed (CUI).
-    RefcountIntent(PhysIntent<'a>),
+    RefcountIntent(RefcountIntent<'a>),
     /// A block map to be changed (BUI).
-    BmapIntent(MapIntent<'a>),
+    BmapIntent(BmapIntent<'a>),
     /// An attribute to be changed (ATTRI).
     AttrIntent(AttrIntent),
     /// Mappings of two files to be exchanged (XMI).
-    ExchangeIntent(&'a ExchangeIntent),
+    ExchangeIntent(ExchangeIntent),
     /// The change of another intent was made: RUD, CUD, BUD, ATTRD or XMD, as the [`ItemType`] says.
     Done(&'a Done),
 }
@@ -146,9 +146,9 @@ impl<'a> LogItem<'a> {
             T::Dquot => Self::Dquot(DquotFormat::parse(region)?),
             T::QuotaOff => Self::QuotaOff(QuotaOff::parse(region)?),
             T::InodeCreate => Self::InodeCreate(InodeCreate::parse(region)?),
-            T::Rui | T::RuiRt => Self::ReverseIntent(MapIntent::parse("RUI", region)?),
-            T::Cui | T::CuiRt => Self::RefcountIntent(PhysIntent::parse("CUI", region)?),
-            T::Bui => Self::BmapIntent(MapIntent::parse("BUI", region)?),
+            T::Rui | T::RuiRt => Self::RmapIntent(RmapIntent::parse(region)?),
+            T::Cui | T::CuiRt => Self::RefcountIntent(RefcountIntent::parse(region)?),
+            T::Bui => Self::BmapIntent(BmapIntent::parse(region)?),
             T::Attri => Self::AttrIntent(AttrIntent::parse(region)?),
             T::Xmi => Self::ExchangeIntent(ExchangeIntent::parse(region)?),
             T::Rud | T::RudRt => Self::Done(Done::parse("RUD", region)?),

@@ -31,8 +31,9 @@ pub use buffer::{BufFlags, BufFormat, BufHeader, BufType, CHUNK_SIZE as BUF_CHUN
 pub use ends::{LogEnds, find_ends};
 pub use inode::{InodeCreate, InodeFields, InodeFormat, LogDinode, LogTime};
 pub use intent::{
-    AttrIntent, AttrOp, Done, ExchangeIntent, Extent, Extents, FreeIntent, MapExtent, MapIntent, PhysExtent,
-    PhysIntent, encode_free_intent, free_intent_bytes,
+    AttrChange, AttrIntent, AttrOp, BmapIntent, BmapOp, BmapUpdate, Done, Exchange, ExchangeFlags,
+    ExchangeIntent, Extent, Extents, FreeIntent, RefcountIntent, RefcountOp, RefcountUpdate, RmapIntent,
+    RmapOp, RmapUpdate, Update, UpdateIntent, encode_free_intent, free_intent_bytes,
 };
 pub use item::{ItemType, LogItem};
 pub use op::{Client, Op, OpFlags, OpHeader, RecordOps, TransHeader, is_unmount_op, unmount_op};

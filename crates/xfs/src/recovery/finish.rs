@@ -13,22 +13,14 @@ use crate::trans::{Intent, Promise, Trans, ids_behind};
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
-use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgNumber, InodeNumber};
 
 impl Unfinished {
     /// Whether what it names lies in the volume, each extent in one group.
     pub(super) fn check(&self, geometry: &Geometry) -> Result<()> {
-        for extent in &self.extents {
-            let place = geometry.split_block(extent.start);
-            let end = place.map(|(ag, block)| (ag, u64::from(block.0) + u64::from(extent.len)));
-            if extent.len == 0 || end.is_none_or(|(ag, end)| end > u64::from(geometry.ag_blocks_of(ag))) {
-                let problem = FormatError::value("EFI", "extent", extent.start.0);
-                return Err(Error::Corrupt { daddr: None, inode: None, problem });
-            }
-        }
-        Ok(())
+        let corrupt = |problem| Error::Corrupt { daddr: None, inode: None, problem };
+        self.extents.iter().try_for_each(|extent| extent.check(geometry).map_err(corrupt))
     }
 }
 

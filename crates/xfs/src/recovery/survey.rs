@@ -74,12 +74,11 @@ impl Survey {
                 self.promise(item.kind, intent.id, lsn, intent.extents.iter().collect());
             }
             LogItem::FreeDone(done) => self.keep(intent_of(item.kind), done.id),
-            LogItem::ReverseIntent(intent) | LogItem::BmapIntent(intent) => {
-                self.promise(item.kind, intent.id, lsn, Vec::new());
-            }
+            LogItem::RmapIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
+            LogItem::BmapIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
             LogItem::RefcountIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
             LogItem::AttrIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
-            LogItem::ExchangeIntent(intent) => self.promise(item.kind, intent.id.get(), lsn, Vec::new()),
+            LogItem::ExchangeIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
             LogItem::Done(done) => self.keep(intent_of(item.kind), done.intent_id.get()),
             LogItem::Buf(buf) if buf.daddr == DiskAddr(0) => {
                 let begins = buf.runs().next().is_some_and(|run| run.offset == 0);
