@@ -5,6 +5,7 @@
 //! in it lies within one group of the volume, begins at or behind the end of the one before, and there are as many
 //! as the inode says: a damaged tree cannot lead round in circles, as its first repeated leaf breaks the order.
 
+pub mod cow;
 mod disjoint;
 pub mod edit;
 mod file;
@@ -17,7 +18,8 @@ pub use file::FileMap;
 pub use fork::InodeFork;
 pub(crate) use fork::pieces;
 pub use list::ExtentList;
-pub(crate) use shared::{SharedRun, Sharing};
+pub use shared::SharedRun;
+pub(crate) use shared::Sharing;
 
 use crate::buf::BufCache;
 use crate::error::{Error, Result};

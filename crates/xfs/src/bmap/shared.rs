@@ -19,7 +19,7 @@ use xfs_format::types::{AgBlock, AgNumber, FileBlock, FsBlock, InodeNumber};
 
 /// A run of blocks that are all shared or all not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SharedRun {
+pub struct SharedRun {
     /// Blocks from the one asked for.
     pub blocks: u64,
     /// Whether more than one file has them.

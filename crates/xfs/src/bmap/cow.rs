@@ -1,0 +1,513 @@
+//! Copying on write: which blocks of a write go elsewhere, and what becomes of them.
+//!
+//! Blocks that others have as well are never written. The *CoW fork*, which is in memory alone, gives a file other blocks
+//! for them: an extent in it is *staged* (its `unwritten` is set), holds what was *written*, and is then remapped into
+//! the data fork, piece by piece. What is staged and never written is given back some time; what a crash left is known
+//! by the tree of reference counts.
+//!
+//! Here is what needs no volume: the forks go in, and out comes what is to be done. What holds: a write goes to blocks
+//! that the file has alone, or to staged ones; between any two steps each block of the file reads as before the write or
+//! as after it; nothing but what was written is remapped.
+//!
+//! ```text
+//! parts        where the blocks of a write go
+//! Staging      the blocks to stage for a part of it, by the hint for the size of copies
+//! CowFork      stage, mark as written, take out
+//! next_remap   what to remap next, once data are written
+//! ```
+
+use super::{ExtentList, Mapped, SharedRun};
+use crate::error::Result;
+use std::ops::Range;
+use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent, STARTOFF_BITS};
+use xfs_format::types::{FileBlock, FsBlock};
+
+/// The hint for the size of copies where a file has none.
+pub const DEFAULT_HINT: u32 = 32;
+/// The longest extent.
+const EXTENT_BLOCKS_MAX: u64 = (1 << BLOCKCOUNT_BITS) - 1;
+/// No file has blocks from here on.
+const FILE_BLOCKS_MAX: u64 = 1 << STARTOFF_BITS;
+
+/// Where blocks of a write go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goes {
+    /// Nothing is mapped: the data fork gets blocks.
+    Hole,
+    /// To the blocks that the file has, from this one on, and that nobody else has.
+    InPlace(FsBlock),
+    /// To blocks of the CoW fork, from this one on.
+    Staged(FsBlock),
+    /// Elsewhere: the blocks from this one on have other owners, and nothing is staged for them.
+    Elsewhere(FsBlock),
+}
+
+/// A part of a write whose blocks all go to one place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Blocks of the file.
+    pub blocks: Range<FileBlock>,
+    /// Where they go.
+    pub goes: Goes,
+}
+
+/// Where the blocks of a write go, part by part. `shared` tells what is known of a block and so many from it on.
+///
+/// A staged block that holds data is written where it is; one that holds none is used for a block that is shared only:
+/// what the file has alone is overwritten. What a write leaves of its first and last block comes from where it was read
+/// before: from the data fork, but for staged blocks that hold data.
+pub fn parts(
+    data: &ExtentList,
+    cow: &CowFork,
+    blocks: Range<FileBlock>,
+    mut shared: impl FnMut(FsBlock, u64) -> Result<SharedRun>,
+) -> Result<Vec<Part>> {
+    let mut parts = Vec::new();
+    let mut at = blocks.start;
+    while at < blocks.end {
+        let (staged, mapped) = (cow.0.lookup(at), data.lookup(at));
+        let until = blocks.end.min(end_of(&staged)).min(end_of(&mapped));
+        let (end, goes) = match (staged, mapped) {
+            (Mapped::Extent(staged), _) if !staged.unwritten => (until, Goes::Staged(block_at(&staged, at))),
+            (_, Mapped::Hole(..)) => (until, Goes::Hole),
+            (staged, Mapped::Extent(extent)) => {
+                let start = block_at(&extent, at);
+                let known = shared(start, until.0 - at.0)?;
+                // Nothing known is no reason to go round in circles.
+                let end = until.min(FileBlock(at.0 + known.blocks.max(1)));
+                match staged {
+                    _ if !known.shared => (end, Goes::InPlace(start)),
+                    Mapped::Extent(staged) => (end, Goes::Staged(block_at(&staged, at))),
+                    Mapped::Hole(..) => (end, Goes::Elsewhere(start)),
+                }
+            }
+        };
+        parts.push(Part { blocks: at..end, goes });
+        at = end;
+    }
+    Ok(parts)
+}
+
+/// Blocks to be staged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Staging {
+    /// Those that the write needs.
+    pub wanted: Range<FileBlock>,
+    /// Those to ask for.
+    pub asked: Range<FileBlock>,
+}
+
+impl Staging {
+    /// What to ask for where a write needs `wanted`, of which the first block is not staged: all of the areas of `hint`
+    /// blocks around it, as far as nothing is staged there and an extent can be that long. Whoever writes beside it
+    /// later finds blocks, and the file stays in few pieces.
+    pub fn new(cow: &CowFork, wanted: Range<FileBlock>, hint: u32) -> Self {
+        let hint = u64::from(hint).clamp(1, EXTENT_BLOCKS_MAX);
+        let before = cow.0.before(wanted.start).map_or(0, |extent| extent.end().0);
+        let behind = cow.0.next_beginning(wanted.start).map_or(FILE_BLOCKS_MAX, |extent| extent.startoff.0);
+        let start = (wanted.start.0 / hint * hint).max(before);
+        let end = wanted.end.0.next_multiple_of(hint).min(behind).min(start + EXTENT_BLOCKS_MAX);
+        let wanted = wanted.start..wanted.end.min(FileBlock(end));
+        Self { wanted, asked: FileBlock(start)..FileBlock(end) }
+    }
+
+    /// Blocks to ask for.
+    pub fn blocks(&self) -> u64 {
+        self.asked.end.0 - self.asked.start.0
+    }
+
+    /// Where an extent of `got` blocks goes, of which there may be fewer than were asked for: it serves the first block
+    /// that is wanted in any case, and all that are wanted if it can.
+    pub fn place(&self, startblock: FsBlock, got: u32) -> Extent {
+        let got = u64::from(got).min(self.blocks());
+        let wanted = self.wanted.end.0 - self.wanted.start.0;
+        let start = if got <= wanted {
+            self.wanted.start.0
+        } else {
+            self.asked.start.0.max(self.wanted.end.0.saturating_sub(got))
+        };
+        Extent { startoff: FileBlock(start), startblock, blockcount: got as u32, unwritten: true }
+    }
+}
+
+/// The CoW fork of a file. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct CowFork(ExtentList);
+
+impl CowFork {
+    /// Its extents.
+    pub fn extents(&self) -> &ExtentList {
+        &self.0
+    }
+
+    /// Adds an extent where there is none.
+    pub fn stage(&mut self, extent: &Extent) {
+        self.0.insert(extent);
+    }
+
+    /// Staged blocks hold data now, or, if not `written`, do not any more: a write of them failed.
+    pub fn mark(&mut self, blocks: &Range<FileBlock>, written: bool) {
+        for extent in self.cut_out(blocks) {
+            self.0.insert(&Extent { unwritten: !written, ..extent });
+        }
+    }
+
+    /// Takes out what is staged for these blocks: it was remapped, or goes back to the free space.
+    pub fn take(&mut self, blocks: &Range<FileBlock>) -> Vec<Extent> {
+        self.cut_out(blocks)
+    }
+
+    /// The first extent in `blocks`, cut to them, that was never written and can be given back.
+    pub fn next_unused(&self, blocks: &Range<FileBlock>) -> Option<Extent> {
+        self.first_in(blocks, true)
+    }
+
+    fn first_in(&self, blocks: &Range<FileBlock>, unwritten: bool) -> Option<Extent> {
+        let mut at = blocks.start;
+        while let Some(extent) = self.0.ending_behind(at).filter(|extent| extent.startoff < blocks.end) {
+            if extent.unwritten == unwritten {
+                return common(&extent, blocks);
+            }
+            at = extent.end();
+        }
+        None
+    }
+
+    fn cut_out(&mut self, blocks: &Range<FileBlock>) -> Vec<Extent> {
+        let mut taken = Vec::new();
+        while let Some(extent) =
+            self.0.ending_behind(blocks.start).filter(|extent| extent.startoff < blocks.end)
+        {
+            self.0.remove(extent.startoff);
+            let rest = [FileBlock(0)..blocks.start, blocks.end..extent.end()];
+            for kept in rest.iter().filter_map(|kept| common(&extent, kept)) {
+                self.0.insert(&kept);
+            }
+            taken.extend(common(&extent, blocks));
+        }
+        taken
+    }
+}
+
+/// A piece of a file that gets other blocks, in one transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remap {
+    /// What the data fork gets, which the CoW fork has.
+    pub new: Extent,
+    /// What the data fork has there, and loses an owner; `None`: a hole.
+    pub old: Option<Extent>,
+}
+
+/// What is to be remapped first of what was written in `blocks`. Once it is, and the CoW fork has it no more, comes the
+/// next.
+pub fn next_remap(data: &ExtentList, cow: &CowFork, blocks: &Range<FileBlock>) -> Option<Remap> {
+    let written = cow.first_in(blocks, false)?;
+    let mapped = data.lookup(written.startoff);
+    let new = common(&written, &(written.startoff..end_of(&mapped)))?;
+    let old = match mapped {
+        Mapped::Extent(extent) => common(&extent, &(new.startoff..new.end())),
+        Mapped::Hole(..) => None,
+    };
+    Some(Remap { new, old })
+}
+
+/// The part of an extent that maps `blocks`.
+fn common(extent: &Extent, blocks: &Range<FileBlock>) -> Option<Extent> {
+    let (start, end) = (extent.startoff.max(blocks.start), extent.end().min(blocks.end));
+    let blockcount = end.0.checked_sub(start.0).filter(|count| *count > 0)? as u32;
+    Some(Extent { startoff: start, startblock: block_at(extent, start), blockcount, ..*extent })
+}
+
+/// Where the extent has a block of the file that it maps.
+fn block_at(extent: &Extent, at: FileBlock) -> FsBlock {
+    FsBlock(extent.startblock.0 + (at.0 - extent.startoff.0))
+}
+
+/// Where the extent or the hole ends.
+fn end_of(mapped: &Mapped) -> FileBlock {
+    match mapped {
+        Mapped::Extent(extent) => extent.end(),
+        Mapped::Hole(_, end) => end.unwrap_or(FileBlock(u64::MAX)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FILE: u64 = 80;
+
+    /// A block of the volume.
+    #[derive(Clone, Copy, Debug, Default)]
+    struct Physical {
+        content: u32,
+        owners: u32,
+    }
+
+    /// A file, block by block, and the copies that others have of it.
+    #[derive(Debug)]
+    struct File {
+        map: Vec<Option<usize>>,
+        volume: Vec<Physical>,
+        cow: CowFork,
+        /// What others read, where.
+        others: Vec<(usize, u32)>,
+    }
+
+    impl File {
+        fn new() -> Self {
+            let map = vec![None; FILE as usize];
+            Self { map, volume: vec![Physical::default()], cow: CowFork::default(), others: Vec::new() }
+        }
+
+        fn data(&self) -> ExtentList {
+            let mut records: Vec<Extent> = Vec::new();
+            for (at, physical) in (0..).zip(&self.map) {
+                let Some(physical) = physical.map(|physical| FsBlock(physical as u64)) else { continue };
+                match records.last_mut() {
+                    Some(last) if block_at(last, last.end()) == physical && last.end().0 == at => {
+                        last.blockcount += 1
+                    }
+                    _ => records.push(Extent {
+                        startoff: FileBlock(at),
+                        startblock: physical,
+                        blockcount: 1,
+                        unwritten: false,
+                    }),
+                }
+            }
+            ExtentList::from_sorted(&records.iter().map(Extent::pack).collect::<Vec<_>>())
+        }
+
+        fn allocate(&mut self, blocks: u64) -> usize {
+            // A gap, so that not all is one.
+            self.volume.push(Physical::default());
+            let first = self.volume.len();
+            self.volume.resize(first + blocks as usize, Physical::default());
+            first
+        }
+
+        fn read(&self) -> Vec<u32> {
+            self.map
+                .iter()
+                .map(|physical| physical.map_or(0, |physical| self.volume[physical].content))
+                .collect()
+        }
+
+        fn plan(&self, blocks: &Range<FileBlock>) -> Vec<Part> {
+            let shared = |start: FsBlock, blocks: u64| {
+                let of = |at: u64| self.volume[at as usize].owners > 1;
+                let first = of(start.0);
+                let same = (start.0..start.0 + blocks).take_while(|at| of(*at) == first).count() as u64;
+                Ok(SharedRun { blocks: same, shared: first })
+            };
+            let parts = parts(&self.data(), &self.cow, blocks.clone(), shared).unwrap();
+            let mut at = blocks.start;
+            for part in &parts {
+                assert!(part.blocks.start == at && at < part.blocks.end);
+                at = part.blocks.end;
+            }
+            assert_eq!(at, blocks.end);
+            parts
+        }
+
+        /// Stages what is wanting, `most` blocks at a time.
+        fn stage(&mut self, blocks: &Range<FileBlock>, hint: u32, most: u64) {
+            for _ in 0..=FILE {
+                let plan = self.plan(blocks);
+                let wanting = plan.into_iter().find(|part| matches!(part.goes, Goes::Elsewhere(_)));
+                let Some(part) = wanting else { return };
+                let staging = Staging::new(&self.cow, part.blocks.clone(), hint);
+                assert!(staging.asked.start <= part.blocks.start && part.blocks.start < staging.asked.end);
+                assert!(staging.wanted == part.blocks, "whatever the write needs is asked for");
+                let aligned = |at: FileBlock| {
+                    at.0.is_multiple_of(hint.into())
+                        || self.cow.0.before(at).is_some_and(|extent| extent.end() == at)
+                        || self.cow.0.next_beginning(at).is_some_and(|extent| extent.startoff == at)
+                };
+                assert!(aligned(staging.asked.start) && aligned(staging.asked.end), "{staging:?}");
+                let got = most.min(staging.blocks());
+                let first = self.allocate(got);
+                let extent = staging.place(FsBlock(first as u64), got as u32);
+                assert_eq!(u64::from(extent.blockcount), got);
+                assert!(staging.asked.start <= extent.startoff && extent.end() <= staging.asked.end);
+                assert!(extent.startoff <= part.blocks.start && part.blocks.start < extent.end());
+                assert!(got < part.blocks.end.0 - part.blocks.start.0 || extent.end() >= part.blocks.end);
+                // The list itself asserts that nothing is staged twice.
+                self.cow.stage(&extent);
+            }
+            panic!("never enough is staged");
+        }
+
+        /// Writes without remapping; `fails`: the staged blocks got no data.
+        fn write(&mut self, blocks: &Range<FileBlock>, content: u32, fails: bool) {
+            let mut staged: Vec<Range<FileBlock>> = Vec::new();
+            for part in self.plan(blocks) {
+                let len = part.blocks.end.0 - part.blocks.start.0;
+                let first = match part.goes {
+                    Goes::Hole => {
+                        let first = self.allocate(len);
+                        for (physical, at) in (first..).zip(part.blocks.start.0..part.blocks.end.0) {
+                            self.map[at as usize] = Some(physical);
+                            self.volume[physical].owners = 1;
+                        }
+                        first
+                    }
+                    Goes::InPlace(start) => {
+                        let run = &self.volume[start.0 as usize..(start.0 + len) as usize];
+                        assert!(run.iter().all(|block| block.owners == 1));
+                        start.0 as usize
+                    }
+                    Goes::Staged(start) => {
+                        let run = &self.volume[start.0 as usize..(start.0 + len) as usize];
+                        assert!(run.iter().all(|block| block.owners == 0));
+                        match staged.last_mut() {
+                            Some(last) if last.end == part.blocks.start => last.end = part.blocks.end,
+                            _ => staged.push(part.blocks.clone()),
+                        }
+                        if fails {
+                            continue;
+                        }
+                        start.0 as usize
+                    }
+                    Goes::Elsewhere(_) => panic!("nothing is staged for {part:?}"),
+                };
+                self.volume[first..first + len as usize].iter_mut().for_each(|block| block.content = content);
+            }
+            // As one, whatever the data fork has there.
+            for blocks in &staged {
+                self.cow.mark(blocks, true);
+                if fails {
+                    self.cow.mark(blocks, false);
+                }
+            }
+        }
+
+        fn remap(&mut self, blocks: &Range<FileBlock>) -> bool {
+            let Some(remap) = next_remap(&self.data(), &self.cow, blocks) else { return false };
+            let new = remap.new;
+            assert!(blocks.start <= new.startoff && new.end() <= blocks.end && !new.unwritten);
+            assert!(
+                remap.old.is_none_or(|old| (old.startoff, old.blockcount) == (new.startoff, new.blockcount))
+            );
+            for at in new.startoff.0..new.end().0 {
+                let old = remap.old.map(|old| block_at(&old, FileBlock(at)).0 as usize);
+                assert_eq!(self.map[at as usize], old);
+                if let Some(old) = old {
+                    self.volume[old].owners -= 1;
+                }
+                let physical = block_at(&new, FileBlock(at)).0 as usize;
+                self.volume[physical].owners += 1;
+                assert_eq!(self.volume[physical].owners, 1);
+                self.map[at as usize] = Some(physical);
+            }
+            assert_eq!(self.cow.take(&(new.startoff..new.end())), [new]);
+            true
+        }
+
+        fn check_others(&self) {
+            for (physical, content) in &self.others {
+                assert_eq!(self.volume[*physical].content, *content, "what others have changed");
+            }
+            for staged in self.cow.0.iter() {
+                let first = staged.startblock.0 as usize;
+                assert!(
+                    self.volume[first..first + staged.blockcount as usize]
+                        .iter()
+                        .all(|block| block.owners == 0)
+                );
+            }
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Write {
+            hint: u32,
+            most: u64,
+            fails: bool,
+        },
+        /// Somebody clones the blocks.
+        Clone,
+        Punch,
+        GiveBack,
+    }
+
+    fn any_step() -> impl Strategy<Value = (Step, Range<FileBlock>)> {
+        let step = prop_oneof![
+            5 => (1_u32..40, 1_u64..50, prop::bool::weighted(0.1))
+                .prop_map(|(hint, most, fails)| Step::Write { hint, most, fails }),
+            3 => Just(Step::Clone),
+            1 => Just(Step::Punch),
+            1 => Just(Step::GiveBack),
+        ];
+        (step, 0..FILE, 1_u64..40)
+            .prop_map(|(step, start, len)| (step, FileBlock(start)..FileBlock((start + len).min(FILE))))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_write_changes_what_one_file_reads(steps in prop::collection::vec(any_step(), 1..30)) {
+            let mut file = File::new();
+            for (content, (step, blocks)) in (1..).zip(&steps) {
+                let inside = blocks.start.0 as usize..blocks.end.0 as usize;
+                match step {
+                    Step::Write { hint, most, fails } => {
+                        let before = file.read();
+                        file.stage(blocks, *hint, *most);
+                        prop_assert_eq!(&file.read(), &before);
+                        file.write(blocks, content, *fails);
+                        loop {
+                            file.check_others();
+                            for (at, (now, before)) in file.read().iter().zip(&before).enumerate() {
+                                prop_assert!(now == before || *now == content && inside.contains(&at));
+                            }
+                            if !file.remap(blocks) {
+                                break;
+                            }
+                        }
+                        let whole = FileBlock(0)..FileBlock(FILE);
+                        prop_assert!(file.cow.first_in(&whole, false).is_none(), "left to be remapped");
+                        prop_assert!(*fails || file.read()[inside].iter().all(|now| *now == content));
+                    }
+                    Step::Clone => {
+                        for physical in file.map[inside].iter().flatten() {
+                            file.volume[*physical].owners += 1;
+                            file.others.push((*physical, file.volume[*physical].content));
+                        }
+                    }
+                    Step::Punch => {
+                        for physical in file.map[inside].iter_mut().filter_map(Option::take) {
+                            file.volume[physical].owners -= 1;
+                        }
+                    }
+                    Step::GiveBack => {
+                        while let Some(unused) = file.cow.next_unused(blocks) {
+                            prop_assert_eq!(file.cow.take(&(unused.startoff..unused.end())), [unused]);
+                        }
+                        prop_assert!(file.cow.extents().ending_behind(blocks.start)
+                            .is_none_or(|next| next.startoff >= blocks.end));
+                    }
+                }
+                file.check_others();
+            }
+        }
+    }
+
+    #[test]
+    fn copies_are_as_long_as_extents_can_be() {
+        let cow = CowFork::default();
+        let far = FileBlock(FILE_BLOCKS_MAX - 3)..FileBlock(FILE_BLOCKS_MAX);
+        assert_eq!(Staging::new(&cow, far.clone(), u32::MAX).asked.end, far.end);
+        assert_eq!(Staging::new(&cow, far.clone(), 0).asked, far);
+        let long = FileBlock(70)..FileBlock(70 + (1 << 22));
+        let staging = Staging::new(&cow, long, DEFAULT_HINT);
+        assert_eq!(staging.asked, FileBlock(64)..FileBlock(64 + EXTENT_BLOCKS_MAX));
+        assert_eq!(staging.wanted.end, staging.asked.end);
+        let all = staging.place(FsBlock(9), EXTENT_BLOCKS_MAX as u32);
+        assert_eq!((all.startoff, u64::from(all.blockcount)), (staging.asked.start, EXTENT_BLOCKS_MAX));
+    }
+}
