@@ -78,6 +78,14 @@ impl RmapOwner {
         Self { owner: ino.0, offset: RmapRecord::BMBT_BLOCK | fork }
     }
 
+    /// The owner that an intent names: by its number, which may be one of the special ones, and flags. Whether there can
+    /// be such an owner is asked when it is used.
+    pub const fn numbered(owner: u64, offset: FileBlock, attr_fork: bool, bmbt_block: bool) -> Self {
+        let attr_fork = if attr_fork { RmapRecord::ATTR_FORK } else { 0 };
+        let bmbt_block = if bmbt_block { RmapRecord::BMBT_BLOCK } else { 0 };
+        Self { owner, offset: no_flags(offset) | attr_fork | bmbt_block }
+    }
+
     /// The owner as records and intents have it: an inode's number, or one of the special ones.
     pub const fn number(self) -> u64 {
         self.owner

@@ -3,7 +3,7 @@
 use super::memory::MemoryStore;
 use super::*;
 use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 use xfs_format::bmbt::{BmbtKey, BmbtRecord, Extent};
 use xfs_format::btree::{Bmbt, Bnobt, Cntbt, Inobt, Refcountbt, Rmapbt};
 use xfs_format::node_mut::same;
@@ -311,4 +311,86 @@ fn damage_is_an_error_and_never_a_circle() {
             assert!(steps < 100_000, "seed {seed}");
         }
     }
+}
+
+/// A tree whose leaves and inner blocks are many, in small blocks.
+fn three_levels() -> MemoryStore<Rmapbt> {
+    let mut store = MemoryStore::<Rmapbt>::with_block_root(9);
+    let mut editor = Editor::new(&mut store);
+    for order in 0..500 {
+        editor.insert(Rmapbt::sample(order, 0)).unwrap();
+    }
+    assert_eq!(editor.levels().unwrap(), 3);
+    store
+}
+
+/// The pointers of an inner block, behind header and keys, and how many it has.
+fn pointers(block: &mut [u8]) -> (&mut [[u8; 4]], usize) {
+    let at = Rmapbt::header_len(true) + Rmapbt::max_children(512 - Rmapbt::header_len(true)) * 40;
+    let count = usize::from(u16::from_be_bytes([block[6], block[7]]));
+    (block[at..].as_chunks_mut().0, count)
+}
+
+fn level(block: &[u8]) -> u16 {
+    u16::from_be_bytes([block[4], block[5]])
+}
+
+#[test]
+fn a_visit_shows_what_is_wanted_in_order() {
+    let mut store = three_levels();
+    let editor = Editor::new(&mut store);
+    let mut shown = Vec::new();
+    let wanted = |key: &xfs_format::records::RmapKeyPair| {
+        key.low.startblock.get() <= 300 && key.high.startblock.get() >= 200
+    };
+    let show = |record: &RmapRecord| {
+        shown.push(record.startblock.get());
+        Ok(if record.startblock.get() == 250 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    };
+    editor.visit(wanted, show).unwrap();
+    assert!(shown.is_sorted() && shown.first() <= Some(&200) && shown.last() == Some(&250));
+    // Whole leaves, but no more of them than hold such records.
+    assert!(shown.len() < 51 + 19, "{}", shown.len());
+}
+
+#[test]
+fn a_visit_meets_no_block_twice() {
+    let sound = three_levels();
+    let inner = |store: &mut MemoryStore<Rmapbt>, wanted: u16| -> Vec<usize> {
+        let blocks = 0..store.blocks() as usize;
+        blocks.filter(|&nth| level(store.block_mut(nth).unwrap()) == wanted).collect()
+    };
+    let visit = |store: &mut MemoryStore<Rmapbt>| {
+        let mut shown = 0;
+        let done = Editor::new(store).visit(
+            |_| true,
+            |_| {
+                shown += 1;
+                Ok(ControlFlow::Continue(()))
+            },
+        );
+        done.map(|()| shown)
+    };
+    assert_eq!(visit(&mut sound.clone()).unwrap(), 500);
+    // All children are one.
+    let mut store = sound.clone();
+    for nth in inner(&mut store, 1) {
+        let (pointers, count) = pointers(store.block_mut(nth).unwrap());
+        let first = pointers[0];
+        pointers[..count].fill(first);
+    }
+    assert!(visit(&mut store).is_err());
+    // The last child of one block is another block's first, which no key of its own block denies.
+    let mut store = sound.clone();
+    let root = inner(&mut store, 2)[0];
+    let below = pointers(store.block_mut(root).unwrap()).0[..2].to_vec();
+    let mut children = Vec::new();
+    for pointer in below {
+        let block = store.modify(u32::from_be_bytes(pointer).into(), &[]).unwrap();
+        children.push(pointers(block).0[0]);
+    }
+    let first = u32::from_be_bytes(pointers(store.block_mut(root).unwrap()).0[0]);
+    let (of_first, count) = pointers(store.modify(first.into(), &[]).unwrap());
+    of_first[count - 1] = children[1];
+    assert!(visit(&mut store).is_err());
 }
