@@ -70,7 +70,7 @@ fn refuses_all(image: &Image, because: &[&str], dirty: bool) {
     run("tar", &[&"-cf", &archive, &"-C", &host, &"new"]);
     let [file, dir, other, new] = ["/file", "/d1", "/other", "/"].map(|path| image.at(path));
     let source = host.join("new");
-    let commands: [&[&dyn AsRef<OsStr>]; 22] = [
+    let commands: [&[&dyn AsRef<OsStr>]; 26] = [
         &[&"mkdir", &image.at("/made")],
         &[&"mkdir", &"-p", &image.at("/made/deep")],
         &[&"rm", &file],
@@ -93,6 +93,10 @@ fn refuses_all(image: &Image, because: &[&str], dirty: bool) {
         &[&"xattr", &"set", &file, &"user.colour", &"red"],
         &[&"xattr", &"rm", &file, &"user.colour"],
         &[&"recover", &image.path],
+        &[&"label", &image.path, &"new"],
+        &[&"uuid", &image.path, &"generate"],
+        &[&"grow", &image.path, &"500M"],
+        &[&"upgrade", &image.path, &"-O", &"nrext64"],
     ];
     for command in commands {
         refused(command, because);

@@ -5,6 +5,7 @@
 
 use crate::names;
 use std::fmt;
+use xfs::alter::Refusal;
 use xfs::log::ShutdownReason;
 use xfs::namespace::NameProblem;
 
@@ -171,6 +172,7 @@ impl From<xfs::Error> for Error {
             xfs::Error::WrongType { wanted: "directory", .. } => ErrorKind::NotADirectory,
             xfs::Error::WrongType { .. } => ErrorKind::WrongType,
             xfs::Error::ReadOnly(_) => ErrorKind::ReadOnly,
+            xfs::Error::Alter(refusal) => alter_kind(refusal),
             xfs::Error::Mkfs(_) | xfs::Error::ExtentSize { .. } => ErrorKind::InvalidInput,
             xfs::Error::Protected { .. } => ErrorKind::Protected,
             xfs::Error::NoSpace => ErrorKind::NoSpace,
@@ -210,6 +212,17 @@ fn name_kind(problem: NameProblem) -> ErrorKind {
         NameProblem::IntoItself => ErrorKind::IntoItself,
         NameProblem::OtherProject => ErrorKind::OtherProject,
         _ => ErrorKind::InvalidPath,
+    }
+}
+
+/// The kind of a refusal to change what a volume is.
+fn alter_kind(refusal: &Refusal) -> ErrorKind {
+    match refusal {
+        Refusal::Device { .. } => ErrorKind::NoSpace,
+        Refusal::TooLarge { .. } => ErrorKind::TooLarge,
+        Refusal::Log { .. } => ErrorKind::LogTooSmall,
+        Refusal::Shrink { .. } | Refusal::Needs { .. } => ErrorKind::Unsupported,
+        _ => ErrorKind::InvalidInput,
     }
 }
 

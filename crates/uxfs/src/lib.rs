@@ -23,6 +23,7 @@
 //! [`ErrorKind::Damaged`] that names the structure.
 #![forbid(unsafe_code)]
 
+mod alter;
 mod change;
 mod check;
 mod deferring;
@@ -45,6 +46,7 @@ mod recovery;
 mod still;
 mod volume;
 
+pub use alter::{Grown, NewUuid, Upgrade, grow, set_uuid, upgrade};
 pub use blockdev::{AlignedBuf, BlockDevice, FileDevice, MemoryDevice, attached_as, written_by};
 pub use change::{Changes, NewNode, Rename, SetXattr, Special};
 pub use check::{CheckReport, Finding, check, check_device};

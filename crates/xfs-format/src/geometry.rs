@@ -1,10 +1,30 @@
 //! The volume's shape, taken once from a superblock that passed its checks.
 //!
-//! Every field is in range: shifts below 64, sizes powers of two, counts that multiply without overflow.
+//! Every field is in range: shifts below 64, sizes powers of two, counts that multiply without overflow. All of them stay
+//! as they are but one: a volume that is open may become larger.
 
 use crate::features::{Incompat, RoCompat, VersionFlags};
 use crate::superblock::Superblock;
 use crate::types::{AgBlock, AgInode, AgNumber, DiskAddr, FsBlock, InodeNumber, Uuid};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How many blocks a volume has: all that changes of its shape.
+#[derive(Debug)]
+pub struct DataBlocks(AtomicU64);
+
+impl DataBlocks {
+    /// So many.
+    pub const fn new(blocks: u64) -> Self {
+        Self(AtomicU64::new(blocks))
+    }
+}
+
+impl Clone for DataBlocks {
+    /// As many as there are now; the copy does not grow with the other.
+    fn clone(&self) -> Self {
+        Self::new(self.0.load(Ordering::Acquire))
+    }
+}
 
 /// What every reader of metadata needs to know of the volume.
 #[derive(Clone, Debug)]
@@ -27,14 +47,12 @@ pub struct Geometry {
     pub inodes_per_block_log: u8,
     /// log2 of blocks a directory block.
     pub dir_block_log: u8,
-    /// Blocks of the data device.
-    pub data_blocks: u64,
+    /// Blocks of the data device; see [`data_blocks`](Self::data_blocks).
+    pub size: DataBlocks,
     /// Blocks an allocation group (the last may have fewer).
     pub ag_blocks: u32,
     /// log2 of `ag_blocks`, rounded up.
     pub ag_block_log: u8,
-    /// Allocation groups.
-    pub ag_count: u32,
     /// Root directory.
     pub root: InodeNumber,
     /// Root of the metadata directory tree, where the volume has one.
@@ -84,10 +102,9 @@ impl Geometry {
             inode_size: raw.inodesize.get(),
             inodes_per_block_log: raw.inopblog,
             dir_block_log: raw.dirblklog,
-            data_blocks: raw.dblocks.get(),
+            size: DataBlocks::new(raw.dblocks.get()),
             ag_blocks: raw.agblocks.get(),
             ag_block_log: raw.agblklog,
-            ag_count: raw.agcount.get(),
             root: sb.root(),
             metadir_root: incompat.contains(Incompat::METADIR).then_some(InodeNumber(raw.metadirino.get())),
             inode_align: if sb.version_flags().contains(VersionFlags::ALIGN) {
@@ -111,9 +128,26 @@ impl Geometry {
         }
     }
 
+    /// Blocks of the data device.
+    #[inline]
+    pub fn data_blocks(&self) -> u64 {
+        self.size.0.load(Ordering::Acquire)
+    }
+
+    /// Has the volume so many blocks. It never has fewer than before, so that what lay in it goes on lying in it.
+    pub fn grow(&self, blocks: u64) {
+        self.size.0.fetch_max(blocks, Ordering::AcqRel);
+    }
+
+    /// Allocation groups.
+    pub fn ag_count(&self) -> u32 {
+        // A superblock's checks keep it within 32 bits.
+        self.data_blocks().div_ceil(self.ag_blocks.max(1).into()) as u32
+    }
+
     /// The volume's size in bytes.
-    pub const fn bytes(&self) -> u64 {
-        self.data_blocks << self.block_log
+    pub fn bytes(&self) -> u64 {
+        self.data_blocks() << self.block_log
     }
 
     /// Where a run of blocks lies on the device; `None` unless all of it lies within one group of the volume.
@@ -163,17 +197,15 @@ impl Geometry {
         let ag = block.0 >> self.ag_block_log;
         let within = (block.0 & ((1 << self.ag_block_log) - 1)) as u32;
         let ag = u32::try_from(ag).ok()?;
-        (ag < self.ag_count && within < self.ag_blocks_of(AgNumber(ag)))
-            .then_some((AgNumber(ag), AgBlock(within)))
+        (within < self.ag_blocks_of(AgNumber(ag))).then_some((AgNumber(ag), AgBlock(within)))
     }
 
-    /// Blocks of one group: all but the last have `ag_blocks`.
+    /// Blocks of one group: all but the last have `ag_blocks`, and what is no group has none.
+    #[inline]
     pub fn ag_blocks_of(&self, ag: AgNumber) -> u32 {
-        if ag.0 + 1 == self.ag_count {
-            (self.data_blocks - u64::from(ag.0) * u64::from(self.ag_blocks)) as u32
-        } else {
-            self.ag_blocks
-        }
+        let from_here = self.data_blocks().saturating_sub(u64::from(ag.0) * u64::from(self.ag_blocks));
+        // No more than `ag_blocks`.
+        from_here.min(self.ag_blocks.into()) as u32
     }
 
     /// Where a block of a group lies on the device.
@@ -187,7 +219,6 @@ impl Geometry {
         let ag = u32::try_from(ino.0 >> bits).ok()?;
         let within = (ino.0 & ((1 << bits) - 1)) as u32;
         let block = within >> self.inodes_per_block_log;
-        (ag < self.ag_count && block < self.ag_blocks_of(AgNumber(ag)))
-            .then_some((AgNumber(ag), AgInode(within)))
+        (block < self.ag_blocks_of(AgNumber(ag))).then_some((AgNumber(ag), AgInode(within)))
     }
 }

@@ -178,12 +178,17 @@ impl Superblock {
         Some((u64::from_be_bytes(*blocks), u32::from_be_bytes(*groups)))
     }
 
-    /// This one, of a volume that has so many blocks and groups.
-    pub fn resized(&self, (blocks, groups): (u64, u32)) -> Result<Self, FormatError> {
-        let raw = RawSuperblock { dblocks: blocks.into(), agcount: groups.into(), ..self.raw };
+    /// One with these fields, if its numbers are in range.
+    pub fn of(raw: RawSuperblock) -> Result<Self, FormatError> {
         let sb = Self { raw };
         sb.check_ranges()?;
         Ok(sb)
+    }
+
+    /// This one, of a volume that has so many blocks and groups.
+    pub fn resized(&self, (blocks, groups): (u64, u32)) -> Result<Self, FormatError> {
+        let raw = RawSuperblock { dblocks: blocks.into(), agcount: groups.into(), ..self.raw };
+        Self::of(raw)
     }
 
     /// The fields as they lie on disk.

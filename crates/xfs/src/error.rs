@@ -145,6 +145,9 @@ pub enum Error {
     /// A volume cannot be made as it is wanted. Nothing was written.
     #[error(transparent)]
     Mkfs(#[from] crate::mkfs::Refusal),
+    /// A volume cannot be changed as it is wanted. Nothing was written.
+    #[error(transparent)]
+    Alter(#[from] crate::alter::Refusal),
     /// A fork has as many extents as its inode can count.
     #[error("inode {inode} can have no more than {limit} extents")]
     TooManyExtents {

@@ -7,10 +7,15 @@
 
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
+use fileio::testing::point;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::OnceLock;
 use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber};
+
+/// Where a header was found that does not agree with the volume's shape, before it is looked at again.
+pub(crate) const DISAGREE: &str = "a header and the shape disagree";
 
 /// log2 of the groups in a leaf and of the children of an inner table.
 const LEAF_LOG: u32 = 4;
@@ -73,13 +78,33 @@ type Inner = Box<[OnceLock<Leaf>]>;
 pub struct Groups {
     tables: Box<[OnceLock<Inner>]>,
     changing: bool,
+    /// Held while the last group becomes longer: its headers, and what is known of its length, change one after the other.
+    growth: Mutex<()>,
 }
 
 impl Groups {
     /// An empty table for `ag_count` groups, whose headers may be `changing`.
     pub fn new(ag_count: u32, changing: bool) -> Self {
         let tables = (u64::from(ag_count) >> (LEAF_LOG + INNER_LOG)) + 1;
-        Self { tables: (0..tables).map(|_| OnceLock::new()).collect(), changing }
+        let tables = (0..tables).map(|_| OnceLock::new()).collect();
+        Self { tables, changing, growth: Mutex::new(()) }
+    }
+
+    /// Keeps those off who would find that a header and the volume's shape do not agree, until both are changed.
+    pub(crate) fn growing(&self) -> MutexGuard<'_, ()> {
+        self.growth.lock()
+    }
+
+    /// What `read` gives, of headers that agree with the volume's shape: a look at them may come in the midst of a growth.
+    fn settled<T>(&self, read: impl Fn() -> Result<T>) -> Result<T> {
+        match read() {
+            Err(_) if self.changing => {
+                point(DISAGREE);
+                let _still = self.growth.lock();
+                read()
+            }
+            done => done,
+        }
     }
 
     /// The inode trees of a group.
@@ -87,19 +112,23 @@ impl Groups {
         if let Some(roots) = self.known(ag).and_then(|group| group.inodes.get()) {
             return Ok(*roots);
         }
+        let roots = self.settled(|| Self::inodes_now(bufs, geometry, ag))?;
+        Ok(if self.changing { roots } else { *self.group(ag).inodes.get_or_init(|| roots) })
+    }
+
+    fn inodes_now(bufs: &BufCache, geometry: &Geometry, ag: AgNumber) -> Result<InodeRoots> {
         let daddr = AgHeader::Agi.daddr(geometry, ag);
         let buf = bufs.read(daddr, geometry.sector_size.into(), &AGI)?;
         let wrap = |problem| Error::corrupt_block(daddr, None, problem);
         let agi = Agi::view(&buf).map_err(wrap)?;
         agi.check_group(geometry, ag).map_err(wrap)?;
         let root = |block: u32, levels: u32| Root { block: AgBlock(block), levels };
-        let roots = InodeRoots {
+        Ok(InodeRoots {
             inobt: root(agi.root.get(), agi.level.get()),
             finobt: geometry.finobt.then(|| root(agi.free_root.get(), agi.free_level.get())),
             count: agi.count.get(),
             free: agi.freecount.get(),
-        };
-        Ok(if self.changing { roots } else { *self.group(ag).inodes.get_or_init(|| roots) })
+        })
     }
 
     /// The trees of free and used space of a group.
@@ -107,13 +136,18 @@ impl Groups {
         if let Some(roots) = self.known(ag).and_then(|group| group.space.get()) {
             return Ok(*roots);
         }
+        let roots = self.settled(|| Self::space_now(bufs, geometry, ag))?;
+        Ok(if self.changing { roots } else { *self.group(ag).space.get_or_init(|| roots) })
+    }
+
+    fn space_now(bufs: &BufCache, geometry: &Geometry, ag: AgNumber) -> Result<SpaceRoots> {
         let daddr = AgHeader::Agf.daddr(geometry, ag);
         let buf = bufs.read(daddr, geometry.sector_size.into(), &AGF)?;
         let wrap = |problem| Error::corrupt_block(daddr, None, problem);
         let agf = Agf::view(&buf).map_err(wrap)?;
         agf.check_group(geometry, ag).map_err(wrap)?;
         let root = |block: u32, levels: u32| Root { block: AgBlock(block), levels };
-        let roots = SpaceRoots {
+        Ok(SpaceRoots {
             bnobt: root(agf.bno_root.get(), agf.bno_level.get()),
             cntbt: root(agf.cnt_root.get(), agf.cnt_level.get()),
             rmapbt: geometry.rmapbt.then(|| root(agf.rmap_root.get(), agf.rmap_level.get())),
@@ -122,8 +156,7 @@ impl Groups {
             agfl_blocks: agf.flcount.get(),
             tree_blocks: agf.btreeblks.get(),
             longest: agf.longest.get(),
-        };
-        Ok(if self.changing { roots } else { *self.group(ag).space.get_or_init(|| roots) })
+        })
     }
 
     /// The place of a group of the volume, if its part of the table exists.

@@ -70,13 +70,14 @@ impl Volume {
         VolumeInfo {
             version: sb.version(),
             uuid: geometry.uuid,
-            label: sb.label().to_vec(),
+            // What was read once stays in memory, or can be read again; if not, it is what it was.
+            label: self.label().unwrap_or_else(|_| sb.label().to_vec()),
             block_size: geometry.block_size,
             sector_size: geometry.sector_size,
             inode_size: geometry.inode_size,
             dir_block_size: geometry.dir_block_size(),
-            data_blocks: geometry.data_blocks,
-            ag_count: geometry.ag_count,
+            data_blocks: geometry.data_blocks(),
+            ag_count: geometry.ag_count(),
             ag_blocks: geometry.ag_blocks,
             max_inode_percent: raw.imax_pct,
             stripe: (raw.unit.get(), raw.width.get()),
@@ -97,7 +98,7 @@ impl Volume {
     /// otherwise summed over all groups.
     pub fn stat(&self) -> Result<VolumeStat> {
         let raw = self.superblock().raw();
-        let blocks = self.geometry().data_blocks.saturating_sub(raw.logblocks.get().into());
+        let blocks = self.geometry().data_blocks().saturating_sub(raw.logblocks.get().into());
         if let Ok(write) = self.write_side() {
             let counters = &write.counters;
             return Ok(VolumeStat {
@@ -121,7 +122,7 @@ impl Volume {
     /// Sums what the groups' headers say.
     fn sum_groups(&self, blocks: u64) -> Result<VolumeStat> {
         let mut stat = VolumeStat { blocks, free_blocks: 0, inodes: 0, free_inodes: 0 };
-        for ag in (0..self.geometry().ag_count).map(AgNumber) {
+        for ag in (0..self.geometry().ag_count()).map(AgNumber) {
             let (space, inodes) = (self.group_space(ag)?, self.group_inodes(ag)?);
             // Blocks in the AGFL and in the free space trees count as free: they can become so.
             stat.free_blocks += u64::from(space.free_blocks) + u64::from(space.agfl_blocks);

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod alloc;
+pub mod alter;
 pub mod attr;
 pub mod bmap;
 pub mod btree;

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use xfs_format::checksum;
 use xfs_format::dir::LEAF_SPACE;
 use xfs_format::error::FormatError;
-use xfs_format::geometry::Geometry;
+use xfs_format::geometry::{DataBlocks, Geometry};
 use xfs_format::types::{DiskAddr, FileBlock, FsBlock, InodeNumber, Uuid};
 use xfs_format::verify::{Verifier, VerifyContext};
 
@@ -44,10 +44,9 @@ pub fn geometry(v5: bool, block_log: u8, dir_block_log: u8) -> Geometry {
         inode_size: if v5 { 512 } else { 256 },
         inodes_per_block_log: block_log - if v5 { 9 } else { 8 },
         dir_block_log,
-        data_blocks: 1 << 20,
+        size: DataBlocks::new(1 << 20),
         ag_blocks: 1 << 18,
         ag_block_log: 18,
-        ag_count: 4,
         root: InodeNumber(128),
         metadir_root: None,
         inode_align: 4,

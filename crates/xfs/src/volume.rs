@@ -4,6 +4,7 @@
 //! when it is first needed.
 
 use crate::alloc::{BusyExtents, Space};
+use crate::alter;
 use crate::bmap::{self, ExtentList, FileMap, InodeFork, SharedRun, Sharing};
 use crate::buf::{AHEAD, BufCache};
 use crate::cache::Cache;
@@ -95,6 +96,8 @@ pub(crate) struct WriteSide {
     pub(crate) attributes_said: AtomicBool,
     /// Inodes without names whose end has begun, and failed on the way: who closes the volume tries again.
     pub(crate) unfinished: Mutex<Vec<Arc<InodeEntry>>>,
+    /// Held by whoever changes label or size.
+    pub(crate) altering: Mutex<()>,
     /// Held by whoever moves a directory from one directory to another.
     pub(crate) moves: Mutex<()>,
 }
@@ -130,6 +133,7 @@ impl Volume {
         };
         if let (Ok(ends), true, true) = (&ends, log_clean, options.writable) {
             check_headers(&*device, &Geometry::from_superblock(&superblock), ends.head_lsn())?;
+            alter::finish_uuid(&*device, &superblock, ends)?;
         }
         let (mut report, mut recovered) = (OnceLock::new(), None);
         if let (Ok(ends), false) = (&ends, log_clean || options.norecovery) {
@@ -172,7 +176,7 @@ impl Volume {
         let volume = Arc::new(Self {
             bufs,
             inodes,
-            groups: Groups::new(geometry.ag_count, options.writable),
+            groups: Groups::new(geometry.ag_count(), options.writable),
             write,
             log_clean,
             closing: AtomicBool::new(false),
@@ -193,6 +197,7 @@ impl Volume {
             let owed = recovered.adopt(&volume.write_side()?.journal, &volume.geometry)?;
             let report = owed.finish(&volume)?;
             let _first = volume.recovery.set(report);
+            alter::settle_copies(&volume)?;
         }
         Ok(volume)
     }
@@ -202,7 +207,8 @@ impl Volume {
         &self.geometry
     }
 
-    /// The superblock as it was when the volume was opened.
+    /// The superblock as it was when the volume was opened. Label and size may have changed since:
+    /// [`label`](Self::label), [`geometry`](Self::geometry).
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
@@ -553,6 +559,11 @@ impl Volume {
         self.groups.space(&self.bufs, &self.geometry, ag)
     }
 
+    /// Keeps those off who would find the last group's headers and the volume's shape in disagreement.
+    pub(crate) fn groups_growing(&self) -> parking_lot::MutexGuard<'_, ()> {
+        self.groups.growing()
+    }
+
     /// Bytes that the caches hold now.
     pub fn cache_weight(&self) -> u64 {
         self.bufs.weight() + self.inodes.weight()
@@ -628,6 +639,7 @@ impl WriteSide {
             quota_counted,
             attributes_said,
             unfinished: Mutex::default(),
+            altering: Mutex::default(),
             moves,
         })
     }
@@ -659,7 +671,11 @@ pub(crate) fn read_superblock(device: &dyn BlockDevice) -> Result<Superblock> {
 }
 
 /// What must hold before anything but the superblock is looked at.
-fn check_volume(device: &dyn BlockDevice, superblock: &Superblock, options: &OpenOptions) -> Result<()> {
+pub(crate) fn check_volume(
+    device: &dyn BlockDevice,
+    superblock: &Superblock,
+    options: &OpenOptions,
+) -> Result<()> {
     refuse_unhandled(superblock)?;
     check_device(device, &Geometry::from_superblock(superblock))?;
     if options.writable {

@@ -87,7 +87,7 @@ impl Churn {
     fn in_use(&mut self) -> BTreeSet<InodeNumber> {
         let geometry = self.volume.geometry();
         let mut used = BTreeSet::new();
-        for ag in (0..geometry.ag_count).map(AgNumber) {
+        for ag in (0..geometry.ag_count()).map(AgNumber) {
             for chunk in chunks(&self.volume, ag) {
                 self.sparse_seen |= chunk.holes != 0;
                 used.extend(chunk.inodes_in_use().map(|inode| geometry.join_inode(ag, inode)));
@@ -102,7 +102,7 @@ impl Churn {
         assert_eq!(used, expected);
         let geometry = self.volume.geometry();
         let mut listed = BTreeSet::new();
-        for ag in (0..geometry.ag_count).map(AgNumber) {
+        for ag in (0..geometry.ag_count()).map(AgNumber) {
             let mut trans = Trans::start(&self.volume, self.reservation(false)).unwrap();
             let mut each = |ino| assert!(listed.insert(ino), "on a list twice");
             trans.for_each_unlinked(ag, &mut each).unwrap();
@@ -293,7 +293,7 @@ fn replayed(args: &[&str]) {
         churn.unlinked.remove(&ino);
     }
     volume.sync().unwrap();
-    let groups = volume.geometry().ag_count;
+    let groups = volume.geometry().ag_count();
     let expected: Vec<_> = (0..groups).map(|ag| chunks(&volume, AgNumber(ag))).collect();
     let (held, before) = (std::mem::take(&mut churn.held), std::mem::take(&mut churn.before));
     drop((churn, volume));

@@ -418,7 +418,7 @@ fn sparse_chunks() {
     mount.unmount();
     let volume = image.open().unwrap();
     let mut sparse = 0;
-    for ag in (0..volume.geometry().ag_count).map(xfs_format::types::AgNumber) {
+    for ag in (0..volume.geometry().ag_count()).map(xfs_format::types::AgNumber) {
         let root = volume.group_inodes(ag).unwrap().inobt;
         let mut cursor = xfs::btree::Cursor::<xfs_format::btree::Inobt>::seek(
             volume.bufs(),

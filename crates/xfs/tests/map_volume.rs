@@ -162,7 +162,7 @@ fn map(editor: &mut Editor<'_, '_>, words: &mut [Option<u64>], rng: &mut fastran
     }
     let want = rng.u64(1..6).min(hole) as u32;
     let trans = editor.store_mut().trans();
-    let ag = AgNumber(rng.u32(..trans.geometry().ag_count));
+    let ag = AgNumber(rng.u32(..trans.geometry().ag_count()));
     let got = trans.allocate(Target::In(ag), Request::new(1, want, Purpose::Data)).unwrap();
     let (startblock, blockcount) = (got.start(trans.geometry()), got.run.len);
     let extent = Extent { startoff: FileBlock(at), startblock, blockcount, unwritten: rng.u32(..3) == 0 };

@@ -416,7 +416,7 @@ fn the_same_options_give_the_same_bytes_whatever_was_there() {
     format(&dirty, &layout, Before::Unknown).unwrap();
     let (first, dirty) = (content(&first), content(&dirty));
     let geometry = layout.geometry();
-    for ag in (0..geometry.ag_count).map(AgNumber) {
+    for ag in (0..geometry.ag_count()).map(AgNumber) {
         let group = layout.group(ag);
         let free: Vec<_> = group.free.iter().chain([&group.agfl]).collect();
         for block in (0..group.blocks)
@@ -459,7 +459,7 @@ fn a_volume_of_100_tib_is_made_and_opened_with_few_requests() {
     let layout = plan(&options(), device.size()).unwrap();
     format(&*device, &layout, Before::Zeroes).unwrap();
     let made = device.counts();
-    let groups = u64::from(layout.geometry().ag_count);
+    let groups = u64::from(layout.geometry().ag_count());
     assert_eq!((groups, made.reads), (100, 0));
     // One write a group, and first inodes, log and superblock.
     assert_eq!(made.writes, groups + 3);

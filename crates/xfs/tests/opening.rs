@@ -193,7 +193,7 @@ fn a_hundred_tebibytes_open_with_a_handful_of_reads() {
         Volume::open(Arc::clone(&counter) as Arc<dyn blockdev::BlockDevice>, &OpenOptions::default());
     let volume = volume.unwrap();
     volume.inode(volume.geometry().root).unwrap();
-    assert_eq!(volume.geometry().ag_count, 100);
+    assert_eq!(volume.geometry().ag_count(), 100);
     let counts = counter.counts();
     assert!(counts.reads < 200, "{counts:?}");
 }

@@ -49,7 +49,7 @@ fn free_runs(volume: &Volume, ag: AgNumber) -> (Vec<Run>, Vec<u32>) {
 
 /// Blocks that are free to whoever counts as the superblock does.
 fn free_blocks(volume: &Volume) -> u64 {
-    (0..volume.geometry().ag_count)
+    (0..volume.geometry().ag_count())
         .map(|ag| {
             let roots = volume.group_space(AgNumber(ag)).unwrap();
             u64::from(roots.free_blocks) + u64::from(roots.agfl_blocks) + u64::from(roots.tree_blocks)
@@ -90,7 +90,7 @@ impl Churn {
                 if self.rng.u32(..6) == 0 {
                     request.align = 4;
                 }
-                let ag = AgNumber(self.rng.u32(..geometry.ag_count));
+                let ag = AgNumber(self.rng.u32(..geometry.ag_count()));
                 let block = AgBlock(self.rng.u32(..geometry.ag_blocks_of(ag)));
                 let near = geometry.join_block(ag, block);
                 let target = if self.rng.bool() { Target::Near(near) } else { Target::In(ag) };
@@ -120,7 +120,7 @@ impl Churn {
         let mut held: Vec<(FsBlock, u32)> = self.held.clone();
         let held_blocks: u64 = held.iter().map(|(_, len)| u64::from(*len)).sum();
         assert_eq!(free_blocks(&self.volume) + held_blocks, before);
-        for ag in (0..geometry.ag_count).map(AgNumber) {
+        for ag in (0..geometry.ag_count()).map(AgNumber) {
             let (runs, ring) = free_runs(&self.volume, ag);
             held.extend(runs.iter().map(|run| (geometry.join_block(ag, run.start), run.len)));
             held.extend(ring.iter().map(|&block| (geometry.join_block(ag, AgBlock(block)), 1)));
@@ -232,7 +232,7 @@ fn the_kernel_replays_allocations() {
     }
     churn.check(before);
     volume.sync().unwrap();
-    let groups = volume.geometry().ag_count;
+    let groups = volume.geometry().ag_count();
     let expected: Vec<_> = (0..groups).map(|ag| free_runs(&volume, AgNumber(ag))).collect();
     let held = std::mem::take(&mut churn.held);
     drop((churn, volume));

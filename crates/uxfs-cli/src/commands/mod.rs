@@ -9,7 +9,9 @@ pub mod cp;
 pub mod demo;
 pub mod du;
 pub mod find;
+pub mod grow;
 pub mod info;
+pub mod label;
 pub mod ln;
 pub mod ls;
 pub mod mkdir;
@@ -23,6 +25,8 @@ pub mod tar;
 pub mod tree;
 pub mod truncate;
 pub mod untar;
+pub mod upgrade;
+pub mod uuid;
 pub mod xattr;
 
 use crate::exit::{Exit, Result};
@@ -79,6 +83,14 @@ pub enum Command {
     Recover(recover::Args),
     /// Make a volume in a file or on a block device
     Mkfs(Box<mkfs::Args>),
+    /// Show the label of a volume, or give it another one
+    Label(label::Args),
+    /// Show the UUID of a volume, or give it another one
+    Uuid(uuid::Args),
+    /// Make a volume larger
+    Grow(grow::Args),
+    /// Switch on features of a volume in place
+    Upgrade(upgrade::Args),
     /// See what uxfs does, in under a minute
     Demo(demo::Args),
     /// Measure file I/O: in process, on mounted directories, on raw devices
@@ -116,6 +128,10 @@ pub fn run(command: &Command, global: &Global) -> Result<Exit> {
         Command::Check(args) => check::run(args, global),
         Command::Recover(args) => recover::run(args, global),
         Command::Mkfs(args) => mkfs::run(args, global),
+        Command::Label(args) => label::run(args, global),
+        Command::Uuid(args) => uuid::run(args, global),
+        Command::Grow(args) => grow::run(args, global),
+        Command::Upgrade(args) => upgrade::run(args, global),
         Command::Demo(args) => demo::run(args, global),
         Command::Bench(args) => bench::run(args, global),
     }

@@ -148,7 +148,7 @@ impl Walk<'_> {
     }
 
     fn groups(&mut self) {
-        for ag in 0..self.volume.geometry().ag_count.min(1000) {
+        for ag in 0..self.volume.geometry().ag_count().min(1000) {
             let (inodes, space) =
                 (self.volume.group_inodes(AgNumber(ag)), self.volume.group_space(AgNumber(ag)));
             self.ok(inodes);

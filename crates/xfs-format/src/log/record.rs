@@ -324,6 +324,17 @@ pub fn pack(record: &mut [u8], wrap: Option<usize>) -> Result<(), FormatError> {
     Ok(())
 }
 
+/// Gives a whole record (stamped, as it lies in the log) to the volume with this UUID. Of its blocks, the first alone
+/// changes.
+pub fn give_to(record: &mut [u8], uuid: Uuid) -> Result<(), FormatError> {
+    let lost = || FormatError::new(RECORD, "truncated record");
+    let mut header = *RecordHeader::ref_from_prefix(record).map_err(|_| lost())?.0;
+    header.fs_uuid = uuid.0;
+    header.crc.set(checksum(&header, record)?);
+    record.get_mut(..size_of::<RecordHeader>()).ok_or_else(lost)?.copy_from_slice(header.as_bytes());
+    Ok(())
+}
+
 /// The cycle behind `cycle`, which is never the magic of a record: a data block could not be told from a
 /// header.
 const fn next_cycle(cycle: u32) -> u32 {

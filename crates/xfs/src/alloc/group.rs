@@ -75,6 +75,14 @@ impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
         Ok(())
     }
 
+    /// Adds blocks that the group got at its end, and that nobody ever had.
+    pub fn extend(&mut self, run: Run) -> Result<()> {
+        self.check_run(run)?;
+        self.settle_ring()?;
+        space::give(self.store, self.ag, run)?;
+        self.store.spend(spent(Purpose::Data, -i64::from(run.len)))
+    }
+
     /// The request, cut to what the group can give without touching what is owed to others; `None`: too little.
     fn within_room(&self, request: Request) -> Result<Option<Request>> {
         let agf = self.store.agf(self.ag)?;

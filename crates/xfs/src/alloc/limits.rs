@@ -43,13 +43,13 @@ impl Limits {
     /// The bounds of a volume.
     pub fn new(geometry: &Geometry) -> Self {
         let log_ag = u32::try_from(geometry.log.0.0 >> geometry.ag_block_log).unwrap_or(u32::MAX);
-        let last_ag = geometry.ag_count.saturating_sub(1);
+        let last_ag = geometry.ag_count().saturating_sub(1);
         let log_blocks = geometry.log.1;
         let last_blocks = geometry.ag_blocks_of(AgNumber(last_ag));
         let log_group = if log_ag == last_ag { last_blocks } else { geometry.ag_blocks };
         Self {
             space_levels: levels::<Bnobt>(geometry, (u64::from(geometry.ag_blocks) / 2).max(1)),
-            set_aside: SET_ASIDE_PER_GROUP * u64::from(geometry.ag_count),
+            set_aside: SET_ASIDE_PER_GROUP * u64::from(geometry.ag_count()),
             ag_blocks: geometry.ag_blocks,
             last_ag,
             log_ag,

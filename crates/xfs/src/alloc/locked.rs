@@ -36,6 +36,11 @@ impl<'t, 'v> LockedSpace<'t, 'v> {
         Self { trans, geometry, groups: Vec::new() }
     }
 
+    /// The same of a volume that has another shape once the transaction is committed.
+    pub(crate) fn of_shape(trans: &'t mut Trans<'v>, geometry: &'v Geometry) -> Self {
+        Self { trans, geometry, groups: Vec::new() }
+    }
+
     pub(crate) fn trans(&self) -> &Trans<'v> {
         self.trans
     }

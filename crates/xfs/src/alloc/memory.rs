@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use xfs_format::ag::{AGF_MAGIC, Agf, Agfl};
-use xfs_format::geometry::Geometry;
+use xfs_format::geometry::{DataBlocks, Geometry};
 use xfs_format::types::{AgBlock, AgNumber};
 use zerocopy::FromZeros;
 
@@ -64,10 +64,9 @@ impl MemorySpace {
     /// `groups` groups of `blocks` blocks, all free but for headers, roots and the ring.
     pub fn new(groups: u32, blocks: u32, reflink: bool) -> Self {
         let mut shape = geometry(true, 9, 0);
-        shape.ag_count = groups;
         shape.ag_blocks = blocks;
         shape.ag_block_log = blocks.next_power_of_two().trailing_zeros() as u8;
-        shape.data_blocks = u64::from(groups) * u64::from(blocks);
+        shape.size = DataBlocks::new(u64::from(groups) * u64::from(blocks));
         shape.reflink = reflink;
         shape.finobt = reflink;
         shape.log = (xfs_format::types::FsBlock(0), 0);

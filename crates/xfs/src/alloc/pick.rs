@@ -11,6 +11,7 @@ use super::seam::VolumeStore;
 use super::{Place, Purpose, Request, Run};
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
+use std::sync::OnceLock;
 use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber, FsBlock};
@@ -48,27 +49,52 @@ impl Allocated {
 /// The free space of a volume.
 #[derive(Debug)]
 pub struct Space {
+    at_first: Bounds,
+}
+
+/// What follows from the volume's size, and stays as it is: who is at work with it as the volume grows goes on with it.
+#[derive(Debug)]
+struct Bounds {
     limits: Limits,
     groups: u32,
+    grown: OnceLock<Box<Bounds>>,
+}
+
+impl Bounds {
+    fn new(geometry: &Geometry) -> Self {
+        Self { limits: Limits::new(geometry), groups: geometry.ag_count(), grown: OnceLock::new() }
+    }
 }
 
 impl Space {
     /// The free space of a volume of this shape.
     pub fn new(geometry: &Geometry) -> Self {
-        Self { limits: Limits::new(geometry), groups: geometry.ag_count }
+        Self { at_first: Bounds::new(geometry) }
+    }
+
+    /// The volume has this shape now, which is larger. Nobody else says so at the same time.
+    pub fn grow(&self, geometry: &Geometry) {
+        let _grown = self.bounds().grown.set(Box::new(Bounds::new(geometry)));
+    }
+
+    fn bounds(&self) -> &Bounds {
+        std::iter::successors(Some(&self.at_first), |bounds| bounds.grown.get().map(|grown| &**grown))
+            .last()
+            .unwrap_or(&self.at_first)
     }
 
     /// What is kept back.
     pub fn limits(&self) -> &Limits {
-        &self.limits
+        &self.bounds().limits
     }
 
     /// Blocks that count as free and that nobody may have, as the groups are now: those of the trees of free space,
     /// what these may need to go on, and what groups keep for their other trees.
     pub fn kept_back(&self, bufs: &BufCache, geometry: &Geometry) -> Result<u64> {
-        let mut kept = self.limits.set_aside();
+        let limits = self.limits();
+        let mut kept = limits.set_aside();
         let sector = geometry.sector_size.into();
-        for ag in (0..self.groups).map(AgNumber) {
+        for ag in (0..geometry.ag_count()).map(AgNumber) {
             let (agf_at, agi_at) = (AgHeader::Agf.daddr(geometry, ag), AgHeader::Agi.daddr(geometry, ag));
             let agf_buf = bufs.read(agf_at, sector, &AGF)?;
             let agf = Agf::view(&agf_buf).map_err(|problem| Error::corrupt_block(agf_at, None, problem))?;
@@ -76,7 +102,7 @@ impl Space {
             let agi = Agi::view(&agi_buf).map_err(|problem| Error::corrupt_block(agi_at, None, problem))?;
             let tree = (geometry.finobt && geometry.inobt_counts).then(|| agi.fblocks.get());
             kept += u64::from(agf.btreeblks.get());
-            kept += u64::from(self.limits.group_reserve(ag, agf, tree));
+            kept += u64::from(limits.group_reserve(ag, agf, tree));
         }
         Ok(kept)
     }
@@ -153,7 +179,18 @@ impl Space {
         purpose: Purpose,
     ) -> Result<()> {
         store.lock_space(ag, true)?;
-        Group::new(store, &self.limits, ag, 0).free(run, purpose)
+        Group::new(store, self.limits(), ag, 0).free(run, purpose)
+    }
+
+    /// Adds blocks that a group, locked already, got at its end. `store` and `limits` are those of its new length.
+    pub fn extend<S: VolumeStore + ?Sized>(
+        store: &mut S,
+        limits: &Limits,
+        ag: AgNumber,
+        run: Run,
+    ) -> Result<()> {
+        store.lock_space(ag, true)?;
+        Group::new(store, limits, ag, 0).extend(run)
     }
 
     /// Whether a group could give `blocks` in one run and `more` besides, as far as its last AGF tells.
@@ -164,9 +201,9 @@ impl Space {
         blocks: u32,
         more: u32,
     ) -> Result<bool> {
-        let agf = store.peek_agf(ag)?;
-        let reserve = self.limits.group_reserve(ag, &agf, store.peek_free_inode_tree_blocks(ag)?);
-        let room = self.limits.room(&agf, reserve, Purpose::Metadata);
+        let (limits, agf) = (self.limits(), store.peek_agf(ag)?);
+        let reserve = limits.group_reserve(ag, &agf, store.peek_free_inode_tree_blocks(ag)?);
+        let room = limits.room(&agf, reserve, Purpose::Metadata);
         Ok(room.longest >= blocks && room.available >= blocks.saturating_add(more))
     }
 
@@ -178,14 +215,14 @@ impl Space {
         request: Request,
         wait: bool,
     ) -> Result<Outcome> {
-        let agf = store.peek_agf(ag)?;
-        let reserve = self.limits.group_reserve(ag, &agf, store.peek_free_inode_tree_blocks(ag)?);
-        let room = self.limits.room(&agf, reserve, request.purpose);
+        let (limits, agf) = (self.limits(), store.peek_agf(ag)?);
+        let reserve = limits.group_reserve(ag, &agf, store.peek_free_inode_tree_blocks(ag)?);
+        let room = limits.room(&agf, reserve, request.purpose);
         let available = room.available.saturating_sub(request.min_left);
         if room.longest < request.min || available < request.min || !store.lock_space(ag, wait)? {
             return Ok(Outcome::Full);
         }
-        let outcome = Group::new(store, &self.limits, ag, reserve).allocate(place, request)?;
+        let outcome = Group::new(store, limits, ag, reserve).allocate(place, request)?;
         if !matches!(outcome, Outcome::Got(_)) {
             store.unlock_clean(ag);
         }
@@ -194,7 +231,7 @@ impl Space {
 
     /// The groups, from `first` on; `first` alone if no other will do.
     fn order(&self, first: AgNumber, alone: bool) -> impl Iterator<Item = AgNumber> + use<> {
-        let end = if alone { first.0.saturating_add(1) } else { self.groups };
+        let end = if alone { first.0.saturating_add(1) } else { self.bounds().groups };
         let begin = if alone { first.0 } else { 0 };
         (first.0..end).chain(begin..first.0).map(AgNumber)
     }
@@ -211,7 +248,7 @@ impl Space {
                 let (ag, block) = block(exact);
                 (ag, Place::Exact(block))
             }
-            Target::In(ag) => (AgNumber(ag.0.min(self.groups.saturating_sub(1))), Place::Any),
+            Target::In(ag) => (AgNumber(ag.0.min(self.bounds().groups.saturating_sub(1))), Place::Any),
         })
     }
 }

@@ -97,6 +97,28 @@ impl<'a, T: Tree> Cursor<'a, T> {
         }
     }
 
+    /// How many blocks a tree has. Its leaves are counted, and not read.
+    pub fn blocks(bufs: &'a BufCache, geometry: &'a Geometry, ag: AgNumber, root: Root) -> Result<u32> {
+        let cursor = Self { bufs, geometry, ag, path: Vec::new(), last: None };
+        let (mut row, mut total) = (vec![root.block], 1);
+        for level in (1..root.levels).rev() {
+            let mut below = Vec::new();
+            for block in row {
+                let buf = cursor.read(block, level)?;
+                for index in 0..cursor.node(&buf)?.count() {
+                    below.push(cursor.child(&buf, index)?);
+                }
+                if below.len() > geometry.ag_blocks as usize {
+                    return Err(cursor.corrupt("number of blocks"));
+                }
+            }
+            // As many as a group has blocks at most, on each of few levels.
+            total += below.len() as u32;
+            row = below;
+        }
+        Ok(total)
+    }
+
     fn node<'b>(&self, buf: &'b Buf) -> Result<Node<'b, T>> {
         Node::view(buf, self.geometry.v5).map_err(|problem| Error::corrupt_block(buf.daddr(), None, problem))
     }

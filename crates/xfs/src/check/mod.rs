@@ -164,7 +164,7 @@ impl Check<'_> {
     }
 
     fn groups(&self) -> impl Iterator<Item = AgNumber> + use<> {
-        (0..self.geometry().ag_count).map(AgNumber)
+        (0..self.geometry().ag_count()).map(AgNumber)
     }
 
     fn run(&mut self) -> Result<()> {

@@ -102,7 +102,7 @@ impl InodeSource<'_> {
 
     /// Calls `each` with the number of every inode in use, in order, until it breaks.
     pub fn for_each(&self, each: &mut dyn FnMut(InodeNumber) -> ControlFlow<()>) -> Result<()> {
-        for ag in (0..self.geometry.ag_count).map(AgNumber) {
+        for ag in (0..self.geometry.ag_count()).map(AgNumber) {
             let mut from = Some(AgInode(0));
             while let Some(first) = from {
                 let chunks;

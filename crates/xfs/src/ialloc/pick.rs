@@ -60,7 +60,7 @@ impl Inodes {
 
     fn first_group(&self, geometry: &Geometry, parent: InodeNumber, directory: bool) -> AgNumber {
         if directory {
-            AgNumber(self.next_group.fetch_add(1, Ordering::Relaxed) % geometry.ag_count.max(1))
+            AgNumber(self.next_group.fetch_add(1, Ordering::Relaxed) % geometry.ag_count().max(1))
         } else {
             geometry.split_inode(parent).map_or(AgNumber(0), |(ag, _)| ag)
         }
@@ -77,9 +77,9 @@ impl Trans<'_> {
         let first = inodes.first_group(geometry, parent, directory);
         let may_grow = inodes
             .shape
-            .most
+            .most(geometry)
             .is_none_or(|most| write.counters.inodes().saturating_add(inodes.shape.inodes.into()) <= most);
-        for ag in (first.0..geometry.ag_count).chain(0..first.0).map(AgNumber) {
+        for ag in (first.0..geometry.ag_count()).chain(0..first.0).map(AgNumber) {
             if self.highest_group().is_some_and(|highest| ag < highest)
                 || !self.may_have_inode(inodes, ag, may_grow, directory)?
             {

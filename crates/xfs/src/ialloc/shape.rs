@@ -15,8 +15,6 @@ pub struct InodeShape {
     pub align: u32,
     /// Blocks of a piece of a chunk (and their alignment), where chunks may be sparse.
     pub piece: Option<u32>,
-    /// The most inodes that the volume may have; `None` for no limit.
-    pub most: Option<u64>,
     per_block_log: u8,
 }
 
@@ -34,9 +32,20 @@ impl InodeShape {
             align: in_group(geometry.inode_align),
             piece: (geometry.sparse_inodes && piece > 0 && piece < blocks && blocks.is_multiple_of(piece))
                 .then_some(piece),
-            most: most_inodes(geometry, blocks),
             per_block_log,
         }
+    }
+
+    /// The most inodes that the volume may have as it is now: so many percent of its blocks, in whole chunks. `None` for no
+    /// limit.
+    pub fn most(&self, geometry: &Geometry) -> Option<u64> {
+        let percent = u64::from(geometry.max_inode_percent.min(100));
+        if percent == 0 {
+            return None;
+        }
+        let blocks = u128::from(geometry.data_blocks()) * u128::from(percent) / 100;
+        let blocks = u64::try_from(blocks).unwrap_or(u64::MAX);
+        Some((blocks - blocks % u64::from(self.blocks)) << self.per_block_log)
     }
 
     /// The first inode of a block.
@@ -61,18 +70,6 @@ impl InodeShape {
     }
 }
 
-/// The limit of a volume: so many percent of its blocks, in whole chunks.
-fn most_inodes(geometry: &Geometry, chunk_blocks: u32) -> Option<u64> {
-    let percent = u64::from(geometry.max_inode_percent.min(100));
-    if percent == 0 {
-        return None;
-    }
-    let blocks = u128::from(geometry.data_blocks) * u128::from(percent) / 100;
-    let blocks = u64::try_from(blocks).unwrap_or(u64::MAX);
-    let chunk = u64::from(chunk_blocks);
-    Some((blocks - blocks % chunk) << geometry.inodes_per_block_log)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,7 +82,7 @@ mod tests {
         shape.sparse_inode_align = 4;
         let inodes = InodeShape::new(&shape);
         assert_eq!((inodes.inodes, inodes.blocks, inodes.align, inodes.piece), (64, 8, 8, Some(4)));
-        assert_eq!(inodes.most, Some((1 << 18) * 8));
+        assert_eq!(inodes.most(&shape), Some((1 << 18) * 8));
         assert_eq!(inodes.first_inode(AgBlock(5)), AgInode(40));
         shape.ag_blocks = 1003;
         assert_eq!(inodes.last_start(&shape, AgNumber(0)), 1000 - 8);
@@ -97,7 +94,7 @@ mod tests {
         (shape.inode_align, shape.sparse_inode_align, shape.max_inode_percent) = (0, 7, 255);
         let inodes = InodeShape::new(&shape);
         assert_eq!((inodes.inodes, inodes.blocks, inodes.align, inodes.piece), (128, 1, 1, None));
-        assert_eq!(inodes.most, Some(shape.data_blocks * 128));
+        assert_eq!(inodes.most(&shape), Some(shape.data_blocks() * 128));
         shape.inode_align = u32::MAX;
         assert_eq!(InodeShape::new(&shape).align, shape.ag_blocks);
     }

@@ -27,7 +27,7 @@ pub(crate) fn check_headers(device: &dyn BlockDevice, geometry: &Geometry, head:
     }
     let sector = geometry.sector_size as usize;
     let mut bytes = AlignedBuf::zeroed(HEADERS * sector);
-    for ag in (0..geometry.ag_count).map(AgNumber) {
+    for ag in (0..geometry.ag_count()).map(AgNumber) {
         device.read(geometry.daddr_of(ag, AgBlock(0)).0 * 512, &mut bytes)?;
         // The copies of the superblock are not kept up.
         let headers = bytes.chunks_exact(sector).skip(usize::from(ag.0 != 0));

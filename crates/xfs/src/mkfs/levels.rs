@@ -4,6 +4,8 @@
 //! the blocks that a group keeps for its trees follow from that.
 
 use xfs_format::btree::{Bnobt, Inobt, Refcountbt, Rmapbt, Tree};
+use xfs_format::features::{Incompat, RoCompat};
+use xfs_format::superblock::Superblock;
 
 /// Bytes of the header of a block of a block map tree.
 const LONG_HEADER: u32 = 72;
@@ -33,6 +35,22 @@ pub(super) struct Shape {
     pub reflink: bool,
     pub rmapbt: bool,
     pub nrext64: bool,
+}
+
+impl Shape {
+    /// Of a volume of version 5.
+    pub(super) fn of(superblock: &Superblock) -> Self {
+        let raw = superblock.raw();
+        let (ro, incompat) = (superblock.ro_compat(), superblock.incompat());
+        Self {
+            block_size: raw.blocksize.get(),
+            inode_size: raw.inodesize.get().into(),
+            ag_blocks: raw.agblocks.get(),
+            reflink: ro.contains(RoCompat::REFLINK),
+            rmapbt: ro.contains(RoCompat::RMAPBT),
+            nrext64: incompat.contains(Incompat::NREXT64),
+        }
+    }
 }
 
 impl Levels {

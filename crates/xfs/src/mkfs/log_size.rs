@@ -44,19 +44,11 @@ pub(super) fn least(of: &LogShape) -> u64 {
 /// The least log of a volume like that of `superblock`, in blocks; `None` where that volume has none of the shapes
 /// that are made here.
 pub fn log_blocks_min(superblock: &xfs_format::superblock::Superblock) -> Option<u64> {
-    use xfs_format::features::{Incompat, RoCompat};
-    let raw = superblock.raw();
-    let (ro, incompat) = (superblock.ro_compat(), superblock.incompat());
+    use xfs_format::features::RoCompat;
+    let (raw, ro) = (superblock.raw(), superblock.ro_compat());
     superblock.is_v5().then(|| {
         least(&LogShape {
-            shape: Shape {
-                block_size: raw.blocksize.get(),
-                inode_size: raw.inodesize.get().into(),
-                ag_blocks: raw.agblocks.get(),
-                reflink: ro.contains(RoCompat::REFLINK),
-                rmapbt: ro.contains(RoCompat::RMAPBT),
-                nrext64: incompat.contains(Incompat::NREXT64),
-            },
+            shape: Shape::of(superblock),
             sector_size: raw.sectsize.get().into(),
             dir_block_size: raw.blocksize.get() << raw.dirblklog,
             finobt: ro.contains(RoCompat::FINOBT),

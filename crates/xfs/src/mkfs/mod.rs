@@ -26,4 +26,6 @@ pub use log_size::log_blocks_min;
 pub use options::{Features, Options};
 pub use plan::{plan, unwritable};
 pub use refusal::Refusal;
+pub(crate) use structures::{agf, agi, seal};
+pub(crate) use write::write_group;
 pub use write::{Before, format};

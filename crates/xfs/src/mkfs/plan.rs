@@ -126,13 +126,8 @@ impl Draft<'_> {
         self.options.dir_block_size.unwrap_or(self.options.block_size.max(4096))
     }
 
-    /// Blocks that a group keeps for splits of its trees. Trees have one level now; each split up to a new root takes
-    /// two blocks, and a tree that can never have more than one level takes none. `xfs_repair` from 6.11 on works the
-    /// root directory's place out of this; older ones expected two blocks of trees that cannot grow.
     fn agfl_blocks(&self) -> u32 {
-        let levels = Levels::of(&self.shape());
-        let splits = |levels: u32| 2 * levels.clamp(1, 2) - 2;
-        2 * splits(levels.alloc) + splits(levels.rmap)
+        agfl_blocks(&self.shape())
     }
 
     /// Blocks of headers and roots.
@@ -264,6 +259,37 @@ impl Draft<'_> {
     }
 }
 
+/// Blocks that a group keeps for splits of its trees. Trees have one level now; each split up to a new root takes
+/// two blocks, and a tree that can never have more than one level takes none. `xfs_repair` from 6.11 on works the
+/// root directory's place out of this; older ones expected two blocks of trees that cannot grow.
+fn agfl_blocks(shape: &Shape) -> u32 {
+    let levels = Levels::of(shape);
+    let splits = |levels: u32| 2 * levels.clamp(1, 2) - 2;
+    2 * splits(levels.alloc) + splits(levels.rmap)
+}
+
+impl Layout {
+    /// That of a volume which is there, so that it can get more groups: where everything would lie in a new one.
+    pub(crate) fn of_volume(superblock: &Superblock) -> Self {
+        let (ro, incompat) = (superblock.ro_compat(), superblock.incompat());
+        Self {
+            geometry: Geometry::from_superblock(superblock),
+            superblock: *superblock,
+            features: Features {
+                finobt: ro.contains(RoCompat::FINOBT),
+                inobt_counts: ro.contains(RoCompat::INOBTCNT),
+                sparse_inodes: incompat.contains(Incompat::SPINODES),
+                reflink: ro.contains(RoCompat::REFLINK),
+                bigtime: incompat.contains(Incompat::BIGTIME),
+                nrext64: incompat.contains(Incompat::NREXT64),
+                rmapbt: ro.contains(RoCompat::RMAPBT),
+            },
+            time: Timestamp::default(),
+            agfl_blocks: agfl_blocks(&Shape::of(superblock)),
+        }
+    }
+}
+
 fn version_flags(large_sectors: bool) -> VersionFlags {
     let flags = VersionFlags::NLINK
         | VersionFlags::ALIGN
@@ -324,7 +350,7 @@ mod tests {
     fn check(layout: &Layout) {
         let geometry = layout.geometry();
         let (mut free, mut listed) = (0, 0);
-        for ag in (0..geometry.ag_count).map(AgNumber) {
+        for ag in (0..geometry.ag_count()).map(AgNumber) {
             let group = layout.group(ag);
             let mut parts = vec![(0, layout.fixed_blocks())];
             let extents = group.log.iter().chain([&group.agfl]).chain(&group.inodes).chain(&group.free);
@@ -405,7 +431,7 @@ mod tests {
     fn a_log_that_does_not_fit_the_middle_goes_to_the_first_group() {
         let groups = Groups::Bytes(284 << 20);
         let layout = plan(&Options { groups, ..options() }, 300 << 20).unwrap();
-        assert_eq!(layout.geometry().ag_count, 2);
+        assert_eq!(layout.geometry().ag_count(), 2);
         assert!(layout.group(AgNumber(0)).log.is_some() && layout.group(AgNumber(1)).log.is_none());
         check(&layout);
     }

@@ -22,7 +22,7 @@ const AGFL_FIRST: u32 = 1;
 const EMPTY_DIR_LEN: usize = 6;
 
 /// A superblock as a whole sector, with its checksum.
-pub(super) fn seal(raw: &RawSuperblock) -> Vec<u8> {
+pub(crate) fn seal(raw: &RawSuperblock) -> Vec<u8> {
     let mut sector = vec![0; usize::from(raw.sectsize.get())];
     put(&mut sector, raw);
     checksum::store(&mut sector, CRC_OFFSET);
@@ -53,7 +53,7 @@ pub(super) fn fill_group(layout: &Layout, group: &GroupLayout, to: &mut [u8]) {
     }
 }
 
-fn agf(layout: &Layout, group: &GroupLayout) -> Agf {
+pub(crate) fn agf(layout: &Layout, group: &GroupLayout) -> Agf {
     let root = |root| layout.root(root).map_or(0, |block| block.0);
     let level = |root| U32::from(u32::from(layout.root(root).is_some()));
     let mut agf = Agf::new(group.ag, group.blocks, layout.geometry.meta_uuid);
@@ -71,7 +71,7 @@ fn agf(layout: &Layout, group: &GroupLayout) -> Agf {
     agf
 }
 
-fn agi(layout: &Layout, group: &GroupLayout) -> Agi {
+pub(crate) fn agi(layout: &Layout, group: &GroupLayout) -> Agi {
     let mut agi = Agi::new(group.ag, group.blocks, layout.geometry.meta_uuid);
     agi.root = layout.root(Root::Inobt).map_or(0, |block| block.0).into();
     agi.level = 1.into();

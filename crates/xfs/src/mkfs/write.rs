@@ -34,7 +34,7 @@ pub fn format(device: &dyn BlockDevice, layout: &Layout, before: Before) -> Resu
     if before == Before::Unknown {
         wipe(device, layout)?;
     }
-    for ag in (0..layout.geometry.ag_count).map(AgNumber) {
+    for ag in (0..layout.geometry.ag_count()).map(AgNumber) {
         write_group(device, layout, &layout.group(ag), before)?;
     }
     device.flush()?;
@@ -85,7 +85,12 @@ fn zero(device: &dyn BlockDevice, start: u64, len: u64) -> Result<()> {
 }
 
 /// Writes all of a group but the first superblock.
-fn write_group(device: &dyn BlockDevice, layout: &Layout, group: &GroupLayout, before: Before) -> Result<()> {
+pub(crate) fn write_group(
+    device: &dyn BlockDevice,
+    layout: &Layout,
+    group: &GroupLayout,
+    before: Before,
+) -> Result<()> {
     let geometry = &layout.geometry;
     let at = |block: AgBlock| geometry.daddr_of(group.ag, block).0 << 9;
     let mut head = AlignedBuf::zeroed((layout.fixed_blocks() as usize) << geometry.block_log);

@@ -41,7 +41,7 @@ impl From<DeviceError> for LogError {
 }
 
 /// Fills `buf` from a block of the log on, reading whole sectors.
-pub(super) fn read(
+pub(crate) fn read(
     device: &dyn BlockDevice,
     start: DiskAddr,
     block: u32,

@@ -60,7 +60,7 @@ impl Owed {
             report.extents_freed += trans.take_over(intent);
             trans.commit()?;
         }
-        for ag in (0..volume.geometry().ag_count).map(AgNumber) {
+        for ag in (0..volume.geometry().ag_count()).map(AgNumber) {
             for ino in unlinked(volume, ag)? {
                 match volume.entry(ino).and_then(|entry| volume.release_if_unused(&entry)) {
                     Ok(()) => report.inodes_freed += 1,
@@ -199,7 +199,7 @@ mod tests {
         format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
         let volume = open(&device);
         // In all groups: the recovery writes to each.
-        let group = |n: u64| AgNumber((n % u64::from(volume.geometry().ag_count)) as u32);
+        let group = |n: u64| AgNumber((n % u64::from(volume.geometry().ag_count())) as u32);
         let runs: Vec<FsBlock> = (0..EXTENTS).map(|n| taken_in(&volume, group(n), 1)).collect();
         let need = Need::new(volume.geometry()).extents(1).frees(EXTENTS).steps(1);
         let mut promise = Trans::start(&volume, need.reservation()).unwrap();

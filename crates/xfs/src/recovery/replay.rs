@@ -75,7 +75,7 @@ impl<'g> Replay<'g> {
         head: Lsn,
     ) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let count = cores.min(SHARES_MAX).min(geometry.ag_count as usize).max(1);
+        let count = cores.min(SHARES_MAX).min(geometry.ag_count() as usize).max(1);
         let kept = KEPT_BYTES / count as u64;
         let patch = || Patch::new(Arc::clone(device), geometry.bytes(), log.clone(), kept);
         let voids = void.split(count, |daddr| share_of(geometry, count, daddr));

@@ -72,7 +72,7 @@ const _: () = assert!(offset_of!(RawSuperblock, icount) + 24 == offset_of!(RawSu
 fn sums(patch: &Arc<Patch>, geometry: &Geometry) -> Result<(u64, u64, u64)> {
     let (bufs, groups) = look(patch, geometry);
     let (mut free, mut inodes, mut free_inodes) = (0, 0, 0);
-    for ag in (0..geometry.ag_count).map(AgNumber) {
+    for ag in (0..geometry.ag_count()).map(AgNumber) {
         let (space, chunks) = (groups.space(&bufs, geometry, ag)?, groups.inodes(&bufs, geometry, ag)?);
         // Blocks in the AGFL and in the trees of free space count as free: they can become so.
         free += u64::from(space.free_blocks) + u64::from(space.agfl_blocks) + u64::from(space.tree_blocks);
@@ -89,7 +89,7 @@ pub(super) fn check_no_staging(patch: &Arc<Patch>, geometry: &Geometry) -> Resul
         return Ok(());
     }
     let (bufs, groups) = look(patch, geometry);
-    for ag in (0..geometry.ag_count).map(AgNumber) {
+    for ag in (0..geometry.ag_count()).map(AgNumber) {
         let Some(root) = groups.space(&bufs, geometry, ag)?.refcountbt else { continue };
         let mut cursor = Cursor::<Refcountbt>::seek(&bufs, geometry, ag, root, Some(u32::MAX))?;
         if cursor.next_record()?.is_some_and(|last| last.startblock.get() & STAGING != 0) {
@@ -103,5 +103,5 @@ pub(super) fn check_no_staging(patch: &Arc<Patch>, geometry: &Geometry) -> Resul
 
 fn look(patch: &Arc<Patch>, geometry: &Geometry) -> (BufCache, Groups) {
     let device: Arc<dyn BlockDevice> = Arc::clone(patch) as Arc<dyn BlockDevice>;
-    (BufCache::new(device, geometry, CACHE_BYTES), Groups::new(geometry.ag_count, true))
+    (BufCache::new(device, geometry, CACHE_BYTES), Groups::new(geometry.ag_count(), true))
 }

@@ -30,7 +30,7 @@ pub(super) fn check_freeable(patch: &Arc<Patch>, geometry: &Geometry, promised: 
     }
     let device: Arc<dyn BlockDevice> = Arc::clone(patch) as Arc<dyn BlockDevice>;
     let bufs = BufCache::new(device, geometry, CACHE_BYTES);
-    let groups = Groups::new(geometry.ag_count, false);
+    let groups = Groups::new(geometry.ag_count(), false);
     let look = Look { bufs: &bufs, sharing: Sharing { bufs: &bufs, geometry, groups: &groups } };
     for extent in promised.iter().flat_map(|intent| &intent.extents) {
         if look.sharing.is_counted(extent.start, extent.len.into())? {
@@ -40,7 +40,7 @@ pub(super) fn check_freeable(patch: &Arc<Patch>, geometry: &Geometry, promised: 
             )));
         }
     }
-    (0..geometry.ag_count).map(AgNumber).try_for_each(|ag| look.group(ag))
+    (0..geometry.ag_count()).map(AgNumber).try_for_each(|ag| look.group(ag))
 }
 
 struct Look<'a> {

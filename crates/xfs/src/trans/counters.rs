@@ -89,6 +89,11 @@ impl Counters {
         }
     }
 
+    /// Sets aside so many blocks more, of a volume that has grown, or fewer.
+    pub(crate) fn keep_back(&self, more: i64) {
+        self.set_aside.fetch_add(more, Ordering::Relaxed);
+    }
+
     /// Applies what a transaction committed. Blocks that it took left the counter when they were reserved.
     pub(crate) fn apply(&self, delta: &Delta) {
         self.return_blocks(delta.freed);

@@ -242,7 +242,7 @@ pub(crate) fn inode_levels(geometry: &Geometry) -> u64 {
 
 /// Most levels of a block map: as many extents as the volume has blocks, within what an inode may count.
 pub(crate) fn map_levels(geometry: &Geometry) -> u64 {
-    levels::<Bmbt>(geometry, geometry.data_blocks.min(1 << 31))
+    levels::<Bmbt>(geometry, geometry.data_blocks().min(1 << 31))
 }
 
 #[cfg(all(test, not(shuttle)))]

@@ -8,7 +8,7 @@
 use super::reservation::{Need, Reservation};
 use super::{BufIndex, Trans};
 use crate::error::{Error, Result};
-use crate::log::Frozen;
+use crate::log::{CommitSeq, Frozen};
 use crate::volume::{Volume, WriteSide};
 use std::mem::offset_of;
 use std::ops::Range;
@@ -36,17 +36,19 @@ pub(crate) fn cover(volume: &Arc<Volume>) -> Result<()> {
     }
 }
 
-fn log_counters(trans: Trans<'_>) -> Result<()> {
+fn log_counters(mut trans: Trans<'_>) -> Result<()> {
     let counters = &trans.volume().write_side()?.counters;
     let icount = counters.inodes();
     let ifree = counters.free_inodes().min(icount);
-    let fdblocks = counters.free_blocks().min(trans.geometry().data_blocks);
+    let fdblocks = counters.free_blocks().min(trans.geometry().data_blocks());
     let range = offset_of!(RawSuperblock, icount)..offset_of!(RawSuperblock, fdblocks) + 8;
-    change(trans, range, |raw| {
+    trans.change_superblock(range, |raw| {
         raw.icount = icount.into();
         raw.ifree = ifree.into();
         raw.fdblocks = fdblocks.into();
-    })
+    })?;
+    trans.commit()?;
+    Ok(())
 }
 
 /// Bytes of the log that a change of the superblock takes.
@@ -76,6 +78,17 @@ impl Tells {
 }
 
 impl Trans<'_> {
+    /// Changes what of the superblock lies in `range`. The transaction has reserved a sector for it, and locks nothing more.
+    pub(crate) fn change_superblock(
+        &mut self,
+        range: Range<usize>,
+        change: impl FnOnce(&mut RawSuperblock),
+    ) -> Result<()> {
+        let sector = self.geometry().sector_size.into();
+        let buf = self.buf_at(DiskAddr(0), sector, &SUPERBLOCK)?;
+        edit(self, buf, range, change)
+    }
+
     /// Whether this volume's first change is still to come, and has to tell of quota.
     pub(super) fn is_quota_counted(volume: &Volume) -> Result<bool> {
         Ok(volume.write_side()?.quota_counted.load(Ordering::Acquire))
@@ -128,20 +141,23 @@ impl Trans<'_> {
     }
 }
 
+/// Changes what of the superblock lies in `range`, in a transaction of its own.
+pub(crate) fn change_alone(
+    volume: &Arc<Volume>,
+    range: Range<usize>,
+    change: impl FnOnce(&mut RawSuperblock),
+) -> Result<CommitSeq> {
+    let mut trans = start(volume)?;
+    trans.change_superblock(range, change)?;
+    trans.commit()
+}
+
 fn reservation(volume: &Volume) -> Reservation {
     Need::new(volume.geometry()).sectors(1).reservation()
 }
 
 fn start(volume: &Arc<Volume>) -> Result<Trans<'_>> {
     Trans::start(volume, reservation(volume))
-}
-
-fn change(mut trans: Trans<'_>, range: Range<usize>, change: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
-    let sector = trans.geometry().sector_size.into();
-    let buf = trans.buf_at(DiskAddr(0), sector, &SUPERBLOCK)?;
-    edit(&mut trans, buf, range, change)?;
-    trans.commit()?;
-    Ok(())
 }
 
 /// Changes what of the superblock lies in `range`.

@@ -77,7 +77,7 @@ mod tests {
     use crate::recovery::transactions::{Gather, Transaction};
     use blockdev::{BlockDevice, Durability, MemoryDevice};
     use std::sync::Arc;
-    use xfs_format::geometry::Geometry;
+    use xfs_format::geometry::{DataBlocks, Geometry};
     use xfs_format::log::{BufFlags, BufHeader, BufType, Client, Op, OpFlags, TransHeader};
     use zerocopy::{FromZeros, IntoBytes};
 
@@ -93,7 +93,7 @@ mod tests {
     fn geometry() -> Geometry {
         let shape = crate::testing::geometry(true, 12, 0);
         let blocks = (VOLUME / BLOCK as u64) as u32;
-        Geometry { data_blocks: blocks.into(), ag_blocks: blocks, ag_count: 1, ..shape }
+        Geometry { size: DataBlocks::new(blocks.into()), ag_blocks: blocks, ..shape }
     }
 
     fn disk(kind: u8, id: u32, blocks: u64) -> DiskDquot {

@@ -79,7 +79,7 @@ impl<'g> Share<'g> {
         const NAME: &str = "inode creation log item";
         let geometry = self.geometry;
         let (ag, block, blocks) = (create.ag(), create.agbno(), create.length.get());
-        let inside = ag.0 < geometry.ag_count
+        let inside = ag.0 < geometry.ag_count()
             && u64::from(block.0) + u64::from(blocks) <= u64::from(geometry.ag_blocks_of(ag));
         let count = u64::from(blocks) << geometry.inodes_per_block_log;
         let most = 64_u64.max(1 << geometry.inodes_per_block_log);

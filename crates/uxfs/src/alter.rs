@@ -1,0 +1,175 @@
+//! Changing what a volume is: label and size while it is open, UUID and features while nobody has it.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::OpenOptions;
+use crate::volume::{SECTOR_BYTES_MIN, Volume, explain, part};
+use blockdev::{BlockDevice, FileOptions};
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use uuid::Uuid;
+use xfs::alter::{self, UuidChange};
+
+/// A feature that can be switched on in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Upgrade {
+    /// Timestamps reach beyond 2038. Inodes take them up when they change.
+    Bigtime,
+    /// Each group's header counts the blocks of its inode trees.
+    InobtCount,
+    /// Extent counts may be 64-bit. Inodes take them up when they need them.
+    Nrext64,
+}
+
+impl Upgrade {
+    /// The feature that `mkfs.xfs` calls so, if it is one of these.
+    pub fn of_name(name: &str) -> Option<Self> {
+        [Self::Bigtime, Self::InobtCount, Self::Nrext64].into_iter().find(|one| one.engine().name() == name)
+    }
+
+    fn engine(self) -> alter::Upgrade {
+        match self {
+            Self::Bigtime => alter::Upgrade::Bigtime,
+            Self::InobtCount => alter::Upgrade::InobtCount,
+            Self::Nrext64 => alter::Upgrade::Nrext64,
+        }
+    }
+}
+
+/// The UUID that a volume is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NewUuid {
+    /// A random one.
+    Random,
+    /// This one. All zeroes is none: the kernel mounts such a volume only with `nouuid`.
+    To([u8; 16]),
+    /// The one that the volume was made with.
+    Restore,
+}
+
+/// What growing made of a volume, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Grown {
+    /// How large it was.
+    pub from: u64,
+    /// How large it is.
+    pub to: u64,
+    /// What is left over at the end, too little for a group of its own.
+    pub left_out: u64,
+}
+
+impl Volume {
+    /// Gives the volume a label: up to 12 bytes, none of them 0; none takes it away. Durable when this returns, in every
+    /// group's copy of the superblock.
+    pub fn set_label(&self, label: impl AsRef<[u8]>) -> Result<()> {
+        Ok(self.engine().set_label(label.as_ref())?)
+    }
+
+    /// Makes the volume larger: as large as its device or partition, or `bytes`. Other threads go on with it meanwhile.
+    /// Durable when this returns; whatever comes between leaves the volume as it was, or as it is then.
+    ///
+    /// The device is as long as it was when the volume was opened. As with `xfs_growfs`, an end that would make a group of
+    /// fewer than 64 blocks is left out. [`ErrorKind::Unsupported`]: it would become smaller.
+    pub fn grow(&self, bytes: Option<u64>) -> Result<Grown> {
+        let device = self.device().size();
+        let grown = self.engine().grow(bytes.unwrap_or(device))?;
+        Ok(self.in_bytes(grown))
+    }
+
+    /// What growing would make of it on a device of `device` bytes, and nothing else.
+    pub fn plan_growth(&self, bytes: Option<u64>, device: u64) -> Result<Grown> {
+        let growth = self.engine().plan_growth(bytes.unwrap_or(device), device)?;
+        Ok(self.in_bytes(alter::Grown::from(&growth)))
+    }
+
+    fn in_bytes(&self, grown: alter::Grown) -> Grown {
+        let log = self.engine().geometry().block_log;
+        Grown { from: grown.from << log, to: grown.to << log, left_out: grown.left_out << log }
+    }
+}
+
+/// Makes the volume in an image, or on a block device, larger: as large as the device, the file or the partition, or as
+/// `bytes`; a file that is shorter becomes longer, if the volume is all of its end. What is refused leaves all as it was,
+/// the file's length too. `how` says where the volume lies.
+pub fn grow(image: impl AsRef<Path>, bytes: Option<u64>, how: &OpenOptions) -> Result<Grown> {
+    // The headers of many groups are small, and far apart: the host's page cache takes them faster than the disk does.
+    let (image, how) = (image.as_ref(), how.clone().writable(true).norecovery(false).direct(false));
+    let volume = Volume::open(image, &how)?;
+    let longer = bytes.filter(|&bytes| bytes > volume.device().size());
+    if let Some(bytes) = longer.filter(|_| image.is_file()) {
+        let lengthened = lengthen(&volume, image, bytes, &how);
+        volume.close()?;
+        drop(volume);
+        lengthened?;
+        return grow_to(&Volume::open(image, &how)?, Some(bytes));
+    }
+    grow_to(&volume, bytes)
+}
+
+fn grow_to(volume: &Volume, bytes: Option<u64>) -> Result<Grown> {
+    let grown = volume.grow(bytes);
+    let closed = volume.close();
+    let grown = grown?;
+    closed.map(|()| grown)
+}
+
+/// Makes an image file as long as the volume in it wants to be. The volume is open, so that nobody else writes it.
+fn lengthen(volume: &Volume, image: &Path, bytes: u64, how: &OpenOptions) -> Result<()> {
+    let too_large = || Error::new(ErrorKind::InvalidInput, "no file can be as large as that");
+    let end =
+        how.offset.checked_add(bytes).filter(|&end| i64::try_from(end).is_ok()).ok_or_else(too_large)?;
+    let host = |error: std::io::Error| Error::new(ErrorKind::Io, format!("lengthening the file: {error}"));
+    if let Some(length) = how.length.filter(|&length| length < bytes) {
+        let what = format!("the volume would have {bytes} bytes, its part of the file has {length}");
+        return Err(Error::new(ErrorKind::NoSpace, what));
+    }
+    volume.plan_growth(Some(bytes), bytes)?;
+    let file = File::options().write(true).open(image).map_err(host)?;
+    if file.metadata().map_err(host)?.len() < end {
+        file.set_len(end).map_err(host)?;
+    }
+    Ok(())
+}
+
+/// Changes the UUID of the volume in an image or on a block device, and gives the new one as text. Its log must be clean:
+/// [`ErrorKind::DirtyLog`]. `how` says where the volume lies.
+///
+/// A crash in between leaves a volume that has the old UUID or the new one. Metadata go on carrying the one that the volume
+/// was made with.
+pub fn set_uuid(image: impl AsRef<Path>, uuid: NewUuid, how: &OpenOptions) -> Result<String> {
+    let change = match uuid {
+        NewUuid::Random => UuidChange::To(xfs_format::types::Uuid(Uuid::new_v4().into_bytes())),
+        NewUuid::To(bytes) => UuidChange::To(xfs_format::types::Uuid(bytes)),
+        NewUuid::Restore => UuidChange::Restore,
+    };
+    on_device(image.as_ref(), how, |device| alter::set_uuid(&*device, change)).map(|uuid| uuid.to_string())
+}
+
+/// Switches features on, all or none, for the volume in an image or on a block device. Its log must be clean:
+/// [`ErrorKind::DirtyLog`]. `how` says where the volume lies.
+pub fn upgrade(image: impl AsRef<Path>, features: &[Upgrade], how: &OpenOptions) -> Result<()> {
+    let features: Vec<_> = features.iter().map(|feature| feature.engine()).collect();
+    on_device(image.as_ref(), how, |device| alter::upgrade(device, &features))
+}
+
+/// Does something to a device that nobody else has. Volumes have smaller sectors than some disks under image files.
+fn on_device<T>(
+    image: &Path,
+    how: &OpenOptions,
+    work: impl Fn(Arc<dyn BlockDevice>) -> xfs::Result<T>,
+) -> Result<T> {
+    let options = FileOptions::new().write(true).direct(how.direct);
+    let run = |options: &FileOptions| {
+        let device = part(Arc::new(options.open(image)?), how)?;
+        work(Arc::clone(&device)).map_err(|error| explain(error, &*device))
+    };
+    match run(&options) {
+        Err(error) if error.kind() == ErrorKind::SectorSize && image.is_file() => {
+            run(&options.clone().sector_size(SECTOR_BYTES_MIN))
+        }
+        done => done,
+    }
+}

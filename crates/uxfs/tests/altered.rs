@@ -1,0 +1,317 @@
+//! Label, UUID, size and features of a volume change in the midst of other work, and of power cuts at every write.
+
+mod common;
+
+use blockdev::{
+    BlockDevice, DeviceError, Durability, Fate, FileDevice, Layer, MemoryDevice, PowerCuts, Recorder, Rewind,
+};
+use common::{made, mounted, open, repair_finds_nothing};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use uxfs::{ErrorKind, MkfsOptions, NewNode, OpenOptions, Volume, VolumeInfo, check_device, mkfs_device};
+use xfs::alter::{Upgrade, UuidChange, set_uuid, upgrade};
+
+const MIB: u64 = 1 << 20;
+
+fn opened(device: Arc<dyn BlockDevice>) -> Volume {
+    Volume::open_device(device, &OpenOptions::new().writable(true)).expect("opened")
+}
+
+/// What a volume says of itself in which the alterations of these tests show.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Said {
+    label: Vec<u8>,
+    uuid: String,
+    size: (u64, u32),
+    features: Vec<String>,
+}
+
+impl Said {
+    fn of(info: VolumeInfo) -> Self {
+        let VolumeInfo { label, uuid, blocks, ag_count, features, .. } = info;
+        Self { label, uuid, size: (blocks, ag_count), features }
+    }
+}
+
+/// A volume with a file in each of some directories, in an image that goes on behind it. Its groups have 128 MiB.
+fn base(dir: &Path, more: &[&str]) -> PathBuf {
+    let image = made(dir, more);
+    let volume = open(&image);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    for n in 0..6 {
+        let made = root.create_dir(format!("d{n}").as_bytes(), &NewNode::default()).expect("made");
+        let file = made.as_dir().expect("one").create_file(b"file", &NewNode::default()).expect("made");
+        file.open().expect("opened").write_at(&[n; 20_000], 0).expect("written");
+    }
+    volume.close().expect("closed");
+    drop((root, volume));
+    std::fs::File::options().write(true).open(&image).expect("there").set_len(700 * MIB).expect("longer");
+    image
+}
+
+/// Cuts the power at each write of `alter`, which begins with a closed volume, and at the end of each: what was in doubt is
+/// lost, kept, or torn. The kernel mounts what is left, uxfs recovers it, and both witnesses find it sound; it is as it was
+/// before, or as it is then.
+fn cut_at_each_write(dir: &Path, image: &Path, alter: impl FnOnce(Arc<dyn BlockDevice>)) {
+    let base = dir.join("base.img");
+    run(Command::new("cp").arg("--sparse=always").args([image, &base]));
+    let device = FileDevice::open_writable(image).expect("an image");
+    let recorder = Arc::new(Recorder::new(Arc::new(device)));
+    let before = said(&base);
+    alter(recorder.clone());
+    let recording = recorder.recording();
+    drop(recorder);
+    let then = said(image);
+    assert!(before != then);
+    let mut cuts: BTreeSet<u64> = recording.cuts().into_iter().collect();
+    cuts.extend(
+        recording.writes().iter().flat_map(|write| [Some(write.started + 1), write.completed]).flatten(),
+    );
+    let stage = Arc::new(Rewind::new(Arc::new(MemoryDevice::map_file(&base).expect("mapped"))));
+    let mut power = PowerCuts::new(&recording, Arc::clone(&stage));
+    let mut rng = fastrand::Rng::with_seed(7);
+    let (mut seen, mut last) = (BTreeSet::new(), None);
+    for cut in cuts {
+        power.advance(cut).expect("written");
+        // Nothing new since the last cut.
+        let doubt: Vec<u64> = power.in_doubt().map(|write| write.started).collect();
+        let settled = recording.writes().iter().filter(|write| recording.is_durable(write, cut)).count();
+        if last.replace((doubt, settled))
+            == Some((power.in_doubt().map(|write| write.started).collect(), settled))
+        {
+            continue;
+        }
+        for fate in 0..3 {
+            power
+                .make(|write| match fate {
+                    0 => Fate::Dropped,
+                    1 => Fate::Applied,
+                    _ => Fate::Torn((0..write.data.len() / 512).map(|_| rng.bool()).collect()),
+                })
+                .expect("written");
+            println!("cut at {cut}, fate {fate}");
+            // As the kernel finds it, on another copy, as it writes.
+            if fate == 0 {
+                let copy = dir.join("copy.img");
+                run(Command::new("cp").arg("--sparse=always").args([&base, &copy]));
+                assert!(
+                    mounted(&copy, |root| std::fs::read(root.join("d3/file")).expect("read") == [3; 20_000])
+                );
+            }
+            let volume = opened(stage.clone());
+            let now = Said::of(volume.info().expect("info"));
+            volume.close().expect("closed");
+            drop(volume);
+            assert!(now == before || now == then, "{now:?}");
+            let report = check_device(stage.clone(), &OpenOptions::new()).expect("checked");
+            assert!(report.is_clean(), "{:?}", report.findings);
+            repair_finds_nothing(&base);
+            seen.insert(now);
+            stage.rewind().expect("taken back");
+        }
+    }
+    assert!(seen.contains(&before) && seen.contains(&then), "{seen:?}");
+}
+
+fn said(image: &Path) -> Said {
+    Said::of(Volume::open(image, &OpenOptions::new()).expect("opened").info().expect("info"))
+}
+
+fn run(command: &mut Command) {
+    let out = command.output().expect("run");
+    assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// Part of a group, whole ones, and a short one at the end.
+#[test]
+fn a_power_cut_while_a_volume_grows_leaves_the_old_size_or_the_new() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let image = base(dir.path(), &["-d", "size=330m,agsize=100m"]);
+    let grow = |device: Arc<dyn BlockDevice>| {
+        let volume = opened(device);
+        let grown = volume.grow(Some(540 * MIB)).expect("grown");
+        assert_eq!((grown.from, grown.to, grown.left_out), (330 * MIB, 540 * MIB, 0));
+        // What comes behind lies in new groups as well.
+        let root = volume.root().expect("root").as_dir().expect("a directory");
+        let file = root.create_file(b"large", &NewNode::default()).expect("made").open().expect("opened");
+        file.allocate(0..400 * MIB, false).expect("room");
+        volume.sync().expect("synced");
+        volume.close().expect("closed");
+    };
+    cut_at_each_write(dir.path(), &image, grow);
+    repair_finds_nothing(&image);
+}
+
+#[test]
+fn a_power_cut_while_a_label_is_set_leaves_the_old_one_or_the_new() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let image = base(dir.path(), &["-L", "before"]);
+    let label = |device: Arc<dyn BlockDevice>| {
+        let volume = opened(device);
+        volume.set_label("then").expect("set");
+        assert_eq!(volume.info().expect("info").label, b"then");
+        volume.close().expect("closed");
+    };
+    cut_at_each_write(dir.path(), &image, label);
+}
+
+#[test]
+fn a_power_cut_while_a_uuid_changes_leaves_the_old_one_or_the_new() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let image = base(dir.path(), &[]);
+    let uuid = |device: Arc<dyn BlockDevice>| {
+        set_uuid(&*device, UuidChange::To(xfs_format::types::Uuid([0xa7; 16]))).expect("set");
+    };
+    cut_at_each_write(dir.path(), &image, uuid);
+    let restore = |device: Arc<dyn BlockDevice>| {
+        set_uuid(&*device, UuidChange::Restore).expect("set");
+    };
+    cut_at_each_write(dir.path(), &image, restore);
+}
+
+#[test]
+fn a_power_cut_while_features_are_switched_on_leaves_none_or_all() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let image = base(dir.path(), &["-m", "bigtime=0,inobtcount=0", "-i", "nrext64=0"]);
+    let features = |device: Arc<dyn BlockDevice>| {
+        upgrade(device, &Upgrade::ALL).expect("switched on");
+    };
+    cut_at_each_write(dir.path(), &image, features);
+}
+
+/// A device that refuses to write at one place.
+#[derive(Debug)]
+struct Refuses {
+    below: Arc<dyn BlockDevice>,
+    at: u64,
+}
+
+impl Layer for Refuses {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.below
+    }
+
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+        if offset == self.at { Err(DeviceError::ReadOnly) } else { self.below.write(offset, buf, durability) }
+    }
+}
+
+/// The volume would have been closed with copies of the superblock that nobody writes any more, and `xfs_repair` lets the
+/// majority of them tell how large it is.
+#[test]
+fn a_copy_that_could_not_be_written_is_written_by_the_next_to_open() {
+    let bytes_at = |device: &Arc<dyn BlockDevice>, at| {
+        let mut sector = [0; 512];
+        device.read(at, &mut sector).expect("read");
+        sector
+    };
+    for at in [17 * MIB, 34 * MIB] {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(200 * MIB).expect("memory"));
+        let small = MkfsOptions::new().small(true).size(60 * MIB).group_size(17 * MIB);
+        mkfs_device(Arc::clone(&device), &small, true).expect("a volume");
+        let refuses = || Arc::new(Refuses { below: Arc::clone(&device), at });
+        let volume = opened(refuses());
+        volume.grow(None).expect_err("a copy is not written");
+        assert!(volume.close().is_err());
+        drop(volume);
+        let volume = opened(Arc::clone(&device));
+        assert_eq!(volume.info().expect("info").blocks, 200 * MIB / 4096);
+        volume.close().expect("closed");
+        drop(volume);
+        let report = check_device(Arc::clone(&device), &OpenOptions::new()).expect("checked");
+        assert!(report.is_clean(), "{:?}", report.findings);
+        let volume = opened(refuses());
+        volume.set_label("label").expect_err("a copy is not written");
+        assert!(volume.close().is_err());
+        drop(volume);
+        let volume = opened(Arc::clone(&device));
+        volume.close().expect("closed");
+        let labels =
+            [0, 17 * MIB, 34 * MIB, 187 * MIB].map(|at| bytes_at(&device, at)[108..113] == *b"label");
+        assert_eq!(labels, [true; 4]);
+    }
+}
+
+/// Threads make, write, read and remove files, and one fills the volume, while it becomes larger again and again.
+#[test]
+fn a_volume_grows_beside_those_who_use_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let image = dir.path().join("volume.img");
+    std::fs::File::create(&image).expect("made").set_len(1200 * MIB).expect("sparse");
+    let small = MkfsOptions::new().small(true).size(60 * MIB).group_size(17 * MIB);
+    let device = || Arc::new(FileDevice::open_writable(&image).expect("an image"));
+    mkfs_device(device(), &small, true).expect("a volume");
+    let volume = opened(device());
+    let (done, full) = (AtomicBool::new(false), AtomicBool::new(false));
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    thread::scope(|threads| {
+        for n in 0..3_u8 {
+            let (volume, done) = (&volume, &done);
+            let dir = root.create_dir(&[b'a' + n], &NewNode::default()).expect("made").as_dir().expect("one");
+            threads.spawn(move || {
+                for round in 0_u32.. {
+                    let name = format!("{}", round % 40);
+                    match dir.create_file(name.as_bytes(), &NewNode::default()) {
+                        Ok(node) => {
+                            let file = node.open().expect("opened");
+                            if let Err(error) = file.write_at(&[n; 30_000], 4096) {
+                                assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                            }
+                        }
+                        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                            let path = format!("/{}/{name}", char::from(b'a' + n));
+                            let mut read = [0; 100];
+                            volume.open_file(&path).expect("there").read_at(&mut read, 5000).expect("read");
+                            dir.remove_file(name.as_bytes()).expect("removed");
+                        }
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}"),
+                    }
+                    if done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+        let (root, done, full) = (&root, &done, &full);
+        threads.spawn(move || {
+            let file = root.create_file(b"all", &NewNode::default()).expect("made").open().expect("opened");
+            let mut end = 0;
+            while !done.load(Ordering::Relaxed) {
+                match file.allocate(end..end + MIB, false) {
+                    Ok(()) => end += MIB,
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                        full.store(true, Ordering::Relaxed);
+                    }
+                }
+            }
+        });
+        for size in [64, 90, 200, 201, 500, 1200] {
+            while !full.swap(false, Ordering::Relaxed) {
+                thread::yield_now();
+            }
+            let grown = volume.grow((size < 1200).then_some(size * MIB)).expect("grown");
+            assert_eq!((grown.to + grown.left_out) / MIB, size);
+        }
+        while !full.swap(false, Ordering::Relaxed) {
+            thread::yield_now();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let info = volume.info().expect("info");
+    assert_eq!(u64::from(info.ag_count), (1200_u64).div_ceil(17));
+    volume.close().expect("closed");
+    drop((root, volume));
+    let report = check_device(device(), &OpenOptions::new()).expect("checked");
+    assert!(report.is_clean(), "{:?}", report.findings);
+    repair_finds_nothing(&image);
+    mounted(&image, |root| {
+        std::fs::remove_file(root.join("all")).expect("removed");
+        std::fs::write(root.join("new"), vec![1; 200 << 20]).expect("room");
+    });
+    repair_finds_nothing(&image);
+}

@@ -1,0 +1,137 @@
+//! Features that a volume gets in place.
+//!
+//! Two of them ask nothing else of a volume than to be allowed: inodes take up large timestamps and extent counts one by
+//! one, when they change. The third needs a number in each group's header, which nobody looks at before the superblock says
+//! that it is there: the numbers are logged first, and then the features in one transaction.
+
+use super::{Refusal, copies};
+use crate::btree::Cursor;
+use crate::error::{Error, Result};
+use crate::mkfs::log_blocks_min;
+use crate::recovery::clean;
+use crate::trans::Trans;
+use crate::trans::reservation::Need;
+use crate::trans::superblock::change_alone;
+use crate::volume::{OpenOptions, Volume, check_volume, read_superblock};
+use blockdev::{BlockDevice, Claim};
+use std::mem::offset_of;
+use std::sync::Arc;
+use xfs_format::ag::{AGI, AgHeader, Agi};
+use xfs_format::btree::{Finobt, Inobt};
+use xfs_format::features::{Incompat, RoCompat};
+use xfs_format::superblock::{RawSuperblock, Superblock};
+use xfs_format::types::AgNumber;
+
+/// A feature that can be switched on in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Upgrade {
+    /// Timestamps reach beyond 2038.
+    Bigtime,
+    /// The AGI counts the blocks of the inode trees.
+    InobtCount,
+    /// Extent counts may be 64-bit.
+    Nrext64,
+}
+
+impl Upgrade {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Bigtime, Self::InobtCount, Self::Nrext64];
+
+    /// Its name, as the tools write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bigtime => "bigtime",
+            Self::InobtCount => "inobtcount",
+            Self::Nrext64 => "nrext64",
+        }
+    }
+
+    fn bits(self) -> (RoCompat, Incompat) {
+        match self {
+            Self::Bigtime => (RoCompat::empty(), Incompat::BIGTIME),
+            Self::InobtCount => (RoCompat::INOBTCNT, Incompat::empty()),
+            Self::Nrext64 => (RoCompat::empty(), Incompat::NREXT64),
+        }
+    }
+}
+
+/// Switches features on, all or none, on the volume on `device`, which nobody else may have. [`Error::DirtyLog`] if the log
+/// is.
+pub fn upgrade(device: Arc<dyn BlockDevice>, features: &[Upgrade]) -> Result<()> {
+    let claim = Arc::new(Claim::new(&*device)?);
+    let superblock = read_superblock(&*device)?;
+    let options = OpenOptions { writable: true, ..OpenOptions::default() };
+    check_volume(&*device, &superblock, &options)?;
+    if !clean::log_ends(&*device, &superblock)?.clean {
+        return Err(Error::DirtyLog);
+    }
+    let (ro_compat, incompat) = check(&superblock, features)?;
+    let volume = Volume::open_claimed(device, &options, Some(claim))?;
+    let done = switch_on(&volume, features, ro_compat, incompat);
+    done.and(volume.close())
+}
+
+/// The features of the volume then, if it can have them.
+fn check(superblock: &Superblock, features: &[Upgrade]) -> Result<(RoCompat, Incompat)> {
+    let (has_ro, has) = (superblock.ro_compat(), superblock.incompat());
+    let (mut ro_compat, mut incompat) = (has_ro, has);
+    for &feature in features {
+        let (ro_bit, bit) = feature.bits();
+        if has_ro.intersects(ro_bit) || has.intersects(bit) {
+            return Err(Error::Alter(Refusal::HasFeature(feature.name())));
+        }
+        if feature == Upgrade::InobtCount && !has_ro.contains(RoCompat::FINOBT) {
+            return Err(Error::Alter(Refusal::Needs { feature: feature.name(), needs: "finobt" }));
+        }
+        ro_compat.insert(ro_bit);
+        incompat.insert(bit);
+    }
+    let raw = RawSuperblock {
+        features_ro_compat: ro_compat.bits().into(),
+        features_incompat: incompat.bits().into(),
+        ..*superblock.raw()
+    };
+    let then = Superblock::of(raw)
+        .map_err(|problem| Error::corrupt_block(xfs_format::types::DiskAddr(0), None, problem))?;
+    let (needed, blocks) = (log_blocks_min(&then).unwrap_or(u64::MAX), raw.logblocks.get());
+    if features.contains(&Upgrade::Nrext64) && u64::from(blocks) < needed {
+        return Err(Error::Alter(Refusal::Log { feature: Upgrade::Nrext64.name(), needed, blocks }));
+    }
+    Ok((ro_compat, incompat))
+}
+
+fn switch_on(
+    volume: &Arc<Volume>,
+    features: &[Upgrade],
+    ro_compat: RoCompat,
+    incompat: Incompat,
+) -> Result<()> {
+    if features.contains(&Upgrade::InobtCount) {
+        (0..volume.geometry().ag_count()).try_for_each(|ag| count_trees(volume, AgNumber(ag)))?;
+    }
+    let range =
+        offset_of!(RawSuperblock, features_ro_compat)..offset_of!(RawSuperblock, features_incompat) + 4;
+    change_alone(volume, range, |raw| {
+        raw.features_ro_compat = ro_compat.bits().into();
+        raw.features_incompat = incompat.bits().into();
+    })?;
+    volume.sync()?;
+    copies::follow(volume, volume.geometry().ag_count())
+}
+
+/// Writes into the AGI how many blocks the inode trees of a group have.
+fn count_trees(volume: &Arc<Volume>, ag: AgNumber) -> Result<()> {
+    let (bufs, geometry) = (volume.bufs(), volume.geometry());
+    let roots = volume.group_inodes(ag)?;
+    let inobt = Cursor::<Inobt>::blocks(bufs, geometry, ag, roots.inobt)?;
+    let finobt = roots.finobt.map(|root| Cursor::<Finobt>::blocks(bufs, geometry, ag, root)).transpose()?;
+    let mut trans = Trans::start(volume, Need::new(geometry).sectors(1).reservation())?;
+    let agi = trans.buf_at(AgHeader::Agi.daddr(geometry, ag), geometry.sector_size.into(), &AGI)?;
+    let at = offset_of!(Agi, iblocks);
+    let counts = [inobt, finobt.unwrap_or(0)].map(u32::to_be_bytes).concat();
+    if let Some(place) = trans.bytes_mut(agi, at..at + 8).get_mut(at..at + 8) {
+        place.copy_from_slice(&counts);
+    }
+    trans.commit()?;
+    Ok(())
+}

@@ -1,0 +1,342 @@
+//! Growing: the last group becomes as long as the others, and new ones come behind it.
+//!
+//! Order: the new groups are written, and on stable storage, while they are nobody's; then the journal is held still, one
+//! transaction makes the last group longer and says the new size, and is written to its places; then the volume's shape in
+//! memory follows, and transactions go on. So no log ever holds a change of a new group that a kernel would replay before it
+//! knows of the group. Overwrites and reads go on all the time.
+//!
+//! As with `xfs_growfs`, a last group has 64 blocks at least: fewer are left out.
+
+use super::{Refusal, copies};
+use crate::alloc::{Limits, LockedSpace, Run, Space};
+use crate::error::{Error, Result};
+use crate::log::Frozen;
+use crate::mkfs::{self, Before, Layout};
+use crate::trans::Trans;
+use crate::trans::reservation::Need;
+use crate::volume::{Volume, WriteSide};
+use fileio::testing::point;
+use std::mem::offset_of;
+use std::sync::Arc;
+use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::superblock::{RawSuperblock, Superblock};
+use xfs_format::types::AgNumber;
+
+/// The fewest blocks that a last group has.
+const LAST_GROUP_BLOCKS: u64 = 64;
+
+/// What growing is to make of a volume.
+#[derive(Debug)]
+pub struct Growth {
+    superblock: Superblock,
+    /// Blocks before, and then.
+    blocks: (u64, u64),
+    /// Blocks that were wanted, and are too few for a group.
+    left_out: u64,
+}
+
+/// What growing made of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grown {
+    /// Blocks before.
+    pub from: u64,
+    /// Blocks now.
+    pub to: u64,
+    /// Blocks at the end that are too few for a group, and belong to nobody.
+    pub left_out: u64,
+}
+
+impl From<&Growth> for Grown {
+    fn from(growth: &Growth) -> Self {
+        Self { from: growth.blocks.0, to: growth.blocks.1, left_out: growth.left_out }
+    }
+}
+
+impl Volume {
+    /// What growing to `bytes` would make of the volume, on a device of `device` bytes; refuses what cannot be.
+    pub fn plan_growth(&self, bytes: u64, device: u64) -> Result<Growth> {
+        let geometry = self.geometry();
+        let (wanted, has) = (bytes >> geometry.block_log, geometry.data_blocks());
+        if wanted < has {
+            return Err(Error::Alter(Refusal::Shrink { has: geometry.bytes(), wanted: bytes }));
+        }
+        if bytes > device {
+            return Err(Error::Alter(Refusal::Device { wanted: bytes, device }));
+        }
+        let ag_blocks = u64::from(geometry.ag_blocks);
+        let rest = wanted % ag_blocks;
+        let left_out = if rest < LAST_GROUP_BLOCKS { rest.min(wanted - has) } else { 0 };
+        let blocks = wanted - left_out;
+        let too_large = || Error::Alter(Refusal::TooLarge { blocks, ag_blocks: geometry.ag_blocks });
+        let groups = u32::try_from(blocks.div_ceil(ag_blocks)).map_err(|_| too_large())?;
+        let superblock = Superblock::of(copies::committed(self)?)
+            .and_then(|superblock| superblock.resized((blocks, groups)))
+            .map_err(|_| too_large())?;
+        Ok(Growth { superblock, blocks: (has, blocks), left_out })
+    }
+
+    /// Makes the volume as large as `bytes`, which its device has. Others may use it meanwhile; durable when this returns.
+    pub fn grow(self: &Arc<Self>, bytes: u64) -> Result<Grown> {
+        self.check_writable()?;
+        let write = self.write_side()?;
+        let _alone = write.altering.lock();
+        let growth = self.plan_growth(bytes, self.device().size())?;
+        let grown = Grown::from(&growth);
+        if grown.to == grown.from {
+            return Ok(grown);
+        }
+        let layout = Layout::of_volume(&growth.superblock);
+        let old_groups = self.geometry().ag_count();
+        let new_groups = || (old_groups..layout.geometry().ag_count()).map(AgNumber);
+        for ag in new_groups() {
+            mkfs::write_group(&**self.device(), &layout, &layout.group(ag), Before::Unknown)?;
+        }
+        self.flush()?;
+        let frozen = write.journal.freeze()?;
+        self.join(write, &layout, &frozen)?;
+        // In its place, before anybody logs a change of a new group.
+        write.journal.quiesce()?;
+        copies::follow(self, old_groups)?;
+        Ok(grown)
+    }
+
+    /// Makes what was written part of the volume. Nobody else has a transaction.
+    fn join(self: &Arc<Self>, write: &WriteSide, layout: &Layout, _still: &Frozen<'_>) -> Result<()> {
+        let (old, new) = (self.geometry(), layout.geometry());
+        let last = AgNumber(old.ag_count() - 1);
+        let longer = new.ag_blocks_of(last) - old.ag_blocks_of(last);
+        let limits = Limits::new(new);
+        let need = Need::new(old).sectors(3).extents(2);
+        let mut kept = Kept::before(self, write)?;
+        let mut trans = Trans::start(self, need.reservation())?;
+        if longer > 0 {
+            let reserve = lengthen(&mut trans, &limits, (old, new), last)?;
+            kept.last_group(reserve);
+        }
+        for ag in (last.0 + 1..new.ag_count()).map(AgNumber) {
+            let group = layout.group(ag);
+            let (agf, agi) = (mkfs::agf(layout, &group), mkfs::agi(layout, &group));
+            trans.give_blocks(u64::from(agf.freeblks.get()) + u64::from(agf.flcount.get()));
+            let tree = (new.finobt && new.inobt_counts).then(|| agi.fblocks.get());
+            kept.group(limits.group_reserve(ag, &agf, tree));
+        }
+        let size = layout.superblock().raw();
+        let (dblocks, agcount) = (size.dblocks, size.agcount);
+        let range = offset_of!(RawSuperblock, dblocks)..offset_of!(RawSuperblock, agcount) + 4;
+        trans.change_superblock(range, |raw| (raw.dblocks, raw.agcount) = (dblocks, agcount))?;
+        let growing = self.groups_growing();
+        trans.commit()?;
+        point("the last group is longer");
+        old.grow(new.data_blocks());
+        drop(growing);
+        write.space.grow(old);
+        write.counters.keep_back(kept.more(&limits));
+        Ok(())
+    }
+}
+
+/// Makes the last group longer; gives what it keeps back then.
+fn lengthen<'v>(
+    trans: &mut Trans<'v>,
+    limits: &Limits,
+    (old, new): (&'v Geometry, &'v Geometry),
+    ag: AgNumber,
+) -> Result<u32> {
+    let (from, to) = (old.ag_blocks_of(ag), new.ag_blocks_of(ag));
+    let sector = old.sector_size.into();
+    let (agi_at, agf_at) = (AgHeader::Agi.daddr(old, ag), AgHeader::Agf.daddr(old, ag));
+    let damaged = |daddr| move |problem: FormatError| Error::corrupt_block(daddr, None, problem);
+    let agi_buf = trans.buf_at(agi_at, sector, &AGI)?;
+    let agi = Agi::view(trans.bytes(agi_buf)).map_err(damaged(agi_at))?;
+    agi.check_group(old, ag).map_err(damaged(agi_at))?;
+    let tree = (new.finobt && new.inobt_counts).then(|| agi.fblocks.get());
+    put(trans.bytes_mut(agi_buf, word(offset_of!(Agi, length))), offset_of!(Agi, length), to);
+    let agf_buf = trans.buf_at(agf_at, sector, &AGF)?;
+    let agf = Agf::view(trans.bytes(agf_buf)).map_err(damaged(agf_at))?;
+    agf.check_group(old, ag).map_err(damaged(agf_at))?;
+    put(trans.bytes_mut(agf_buf, word(offset_of!(Agf, length))), offset_of!(Agf, length), to);
+    Space::extend(&mut LockedSpace::of_shape(trans, new), limits, ag, Run::new(from, to - from))?;
+    let agf = Agf::view(trans.bytes(agf_buf)).map_err(damaged(agf_at))?;
+    Ok(limits.group_reserve(ag, agf, tree))
+}
+
+fn word(at: usize) -> std::ops::Range<usize> {
+    at..at + 4
+}
+
+fn put(bytes: &mut [u8], at: usize, value: u32) {
+    if let Some(place) = bytes.get_mut(word(at)) {
+        place.copy_from_slice(&value.to_be_bytes());
+    }
+}
+
+/// What is kept back, besides the blocks of the trees of free space, which transactions count.
+struct Kept {
+    set_aside: u64,
+    /// Of the last group, and of that and all new ones then.
+    before: u64,
+    then: u64,
+    last: u32,
+}
+
+impl Kept {
+    fn before(volume: &Volume, write: &WriteSide) -> Result<Self> {
+        let geometry = volume.geometry();
+        let last = AgNumber(geometry.ag_count() - 1);
+        let (agf_at, agi_at) = (AgHeader::Agf.daddr(geometry, last), AgHeader::Agi.daddr(geometry, last));
+        let sector = geometry.sector_size.into();
+        let agf = volume.bufs().read(agf_at, sector, &AGF)?;
+        let agf = Agf::view(&agf).map_err(|problem| Error::corrupt_block(agf_at, None, problem))?;
+        let agi = volume.bufs().read(agi_at, sector, &AGI)?;
+        let agi = Agi::view(&agi).map_err(|problem| Error::corrupt_block(agi_at, None, problem))?;
+        let tree = (geometry.finobt && geometry.inobt_counts).then(|| agi.fblocks.get());
+        let limits = write.space.limits();
+        let last = limits.group_reserve(last, agf, tree);
+        Ok(Self { set_aside: limits.set_aside(), before: last.into(), then: 0, last })
+    }
+
+    /// The last group became longer, and keeps so much.
+    fn last_group(&mut self, reserve: u32) {
+        self.last = reserve;
+    }
+
+    /// A new group.
+    fn group(&mut self, reserve: u32) {
+        self.then += u64::from(reserve);
+    }
+
+    /// How much more it is now.
+    fn more(&self, limits: &Limits) -> i64 {
+        let then = self.then + u64::from(self.last) + limits.set_aside();
+        then.cast_signed() - (self.before + self.set_aside).cast_signed()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::check::{CheckOptions, check};
+    use crate::mkfs::{Groups, Options, format, plan};
+    use crate::namespace::NewInode;
+    use crate::volume::OpenOptions;
+    use blockdev::{BlockDevice, MemoryDevice};
+    use std::sync::mpsc;
+    use std::thread;
+    use xfs_format::timestamp::Timestamp;
+    use xfs_format::types::Uuid;
+
+    const DEVICE: u64 = 256 << 20;
+    const GROUP: u64 = 20 << 20;
+    const TIME: Timestamp = Timestamp { secs: 1, nanos: 0 };
+
+    fn open(device: &Arc<dyn BlockDevice>) -> Arc<Volume> {
+        let options = OpenOptions { writable: true, ..OpenOptions::default() };
+        Volume::open(Arc::clone(device), &options).unwrap()
+    }
+
+    /// A volume of two groups, of which the second is a short one.
+    fn made() -> (Arc<dyn BlockDevice>, Arc<Volume>) {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(DEVICE).unwrap());
+        let new = Options::new(Uuid([7; 16]), TIME);
+        let new =
+            Options { small: true, size: Some(GROUP + (17 << 20)), groups: Groups::Bytes(GROUP), ..new };
+        format(&*device, &plan(&new, DEVICE).unwrap(), Before::Zeroes).unwrap();
+        let volume = open(&device);
+        (device, volume)
+    }
+
+    fn counters(volume: &Volume) -> (u64, u64, u64) {
+        let counters = &volume.write_side().unwrap().counters;
+        (counters.free_blocks(), counters.available_blocks(), counters.inodes())
+    }
+
+    /// What the volume knows of itself when it has grown is what it knows when it is opened anew.
+    #[test]
+    fn counters_and_limits_follow() {
+        let (device, mut volume) = made();
+        // The last group alone, so that it is whole; new ones; an end that is too short for one; and one that is not.
+        for bytes in
+            [2 * GROUP, 4 * GROUP + (16 << 20), 6 * GROUP + (63 << 12), 6 * GROUP + (64 << 12), DEVICE]
+        {
+            let grown = volume.grow(bytes).unwrap();
+            let left_out = if bytes == 6 * GROUP + (63 << 12) { 63 } else { 0 };
+            assert_eq!((grown.to + grown.left_out, grown.left_out), (bytes >> 12, left_out));
+            assert_eq!(volume.geometry().data_blocks(), grown.to);
+            let space = &volume.write_side().unwrap().space;
+            let limits = format!("{:?}", space.limits());
+            let most = volume.write_side().unwrap().inodes.shape().most(volume.geometry());
+            let now = counters(&volume);
+            volume.close().unwrap();
+            drop(volume);
+            assert!(check(Arc::clone(&device), &CheckOptions::default()).unwrap().is_clean());
+            volume = open(&device);
+            assert_eq!(counters(&volume), now, "{bytes}");
+            let write = volume.write_side().unwrap();
+            assert_eq!(format!("{:?}", write.space.limits()), limits);
+            assert_eq!(write.inodes.shape().most(volume.geometry()), most);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let (_device, volume) = made();
+        let has = volume.geometry().bytes();
+        let shrink = volume.grow(has - 4096).unwrap_err();
+        assert!(matches!(shrink, Error::Alter(Refusal::Shrink { .. })), "{shrink}");
+        let device = volume.grow(DEVICE + 4096).unwrap_err();
+        assert!(matches!(device, Error::Alter(Refusal::Device { .. })), "{device}");
+        let same = volume.grow(has).unwrap();
+        assert_eq!((same.from, same.to), (has >> 12, has >> 12));
+        assert!(volume.write_side().unwrap().journal.freeze().unwrap().is_untouched());
+    }
+
+    /// Who looks at the last group's headers in the midst of it found them damaged.
+    #[test]
+    fn a_look_at_the_last_group_waits_for_the_end_of_its_growth() {
+        let (_device, volume) = made();
+        let (found, finds) = mpsc::channel();
+        let readers = mpsc::channel();
+        fileio::testing::at("the last group is longer", {
+            let volume = Arc::clone(&volume);
+            move || {
+                let reader = thread::spawn(move || {
+                    fileio::testing::at(crate::group::DISAGREE, move || found.send(()).unwrap());
+                    let last = AgNumber(1);
+                    (volume.group_inodes(last).map(drop), volume.group_space(last).map(drop))
+                });
+                finds.recv().unwrap();
+                readers.0.send(reader).unwrap();
+            }
+        });
+        volume.grow(DEVICE).unwrap();
+        let seen = readers.1.recv().unwrap().join().unwrap();
+        assert!(matches!(seen, (Ok(()), Ok(()))), "{seen:?}");
+    }
+
+    /// A change that is under way is over before, and one that would begin comes behind.
+    #[test]
+    fn growing_waits_for_a_transaction_that_is_open() {
+        let (device, volume) = made();
+        let root = volume.handle(volume.geometry().root).unwrap();
+        let make = |name: &[u8]| volume.create(&root, name, &NewInode::for_tests(0o100_644, TIME)).map(drop);
+        make(b"before").unwrap();
+        let trans = Trans::start(&volume, Need::new(volume.geometry()).sectors(1).reservation()).unwrap();
+        let grows = thread::spawn({
+            let volume = Arc::clone(&volume);
+            move || volume.grow(DEVICE).unwrap()
+        });
+        while !volume.write_side().unwrap().journal.at_gate().0 {
+            thread::yield_now();
+        }
+        assert_eq!(volume.geometry().ag_count(), 2);
+        drop(trans);
+        assert_eq!(grows.join().unwrap().to, DEVICE >> 12);
+        make(b"behind").unwrap();
+        drop(root);
+        volume.close().unwrap();
+        drop(volume);
+        assert!(check(device, &CheckOptions::default()).unwrap().is_clean());
+    }
+}
