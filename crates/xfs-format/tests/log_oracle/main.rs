@@ -3,139 +3,20 @@
 //!
 //! Needs root, `mkfs.xfs`, `xfs_logprint`, `xfs_io` and a kernel with XFS.
 
-use oracles::Mounted;
+mod image;
+mod intents;
+mod transactions;
+
+use image::{Image, run};
 use std::collections::HashMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use tempfile::TempDir;
-use xfs_format::error::FormatError;
+use transactions::Transactions;
 use xfs_format::log::{
-    BLOCK_SIZE, Client, InodeFields, ItemType, LogDinode, LogEnds, LogIdentity, LogItem, Op, OpFlags,
-    RECORD_MAGIC, RecordHeader, RecordOps, TransHeader, find_ends, is_unmount_op, is_unmount_record, unpack,
-    verify_checksum,
+    BLOCK_SIZE, Client, InodeFields, ItemType, LogDinode, LogItem, Op, OpFlags, RECORD_MAGIC, RecordOps,
+    TransHeader,
 };
-use xfs_format::types::Uuid;
-
-fn run(program: &str, args: &[&str]) -> String {
-    // The three variables let mkfs make volumes below 300 MB, whose logs are small enough to be written
-    // round.
-    let out = Command::new(program)
-        .args(args)
-        .envs([("TEST_DIR", "1"), ("TEST_DEV", "1"), ("QA_CHECK_FS", "1")])
-        .output()
-        .unwrap_or_else(|e| panic!("{program} is needed for this test: {e}"));
-    let text = String::from_utf8_lossy(&out.stdout).into_owned();
-    assert!(out.status.success(), "{program} {args:?}: {text}{}", String::from_utf8_lossy(&out.stderr));
-    text
-}
-
-/// An image, and a place to mount it.
-struct Image {
-    dir: TempDir,
-}
-
-impl Image {
-    fn new(size_mib: u64, mkfs: &str) -> Self {
-        let image = Self { dir: TempDir::new().unwrap() };
-        fs::File::create(image.path()).unwrap().set_len(size_mib << 20).unwrap();
-        fs::create_dir(image.mount_point()).unwrap();
-        let path = image.path();
-        let mut args = vec!["-q"];
-        args.extend(mkfs.split_whitespace());
-        args.push(path.to_str().unwrap());
-        run("mkfs.xfs", &args);
-        image
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("image")
-    }
-
-    fn mount_point(&self) -> PathBuf {
-        self.dir.path().join("mnt")
-    }
-
-    /// Mounts it, lets `work` loose on it, and leaves it clean or as a crash would.
-    fn mounted(&self, options: &str, crash: bool, work: impl FnOnce(&Path)) {
-        let (path, dir) = (self.path(), self.mount_point());
-        let options = format!("loop,{options}");
-        let mounted = Mounted::new(&path, &dir, &options);
-        work(mounted.dir());
-        if crash {
-            run("xfs_io", &["-x", "-c", "shutdown -f", mounted.dir().to_str().unwrap()]);
-        }
-    }
-
-    fn log(&self) -> Log {
-        let image = fs::read(self.path()).unwrap();
-        let be32 = |at: usize| u32::from_be_bytes(image[at..at + 4].try_into().unwrap());
-        let start = u64::from_be_bytes(image[48..56].try_into().unwrap());
-        let (block, ag_blocks, ag_log) = (be32(4) as usize, be32(84) as u64, image[124]);
-        let block_of_log = (start >> ag_log) * ag_blocks + (start & ((1 << ag_log) - 1));
-        let at = block_of_log as usize * block;
-        Log {
-            bytes: image[at..at + be32(96) as usize * block].to_vec(),
-            identity: LogIdentity {
-                v5: image[101] & 0xf == 5,
-                uuid: Uuid(image[32..48].try_into().unwrap()),
-            },
-        }
-    }
-}
-
-struct Log {
-    bytes: Vec<u8>,
-    identity: LogIdentity,
-}
-
-impl Log {
-    fn blocks(&self) -> u32 {
-        (self.bytes.len() / BLOCK_SIZE) as u32
-    }
-
-    fn ends(&self) -> LogEnds {
-        find_ends::<FormatError, _>(self.blocks(), &self.identity, |block, buf| {
-            let at = block as usize * BLOCK_SIZE;
-            buf.copy_from_slice(&self.bytes[at..at + buf.len()]);
-            Ok(())
-        })
-        .unwrap()
-    }
-
-    fn header(&self, block: u32) -> RecordHeader {
-        *RecordHeader::check(&self.bytes[block as usize * BLOCK_SIZE..], &self.identity).unwrap()
-    }
-
-    /// The whole record at `block`, its checksum checked, unpacked.
-    fn record(&self, block: u32) -> (RecordHeader, Vec<u8>) {
-        let header = self.header(block);
-        let mut bytes = Vec::new();
-        for i in 0..header.total_blocks() {
-            let at = ((block + i) % self.blocks()) as usize * BLOCK_SIZE;
-            bytes.extend(&self.bytes[at..at + BLOCK_SIZE]);
-        }
-        verify_checksum(&header, &bytes, &self.identity).unwrap();
-        if is_unmount_record(&header, &bytes[header.header_blocks() as usize * BLOCK_SIZE..]) {
-            let data = unpack(&header, &mut bytes.clone()).unwrap().to_vec();
-            assert!(is_unmount_op(&RecordOps::new(&data, 1).next().unwrap().unwrap()));
-        }
-        let data = unpack(&header, &mut bytes).unwrap().to_vec();
-        (header, data)
-    }
-
-    /// Blocks of all the records from the log's tail to its head.
-    fn live_records(&self, ends: &LogEnds) -> Vec<u32> {
-        let mut at = ends.tail.0 as u32;
-        let mut blocks = Vec::new();
-        while at != ends.head {
-            assert!(blocks.len() < self.blocks() as usize, "the head is never reached");
-            blocks.push(at);
-            at = (at + self.header(at).total_blocks()) % self.blocks();
-        }
-        blocks
-    }
-}
 
 /// An operation as `xfs_logprint` says it, with the lines that say what it holds.
 #[derive(Debug)]
@@ -338,64 +219,6 @@ fn compare_item(op: &Op<'_>, printed: &PrintedOp, seen: &mut Seen) {
     }
 }
 
-/// Puts the operations of live transactions together, and checks that each has the regions that it says, as
-/// items.
-#[derive(Default)]
-struct Transactions {
-    regions: HashMap<u32, Vec<Vec<u8>>>,
-}
-
-impl Transactions {
-    fn feed_record(&mut self, header: &RecordHeader, data: &[u8], seen: &mut Seen) {
-        for op in RecordOps::new(data, header.num_logops.get()) {
-            self.feed(&op.unwrap(), seen);
-        }
-    }
-
-    fn feed(&mut self, op: &Op<'_>, seen: &mut Seen) {
-        if op.client != Client::Transaction {
-            return;
-        }
-        if op.flags.contains(OpFlags::START) {
-            assert!(self.regions.insert(op.tid, Vec::new()).is_none(), "started twice");
-            return;
-        }
-        // A transaction that began before the tail.
-        let Some(regions) = self.regions.get_mut(&op.tid) else { return };
-        if op.flags.contains(OpFlags::COMMIT) {
-            let regions = self.regions.remove(&op.tid).unwrap();
-            Self::check(&regions, seen);
-        } else if op.flags.contains(OpFlags::WAS_CONT) {
-            regions.last_mut().unwrap().extend(op.data);
-        } else {
-            regions.push(op.data.to_vec());
-        }
-    }
-
-    fn check(regions: &[Vec<u8>], seen: &mut Seen) {
-        let (first, rest) = regions.split_first().unwrap();
-        let header = TransHeader::parse(first).unwrap();
-        assert_eq!(header.num_items.get() as usize, rest.len());
-        let mut at = 0;
-        while at < rest.len() {
-            let (_, count, item) = LogItem::parse(&rest[at]).unwrap();
-            let more = &rest[at + 1..at + usize::from(count)];
-            if let LogItem::Inode(inode) = item {
-                LogDinode::parse(&more[0]).unwrap();
-                if inode.fields.intersects(InodeFields::DFORK) {
-                    assert_eq!(more[1].len(), usize::from(inode.dsize).next_multiple_of(4));
-                }
-            } else if let LogItem::Buf(buf) = item {
-                let logged: usize = more.iter().map(Vec::len).sum();
-                assert_eq!(logged, buf.runs().map(|run| run.len).sum::<usize>(), "{buf:?}");
-            }
-            at += usize::from(count);
-        }
-        assert_eq!(at, rest.len());
-        seen.transactions += 1;
-    }
-}
-
 /// Compares all that can be compared.
 fn compare(image: &Image) -> Seen {
     let (path, log) = (image.path(), image.log());
@@ -414,7 +237,7 @@ fn compare(image: &Image) -> Seen {
     let mut transactions = Transactions::default();
     for block in log.live_records(&ends) {
         let (header, data) = log.record(block);
-        transactions.feed_record(&header, &data, &mut seen);
+        transactions.feed_record(&header, &data);
         if known.get(&block).is_none_or(|theirs| theirs.ops.is_empty()) {
             // Behind a record that goes round it counts blocks wrong, and may take its leave before the last record:
             // it knows that one if it is asked for it.
@@ -445,6 +268,7 @@ fn compare(image: &Image) -> Seen {
             seen.ops += 1;
         }
     }
+    seen.transactions = transactions.count;
     println!("{ends:?} {seen:?}");
     seen
 }
