@@ -1,9 +1,10 @@
 //! Directory blocks that are larger than the volume's blocks lie in one piece, or are left alone: what a log says of one in
-//! several pieces, no recovery can replay.
+//! several pieces, no kernel can replay. What a kernel left of them in its log, we do.
 
 mod common;
 
-use blockdev::{BlockDevice, Durability, MemoryDevice};
+use blockdev::{BlockDevice, Durability, Fault, FaultDevice, MemoryDevice, Op, Repeat};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use uxfs::{ErrorKind, MkfsOptions, NewNode, OpenOptions, Volume, check_device, mkfs_device};
@@ -21,7 +22,7 @@ fn crashed(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
     copy
 }
 
-/// Where no space in one piece was left, a directory got blocks in several: what the log said of them, no recovery could
+/// Where no space in one piece was left, a directory got blocks in several: what the log said of them, no kernel could
 /// replay.
 #[test]
 fn directory_blocks_lie_in_one_piece() {
@@ -94,5 +95,77 @@ fn a_directory_with_blocks_in_pieces_is_refused_by_name() {
     volume.close().expect("closed");
     drop((dir, target, volume));
     assert!(std::fs::read(&image).expect("read") == before, "not one byte was changed");
+    common::repair_finds_nothing(&image);
+}
+
+/// What changes blocks in pieces, and leaves it in the log: entries come and go.
+const CHANGES: &str = r#"
+            set -e
+            for n in $(seq 3000 3100); do ln target "d/another one: $n"; done
+            for n in $(seq 0 7 900); do rm "d/a name of a certain length, to fill blocks: $n"; done
+            xfs_io -c fsync d
+            xfs_io -x -c "shutdown -f" .
+"#;
+
+/// What recovery makes of a device that holds `image`, on which the power fails at write `nth`.
+fn recovered(image: &[u8], nth: Option<u64>) -> (Arc<dyn BlockDevice>, bool) {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(image.len() as u64).expect("memory"));
+    for (at, bytes) in (0..).step_by(MIB as usize).zip(image.chunks(MIB as usize)) {
+        device.write(at, bytes, Durability::Volatile).expect("written");
+    }
+    let faults = nth.map(|nth| Fault::fail(Op::Write, nth).then(Repeat::ReadOnlyAfter));
+    let failing = Arc::new(FaultDevice::new(Arc::clone(&device), faults.into_iter().collect()));
+    let first = Volume::open_device(failing, &OpenOptions::new().writable(true));
+    (device, first.is_ok())
+}
+
+/// A kernel that crashes leaves a log with pieces of directory blocks, which no kernel recovers: it takes each piece for a
+/// block. Nor did we. Now they are put together, wherever the power fails again.
+#[test]
+fn pieces_of_directory_blocks_in_a_log_are_put_together() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let image = dir.path().join("volume.img");
+    std::fs::File::create(&image).expect("made").set_len(64 * MIB).expect("sparse");
+    let mut mkfs = Command::new("mkfs.xfs");
+    let small = [("TEST_DIR", "1"), ("TEST_DEV", "1"), ("QA_CHECK_FS", "1")];
+    mkfs.envs(small)
+        .args(["-q", "-n", "size=65536", "-m", "rmapbt=0,reflink=0", "-d", "agcount=2"])
+        .arg(&image);
+    assert!(mkfs.status().expect("mkfs.xfs").success());
+    let run = |script: &str, at: &Path| {
+        let run = Command::new("bash").arg("-c").arg(script).current_dir(at).output().expect("bash");
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    };
+    // The blocks that the log changes are in their places before.
+    common::mounted(&image, |at| run(&SCRAPS.replace("3000 ]", "1000 ]"), at));
+    common::mounted(&image, |at| run(CHANGES, at));
+    let crashed = std::fs::read(&image).expect("read");
+    let mut crashes = 0;
+    for nth in (0..).step_by(7).map(Some).chain([None]) {
+        let (device, whole) = recovered(&crashed, nth);
+        let volume = Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true));
+        let volume = volume.expect("recovered");
+        let names = volume.lookup("/d").expect("there").as_dir().expect("a directory");
+        let names: Vec<_> = names.entries().map(|entry| entry.expect("read")).collect();
+        let count = |of: &str| names.iter().filter(|entry| entry.name.starts_with(of.as_bytes())).count();
+        assert_eq!(
+            (count("another one: "), count("a name of a")),
+            (101, 1000 - 129),
+            "power failed at {nth:?}"
+        );
+        volume.close().expect("closed");
+        drop((names, volume));
+        assert!(check_device(Arc::clone(&device), &OpenOptions::new()).expect("checked").is_clean());
+        if whole {
+            let mut bytes = vec![0; crashed.len()];
+            device.read(0, &mut bytes).expect("read");
+            std::fs::write(&image, bytes).expect("written");
+            break;
+        }
+        crashes += 1;
+    }
+    assert!(crashes >= 2, "{crashes} crashes on the way");
+    common::repair_finds_nothing(&image);
+    common::mounted(&image, |at| run("for n in d/*; do rm \"$n\"; done; rmdir d", at));
     common::repair_finds_nothing(&image);
 }

@@ -5,7 +5,7 @@
 
 use crate::checksum;
 use crate::log::BufType;
-use crate::types::{Lsn, Uuid};
+use crate::types::{DiskAddr, Lsn, Uuid};
 
 /// The type of a block and the places that are filled in when it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +94,17 @@ pub fn uuid_of(bytes: &[u8]) -> Option<Uuid> {
         _ => 32,
     };
     bytes.get(at..)?.first_chunk::<16>().map(|uuid| Uuid(*uuid))
+}
+
+/// The address that a directory's or an index's block carries: its own, or that of the first of its pieces. No name in a
+/// directory looks like one, as names have no zeroes.
+pub fn daddr_of(bytes: &[u8]) -> Option<DiskAddr> {
+    let at = match identify(bytes)?.kind {
+        BufType::DirBlock | BufType::DirData | BufType::DirFree => 8,
+        BufType::DirLeaf1 | BufType::DirLeafN | BufType::DaNode | BufType::AttrLeaf => 16,
+        _ => return None,
+    };
+    bytes.get(at..)?.first_chunk::<8>().map(|daddr| DiskAddr(u64::from_be_bytes(*daddr)))
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ pub enum Error {
          Nothing was changed"
     )]
     Shared(InodeNumber),
-    /// A block of a directory lies in several pieces, changes of which no log can tell. Nothing was changed.
+    /// A block of a directory lies in several pieces, changes of which no kernel could replay. Nothing was changed.
     #[error(
         "directory {0} has a block of several pieces, as its directory blocks are larger than the volume's and no space in \
          one piece was left; such a directory cannot be changed. Nothing was changed"

@@ -29,7 +29,7 @@ use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
 
 /// Which fork of an inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ForkKind {
     /// File content, directory entries, symlink targets.
     Data,

@@ -2,7 +2,8 @@
 //!
 //! Within a transaction: buffers and new inodes first, then what lies in them (inodes, dquots), then the lists of
 //! unlinked inodes, and freeings last. Nothing lies in two groups: so each of several threads has groups of its own,
-//! and for each group the order is that of the log.
+//! and for each group the order is that of the log. What only the whole volume tells comes behind all of it: the owners
+//! of blocks of maps ([`owners`]), and checksums of directory blocks in several pieces ([`scattered`]).
 //!
 //! Invariants: every block that was changed passes its verifier in the end, or the recovery fails and nothing is
 //! written; an item is replayed by the one share whose group it names.
@@ -10,6 +11,8 @@
 mod buffer;
 mod dquot;
 mod inode;
+mod owners;
+mod scattered;
 mod share;
 
 use super::patch::Patch;
@@ -18,13 +21,15 @@ use super::survey::Void;
 use super::transactions::{Item, Transaction};
 use crate::error::{Error, Result};
 use blockdev::BlockDevice;
+use scattered::Scattered;
 use share::Share;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{BufFlags, LogItem};
-use xfs_format::types::{AgBlock, AgNumber, DiskAddr, Lsn};
+use xfs_format::types::{AgBlock, AgNumber, DiskAddr, InodeNumber, Lsn};
 
 /// Most threads that replay.
 const SHARES_MAX: usize = 8;
@@ -105,13 +110,16 @@ impl<'g> Replay<'g> {
         let whole = vec![(); self.shares.len()];
         self.together(true, whole, |share, ()| share.verify())?;
         let mut counts = Counts::default();
-        let mut ahead = None;
-        for (patch, counted, newer) in self.shares.into_iter().map(Share::into_parts) {
-            self.whole.take_in(patch);
-            counts += counted;
-            ahead = ahead.or(newer);
+        let (mut ahead, mut owners, mut scattered) = (None, BTreeSet::new(), Scattered::default());
+        for share in self.shares {
+            ahead = ahead.or(share.ahead());
+            self.whole.take_in(share.patch);
+            counts += share.counts;
+            owners.extend(share.owners);
+            scattered.take_in(share.scattered);
         }
-        Ok((self.whole, counts, ahead))
+        owners::change(&mut self.whole, self.geometry, &owners)?;
+        Ok((scattered.put_together(self.whole, self.geometry)?, counts, ahead))
     }
 
     /// Has each share do its part, at once if it is worth it.
@@ -145,6 +153,15 @@ fn place(item: &Item<'_>, geometry: &Geometry) -> Option<DiskAddr> {
         LogItem::Dquot(dquot) => Some(DiskAddr(dquot.blkno.get().unsigned_abs())),
         _ => None,
     }
+}
+
+/// The byte of the device where an inode lies.
+fn place_of(geometry: &Geometry, ino: InodeNumber) -> Option<u64> {
+    let (ag, inode) = geometry.split_inode(ino)?;
+    let block = inode.0 >> geometry.inodes_per_block_log;
+    let within = inode.0 & ((1 << geometry.inodes_per_block_log) - 1);
+    let start = geometry.daddr_of(ag, AgBlock(block)).0 * 512;
+    Some(start + u64::from(within) * u64::from(geometry.inode_size))
 }
 
 /// The share, of so many, that the group of a place belongs to. A place behind the volume's end has one too, which

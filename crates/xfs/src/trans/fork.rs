@@ -88,7 +88,7 @@ impl<'t, 'v> TransFork<'t, 'v> {
     }
 
     /// As [`pieces`](Self::pieces), of what is to be logged. What the log says of a directory block in several pieces
-    /// cannot be replayed: each piece is a buffer of its own there, and the checksum goes over all.
+    /// no kernel can replay: each piece is a buffer of its own there, which it takes for a block.
     fn pieces_to_log(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Pieces> {
         let pieces = self.pieces(at, blocks, verifier)?;
         if pieces.len() > 1 && self.is_directory() {

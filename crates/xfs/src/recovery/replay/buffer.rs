@@ -1,5 +1,6 @@
 //! Replay of metadata buffers, which are known by their magic.
 
+use super::scattered::Piece;
 use super::share::Share;
 use crate::error::{Error, Result};
 use crate::recovery::transactions::Item;
@@ -38,7 +39,9 @@ impl Share<'_> {
             return Ok(());
         }
         let own = identity::uuid_of(bytes) == Some(self.geometry.meta_uuid);
-        if let Some(there) = identity::lsn_of(bytes).filter(|&there| own && there > lsn) {
+        let piece = self.may_be_piece(format);
+        let headed = own && (!piece || identity::daddr_of(bytes) == Some(format.daddr));
+        if let Some(there) = identity::lsn_of(bytes).filter(|&there| headed && there > lsn) {
             self.newer("a block", there);
             return Ok(());
         }
@@ -46,6 +49,12 @@ impl Share<'_> {
         if format.flags.intersects(QUOTA) {
             // Each of the dquots in it has an LSN of its own; later ones of theirs come behind.
             self.quota.insert(format.daddr);
+        } else if piece {
+            let or_whole = identity::daddr_of(bytes) == Some(format.daddr) && self.may_be_whole(bytes);
+            if or_whole {
+                identity::stamp(bytes, lsn);
+            }
+            self.scattered.pieces.insert(format.daddr, Piece { len, lsn, or_whole });
         } else {
             self.check_known(format, bytes)?;
             identity::stamp(bytes, lsn);
@@ -56,29 +65,37 @@ impl Share<'_> {
         Ok(())
     }
 
-    /// Refuses what is not understood: blocks without a known magic, and directory blocks in several pieces, whose
-    /// checksum goes over all of them.
+    /// Whether it is a piece of a directory block, or may be.
+    fn may_be_piece(&self, format: &BufFormat<'_>) -> bool {
+        let of_directories = matches!(
+            format.buf_type,
+            BufType::DirBlock
+                | BufType::DirData
+                | BufType::DirFree
+                | BufType::DirLeaf1
+                | BufType::DirLeafN
+                | BufType::DaNode
+        );
+        of_directories && u64::from(format.len) * 512 < self.geometry.dir_block_size().into()
+    }
+
+    /// Whether a piece may as well be a block of an attribute index: those are as large as the volume's blocks.
+    fn may_be_whole(&self, bytes: &[u8]) -> bool {
+        let node = identity::identify(bytes).is_some_and(|identity| identity.kind == BufType::DaNode);
+        node && bytes.len() == self.geometry.block_size as usize
+    }
+
+    /// Refuses what is not understood: blocks without a known magic, and directory blocks of another length that the log
+    /// does not call by their names.
     fn check_known(&self, format: &BufFormat<'_>, bytes: &[u8]) -> Result<()> {
-        let known = identity::identify(bytes).map(|identity| identity.kind);
-        let dir_block = |kind| {
-            matches!(
-                kind,
-                BufType::DirBlock
-                    | BufType::DirData
-                    | BufType::DirFree
-                    | BufType::DirLeaf1
-                    | BufType::DirLeafN
-            )
-        };
-        if dir_block(known.unwrap_or(format.buf_type))
-            && bytes.len() != self.geometry.dir_block_size() as usize
-        {
-            let what = "a directory block that lies in several pieces was changed";
-            return Err(Error::CannotRecover(what.to_owned()));
-        }
-        if known.is_none() {
-            let problem = FormatError::new(NAME, "magic of the buffer");
-            return Err(Error::corrupt_block(format.daddr, None, problem));
+        let damaged = |check| Error::corrupt_block(format.daddr, None, FormatError::new(NAME, check));
+        let known = identity::identify(bytes).ok_or_else(|| damaged("magic of the buffer"))?.kind;
+        let of_directories = matches!(
+            known,
+            BufType::DirBlock | BufType::DirData | BufType::DirFree | BufType::DirLeaf1 | BufType::DirLeafN
+        );
+        if of_directories && bytes.len() != self.geometry.dir_block_size() as usize {
+            return Err(damaged("length of a directory block"));
         }
         Ok(())
     }

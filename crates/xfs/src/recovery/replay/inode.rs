@@ -2,12 +2,13 @@
 
 use super::share::Share;
 use crate::error::{Error, Result};
+use crate::inode::ForkKind;
 use crate::recovery::patch::Place;
 use crate::recovery::transactions::Item;
 use xfs_format::bmbt::BmbtRoot;
 use xfs_format::checksum;
 use xfs_format::error::FormatError;
-use xfs_format::inode::{CORE_LEN_V3, CRC_OFFSET, MAGIC, lsn_of};
+use xfs_format::inode::{CORE_LEN_V3, CRC_OFFSET, InodeType, MAGIC, lsn_of};
 use xfs_format::log::{InodeFields, InodeFormat, LogDinode};
 use xfs_format::types::Lsn;
 
@@ -24,9 +25,13 @@ impl Share<'_> {
             self.counts.cancelled += 1;
             return Ok(());
         }
-        if format.fields.intersects(InodeFields::DOWNER | InodeFields::AOWNER) {
-            let what = "the blocks of a map changed their owner (a swap of two files' extents)";
-            return Err(Error::CannotRecover(what.to_owned()));
+        for (mark, kind) in [(InodeFields::DOWNER, ForkKind::Data), (InodeFields::AOWNER, ForkKind::Attr)] {
+            if format.fields.contains(mark) {
+                self.owners.insert((ino, kind));
+            }
+        }
+        if self.geometry.dir_block_log > 0 && is_directory(item) {
+            self.scattered.directories.insert(ino);
         }
         let at = format.daddr.0.saturating_mul(512).saturating_add(format.offset.into());
         let size = u64::from(self.geometry.inode_size);
@@ -96,6 +101,11 @@ impl Share<'_> {
         }
         Ok(())
     }
+}
+
+fn is_directory(item: &Item<'_>) -> bool {
+    let core = item.region(0).and_then(|region| LogDinode::parse(region).ok());
+    core.is_some_and(|core| InodeType::from_mode(core.mode.get()) == Some(InodeType::Directory))
 }
 
 /// The root of a block map is logged as a whole block, and lies in the inode without what a block has in front.

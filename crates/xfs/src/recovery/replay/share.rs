@@ -6,6 +6,8 @@
 //! Invariant: no item names a place that is not its own (an inode's must be the one that its number stands for, and
 //! nothing lies in two groups).
 
+use super::owners::Owner;
+use super::scattered::Scattered;
 use super::{Ahead, buffer};
 use crate::error::{Error, Result};
 use crate::ialloc;
@@ -35,19 +37,34 @@ pub(super) struct Share<'g> {
     pub(super) buffers: BTreeSet<(DiskAddr, u64)>,
     /// Inodes that were changed.
     pub(super) inodes: BTreeSet<InodeNumber>,
+    /// Forks whose blocks changed their owner.
+    pub(super) owners: BTreeSet<Owner>,
+    /// Directory blocks that lie in several pieces.
+    pub(super) scattered: Scattered,
     /// Blocks of dquots that were changed.
     pub(super) quota: BTreeSet<DiskAddr>,
 }
 
 impl<'g> Share<'g> {
     pub(super) fn new(geometry: &'g Geometry, patch: Patch, void: Void, head: Lsn) -> Self {
-        let (buffers, inodes, quota) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        Self { geometry, patch, void, counts: Counts::default(), head, ahead: None, buffers, inodes, quota }
+        Self {
+            geometry,
+            patch,
+            void,
+            counts: Counts::default(),
+            head,
+            ahead: None,
+            buffers: BTreeSet::new(),
+            inodes: BTreeSet::new(),
+            owners: BTreeSet::new(),
+            scattered: Scattered::default(),
+            quota: BTreeSet::new(),
+        }
     }
 
-    /// What changed, counts of the items, and something that is newer than the log.
-    pub(super) fn into_parts(self) -> (Patch, Counts, Option<Ahead>) {
-        (self.patch, self.counts, self.ahead)
+    /// Something that is newer than the log.
+    pub(super) fn ahead(&self) -> Option<Ahead> {
+        self.ahead
     }
 
     /// A change is left out, as what is in its place is newer.
@@ -163,11 +180,6 @@ impl<'g> Share<'g> {
 
     /// The byte of the device where an inode lies.
     pub(super) fn place_of(&self, ino: InodeNumber) -> Option<u64> {
-        let geometry = self.geometry;
-        let (ag, inode) = geometry.split_inode(ino)?;
-        let block = inode.0 >> geometry.inodes_per_block_log;
-        let within = inode.0 & ((1 << geometry.inodes_per_block_log) - 1);
-        let start = geometry.daddr_of(ag, xfs_format::types::AgBlock(block)).0 * 512;
-        Some(start + u64::from(within) * u64::from(geometry.inode_size))
+        super::place_of(self.geometry, ino)
     }
 }
