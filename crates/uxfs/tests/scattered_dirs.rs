@@ -101,7 +101,7 @@ fn a_directory_with_blocks_in_pieces_is_refused_by_name() {
 /// What changes blocks in pieces, and leaves it in the log: entries come and go.
 const CHANGES: &str = r#"
             set -e
-            for n in $(seq 3000 3100); do ln target "d/another one: $n"; done
+            for n in $(seq 3000 3400); do ln target "d/another one: $n"; done
             for n in $(seq 0 7 900); do rm "d/a name of a certain length, to fill blocks: $n"; done
             xfs_io -c fsync d
             xfs_io -x -c "shutdown -f" .
@@ -123,13 +123,23 @@ fn recovered(image: &[u8], nth: Option<u64>) -> (Arc<dyn BlockDevice>, bool) {
 /// block. Nor did we. Now they are put together, wherever the power fails again.
 #[test]
 fn pieces_of_directory_blocks_in_a_log_are_put_together() {
+    pieces_are_put_together(65536, 1000, 7);
+}
+
+/// So many names that the index has nodes: those look like a block of an attribute index.
+#[test]
+fn so_are_those_of_an_index_of_several_levels() {
+    pieces_are_put_together(8192, 3000, 23);
+}
+
+fn pieces_are_put_together(dir_block: u32, links: usize, crashes_at: usize) {
     let dir = tempfile::tempdir().expect("a folder");
     let image = dir.path().join("volume.img");
     std::fs::File::create(&image).expect("made").set_len(64 * MIB).expect("sparse");
     let mut mkfs = Command::new("mkfs.xfs");
     let small = [("TEST_DIR", "1"), ("TEST_DEV", "1"), ("QA_CHECK_FS", "1")];
     mkfs.envs(small)
-        .args(["-q", "-n", "size=65536", "-m", "rmapbt=0,reflink=0", "-d", "agcount=2"])
+        .args(["-q", "-n", &format!("size={dir_block}"), "-m", "rmapbt=0,reflink=0", "-d", "agcount=2"])
         .arg(&image);
     assert!(mkfs.status().expect("mkfs.xfs").success());
     let run = |script: &str, at: &Path| {
@@ -137,11 +147,11 @@ fn pieces_of_directory_blocks_in_a_log_are_put_together() {
         assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     };
     // The blocks that the log changes are in their places before.
-    common::mounted(&image, |at| run(&SCRAPS.replace("3000 ]", "1000 ]"), at));
+    common::mounted(&image, |at| run(&SCRAPS.replace("3000 ]", &format!("{links} ]")), at));
     common::mounted(&image, |at| run(CHANGES, at));
     let crashed = std::fs::read(&image).expect("read");
     let mut crashes = 0;
-    for nth in (0..).step_by(7).map(Some).chain([None]) {
+    for nth in (0..).step_by(crashes_at).map(Some).chain([None]) {
         let (device, whole) = recovered(&crashed, nth);
         let volume = Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true));
         let volume = volume.expect("recovered");
@@ -150,7 +160,7 @@ fn pieces_of_directory_blocks_in_a_log_are_put_together() {
         let count = |of: &str| names.iter().filter(|entry| entry.name.starts_with(of.as_bytes())).count();
         assert_eq!(
             (count("another one: "), count("a name of a")),
-            (101, 1000 - 129),
+            (401, links - 129),
             "power failed at {nth:?}"
         );
         volume.close().expect("closed");

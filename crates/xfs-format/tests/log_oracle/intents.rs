@@ -129,7 +129,7 @@ fn chains(dir: &Path, time: Duration) {
             let (over, pulse) = (&over, dir.join(format!("pulse{n}")));
             scope.spawn(move || {
                 let file = File::create(pulse).unwrap();
-                for mode in (0..).map(|n| 0o600 | n % 2) {
+                for mode in [0o600, 0o700].into_iter().cycle() {
                     file.set_permissions(Permissions::from_mode(mode)).unwrap();
                     file.sync_all().unwrap();
                     if over.load(Ordering::Relaxed) {
