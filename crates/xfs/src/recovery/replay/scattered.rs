@@ -86,7 +86,7 @@ impl Scattered {
     fn blocks(&mut self, patch: &Arc<Patch>, geometry: &Geometry) -> Result<Vec<Block>> {
         let device: Arc<dyn BlockDevice> = Arc::clone(patch) as Arc<dyn BlockDevice>;
         let bufs = BufCache::new(device, geometry, CACHE_BYTES);
-        let groups = Groups::new(geometry.ag_count, false);
+        let groups = Groups::new(geometry.ag_count(), false);
         let source = InodeSource { bufs: &bufs, geometry, groups: &groups };
         let mut found = Vec::new();
         for &ino in &std::mem::take(&mut self.directories) {
