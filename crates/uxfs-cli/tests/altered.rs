@@ -197,6 +197,23 @@ fn a_volume_grows_into_its_file_and_with_it() {
     }
 }
 
+/// Many groups where there was one, which the kernel finds all.
+#[test]
+fn the_smallest_volume_grows_two_hundredfold() {
+    let dir = scratch();
+    let path = dir.path().join("volume.img");
+    uxfs_ok(&[&"mkfs", &"-q", &"--small", &path, &"16M"]);
+    uxfs_ok(&[&"grow", &path, &"3200M"]);
+    assert_eq!(info(&path)["ag_count"], 200);
+    sound(&path);
+    let image = Image { dir, path };
+    kernel_fills(&image, 2 << 30);
+    sound(&image.path);
+    uxfs_ok(&[&"rm", &"-r", &image.at("/new1")]);
+    uxfs_ok(&[&"grow", &image.path, &"3300M"]);
+    sound(&image.path);
+}
+
 /// 64 blocks are a group, 63 are left out.
 #[test]
 fn an_end_that_is_too_short_for_a_group_is_left_out() {

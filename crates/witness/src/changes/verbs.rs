@@ -39,7 +39,7 @@ const fn verb(
 pub(super) const RANDOM: &str = "random operations";
 
 /// All of them.
-pub(super) const VERBS: [Verb; 51] = [
+pub(super) const VERBS: [Verb; 54] = [
     verb("cp in", "cp ^/file @/v/new", "cmp v/new $H/file", &["/v/new"]),
     verb("cp in, large", "cp ^/large @/v/new", "cmp v/new $H/large", &["/v/new"]),
     verb("cp -r in", "cp -r ^/tree @/v/copied", "diff -r v/copied $H/tree", &["/v/copied"]),
@@ -103,6 +103,9 @@ pub(super) const VERBS: [Verb; 51] = [
     ),
     verb("untar", "untar -i ^/tree.tar @/v/empty", "diff -r v/empty/tree $H/tree", &["/v/empty"]),
     verb("mkfs", "mkfs %", "", &[]),
+    verb("label", "label % new", "xfs_io -r -c label . | grep -qx 'label = \"new\"'", &[]),
+    verb("uuid", "uuid % generate", "", &[]),
+    verb("grow", "grow % 1500M", "test $(($(stat -f -c '%b * %S' .))) -gt $((1300 << 20))", &[]),
     verb(RANDOM, "", "", &["/"]),
     Verb { on: On::Crashed, ..verb("recover", "recover %", "", &[]) },
     Verb { on: On::CrashedClone, ..verb("recover a clone", "recover %", "", &[]) },
