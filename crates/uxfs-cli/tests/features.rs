@@ -17,15 +17,6 @@ struct Kind {
     because: &'static [&'static str],
 }
 
-fn system() -> Kind {
-    Kind {
-        mkfs: "mkfs.xfs".into(),
-        repair: "xfs_repair".into(),
-        options: &["-m", "rmapbt=1"],
-        because: &["rmapbt"],
-    }
-}
-
 fn of_release(release: Release, because: &'static [&'static str]) -> Kind {
     let (mkfs, repair) = (release.path("mkfs.xfs").unwrap(), release.path("xfs_repair").unwrap());
     Kind { mkfs, repair, options: &[], because }
@@ -139,19 +130,55 @@ fn untouched_and_refused(kind: &Kind) {
     }
 }
 
-#[test]
-fn a_reverse_map_is_not_written() {
-    untouched_and_refused(&system());
+/// A volume that the kernel filled is changed here and there, also behind a crash, and the kernel goes on with it.
+fn written(mkfs: &Path, repair: &Path, options: &'static [&'static str]) {
+    for dirty in [false, true] {
+        let kind = Kind { mkfs: mkfs.into(), repair: repair.into(), options, because: &[] };
+        let image = kind.image(dirty);
+        let info: Value = serde_json::from_slice(&uxfs_ok(&[&"info", &"--json", &image.path])).unwrap();
+        assert_eq!(info["read_only_because"], json!([]));
+        let sound = || run(repair.to_str().unwrap(), &[&"-n", &image.path]);
+        uxfs_ok(&[&"recover", &image.path]);
+        sound();
+        uxfs_ok(&[&"cp", &"-a", &"/etc/ssl", &image.at("/ssl")]);
+        sound();
+        uxfs_ok(&[&"rm", &"-r", &image.at("/d1")]);
+        uxfs_ok(&[&"truncate", &"-s", &"10", &image.at("/d2/f30")]);
+        uxfs_ok(&[&"mv", &image.at("/d2"), &image.at("/d0/moved")]);
+        uxfs_ok(&[&"ln", &"-s", &"x".repeat(900), &image.at("/link")]);
+        sound();
+        let mount = image.mount(&[]);
+        run("diff", &[&"-r", &"--no-dereference", &"/etc/ssl", &mount.dir().join("ssl")]);
+        run("cp", &[&"-a", &mount.dir().join("ssl"), &mount.dir().join("again")]);
+        run("rm", &[&"-r", &mount.dir().join("ssl"), &mount.dir().join("d0"), &mount.dir().join("link")]);
+        drop(mount);
+        sound();
+        uxfs_ok(&[&"rm", &"-r", &image.at("/again")]);
+        sound();
+        uxfs_ok(&[&"check", &image.path]);
+    }
 }
 
 #[test]
-fn what_xfsprogs_6_13_makes_is_not_written() {
-    untouched_and_refused(&of_release(Release::Stable, &["rmapbt"]));
+fn a_reverse_map_is_written() {
+    let (mkfs, repair) = (Path::new("mkfs.xfs"), Path::new("xfs_repair"));
+    written(mkfs, repair, &["-m", "rmapbt=1"]);
+    written(
+        mkfs,
+        repair,
+        &["-m", "rmapbt=1,reflink=0,finobt=0,inobtcount=0", "-b", "size=1024", "-i", "sparse=0"],
+    );
+}
+
+#[test]
+fn what_xfsprogs_6_13_makes_is_written() {
+    let release = Release::Stable;
+    written(&release.path("mkfs.xfs").unwrap(), &release.path("xfs_repair").unwrap(), &[]);
 }
 
 #[test]
 fn what_xfsprogs_7_makes_is_not_written() {
-    untouched_and_refused(&of_release(Release::Unstable, &["rmapbt", "parent"]));
+    untouched_and_refused(&of_release(Release::Unstable, &["parent"]));
 }
 
 #[test]
@@ -210,29 +237,21 @@ fn a_volume_with_exchange_and_autofsck_is_written() {
 }
 
 #[test]
-fn what_cannot_be_written_is_made_empty_and_not_filled() {
+fn volumes_with_a_reverse_map_are_made_and_filled() {
     let dir = scratch();
     let (image, source) = (dir.path().join("new.img"), dir.path().join("source"));
     std::fs::create_dir(&source).unwrap();
-    std::fs::write(source.join("file"), "content\n").unwrap();
-    let from: &[&dyn AsRef<OsStr>] = &[&"mkfs", &image, &"400M", &"-m", &"rmapbt=1", &"--from", &source];
-    uxfs_fails(from, 4, "--from: volumes with rmapbt are not written, and so not filled");
-    assert!(!image.exists());
-    uxfs_ok(&[&"mkfs", &"-q", &image, &"400M", &"-m", &"rmapbt=1"]);
+    common::fill(&source);
+    uxfs_ok(&[&"mkfs", &"-q", &image, &"400M", &"-m", &"rmapbt=1", &"--from", &source]);
     run("xfs_repair", &[&"-n", &image]);
-    refused(&[&"cp", &source.join("file"), &at(&image, "/file")], &["rmapbt"]);
-    let mounted = Image { dir, path: image };
-    let mount = mounted.mount(&[]);
-    std::fs::write(mount.dir().join("file"), "content\n").unwrap();
+    uxfs_ok(&[&"grow", &image, &"1G"]);
+    run("xfs_repair", &[&"-n", &image]);
+    let made = Image { dir, path: image };
+    let mount = made.mount(&[]);
+    run("diff", &[&"-r", &"--no-dereference", &source.join("docs"), &mount.dir().join("docs")]);
+    run("rm", &[&"-r", &mount.dir().join("docs")]);
     drop(mount);
-    run("xfs_repair", &[&"-n", &mounted.path]);
-}
-
-fn at(image: &Path, path: &str) -> std::ffi::OsString {
-    let mut argument = image.as_os_str().to_owned();
-    argument.push(":");
-    argument.push(path);
-    argument
+    run("xfs_repair", &[&"-n", &made.path]);
 }
 
 /// Options of `mkfs.xfs` whose features are not made are refused by name, and may be said where they say no.

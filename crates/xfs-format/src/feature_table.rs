@@ -110,8 +110,7 @@ pub const TABLE: &[Feature] = &[
     row("features2 crc", Mark::Features2(Features2::CRC), ALL).usual(),
     row("ftype", Mark::Features2(Features2::FTYPE), READ),
     row("finobt", Mark::RoCompat(RoCompat::FINOBT), ALL).option('m', "finobt"),
-    // Made empty; nobody adds records to the map yet.
-    row("rmapbt", Mark::RoCompat(RoCompat::RMAPBT), Support { made: true, ..READ }).option('m', "rmapbt"),
+    row("rmapbt", Mark::RoCompat(RoCompat::RMAPBT), ALL).option('m', "rmapbt"),
     row("reflink", Mark::RoCompat(RoCompat::REFLINK), ALL).option('m', "reflink"),
     row("inobtcount", Mark::RoCompat(RoCompat::INOBTCNT), ALL).option('m', "inobtcount"),
     row("ftype", Mark::Incompat(Incompat::FTYPE), ALL).option('n', "ftype"),

@@ -256,7 +256,7 @@ fn sparse_chunks_where_whole_ones_do_not_fit() {
     let (keep, free): (Vec<_>, Vec<_>) = held.into_iter().partition(|block| block.0 / 4 % 2 == 0);
     for start in free {
         let mut trans = Trans::start(&volume, take(0)).unwrap();
-        trans.free_later(InodeNumber(0), start, 4).unwrap();
+        trans.free_later(InodeNumber(0), start, 4, None).unwrap();
         trans.commit().unwrap();
     }
     volume.sync().unwrap();
@@ -265,7 +265,7 @@ fn sparse_chunks_where_whole_ones_do_not_fit() {
     assert!(churn.sparse_seen, "no chunk was sparse");
     for start in keep {
         let mut trans = Trans::start(&volume, take(0)).unwrap();
-        trans.free_later(InodeNumber(0), start, 4).unwrap();
+        trans.free_later(InodeNumber(0), start, 4, None).unwrap();
         trans.commit().unwrap();
     }
     volume.close().unwrap();

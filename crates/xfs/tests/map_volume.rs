@@ -193,7 +193,7 @@ fn unmap(editor: &mut Editor<'_, '_>, words: &mut [Option<u64>], range: std::ops
     for extent in done.freed {
         words[extent.startoff.0 as usize..extent.end().0 as usize].fill(None);
         let trans = editor.store_mut().trans();
-        trans.free_later(InodeNumber(0), extent.startblock, extent.blockcount).unwrap();
+        trans.free_later(InodeNumber(0), extent.startblock, extent.blockcount, None).unwrap();
     }
 }
 

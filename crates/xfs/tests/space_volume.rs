@@ -102,7 +102,7 @@ impl Churn {
             } else if !held.is_empty() {
                 let (start, len) = held.swap_remove(self.rng.usize(..held.len()));
                 let part = if self.rng.bool() { len } else { self.rng.u32(1..=len) };
-                trans.free_later(InodeNumber(0), start, part).unwrap();
+                trans.free_later(InodeNumber(0), start, part, None).unwrap();
                 if part < len {
                     held.push((FsBlock(start.0 + u64::from(part)), len - part));
                 }
@@ -141,7 +141,7 @@ impl Churn {
         while !self.held.is_empty() {
             let mut trans = Trans::start(&self.volume, self.reservation(0)).unwrap();
             for (start, len) in self.held.drain(..self.held.len().min(FREES_AT_ONCE)) {
-                trans.free_later(InodeNumber(0), start, len).unwrap();
+                trans.free_later(InodeNumber(0), start, len, None).unwrap();
             }
             trans.commit().unwrap();
         }

@@ -63,7 +63,7 @@ const fn volume(name: &'static str, options: &'static [&'static str], mib: u64) 
 }
 
 /// All of them. `--unsupported` lets `mkfs.xfs` make small volumes and small logs.
-pub const ALL: [Geometry; 13] = [
+pub const ALL: [Geometry; 16] = [
     roomy("default", &["-b", "size=4096"]),
     roomy("b1024", &["-b", "size=1024"]),
     roomy("i2048", &["-i", "size=2048"]),
@@ -76,8 +76,12 @@ pub const ALL: [Geometry; 13] = [
     // The smallest logs that are allowed, so that they wrap often.
     roomy("small-log", &["-b", "size=4096", "-l", "size=1368b", "--unsupported"]),
     roomy("small-log-b1024", &["-b", "size=1024", "-l", "size=3527b", "--unsupported"]),
+    // With a reverse map: its own intents, and blocks of the AGFL that change hands.
+    roomy("rmapbt", &["-m", "rmapbt=1"]),
+    roomy("rmapbt-b1024", &["-b", "size=1024", "-m", "rmapbt=1", "-d", "agcount=8", "--unsupported"]),
     tight("tight", &["-b", "size=4096", "-d", "agcount=2", "--unsupported"], 32),
     tight("tight-b1024", &["-b", "size=1024", "-d", "agcount=2", "--unsupported"], 32),
+    tight("tight-rmapbt", &["-b", "size=1024", "-m", "rmapbt=1", "-d", "agcount=2", "--unsupported"], 64),
 ];
 
 /// Those of these names; all if none is given.

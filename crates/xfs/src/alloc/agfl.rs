@@ -14,6 +14,9 @@ use xfs_format::types::{AgBlock, AgNumber};
 pub enum RingUse {
     /// A tree of free space, which counts its blocks.
     Tree,
+    /// The reverse map, which counts its blocks as well. They come out of what the group keeps for it, so that what the
+    /// volume has left for everybody stays as it was.
+    ReverseMap,
     /// The free space itself: the ring is filled or emptied.
     Space,
 }
@@ -33,8 +36,10 @@ pub fn take<S: SpaceStore + ?Sized>(store: &mut S, ag: AgNumber, to: RingUse) ->
     let agf = store.agf_mut(ag)?;
     agf.flfirst.set(if first + 1 < slots { first + 1 } else { 0 });
     agf.flcount.set(count - 1);
-    if to == RingUse::Tree {
+    if to != RingUse::Space {
         agf.btreeblks.set(agf.btreeblks.get().saturating_add(1));
+    }
+    if to == RingUse::Tree {
         store.spend(Spent::SpaceTrees(1))?;
     }
     Ok(Some(AgBlock(block)))
@@ -53,10 +58,13 @@ pub fn put<S: SpaceStore + ?Sized>(store: &mut S, ag: AgNumber, block: AgBlock, 
     let agf = store.agf_mut(ag)?;
     agf.fllast.set(slot);
     agf.flcount.set(count + 1);
-    if from == RingUse::Tree {
-        agf.btreeblks.set(agf.btreeblks.get().saturating_sub(1));
-        store.spend(Spent::SpaceTrees(-1))?;
-        store.note_busy(ag, Run { start: block, len: 1 });
+    if from == RingUse::Space {
+        return Ok(());
     }
+    agf.btreeblks.set(agf.btreeblks.get().saturating_sub(1));
+    if from == RingUse::Tree {
+        store.spend(Spent::SpaceTrees(-1))?;
+    }
+    store.note_busy(ag, Run { start: block, len: 1 });
     Ok(())
 }

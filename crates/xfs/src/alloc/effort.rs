@@ -34,7 +34,7 @@ impl Removed {
         let mut most = 0;
         for (nth, block) in (0..).zip((first..self.blocks / 4 * 3).step_by(2)) {
             let before = self.store.looks();
-            self.space.free(&mut self.store, AG, Run::new(block, 1), Purpose::Data).unwrap();
+            self.space.free(&mut self.store, AG, Run::new(block, 1), Purpose::Data, None).unwrap();
             most = most.max(self.store.looks() - before);
             if nth % AT_ONCE == 0 {
                 self.store.commit();
@@ -123,7 +123,7 @@ fn freeing_looks_at_little() {
 #[test]
 fn what_is_not_busy_is_found_behind_any_number_of_busy_parts() {
     let mut removed = Removed::new(8_000);
-    removed.space.free(&mut removed.store, AG, Run::new(4_001, 1), Purpose::Data).unwrap();
+    removed.space.free(&mut removed.store, AG, Run::new(4_001, 1), Purpose::Data, None).unwrap();
     removed.store.commit();
     removed.store.settle(usize::MAX);
     removed.free_each_second(4_003);

@@ -6,6 +6,7 @@ use super::seam::{SpaceStore, Spent};
 use super::search::{Found, Search};
 use super::{Place, Purpose, Request, Run, space};
 use crate::error::{Error, Result};
+use crate::rmap::RmapOwner;
 use xfs_format::error::FormatError;
 use xfs_format::types::{AgBlock, AgNumber};
 
@@ -58,17 +59,22 @@ impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
             Found::Busy => Ok(Outcome::Busy),
             Found::Fit(fit) => {
                 space::take(self.store, self.ag, fit.whole, fit.part)?;
+                if let Some(owner) = request.owner {
+                    self.store.record_owner(self.ag, fit.part, owner)?;
+                }
                 self.store.spend(spent(request.purpose, i64::from(fit.part.len)))?;
                 Ok(Outcome::Got(fit.part))
             }
         }
     }
 
-    /// Frees blocks. They stay busy until this is on disk. Needs no free block.
-    pub fn free(&mut self, run: Run, purpose: Purpose) -> Result<()> {
+    /// Frees blocks of an owner; of none where the reverse map does not have them any more. They stay busy until this is
+    /// on disk. Needs no free block.
+    pub fn free(&mut self, run: Run, purpose: Purpose, owner: Option<RmapOwner>) -> Result<()> {
         self.check_run(run)?;
         // A ring that cannot be filled is left as it is: what it holds was enough for this when it was filled last.
         self.settle_ring()?;
+        self.store.forget_owner(self.ag, run, owner)?;
         space::give(self.store, self.ag, run)?;
         self.store.note_busy(self.ag, run);
         self.store.spend(spent(purpose, -i64::from(run.len)))?;
@@ -81,6 +87,12 @@ impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
         self.settle_ring()?;
         space::give(self.store, self.ag, run)?;
         self.store.spend(spent(Purpose::Data, -i64::from(run.len)))
+    }
+
+    /// Has the ring hold what a change of a tree may need, if there are blocks for it: else what it holds was enough when
+    /// it was filled last.
+    pub fn prepare(&mut self) -> Result<()> {
+        self.settle_ring().map(drop)
     }
 
     /// The request, cut to what the group can give without touching what is owed to others; `None`: too little.
@@ -113,7 +125,9 @@ impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
                 break;
             }
             let Some(block) = agfl::take(self.store, self.ag, RingUse::Space)? else { break };
-            space::give(self.store, self.ag, Run { start: block, len: 1 })?;
+            let run = Run { start: block, len: 1 };
+            self.store.forget_owner(self.ag, run, Some(RmapOwner::SPACE_TREES))?;
+            space::give(self.store, self.ag, run)?;
         }
         for _ in 0..RING_FILL_STEPS {
             let agf = self.store.agf(self.ag)?;
@@ -127,6 +141,7 @@ impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
                     for block in fit.part.start.0..fit.part.start.0.saturating_add(fit.part.len) {
                         agfl::put(self.store, self.ag, AgBlock(block), RingUse::Space)?;
                     }
+                    self.store.record_owner(self.ag, fit.part, RmapOwner::SPACE_TREES)?;
                 }
                 Found::Nothing | Found::Busy => return Ok(false),
             }

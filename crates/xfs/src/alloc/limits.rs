@@ -8,7 +8,7 @@
 
 use super::Purpose;
 use xfs_format::ag::{Agf, MAX_LEVELS};
-use xfs_format::btree::{Bnobt, Finobt, Refcountbt, Tree};
+use xfs_format::btree::{Bnobt, Finobt, Refcountbt, Rmapbt, Tree};
 use xfs_format::geometry::Geometry;
 use xfs_format::records::INODES_PER_CHUNK;
 use xfs_format::types::AgNumber;
@@ -21,6 +21,8 @@ const SET_ASIDE_PER_GROUP: u64 = 8;
 pub struct Limits {
     /// Most levels of the trees of free space.
     space_levels: u32,
+    /// Most levels of the reverse map; 0 without one.
+    rmap_levels: u32,
     /// Blocks that all groups keep back together.
     set_aside: u64,
     ag_blocks: u32,
@@ -37,6 +39,7 @@ pub struct Limits {
 struct Reserve {
     free_inodes: u32,
     shared: u32,
+    reverse_map: u32,
 }
 
 impl Limits {
@@ -49,6 +52,7 @@ impl Limits {
         let log_group = if log_ag == last_ag { last_blocks } else { geometry.ag_blocks };
         Self {
             space_levels: levels::<Bnobt>(geometry, (u64::from(geometry.ag_blocks) / 2).max(1)),
+            rmap_levels: if geometry.rmapbt { rmap_levels(geometry) } else { 0 },
             set_aside: SET_ASIDE_PER_GROUP * u64::from(geometry.ag_count()),
             ag_blocks: geometry.ag_blocks,
             last_ag,
@@ -75,17 +79,21 @@ impl Limits {
     /// A change may split every level and add one (levels + 1 blocks), and the change that refills the ring may then
     /// split all but the new root again (levels - 1).
     pub fn ring_minimum(&self, agf: &Agf) -> u32 {
-        let tree = |levels: u32| levels.saturating_add(1).min(self.space_levels.max(2)) * 2 - 2;
-        tree(agf.bno_level.get()) + tree(agf.cnt_level.get())
+        let tree = |levels: u32, most: u32| levels.saturating_add(1).min(most.max(2)) * 2 - 2;
+        let space = |levels| tree(levels, self.space_levels);
+        let map = if self.rmap_levels == 0 { 0 } else { tree(agf.rmap_level.get(), self.rmap_levels) };
+        space(agf.bno_level.get()) + space(agf.cnt_level.get()) + map
     }
 
-    /// Blocks of a group that are kept for its trees of free inodes and shared blocks. `free_inode_tree`: the blocks
-    /// that the first of them has.
+    /// Blocks of a group that are kept for its trees of free inodes and shared blocks, and for its reverse map.
+    /// `free_inode_tree`: the blocks that the first of them has.
     pub fn group_reserve(&self, ag: AgNumber, agf: &Agf, free_inode_tree: Option<u32>) -> u32 {
         let most = self.reserve_of(ag);
         let shared = if most.shared == 0 { 0 } else { agf.refcount_blocks.get().max(1) };
         let free_inodes = free_inode_tree.unwrap_or(1);
-        most.free_inodes.saturating_sub(free_inodes) + most.shared.saturating_sub(shared)
+        most.free_inodes.saturating_sub(free_inodes)
+            + most.shared.saturating_sub(shared)
+            + most.reverse_map.saturating_sub(agf.rmap_blocks.get())
     }
 
     /// The most that [`group_reserve`](Self::group_reserve) of all groups can be together.
@@ -149,12 +157,35 @@ impl Reserve {
         Self {
             free_inodes: if geometry.finobt { tree_blocks::<Finobt>(geometry, chunks) } else { 0 },
             shared: if geometry.reflink { tree_blocks::<Refcountbt>(geometry, blocks.into()) } else { 0 },
+            // A block that many files share is in the map for each of them: then the map may want more.
+            reverse_map: if geometry.rmapbt {
+                tree_blocks::<Rmapbt>(geometry, blocks.into()).max(blocks / 100)
+            } else {
+                0
+            },
         }
     }
 
     const fn sum(self) -> u32 {
-        self.free_inodes.saturating_add(self.shared)
+        self.free_inodes.saturating_add(self.shared).saturating_add(self.reverse_map)
     }
+}
+
+/// Levels of the highest reverse map that a group can have. Without shared blocks it has a record for each block. With
+/// them it may have any number: it is as high as a tree that fills the group.
+pub(crate) fn rmap_levels(geometry: &Geometry) -> u32 {
+    if !geometry.reflink {
+        return levels::<Rmapbt>(geometry, geometry.ag_blocks.into());
+    }
+    let (_, in_inner) = least_full::<Rmapbt>(geometry);
+    let mut left = u64::from(geometry.ag_blocks).saturating_sub(1);
+    let (mut wide, mut levels) = (in_inner, 1);
+    while wide < left && levels < MAX_LEVELS {
+        left -= wide;
+        wide = wide.saturating_mul(in_inner);
+        levels += 1;
+    }
+    levels
 }
 
 /// The fewest records and children that a block of the tree other than its root has.

@@ -1,12 +1,14 @@
 //! Free space in a transaction: the seam of the allocator on [`Trans`].
 
-use super::trees;
+use super::trees::{self, InGroup};
 use super::{Allocated, Freed, Order, Purpose, Request, Run, SpaceStore, Spent, Target, VolumeStore};
+use crate::btree::edit::Editor;
 use crate::error::{Error, Result};
+use crate::rmap::{self, Mapping, RmapOwner};
 use crate::trans::{BufIndex, Trans};
 use std::mem::size_of;
 use xfs_format::ag::{AGF, AGFL, AGI, AgHeader, Agf, Agfl, AgflHeader, Agi};
-use xfs_format::btree::{Bnobt, Cntbt};
+use xfs_format::btree::{Bnobt, Cntbt, Rmapbt};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber, FsBlock};
@@ -67,6 +69,11 @@ impl<'t, 'v> LockedSpace<'t, 'v> {
     fn ring(&mut self, ag: AgNumber) -> Result<BufIndex> {
         let daddr = AgHeader::Agfl.daddr(self.geometry, ag);
         self.trans.buf_at(daddr, self.sector(), &AGFL)
+    }
+
+    /// What the reverse map has of a run, if the volume has one.
+    fn mapping(&self, run: Run, owner: RmapOwner) -> Option<Mapping> {
+        self.geometry.rmapbt.then_some(Mapping { start: run.start, len: run.len, owner, unwritten: false })
     }
 
     fn slot_at(slot: u32) -> usize {
@@ -147,6 +154,21 @@ impl SpaceStore for LockedSpace<'_, '_> {
         match order {
             Order::Place => trees::replace::<Bnobt>(self, ag, old, new),
             Order::Size => trees::replace::<Cntbt>(self, ag, old, new),
+        }
+    }
+
+    fn record_owner(&mut self, ag: AgNumber, run: Run, owner: RmapOwner) -> Result<()> {
+        let Some(mapping) = self.mapping(run, owner) else { return Ok(()) };
+        rmap::map(&mut InGroup::editor(self, ag), &mapping)
+    }
+
+    fn forget_owner(&mut self, ag: AgNumber, run: Run, owner: Option<RmapOwner>) -> Result<()> {
+        let Some(mapping) = self.mapping(run, owner.unwrap_or(RmapOwner::ANY)) else { return Ok(()) };
+        let mut map = InGroup::editor(self, ag);
+        match owner {
+            Some(_) => rmap::unmap(&mut map, &mapping),
+            // A block that somebody has must not be given to another.
+            None => rmap::expect_free(&map, mapping.start, mapping.len),
         }
     }
 
@@ -235,14 +257,33 @@ impl Trans<'_> {
         space.allocate(&mut LockedSpace::new(self), target, request)
     }
 
-    /// Frees a run of blocks in this very transaction. It lies within one group.
-    pub fn free_blocks(&mut self, start: FsBlock, len: u32, purpose: Purpose) -> Result<()> {
+    /// Changes the reverse map of a group, which the volume has.
+    pub(crate) fn change_rmap(
+        &mut self,
+        ag: AgNumber,
+        change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Rmapbt>>) -> Result<()>,
+    ) -> Result<()> {
+        let space = &self.volume().write_side()?.space;
+        let mut locked = LockedSpace::new(self);
+        space.prepare(&mut locked, ag)?;
+        change(&mut InGroup::editor(&mut locked, ag))
+    }
+
+    /// Frees a run of blocks in this very transaction. It lies within one group. `owner`: whose they are, unless the
+    /// reverse map does not have them any more.
+    pub fn free_blocks(
+        &mut self,
+        start: FsBlock,
+        len: u32,
+        purpose: Purpose,
+        owner: Option<RmapOwner>,
+    ) -> Result<()> {
         let (ag, block) = self.geometry().split_block(start).ok_or_else(|| {
             let problem = FormatError::value("freed extent", "first block", start.0);
             Error::Corrupt { daddr: None, inode: None, problem }
         })?;
         let space = &self.volume().write_side()?.space;
         let run = Run { start: AgBlock(block.0), len };
-        space.free(&mut LockedSpace::new(self), ag, run, purpose)
+        space.free(&mut LockedSpace::new(self), ag, run, purpose, owner)
     }
 }

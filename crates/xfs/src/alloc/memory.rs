@@ -8,6 +8,7 @@ use super::busy::{BusyExtents, BusyMark};
 use super::seam::{Freed, Order, SpaceStore, Spent, VolumeStore};
 use super::{Limits, Run};
 use crate::error::{Error, Result};
+use crate::rmap::RmapOwner;
 use crate::testing::geometry;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +28,9 @@ struct MemoryGroup {
     ring: Vec<u32>,
     sets: [BTreeMap<(u32, u32), Run>; 2],
     blocks: [Vec<u32>; 2],
+    /// Whose each block is, where there is a reverse map; and the blocks of that.
+    owners: BTreeMap<u32, RmapOwner>,
+    map_blocks: Vec<u32>,
 }
 
 /// What a transaction may change.
@@ -82,7 +86,8 @@ impl MemorySpace {
             let mut ring = vec![u32::MAX; slots];
             ring[..4].copy_from_slice(&[6, 7, 8, 9]);
             let sets = [Order::Place, Order::Size].map(|order| BTreeMap::from([(order.rank(free), free)]));
-            MemoryGroup { agf, ring, sets, blocks: [vec![4], vec![5]] }
+            let (owners, map_blocks) = (BTreeMap::new(), Vec::new());
+            MemoryGroup { agf, ring, sets, blocks: [vec![4], vec![5]], owners, map_blocks }
         };
         let state = State { groups: (0..groups).map(group).collect(), spent: 0, pooled: 0, space_trees: 0 };
         Self {
@@ -96,6 +101,61 @@ impl MemorySpace {
             marks: Vec::new(),
             held: BTreeSet::new(),
             looks: Cell::new(0),
+        }
+    }
+
+    /// The same with a reverse map in each group.
+    pub fn with_reverse_map(mut self) -> Self {
+        self.geometry.rmapbt = true;
+        for group in &mut self.now.groups {
+            group.agf.rmap_level.set(1);
+            group.agf.rmap_blocks.set(1);
+            group.map_blocks.push(10);
+            group.owners = (4..=10).map(|block| (block, RmapOwner::SPACE_TREES)).collect();
+        }
+        self.committed = self.now.clone();
+        self
+    }
+
+    /// Changes whose blocks are, and lets the pretended map have as many blocks as its records need.
+    fn change_owner(
+        &mut self,
+        ag: AgNumber,
+        run: Run,
+        was: Option<RmapOwner>,
+        is: Option<RmapOwner>,
+    ) -> Result<()> {
+        if !self.geometry.rmapbt {
+            return Ok(());
+        }
+        for block in run.start.0..run.start.0 + run.len {
+            let owners = &mut self.group_mut(ag).owners;
+            assert_eq!(owners.remove(&block), was, "block {block} of group {ag}");
+            is.into_iter().for_each(|owner| assert_eq!(owners.insert(block, owner), None));
+        }
+        self.grow_map(ag)
+    }
+
+    fn grow_map(&mut self, ag: AgNumber) -> Result<()> {
+        loop {
+            let group = self.group(ag);
+            let owners: Vec<_> = group.owners.iter().collect();
+            let goes_on =
+                |pair: &&[(&u32, &RmapOwner)]| *pair[0].0 + 1 == *pair[1].0 && pair[0].1 == pair[1].1;
+            let joined = owners.windows(2).filter(goes_on).count();
+            let (blocks, levels) = shape(owners.len() - joined);
+            let have = group.map_blocks.len();
+            self.group_mut(ag).agf.rmap_level.set(levels);
+            if have < blocks {
+                let block = agfl::take(self, ag, RingUse::ReverseMap)?.ok_or(Error::NoSpace)?;
+                self.group_mut(ag).map_blocks.push(block.0);
+            } else if have > blocks {
+                let block = self.group_mut(ag).map_blocks.pop().unwrap();
+                agfl::put(self, ag, AgBlock(block), RingUse::ReverseMap)?;
+            } else {
+                self.group_mut(ag).agf.rmap_blocks.set(blocks as u32);
+                return Ok(());
+            }
         }
     }
 
@@ -178,13 +238,20 @@ impl MemorySpace {
         assert_eq!(agf.freeblks.get(), runs.iter().map(|run| run.len).sum::<u32>());
         assert_eq!(agf.longest.get(), runs.iter().map(|run| run.len).max().unwrap_or(0));
         let tree_blocks: usize = group.blocks.iter().map(Vec::len).sum();
-        assert_eq!(agf.btreeblks.get() as usize, tree_blocks - 2);
+        assert_eq!(agf.btreeblks.get() as usize, tree_blocks - 2 + group.map_blocks.len().saturating_sub(1));
         let slots = group.ring.len();
         let (first, count) = (agf.flfirst.get() as usize, agf.flcount.get() as usize);
         assert_eq!((first + count + slots - 1) % slots, agf.fllast.get() as usize);
-        let ring = (0..count).map(|nth| group.ring[(first + nth) % slots]);
+        let ring: Vec<_> = (0..count).map(|nth| group.ring[(first + nth) % slots]).collect();
+        let own = || ring.iter().chain(group.blocks.iter().flatten()).chain(&group.map_blocks).copied();
+        if self.geometry.rmapbt {
+            assert_eq!(agf.rmap_blocks.get() as usize, group.map_blocks.len());
+            let told = group.owners.iter().filter(|(_, owner)| **owner == RmapOwner::SPACE_TREES);
+            let told: BTreeSet<u32> = told.map(|(block, _)| *block).collect();
+            assert_eq!(told, own().collect(), "blocks of free space in the reverse map");
+        }
         runs.iter().flat_map(|run| run.start.0..run.start.0 + run.len).for_each(&mut *each);
-        ring.chain(group.blocks.iter().flatten().copied()).for_each(each);
+        own().for_each(each);
     }
 
     /// The free extents of a group, and the blocks in its ring.
@@ -283,6 +350,14 @@ impl SpaceStore for MemorySpace {
         assert!(set.range(low..=high).next().is_none(), "the order changes");
         set.insert(order.rank(new), new);
         Ok(())
+    }
+
+    fn record_owner(&mut self, ag: AgNumber, run: Run, owner: RmapOwner) -> Result<()> {
+        self.change_owner(ag, run, None, Some(owner))
+    }
+
+    fn forget_owner(&mut self, ag: AgNumber, run: Run, owner: Option<RmapOwner>) -> Result<()> {
+        self.change_owner(ag, run, owner, None)
     }
 
     fn busy_behind(&self, ag: AgNumber, at: u32, freed: Freed) -> Option<Run> {

@@ -9,6 +9,8 @@
 //! - both trees hold the same extents, none of which touch or overlap; `freeblks` is their sum, `longest` the
 //!   longest of them;
 //! - before a tree changes, the ring holds as many blocks as the change can need ([`Limits::ring_minimum`]);
+//! - where the volume has a reverse map, blocks that change hands here change their owner in it at once, but for those
+//!   of files, of which an intent says whose they are;
 //! - the volume's count of free blocks (`freeblks + flcount + btreeblks` over all groups) changes only when blocks
 //!   change hands with somebody outside this folder;
 //! - an extent that is *busy* (freed by a transaction that is not on disk yet) is given to nobody but the ring:
@@ -35,10 +37,12 @@ mod trees;
 pub use busy::{BusyExtents, BusyGuard, BusyMark};
 pub use group::Group;
 pub use limits::Limits;
+pub(crate) use limits::rmap_levels;
 pub(crate) use locked::LockedSpace;
 pub use pick::{Allocated, Space, Target};
 pub use seam::{Freed, Order, SpaceStore, Spent, VolumeStore};
 
+use crate::rmap::RmapOwner;
 use xfs_format::types::AgBlock;
 
 /// A run of blocks of one group.
@@ -119,12 +123,19 @@ pub struct Request {
     pub last: u32,
     /// What for.
     pub purpose: Purpose,
+    /// Whose they are from now on, for the reverse map; `None` where an intent of the same transaction says so.
+    pub owner: Option<RmapOwner>,
 }
 
 impl Request {
     /// Between `min` and `max` blocks without further wishes.
     pub const fn new(min: u32, max: u32, purpose: Purpose) -> Self {
-        Self { min, max, align: 1, multiple: 1, min_left: 0, first: 0, last: u32::MAX, purpose }
+        Self { min, max, align: 1, multiple: 1, min_left: 0, first: 0, last: u32::MAX, purpose, owner: None }
+    }
+
+    /// The same, for this owner.
+    pub const fn owned_by(self, owner: RmapOwner) -> Self {
+        Self { owner: Some(owner), ..self }
     }
 
     /// One block.

@@ -4,8 +4,12 @@ use super::memory::MemorySpace;
 use super::seam::{SpaceStore, VolumeStore};
 use super::{Group, Place, Purpose, Request, Run, Space, Target};
 use crate::error::Error;
+use crate::rmap::RmapOwner;
 use std::collections::{BTreeMap, BTreeSet};
 use xfs_format::types::{AgBlock, AgNumber, FsBlock};
+
+/// Whose all is that is allocated.
+const OWNER: Option<RmapOwner> = Some(RmapOwner::INODES);
 
 struct Model {
     store: MemorySpace,
@@ -19,8 +23,8 @@ struct Model {
 }
 
 impl Model {
-    fn new(seed: u64, groups: u32, blocks: u32, reflink: bool) -> Self {
-        let store = MemorySpace::new(groups, blocks, reflink);
+    fn new(seed: u64, store: MemorySpace) -> Self {
+        let (groups, blocks) = (store.geometry().ag_count(), store.geometry().ag_blocks);
         let space = Space::new(store.geometry());
         let rng = fastrand::Rng::with_seed(seed);
         Self { store, space, rng, committed: BTreeMap::new(), now: BTreeMap::new(), groups, blocks }
@@ -39,7 +43,7 @@ impl Model {
         let most = if self.rng.u32(..8) == 0 { self.blocks } else { 12 };
         let max = self.rng.u32(1..=most);
         let min = if self.rng.bool() { max } else { self.rng.u32(1..=max) };
-        let mut request = Request::new(min, max, Purpose::Data);
+        let mut request = Request::new(min, max, Purpose::Data).owned_by(RmapOwner::INODES);
         match self.rng.u32(..8) {
             0 => request.align = 1 << self.rng.u32(..5),
             1 => request.multiple = self.rng.u32(1..5),
@@ -103,7 +107,7 @@ impl Model {
         // All of it, or a part.
         let from = if self.rng.bool() { 0 } else { self.rng.u32(..len) };
         let count = if self.rng.bool() { len - from } else { self.rng.u32(1..=len - from) };
-        self.space.free(&mut self.store, ag, Run::new(start + from, count), Purpose::Data).unwrap();
+        self.space.free(&mut self.store, ag, Run::new(start + from, count), Purpose::Data, OWNER).unwrap();
         self.now.remove(&(ag, start));
         if from > 0 {
             self.now.insert((ag, start), from);
@@ -133,7 +137,9 @@ impl Model {
     fn check(&self) {
         let mut used = 0;
         for ag in (0..self.groups).map(AgNumber) {
-            let mut seen: BTreeSet<u32> = (0..4).chain(10..12).collect();
+            // The map's root is one of free space's blocks.
+            let others = if self.store.geometry().rmapbt { 11..12 } else { 10..12 };
+            let mut seen: BTreeSet<u32> = (0..4).chain(others).collect();
             let mut claim = |block| assert!(seen.insert(block), "block {block} of group {ag} twice");
             self.store.check(ag, &mut claim);
             for (&(_, start), &len) in self.now.range((ag, 0)..=(ag, u32::MAX)) {
@@ -156,7 +162,7 @@ impl Model {
         }
         self.store.settle(usize::MAX);
         while let Some((&(ag, start), &len)) = self.now.first_key_value() {
-            self.space.free(&mut self.store, ag, Run::new(start, len), Purpose::Data).unwrap();
+            self.space.free(&mut self.store, ag, Run::new(start, len), Purpose::Data, OWNER).unwrap();
             self.now.clear();
             self.now.extend(self.committed.iter().filter(|(at, _)| **at != (ag, start)));
             self.store.commit();
@@ -171,10 +177,16 @@ impl Model {
 fn random_histories_agree_with_a_set_of_blocks() {
     let seed = std::env::var("UXFS_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
     println!("seed: UXFS_SEED={seed}");
-    for (nth, (groups, blocks, reflink)) in
-        (0..).zip([(1, 64, false), (3, 300, false), (4, 2000, true), (2, 4000, false)])
-    {
-        Model::new(seed.wrapping_add(nth), groups, blocks, reflink).run(1200);
+    let stores = [
+        MemorySpace::new(1, 64, false),
+        MemorySpace::new(3, 300, false),
+        MemorySpace::new(4, 2000, true),
+        MemorySpace::new(2, 4000, false),
+        MemorySpace::new(3, 600, false).with_reverse_map(),
+        MemorySpace::new(2, 4000, true).with_reverse_map(),
+    ];
+    for (nth, store) in (0..).zip(stores) {
+        Model::new(seed.wrapping_add(nth), store).run(1200);
     }
 }
 
@@ -211,7 +223,7 @@ fn the_best_fit_is_the_smallest_that_is_long_enough() {
     let (mut store, space) = one_group(1000);
     let all = at(&mut store, &space, Place::Any, Request::new(980, 984, Purpose::Data)).unwrap();
     for (start, len) in [(100, 8), (200, 5), (300, 30)] {
-        space.free(&mut store, AG, Run::new(start, len), Purpose::Data).unwrap();
+        space.free(&mut store, AG, Run::new(start, len), Purpose::Data, None).unwrap();
     }
     store.commit();
     store.settle(1);
@@ -232,10 +244,10 @@ fn what_was_freed_waits_for_its_commit() {
     store.commit();
     store.settle(1);
     let want = Request::new(100, 100, Purpose::Data);
-    space.free(&mut store, AG, run, Purpose::Data).unwrap();
+    space.free(&mut store, AG, run, Purpose::Data, None).unwrap();
     assert_eq!(at(&mut store, &space, Place::Any, want), None, "freed by this very transaction");
     store.abort();
-    space.free(&mut store, AG, run, Purpose::Data).unwrap();
+    space.free(&mut store, AG, run, Purpose::Data, None).unwrap();
     store.commit();
     assert_eq!(store.marks.len(), 1);
     assert!(at(&mut store, &space, Place::Any, want).is_some(), "the log was forced");
@@ -246,9 +258,9 @@ fn what_was_freed_waits_for_its_commit() {
 fn a_double_free_is_damage() {
     let (mut store, space) = one_group(500);
     let run = at(&mut store, &space, Place::Any, Request::new(10, 10, Purpose::Data)).unwrap();
-    space.free(&mut store, AG, run, Purpose::Data).unwrap();
+    space.free(&mut store, AG, run, Purpose::Data, None).unwrap();
     for again in [run, Run::new(run.start.0 + 3, 1), Run::new(450, 10), Run::new(2, 1), Run::new(499, 2)] {
-        let error = space.free(&mut store, AG, again, Purpose::Data).unwrap_err();
+        let error = space.free(&mut store, AG, again, Purpose::Data, None).unwrap_err();
         assert!(matches!(error, Error::Corrupt { .. }), "{again:?}: {error}");
     }
 }

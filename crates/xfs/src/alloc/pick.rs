@@ -11,6 +11,7 @@ use super::seam::VolumeStore;
 use super::{Place, Purpose, Request, Run};
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
+use crate::rmap::RmapOwner;
 use std::sync::OnceLock;
 use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
 use xfs_format::geometry::Geometry;
@@ -177,9 +178,10 @@ impl Space {
         ag: AgNumber,
         run: Run,
         purpose: Purpose,
+        owner: Option<RmapOwner>,
     ) -> Result<()> {
         store.lock_space(ag, true)?;
-        Group::new(store, self.limits(), ag, 0).free(run, purpose)
+        Group::new(store, self.limits(), ag, 0).free(run, purpose, owner)
     }
 
     /// Adds blocks that a group, locked already, got at its end. `store` and `limits` are those of its new length.
@@ -191,6 +193,12 @@ impl Space {
     ) -> Result<()> {
         store.lock_space(ag, true)?;
         Group::new(store, limits, ag, 0).extend(run)
+    }
+
+    /// Locks a group, and has its ring hold what a change of the reverse map alone may need.
+    pub fn prepare<S: VolumeStore + ?Sized>(&self, store: &mut S, ag: AgNumber) -> Result<()> {
+        store.lock_space(ag, true)?;
+        Group::new(store, self.limits(), ag, 0).prepare()
     }
 
     /// Whether a group could give `blocks` in one run and `more` besides, as far as its last AGF tells.

@@ -5,6 +5,7 @@
 
 use super::Run;
 use crate::error::{Error, Result};
+use crate::rmap::RmapOwner;
 use xfs_format::ag::{AgHeader, Agf, Agfl};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
@@ -77,6 +78,11 @@ pub trait SpaceStore {
     fn busy_behind(&self, ag: AgNumber, at: u32, freed: Freed) -> Option<Run>;
     /// Of the busy runs that begin before block `end`, the one that ends last.
     fn busy_before(&self, ag: AgNumber, end: u64, freed: Freed) -> Option<Run>;
+    /// Records in the reverse map whose a run is, which nobody's was. Nothing happens where the volume has none.
+    fn record_owner(&mut self, ag: AgNumber, run: Run, owner: RmapOwner) -> Result<()>;
+    /// Takes a run out of the reverse map, which must say that it is this owner's; or, without an owner, that it is nobody's
+    /// any more.
+    fn forget_owner(&mut self, ag: AgNumber, run: Run, owner: Option<RmapOwner>) -> Result<()>;
     /// Makes a run busy once the transaction commits, until that commit is on disk.
     fn note_busy(&mut self, ag: AgNumber, run: Run);
     /// Counts blocks that changed hands, for the volume's counters. [`Error::NoSpace`] if the transaction takes more

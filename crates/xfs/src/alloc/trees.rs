@@ -1,4 +1,5 @@
-//! The trees of free space as trees of blocks: their roots are in the AGF, their blocks come from the ring.
+//! The trees of free space and the reverse map as trees of blocks: their roots are in the AGF, their blocks come from the
+//! ring.
 
 use super::agfl::{self, RingUse};
 use super::locked::LockedSpace;
@@ -8,14 +9,60 @@ use crate::btree::edit::{Block, Editor, RootRef, TreeStore};
 use crate::error::{Error, Result};
 use std::marker::PhantomData;
 use std::ops::Range;
-use xfs_format::btree::{Bnobt, Cntbt, Tree};
+use xfs_format::ag::Agf;
+use xfs_format::btree::{Bnobt, Cntbt, Rmapbt, Tree};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::records::AllocRecord;
 use xfs_format::types::{AgBlock, AgNumber, DiskAddr};
 
-/// What differs between the two.
-pub trait SpaceTree: Tree<Record = AllocRecord> {
+/// What differs between the trees whose blocks come from the ring.
+pub trait RingTree: Tree {
+    /// How its blocks are counted.
+    const USE: RingUse;
+    /// Root and levels.
+    fn root(agf: &Agf) -> (u32, u32);
+    /// Sets them.
+    fn set_root(agf: &mut Agf, root: u32, levels: u32);
+    /// Its own number of blocks, where the AGF has one.
+    fn count_blocks(_agf: &mut Agf, _by: i32) {}
+}
+
+impl RingTree for Bnobt {
+    const USE: RingUse = RingUse::Tree;
+    fn root(agf: &Agf) -> (u32, u32) {
+        (agf.bno_root.get(), agf.bno_level.get())
+    }
+    fn set_root(agf: &mut Agf, root: u32, levels: u32) {
+        (agf.bno_root, agf.bno_level) = (root.into(), levels.into());
+    }
+}
+
+impl RingTree for Cntbt {
+    const USE: RingUse = RingUse::Tree;
+    fn root(agf: &Agf) -> (u32, u32) {
+        (agf.cnt_root.get(), agf.cnt_level.get())
+    }
+    fn set_root(agf: &mut Agf, root: u32, levels: u32) {
+        (agf.cnt_root, agf.cnt_level) = (root.into(), levels.into());
+    }
+}
+
+impl RingTree for Rmapbt {
+    const USE: RingUse = RingUse::ReverseMap;
+    fn root(agf: &Agf) -> (u32, u32) {
+        (agf.rmap_root.get(), agf.rmap_level.get())
+    }
+    fn set_root(agf: &mut Agf, root: u32, levels: u32) {
+        (agf.rmap_root, agf.rmap_level) = (root.into(), levels.into());
+    }
+    fn count_blocks(agf: &mut Agf, by: i32) {
+        agf.rmap_blocks.set(agf.rmap_blocks.get().saturating_add_signed(by));
+    }
+}
+
+/// What differs between the trees of free space.
+pub trait SpaceTree: RingTree<Record = AllocRecord> {
     /// Which one it is.
     const ORDER: Order;
     /// A place in its order.
@@ -43,8 +90,8 @@ pub struct InGroup<'a, 't, 'v, T> {
     tree: PhantomData<T>,
 }
 
-impl<'a, 't, 'v, T: SpaceTree> InGroup<'a, 't, 'v, T> {
-    fn editor(space: &'a mut LockedSpace<'t, 'v>, ag: AgNumber) -> Editor<Self> {
+impl<'a, 't, 'v, T: RingTree> InGroup<'a, 't, 'v, T> {
+    pub(super) fn editor(space: &'a mut LockedSpace<'t, 'v>, ag: AgNumber) -> Editor<Self> {
         Editor::new(Self { space, ag, tree: PhantomData })
     }
 
@@ -59,7 +106,7 @@ impl<'a, 't, 'v, T: SpaceTree> InGroup<'a, 't, 'v, T> {
     }
 }
 
-impl<T: SpaceTree> TreeStore for InGroup<'_, '_, '_, T> {
+impl<T: RingTree> TreeStore for InGroup<'_, '_, '_, T> {
     type Tree = T;
 
     fn geometry(&self) -> &Geometry {
@@ -90,35 +137,31 @@ impl<T: SpaceTree> TreeStore for InGroup<'_, '_, '_, T> {
     }
 
     fn allocate(&mut self, _near: u64) -> Result<u64> {
-        let block = agfl::take(self.space, self.ag, RingUse::Tree)?;
-        block.map(|block| block.0.into()).ok_or(Error::NoSpace)
+        let block = agfl::take(self.space, self.ag, T::USE)?.ok_or(Error::NoSpace)?;
+        T::count_blocks(self.space.agf_mut(self.ag)?, 1);
+        Ok(block.0.into())
     }
 
     fn free(&mut self, pointer: u64) -> Result<()> {
         let block = self.block(pointer)?;
         let daddr = self.space.geometry().daddr_of(self.ag, block);
         self.space.trans_mut().forget_block(daddr, T::verifier())?;
-        agfl::put(self.space, self.ag, block, RingUse::Tree)
+        agfl::put(self.space, self.ag, block, T::USE)?;
+        T::count_blocks(self.space.agf_mut(self.ag)?, -1);
+        Ok(())
     }
 
     fn root(&self) -> RootRef<'_> {
         // A group is locked only with an AGF that passed its checks.
         let Ok(agf) = self.space.agf(self.ag) else { return RootRef::Block { pointer: 0, levels: 1 } };
-        let (root, levels) = match T::ORDER {
-            Order::Place => (agf.bno_root, agf.bno_level),
-            Order::Size => (agf.cnt_root, agf.cnt_level),
-        };
-        RootRef::Block { pointer: root.get().into(), levels: levels.get() }
+        let (root, levels) = T::root(agf);
+        RootRef::Block { pointer: root.into(), levels }
     }
 
     fn set_root(&mut self, root: RootRef<'_>) -> Result<()> {
         let RootRef::Block { pointer, levels } = root else { return Ok(()) };
         let block = self.block(pointer)?;
-        let agf = self.space.agf_mut(self.ag)?;
-        match T::ORDER {
-            Order::Place => (agf.bno_root, agf.bno_level) = (block.0.into(), levels.into()),
-            Order::Size => (agf.cnt_root, agf.cnt_level) = (block.0.into(), levels.into()),
-        }
+        T::set_root(self.space.agf_mut(self.ag)?, block.0, levels);
         Ok(())
     }
 }

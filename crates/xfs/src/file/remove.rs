@@ -196,7 +196,7 @@ fn remove_some(trans: &mut Trans<'_>, ino: InodeNumber, kind: ForkKind, blocks: 
         if kind == ForkKind::Attr || !trans.inode(ino).is_file() {
             forget(trans, kind, extent)?;
         }
-        trans.free_later(ino, extent.startblock, extent.blockcount)?;
+        trans.free_later(ino, extent.startblock, extent.blockcount, None)?;
     }
     Ok(unmapped.rest.is_some())
 }

@@ -9,6 +9,7 @@ use super::shape::InodeShape;
 use super::trees;
 use crate::alloc::{LockedSpace, Place, Purpose, Request, Run};
 use crate::error::{Error, Result};
+use crate::rmap::RmapOwner;
 use xfs_format::ag::NULL_AG_INODE;
 use xfs_format::btree::{Finobt, Inobt};
 use xfs_format::error::FormatError;
@@ -26,7 +27,7 @@ pub fn make(inodes: &mut LockedInodes<'_, '_>, shape: &InodeShape, generation: u
         align: shape.align,
         min_left: MIN_LEFT,
         last: shape.last_start(geometry, ag),
-        ..Request::new(shape.blocks, shape.blocks, Purpose::Metadata)
+        ..Request::new(shape.blocks, shape.blocks, Purpose::Metadata).owned_by(RmapOwner::INODES)
     };
     // Behind the chunk that was made last, so that inodes made together lie together.
     let mut got = None;
@@ -53,7 +54,7 @@ pub fn make(inodes: &mut LockedInodes<'_, '_>, shape: &InodeShape, generation: u
         min_left: MIN_LEFT,
         first: shape.align,
         last: shape.last_start(geometry, ag).saturating_add(shape.blocks - piece),
-        ..Request::new(piece, piece, Purpose::Metadata)
+        ..Request::new(piece, piece, Purpose::Metadata).owned_by(RmapOwner::INODES)
     };
     let Some(run) = allocate(inodes, Place::Near(root), request)? else { return Ok(false) };
     create::fill(inodes.trans_mut(), ag, run.start, run.len, generation)?;

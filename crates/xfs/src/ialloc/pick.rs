@@ -11,6 +11,7 @@ use super::trees::{self, InodeTree};
 use super::unlinked::UnlinkedHints;
 use crate::alloc::LockedSpace;
 use crate::error::{Error, Result};
+use crate::rmap::RmapOwner;
 use crate::trans::Trans;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -156,7 +157,8 @@ impl Trans<'_> {
                 let cluster = self.buf_at(piece.daddr, piece.len, &super::CLUSTER)?;
                 self.invalidate(cluster);
             }
-            self.free_later(ino, geometry.join_block(ag, run.start), run.len)?;
+            let owner = Some(RmapOwner::INODES);
+            self.free_later(ino, geometry.join_block(ag, run.start), run.len, owner)?;
         }
         Ok(!runs.is_empty())
     }

@@ -4,6 +4,7 @@ use super::locked::LockedInodes;
 use crate::alloc::{LockedSpace, Place, Purpose, Request, Run};
 use crate::btree::edit::{Block, Editor, RootRef, TreeStore};
 use crate::error::{Error, Result};
+use crate::rmap::RmapOwner;
 use std::marker::PhantomData;
 use std::ops::Range;
 use xfs_format::ag::Agi;
@@ -118,7 +119,7 @@ impl<T: InodeTree> TreeStore for InGroup<'_, '_, '_, T> {
         let (ag, near) = (self.inodes.ag(), self.block(near)?);
         let trans = self.inodes.trans_mut();
         let space = &trans.volume().write_side()?.space;
-        let request = Request::block(T::PURPOSE);
+        let request = Request::block(T::PURPOSE).owned_by(RmapOwner::INODE_TREES);
         let got = space.allocate_in(&mut LockedSpace::new(trans), ag, Place::Near(near), request)?;
         let block = got.ok_or(Error::NoSpace)?.start;
         self.count(1)?;
@@ -130,7 +131,8 @@ impl<T: InodeTree> TreeStore for InGroup<'_, '_, '_, T> {
         let trans = self.inodes.trans_mut();
         trans.forget_block(daddr, T::verifier())?;
         let space = &trans.volume().write_side()?.space;
-        space.free(&mut LockedSpace::new(trans), ag, Run { start: block, len: 1 }, T::PURPOSE)?;
+        let (run, owner) = (Run { start: block, len: 1 }, Some(RmapOwner::INODE_TREES));
+        space.free(&mut LockedSpace::new(trans), ag, run, T::PURPOSE, owner)?;
         self.count(-1)
     }
 

@@ -19,7 +19,7 @@ pub struct Features {
     pub bigtime: bool,
     /// Extent counts may be 64-bit.
     pub nrext64: bool,
-    /// A reverse map in each group. Such a volume can be made and read here, and not yet written.
+    /// A reverse map in each group.
     pub rmapbt: bool,
 }
 

@@ -9,7 +9,7 @@ use super::{Recovered, Report};
 use crate::error::{Error, Result};
 use crate::log::Journal;
 use crate::trans::reservation::{Need, Reservation};
-use crate::trans::{Intent, Promise, Trans, ids_behind};
+use crate::trans::{Intent, Trans, ids_behind};
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
@@ -20,7 +20,7 @@ impl Unfinished {
     /// Whether what it names lies in the volume, each extent in one group.
     pub(super) fn check(&self, geometry: &Geometry) -> Result<()> {
         let corrupt = |problem| Error::Corrupt { daddr: None, inode: None, problem };
-        self.extents.iter().try_for_each(|extent| extent.check(geometry).map_err(corrupt))
+        self.promise.iter().try_for_each(|promise| promise.check(geometry).map_err(corrupt))
     }
 }
 
@@ -37,8 +37,9 @@ impl Recovered {
     pub(crate) fn adopt(self, journal: &Journal, geometry: &Geometry) -> Result<Owed> {
         ids_behind(self.highest_id);
         let mut intents = Vec::with_capacity(self.unfinished.len());
-        for Unfinished { id, lsn, extents, .. } in self.unfinished {
-            let intent = Intent::found(id, Promise::Free(extents.into()));
+        for Unfinished { id, lsn, promise, .. } in self.unfinished {
+            // One without was refused before anything was written.
+            let intent = Intent::found(id, promise.ok_or(Error::ShutDown)?);
             journal.adopt(lsn, Arc::clone(&intent) as Arc<dyn crate::log::LogItem>);
             intents.push(intent);
         }
@@ -57,7 +58,8 @@ impl Owed {
         let mut report = self.report;
         for intent in &self.intents {
             let mut trans = Trans::start(volume, reservation(intent, volume.geometry()))?;
-            report.extents_freed += trans.take_over(intent);
+            report.extents_freed += intent.promise().frees().len() as u64;
+            trans.take_over(intent);
             trans.commit()?;
         }
         for ag in (0..volume.geometry().ag_count()).map(AgNumber) {
@@ -144,14 +146,14 @@ mod tests {
         let volume = open(&device);
         let blocks = taken(&volume, 8);
         let mut promise = freeing(&volume);
-        promise.free_later(InodeNumber(0), blocks, 8).unwrap();
+        promise.free_later(InodeNumber(0), blocks, 8, None).unwrap();
         promise.roll().unwrap();
         promise.keep_intents_where_they_are();
         let space = || volume.write_side().unwrap().journal.space();
         while space().0 < space().1 / 16 * 15 {
             let block = taken(&volume, 1);
             let mut trans = freeing(&volume);
-            trans.free_later(InodeNumber(0), block, 1).unwrap();
+            trans.free_later(InodeNumber(0), block, 1, None).unwrap();
             trans.commit().unwrap();
             volume.sync().unwrap();
         }
@@ -203,7 +205,7 @@ mod tests {
         let runs: Vec<FsBlock> = (0..EXTENTS).map(|n| taken_in(&volume, group(n), 1)).collect();
         let need = Need::new(volume.geometry()).extents(1).frees(EXTENTS).steps(1);
         let mut promise = Trans::start(&volume, need.reservation()).unwrap();
-        runs.iter().for_each(|run| promise.free_later(InodeNumber(0), *run, 1).unwrap());
+        runs.iter().for_each(|run| promise.free_later(InodeNumber(0), *run, 1, None).unwrap());
         promise.roll().unwrap();
         volume.sync().unwrap();
         let crashed = copy(&device);
@@ -246,7 +248,7 @@ mod tests {
         let runs: Vec<FsBlock> = (0..20).map(|_| taken(&volume, 1)).collect();
         let need = Need::new(volume.geometry()).extents(1).frees(20).steps(2);
         let mut promise = Trans::start(&volume, need.reservation()).unwrap();
-        runs.iter().for_each(|run| promise.free_later(InodeNumber(0), *run, 1).unwrap());
+        runs.iter().for_each(|run| promise.free_later(InodeNumber(0), *run, 1, None).unwrap());
         promise.roll().unwrap();
         // Three times round the log.
         let journal = &volume.write_side().unwrap().journal;

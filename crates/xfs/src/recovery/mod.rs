@@ -44,7 +44,7 @@ use survey::{Survey, Unfinished, intent_name};
 use transactions::{Gather, Transaction};
 use xfs_format::feature_table;
 use xfs_format::geometry::Geometry;
-use xfs_format::log::{ItemType, LogEnds};
+use xfs_format::log::LogEnds;
 use xfs_format::superblock::Superblock;
 use xfs_format::types::{DiskAddr, Lsn};
 
@@ -150,7 +150,7 @@ impl Replayed {
         let unknown: BTreeSet<&str> = self
             .unfinished
             .iter()
-            .filter(|intent| intent.kind != ItemType::Efi)
+            .filter(|intent| intent.promise.is_none())
             .map(|intent| intent_name(intent.kind))
             .collect();
         if !unknown.is_empty() {

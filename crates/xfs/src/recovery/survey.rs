@@ -8,9 +8,10 @@
 
 use super::report::Counts;
 use super::transactions::{Item, Transaction};
+use crate::trans::Promise;
 use std::collections::{BTreeMap, HashMap};
 use xfs_format::error::FormatError;
-use xfs_format::log::{BufFlags, Extent, ItemType, LogItem};
+use xfs_format::log::{BufFlags, ItemType, LogItem};
 use xfs_format::superblock::Superblock;
 use xfs_format::types::{DiskAddr, Lsn};
 
@@ -24,8 +25,8 @@ pub(super) struct Unfinished {
     pub(super) id: u64,
     /// The transaction that promised it.
     pub(super) lsn: Lsn,
-    /// What is to be freed, if that is what it is about.
-    pub(super) extents: Vec<Extent>,
+    /// What it is about, if that can be carried out here.
+    pub(super) promise: Option<Promise>,
 }
 
 /// Ids from here on are addresses in some kernel's memory; nobody counts up to them.
@@ -71,14 +72,19 @@ impl Survey {
             }
             LogItem::QuotaOff(off) => self.void.quota_off |= off.flags.get(),
             LogItem::FreeIntent(intent) => {
-                self.promise(item.kind, intent.id, lsn, intent.extents.iter().collect());
+                let promise =
+                    (item.kind == ItemType::Efi).then(|| Promise::Free(intent.extents.iter().collect()));
+                self.promise(item.kind, intent.id, lsn, promise);
             }
             LogItem::FreeDone(done) => self.keep(intent_of(item.kind), done.id),
-            LogItem::RmapIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
-            LogItem::BmapIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
-            LogItem::RefcountIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
-            LogItem::AttrIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
-            LogItem::ExchangeIntent(intent) => self.promise(item.kind, intent.id, lsn, Vec::new()),
+            LogItem::RmapIntent(intent) => {
+                let promise = (item.kind == ItemType::Rui).then(|| Promise::Rmap(intent.iter().collect()));
+                self.promise(item.kind, intent.id, lsn, promise);
+            }
+            LogItem::BmapIntent(intent) => self.promise(item.kind, intent.id, lsn, None),
+            LogItem::RefcountIntent(intent) => self.promise(item.kind, intent.id, lsn, None),
+            LogItem::AttrIntent(intent) => self.promise(item.kind, intent.id, lsn, None),
+            LogItem::ExchangeIntent(intent) => self.promise(item.kind, intent.id, lsn, None),
             LogItem::Done(done) => self.keep(intent_of(item.kind), done.intent_id.get()),
             LogItem::Buf(buf) if buf.daddr == DiskAddr(0) => {
                 let begins = buf.runs().next().is_some_and(|run| run.offset == 0);
@@ -89,7 +95,7 @@ impl Survey {
         }
     }
 
-    fn promise(&mut self, kind: ItemType, id: u64, lsn: Lsn, extents: Vec<Extent>) {
+    fn promise(&mut self, kind: ItemType, id: u64, lsn: Lsn, promise: Option<Promise>) {
         self.counts.intents += 1;
         if id < ADDRESSES {
             self.highest_id = self.highest_id.max(id);
@@ -98,7 +104,7 @@ impl Survey {
         if let Some(old) = self.by_id.insert((kind, id), self.next) {
             self.intents.remove(&old);
         }
-        self.intents.insert(self.next, Unfinished { kind, id, lsn, extents });
+        self.intents.insert(self.next, Unfinished { kind, id, lsn, promise });
         self.next += 1;
     }
 

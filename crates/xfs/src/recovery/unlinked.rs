@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::group::Groups;
 use crate::ialloc::InodeSource;
 use crate::inode::{ForkKind, Inode};
+use crate::trans::Promise;
 use blockdev::BlockDevice;
 use std::sync::Arc;
 use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
@@ -32,7 +33,7 @@ pub(super) fn check_freeable(patch: &Arc<Patch>, geometry: &Geometry, promised: 
     let bufs = BufCache::new(device, geometry, CACHE_BYTES);
     let groups = Groups::new(geometry.ag_count(), false);
     let look = Look { bufs: &bufs, sharing: Sharing { bufs: &bufs, geometry, groups: &groups } };
-    for extent in promised.iter().flat_map(|intent| &intent.extents) {
+    for extent in promised.iter().filter_map(|intent| intent.promise.as_ref()).flat_map(Promise::frees) {
         if look.sharing.is_counted(extent.start, extent.len.into())? {
             return Err(Error::CannotRecover(format!(
                 "{} blocks that were to be freed are shared between files, and shared blocks cannot be freed yet",

@@ -303,7 +303,7 @@ impl ForkMut for TransFork<'_, '_> {
         }
         let end = FileBlock(at.0 + u64::from(blocks));
         for extent in self.trans.unmap(self.ino, self.kind, at..end, usize::MAX)?.freed {
-            self.trans.free_later(self.ino, extent.startblock, extent.blockcount)?;
+            self.trans.free_later(self.ino, extent.startblock, extent.blockcount, None)?;
         }
         Ok(())
     }

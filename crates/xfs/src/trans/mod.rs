@@ -75,7 +75,7 @@ impl<'v> Trans<'v> {
         volume.relieve_caches(&write.journal)?;
         let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
         let Reservation { log_bytes, log_count, .. } = reservation;
-        let ticket = write.journal.reserve(log_bytes + more, log_count, reservation.intent_bytes())?;
+        let ticket = write.journal.reserve(log_bytes + more, log_count, reservation.intent_bytes)?;
         // Behind the gate: who holds the journal still finds counters that nobody has reserved of.
         let blocks = match write.counters.reserve_blocks(reservation.blocks) {
             Ok(()) => reservation.blocks,
@@ -86,7 +86,7 @@ impl<'v> Trans<'v> {
             }
         };
         let mut trans = Self::with(volume, write, ticket, blocks);
-        trans.deferred = Deferred::within(reservation.intent_bytes());
+        trans.deferred = Deferred::within(reservation.intent_bytes);
         Ok(trans)
     }
 
@@ -95,7 +95,7 @@ impl<'v> Trans<'v> {
         let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
         let Reservation { log_bytes, log_count, .. } = reservation;
         let journal = &volume.write_side()?.journal;
-        journal.check_size(log_bytes + more, log_count, reservation.intent_bytes())
+        journal.check_size(log_bytes + more, log_count, reservation.intent_bytes)
     }
 
     /// Opens a transaction that covers the log (see [`Journal::reserve_to_cover`]), if there is need, without waiting.

@@ -7,11 +7,14 @@
 //!
 //! Invariant: no operation logs more in one step than its reservation says (the journal checks it in debug builds).
 
-use super::deferred::relog_bytes;
+use super::deferred::{IntentBytes, free_bytes, rmap_bytes};
+use crate::alloc::rmap_levels;
 use xfs_format::btree::{Bmbt, Bnobt, Inobt, Tree};
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{BUF_CHUNK_SIZE, BufHeader, InodeFormat};
 
+/// Mappings that one change of a map makes others, at most: an extent moves, and is one with its neighbour.
+const MAPPINGS: u64 = 2;
 /// Bytes of an operation header, and of padding behind a region.
 const REGION_BYTES: u64 = 12 + 3;
 
@@ -24,8 +27,8 @@ pub struct Reservation {
     pub log_bytes: u32,
     /// Steps that are reserved at once; more are possible, but may have to wait.
     pub log_count: u32,
-    /// Freeings that are owed at a time, each an intent in the log.
-    pub frees: u32,
+    /// Bytes of the log that it takes to log again all intents that are owed at a time.
+    pub intent_bytes: u32,
     /// Whether to go on without blocks where there are none: for what frees space, and seldom needs any for it.
     pub blocks_optional: bool,
 }
@@ -36,11 +39,6 @@ impl Reservation {
     pub fn or_no_blocks(self) -> Self {
         Self { blocks_optional: true, ..self }
     }
-
-    /// Bytes of the log that it takes to log all its intents again.
-    pub(super) fn intent_bytes(&self) -> u32 {
-        u32::try_from(u64::from(self.frees) * relog_bytes()).unwrap_or(u32::MAX)
-    }
 }
 
 /// The worst case of an operation, part by part.
@@ -50,13 +48,14 @@ pub struct Need<'g> {
     bytes: u64,
     blocks: u64,
     count: u32,
-    frees: u64,
+    /// Bytes that it takes to log all intents again.
+    intents: u64,
 }
 
 impl<'g> Need<'g> {
     /// Nothing yet.
     pub fn new(geometry: &'g Geometry) -> Self {
-        Self { geometry, bytes: 0, blocks: 0, count: 1, frees: 0 }
+        Self { geometry, bytes: 0, blocks: 0, count: 1, intents: 0 }
     }
 
     /// So many inodes are logged, with their forks.
@@ -84,16 +83,28 @@ impl<'g> Need<'g> {
         self
     }
 
-    /// So many allocations or freeings of one extent: AGF, AGFL, and both trees of free space.
+    /// So many allocations or freeings of one extent: AGF, AGFL, both trees of free space, and the reverse map, which
+    /// has blocks of the ring change hands besides.
     pub fn extents(self, count: u64) -> Self {
         let levels = space_levels(self.geometry);
-        self.sectors(2 * count).buffers(count * 2 * (2 * levels - 1))
+        let map = if self.geometry.rmapbt { u64::from(rmap_levels(self.geometry)) } else { 0 };
+        self.sectors(2 * count).buffers(count * 2 * ((2 * levels - 1) + (2 * map).saturating_sub(1)))
     }
 
     /// So many extents are freed, each in a step of its own behind those that are counted otherwise.
-    pub fn frees(mut self, count: u64) -> Self {
-        self.frees += count;
-        self.bytes += count * relog_bytes() / 2;
+    pub fn frees(self, count: u64) -> Self {
+        self.intents(count, free_bytes())
+    }
+
+    /// So many mappings are told to the reverse map, if there is one, each in a step of its own.
+    pub fn rmaps(self, count: u64) -> Self {
+        if self.geometry.rmapbt { self.intents(count, rmap_bytes()) } else { self }
+    }
+
+    /// So many intents: they are logged with the first step, and the log has room to log each again.
+    fn intents(mut self, count: u64, each: IntentBytes) -> Self {
+        self.intents += count * each.relog;
+        self.bytes += count * each.begin;
         self
     }
 
@@ -108,7 +119,7 @@ impl<'g> Need<'g> {
         let levels = map_levels(self.geometry);
         let one = self.buffers(2 * count * levels);
         // Splits take blocks, one allocation for all of them at the least.
-        one.blocks(count * levels).extents(count.min(2)).frees(count * levels)
+        one.blocks(count * levels).extents(count.min(2)).frees(count * levels).rmaps(MAPPINGS * count)
     }
 
     /// A directory gets or loses an entry: data block, index path, free index, and the map of all that is new.
@@ -117,7 +128,12 @@ impl<'g> Need<'g> {
         let per_block = u64::from(self.geometry.dir_block_blocks());
         let new_blocks = INDEX_LEVELS + 3;
         let blocks = new_blocks * per_block;
-        self.dir_buffers(2 * INDEX_LEVELS + 5).blocks(blocks).map_changes(4).extents(2).frees(blocks)
+        self.dir_buffers(2 * INDEX_LEVELS + 5)
+            .blocks(blocks)
+            .map_changes(4)
+            .extents(2)
+            .frees(blocks)
+            .rmaps(2 * blocks)
     }
 
     /// An attribute with a value of so many blocks beside the tree is set or removed. The value that goes may be of any
@@ -133,6 +149,7 @@ impl<'g> Need<'g> {
             .map_changes(4 + value_blocks / 16)
             .extents(2)
             .frees(INDEX_LEVELS + old_value)
+            .rmaps(INDEX_LEVELS + old_value + new_blocks + value_blocks)
     }
 
     /// An inode gets an attribute fork, and what filled it goes into blocks: a directory, a link's target, the map of
@@ -203,7 +220,7 @@ impl<'g> Need<'g> {
             blocks: self.blocks,
             log_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
             log_count: self.count,
-            frees: u32::try_from(self.frees).unwrap_or(u32::MAX),
+            intent_bytes: u32::try_from(self.intents).unwrap_or(u32::MAX),
             blocks_optional: false,
         }
     }

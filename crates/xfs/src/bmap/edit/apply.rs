@@ -1,5 +1,6 @@
 //! One change of a map: some neighbouring extents are replaced by others, in the list and on disk.
 
+use super::difference::difference;
 use super::{ForkStore, MapEditor};
 use crate::btree::edit::Editor;
 use crate::error::{Error, Result};
@@ -25,6 +26,7 @@ impl<F: ForkStore> MapEditor<F> {
         if new.len() > old.len() && count as u64 > self.limit() {
             return Err(Error::TooManyExtents { inode: self.store.ino(), limit: self.limit() });
         }
+        difference(old, new).into_iter().try_for_each(|change| self.store.remapped(change))?;
         let steps = plan(old, new);
         if self.format == ForkFormat::Btree {
             self.change_tree(&steps)?;

@@ -5,6 +5,7 @@
 //! nor freed here: whoever maps an extent has allocated it, whoever unmaps one gets it back to free it.
 //!
 //! Invariants:
+//! - the store learns of each block that is mapped, mapped no more or in another state, what it was and is;
 //! - the list in memory, the inode's bytes and the tree's blocks say the same;
 //! - a fork is a list within the inode exactly as long as its extents fit there, and a tree otherwise;
 //! - extents that touch in file and on the volume and are in the same state become one where they are changed, up to
@@ -15,6 +16,7 @@
 //! [`Error::FileTooLarge`], which come before the change.
 
 mod apply;
+mod difference;
 #[cfg(test)]
 mod tests;
 mod trans;
@@ -73,6 +75,19 @@ pub trait ForkStore {
     fn allocate(&mut self, near: FsBlock) -> Result<FsBlock>;
     /// Gives a block of the tree back.
     fn free(&mut self, block: FsBlock) -> Result<()>;
+    /// Learns what became of blocks of the file.
+    fn remapped(&mut self, change: Remapped) -> Result<()>;
+}
+
+/// What became of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remapped {
+    /// It is there no more.
+    Gone(Extent),
+    /// It is there, and was not.
+    Come(Extent),
+    /// It was as it is here, and now it is in the other state.
+    Converted(Extent),
 }
 
 /// What came of taking a range out of a map.

@@ -3,6 +3,7 @@
 use super::*;
 use crate::btree::edit::memory::MemoryStore;
 use crate::btree::edit::{RootRef, TreeStore, check};
+use std::collections::BTreeMap;
 use xfs_format::bmbt::BmbtKey;
 use xfs_format::btree::Bmbt;
 
@@ -14,6 +15,8 @@ struct MemoryMap {
     room: usize,
     large: bool,
     kind: ForkKind,
+    /// Of each block of the file, where it lies and its state, as the fork was told.
+    told: BTreeMap<u64, (u64, bool)>,
 }
 
 impl MemoryMap {
@@ -24,7 +27,7 @@ impl MemoryMap {
         blocks.free(8).unwrap();
         let content =
             ForkContent { format: ForkFormat::Extents, bytes: Vec::new(), extents: ExtentList::default() };
-        Self { blocks, content, nblocks: 0, room, large: true, kind: ForkKind::Data }
+        Self { blocks, content, nblocks: 0, room, large: true, kind: ForkKind::Data, told: BTreeMap::new() }
     }
 }
 
@@ -67,6 +70,21 @@ impl ForkStore for MemoryMap {
     fn free(&mut self, block: FsBlock) -> Result<()> {
         self.blocks.free(block.0)
     }
+    fn remapped(&mut self, change: Remapped) -> Result<()> {
+        let (Remapped::Gone(extent) | Remapped::Come(extent) | Remapped::Converted(extent)) = change;
+        for nth in 0..u64::from(extent.blockcount) {
+            let (block, at) = (extent.startblock.0 + nth, extent.startoff.0 + nth);
+            match change {
+                Remapped::Gone(_) => assert_eq!(self.told.remove(&at), Some((block, extent.unwritten))),
+                Remapped::Come(_) => assert_eq!(self.told.insert(at, (block, extent.unwritten)), None),
+                Remapped::Converted(_) => {
+                    let was = self.told.insert(at, (block, !extent.unwritten));
+                    assert_eq!(was, Some((block, extent.unwritten)));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Where each block of the file lies, and whether it is unwritten.
@@ -89,6 +107,8 @@ fn compare(fork: &mut MemoryMap, table: &Table) {
         }
     }
     assert!(found == *table, "the list differs from the table");
+    let mapped_now = (0..).zip(table).filter_map(|(at, block)| block.map(|block| (at, block)));
+    assert!(mapped_now.collect::<BTreeMap<_, _>>() == fork.told, "what was told differs from the table");
     let count = content.extents.len();
     match content.format {
         ForkFormat::Extents => {

@@ -1,10 +1,11 @@
 //! A fork of an inode that a transaction has joined.
 
-use super::{ForkContent, ForkStore};
+use super::{ForkContent, ForkStore, Remapped};
 use crate::alloc::{Purpose, Request, Target};
 use crate::btree::edit::Block;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, ForkState};
+use crate::rmap::RmapOwner;
 use crate::trans::Trans;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,6 +33,11 @@ impl<'t, 'v> TransFork<'t, 'v> {
     /// The transaction.
     pub fn trans(&mut self) -> &mut Trans<'v> {
         self.trans
+    }
+
+    /// Whose the blocks of the map's tree are.
+    fn tree_owner(&self) -> RmapOwner {
+        RmapOwner::bmbt(self.ino, self.kind == ForkKind::Attr)
     }
 
     fn daddr(&self, block: FsBlock) -> Result<DiskAddr> {
@@ -97,12 +103,20 @@ impl ForkStore for TransFork<'_, '_> {
         self.trans.create_block(daddr, Bmbt::verifier())
     }
     fn allocate(&mut self, near: FsBlock) -> Result<FsBlock> {
-        let found = self.trans.allocate(Target::Near(near), Request::block(Purpose::Metadata))?;
+        let request = Request::block(Purpose::Metadata).owned_by(self.tree_owner());
+        let found = self.trans.allocate(Target::Near(near), request)?;
         Ok(found.start(self.trans.geometry()))
     }
     fn free(&mut self, block: FsBlock) -> Result<()> {
         let daddr = self.daddr(block)?;
         self.trans.forget_block(daddr, Bmbt::verifier())?;
-        self.trans.free_later(self.ino, block, 1)
+        let owner = Some(self.tree_owner());
+        self.trans.free_later(self.ino, block, 1, owner)
+    }
+    fn remapped(&mut self, change: Remapped) -> Result<()> {
+        if self.trans.geometry().rmapbt {
+            self.trans.rmap_later(self.ino, self.kind, change);
+        }
+        Ok(())
     }
 }

@@ -4,35 +4,52 @@
 //! one transaction has for an unknown number of extents. The intent (EFI) makes it certain that it will be done, by
 //! recovery if need be; the done item (EFD) that it was.
 
-use super::work::{Promise, Work};
+use super::work::{IntentBytes, Promise, Work};
 use crate::alloc::Purpose;
 use crate::error::{Error, Result};
+use crate::rmap::RmapOwner;
 use crate::trans::Trans;
 use smallvec::smallvec;
 use xfs_format::log::Extent;
 use xfs_format::types::{FsBlock, InodeNumber};
 
-/// Bytes of the log that it takes to log an intent for one extent again.
-pub(in crate::trans) fn relog_bytes() -> u64 {
-    Promise::Free(smallvec![Extent { start: FsBlock(0), len: 0 }]).relog_bytes()
+/// Blocks to be put into the trees of free space. They lie within one group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FreeWork {
+    pub(super) extent: Extent,
+    /// Whose they are, unless the reverse map does not have them any more by then.
+    pub(super) owner: Option<RmapOwner>,
+}
+
+/// Bytes of the log for an intent for one extent.
+pub(in crate::trans) fn bytes() -> IntentBytes {
+    Promise::Free(smallvec![Extent { start: FsBlock(0), len: 0 }]).bytes()
 }
 
 impl Trans<'_> {
     /// Owes the freeing of a run of blocks of an inode: it is carried out before the commit is over. [`Error::Shared`] if
-    /// others have any of them as well: whoever did not ask before lets the transaction go.
-    pub fn free_later(&mut self, owner: InodeNumber, start: FsBlock, len: u32) -> Result<()> {
+    /// others have any of them as well: whoever did not ask before lets the transaction go. `owner`: whose the reverse map
+    /// says they are, unless it was told before that they are nobody's.
+    pub fn free_later(
+        &mut self,
+        ino: InodeNumber,
+        start: FsBlock,
+        len: u32,
+        owner: Option<RmapOwner>,
+    ) -> Result<()> {
         let sharing = self.volume.sharing();
         if self.geometry().reflink
-            && sharing.is_counted(start, len.into()).map_err(|error| error.of_inode(owner))?
+            && sharing.is_counted(start, len.into()).map_err(|error| error.of_inode(ino))?
         {
-            return Err(Error::Shared(owner));
+            return Err(Error::Shared(ino));
         }
-        self.owe(Work::Free(Extent { start, len }));
+        self.owe(Work::Free(FreeWork { extent: Extent { start, len }, owner }));
         Ok(())
     }
 }
 
 /// Puts a run of blocks into the trees of free space.
-pub(super) fn free_now(trans: &mut Trans<'_>, extent: Extent) -> Result<()> {
-    trans.free_blocks(extent.start, extent.len, Purpose::Data)
+pub(super) fn free_now(trans: &mut Trans<'_>, work: FreeWork) -> Result<()> {
+    let FreeWork { extent, owner } = work;
+    trans.free_blocks(extent.start, extent.len, Purpose::Data, owner)
 }

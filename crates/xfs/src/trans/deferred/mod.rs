@@ -11,10 +11,13 @@
 mod frees;
 mod intent;
 mod queue;
+mod rmaps;
 mod work;
 
-pub(super) use frees::relog_bytes;
+pub(super) use frees::bytes as free_bytes;
 pub(crate) use intent::{Intent, ids_behind};
+pub(super) use rmaps::bytes as rmap_bytes;
+pub(super) use work::IntentBytes;
 pub(crate) use work::{Promise, Work};
 
 use super::Trans;
@@ -60,14 +63,11 @@ impl Trans<'_> {
         self.deferred.queue.add(Owed { work, intent: None });
     }
 
-    /// Owes what an older intent promised, in its place: the commit ends the old one, and has intents of its own. Gives
-    /// the number of pieces. That nobody shares what is to be freed was asked before anything of the log was carried out.
-    pub(crate) fn take_over(&mut self, old: &Arc<Intent>) -> u64 {
+    /// Owes what an older intent promised, in its place: the commit ends the old one, and has intents of its own. That
+    /// nobody shares what is to be freed was asked before anything of the log was carried out.
+    pub(crate) fn take_over(&mut self, old: &Arc<Intent>) {
         self.extra.push(old.end());
-        let works = old.promise().works();
-        let count = works.len() as u64;
-        works.into_iter().for_each(|work| self.owe(work));
-        count
+        old.promise().works().into_iter().for_each(|work| self.owe(work));
     }
 
     /// Logs intents for what is owed and not in the log yet.

@@ -1,18 +1,26 @@
 //! What can be owed: the kinds of work, what each says in the log, and how it is carried out.
 
-use super::frees;
+use super::frees::{self, FreeWork};
+use super::rmaps;
 use crate::error::Result;
 use crate::log::{LogVector, VecSize};
+use crate::rmap::RmapOwner;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use smallvec::{SmallVec, smallvec};
-use xfs_format::log::{Extent, encode_free_intent, free_intent_bytes};
+use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
+use xfs_format::log::{
+    Done, Extent, ItemType, RmapIntent, RmapUpdate, encode_free_intent, free_intent_bytes,
+};
 
 /// A piece of work that is owed.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
     /// A run of blocks is put into the trees of free space. It lies within one group.
-    Free(Extent),
+    Free(FreeWork),
+    /// The reverse map is told what became of a mapping.
+    Rmap(RmapUpdate),
 }
 
 /// What an intent promises: work of one kind. Ours promise one piece each, those that recovery finds several.
@@ -20,6 +28,17 @@ pub(crate) enum Work {
 pub(crate) enum Promise {
     /// EFI, EFD.
     Free(SmallVec<[Extent; 1]>),
+    /// RUI, RUD.
+    Rmap(SmallVec<[RmapUpdate; 1]>),
+}
+
+/// Bytes of the log that an intent takes.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::trans) struct IntentBytes {
+    /// To promise it.
+    pub(in crate::trans) begin: u64,
+    /// To end it and to promise it anew at once.
+    pub(in crate::trans) relog: u64,
 }
 
 impl Work {
@@ -27,7 +46,8 @@ impl Work {
     /// but behind what this was the first to owe.
     pub(super) fn carry_out(self, trans: &mut Trans<'_>) -> Result<Option<Self>> {
         match self {
-            Self::Free(extent) => frees::free_now(trans, extent).map(|()| None),
+            Self::Free(work) => frees::free_now(trans, work).map(|()| None),
+            Self::Rmap(update) => rmaps::tell(trans, update).map(|()| None),
         }
     }
 }
@@ -35,23 +55,44 @@ impl Work {
 impl From<&Work> for Promise {
     fn from(work: &Work) -> Self {
         match work {
-            Work::Free(extent) => Self::Free(smallvec![*extent]),
+            Work::Free(work) => Self::Free(smallvec![work.extent]),
+            Work::Rmap(update) => Self::Rmap(smallvec![*update]),
         }
     }
 }
 
 impl Promise {
-    /// Piece by piece.
+    /// Piece by piece. Of blocks to be freed the intent does not say whose they were, and somebody may have told the
+    /// reverse map already.
     pub(super) fn works(&self) -> SmallVec<[Work; 1]> {
         match self {
-            Self::Free(extents) => extents.iter().copied().map(Work::Free).collect(),
+            Self::Free(extents) => {
+                let owner = Some(RmapOwner::ANY);
+                extents.iter().map(|&extent| Work::Free(FreeWork { extent, owner })).collect()
+            }
+            Self::Rmap(updates) => updates.iter().copied().map(Work::Rmap).collect(),
+        }
+    }
+
+    /// What is to be freed.
+    pub(crate) fn frees(&self) -> &[Extent] {
+        if let Self::Free(extents) = self { extents } else { &[] }
+    }
+
+    /// Whether what it names lies in the volume, each extent in one group.
+    pub(crate) fn check(&self, geometry: &Geometry) -> Result<(), FormatError> {
+        match self {
+            Self::Free(extents) => extents.iter().try_for_each(|extent| extent.check(geometry)),
+            Self::Rmap(updates) => updates.iter().try_for_each(|update| update.check(geometry)),
         }
     }
 
     /// Regions of the intent, or of its end.
-    pub(super) fn log_size(&self, _done: bool) -> VecSize {
+    pub(super) fn log_size(&self, done: bool) -> VecSize {
         match self {
             Self::Free(extents) => VecSize::default().region(free_intent_bytes(extents.len())),
+            Self::Rmap(_) if done => VecSize::default().region(Done::BYTES),
+            Self::Rmap(updates) => VecSize::default().region(RmapIntent::bytes(updates.len())),
         }
     }
 
@@ -62,6 +103,13 @@ impl Promise {
                 let bytes = free_intent_bytes(extents.len());
                 vector.region_with(bytes, |to| encode_free_intent(done, id, extents, to));
             }
+            Self::Rmap(_) if done => {
+                vector.region_with(Done::BYTES, |to| Done::new(ItemType::Rud, id).encode(to));
+            }
+            Self::Rmap(updates) => {
+                let bytes = RmapIntent::bytes(updates.len());
+                vector.region_with(bytes, |to| RmapIntent::encode(id, updates, to));
+            }
         }
     }
 
@@ -70,11 +118,17 @@ impl Promise {
         u64::from(self.log_size(true).log_bytes()) + u64::from(self.log_size(false).log_bytes())
     }
 
+    /// Bytes of the log that it takes.
+    pub(super) fn bytes(&self) -> IntentBytes {
+        IntentBytes { begin: self.log_size(false).log_bytes().into(), relog: self.relog_bytes() }
+    }
+
     /// What it takes to take the promise over ([`Trans::take_over`]), and to do what it says.
     pub(crate) fn need<'g>(&self, need: Need<'g>) -> Need<'g> {
         let need = need.bytes(self.log_size(true).log_bytes().into());
         match self {
             Self::Free(extents) => need.frees(extents.len() as u64),
+            Self::Rmap(updates) => need.rmaps(updates.len() as u64),
         }
     }
 }
