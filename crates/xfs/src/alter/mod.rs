@@ -3,7 +3,7 @@
 //! All of it is in the superblock, of which each group has a copy. Invariants:
 //! - what is said in the first superblock is so, at every moment: whatever must be there beforehand is on stable storage
 //!   before it is said, and it is said in one transaction, or by one sector;
-//! - the copies follow, the second group's last ([`copies`]): where that copy agrees, all do. Whoever finds after a
+//! - the copies follow, the second group's last (`copies`): where that copy agrees, all do. Whoever finds after a
 //!   crash that it does not writes them again.
 //!
 //! A label and a size change while the volume is in use. UUID and features do not: they are changed on a device that nobody
