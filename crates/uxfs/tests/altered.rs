@@ -3,15 +3,18 @@
 mod common;
 
 use blockdev::{
-    BlockDevice, DeviceError, Durability, Fate, FileDevice, Layer, MemoryDevice, PowerCuts, Recorder, Rewind,
+    BlockDevice, DeviceError, Durability, Fate, FileDevice, HoldDevice, Layer, MemoryDevice, Op, PowerCuts,
+    Recorder, Rewind,
 };
 use common::{made, mounted, open, repair_finds_nothing};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 use uxfs::{ErrorKind, MkfsOptions, NewNode, OpenOptions, Volume, VolumeInfo, check_device, mkfs_device};
 use xfs::alter::{Upgrade, UuidChange, set_uuid, upgrade};
 
@@ -234,6 +237,81 @@ fn a_copy_that_could_not_be_written_is_written_by_the_next_to_open() {
             [0, 17 * MIB, 34 * MIB, 187 * MIB].map(|at| bytes_at(&device, at)[108..113] == *b"label");
         assert_eq!(labels, [true; 4]);
     }
+}
+
+/// A volume in memory whose end a device holds back, and another one that goes on behind it.
+fn held() -> (Arc<dyn BlockDevice>, Arc<HoldDevice>) {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(200 * MIB).expect("memory"));
+    let small = MkfsOptions::new().small(true).size(68 * MIB).group_size(17 * MIB);
+    mkfs_device(Arc::clone(&device), &small, true).expect("a volume");
+    (Arc::clone(&device), Arc::new(HoldDevice::new(device)))
+}
+
+/// Closes a volume in the midst of an alteration whose write at one of these places waits, and gives what came of it. The
+/// close returned, and what was still to be written went over what the next to open had made.
+fn closed_beside(
+    at: Range<u64>,
+    alter: impl FnOnce(&Volume) -> uxfs::Result<()> + Send,
+) -> Arc<dyn BlockDevice> {
+    let (device, held) = held();
+    let volume = opened(held.clone());
+    held.hold_next(move |op, place| op == Op::Write && at.contains(&place));
+    let (tell, told) = mpsc::channel();
+    thread::scope(|threads| {
+        let volume = &volume;
+        let alters = threads.spawn(move || alter(volume));
+        held.wait_until_waiting();
+        threads.spawn(move || tell.send(volume.close()));
+        let early = told.recv_timeout(Duration::from_millis(300));
+        held.release();
+        assert!(early.is_err(), "closed in the midst of it: {early:?}");
+        // It is done before the close, or given up as a close has begun.
+        if let Err(error) = alters.join().expect("no panic") {
+            assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
+        }
+        told.recv().expect("no panic").expect("closed");
+        let closed = volume.set_label("late").expect_err("closed");
+        assert_eq!(closed.kind(), ErrorKind::ShutDown);
+    });
+    drop(volume);
+    let report = check_device(Arc::clone(&device), &OpenOptions::new()).expect("checked");
+    assert!(report.is_clean(), "{:?}", report.findings);
+    device
+}
+
+#[test]
+fn a_close_waits_for_a_growth() {
+    let device = closed_beside(68 * MIB..200 * MIB, |volume| volume.grow(None).map(drop));
+    let blocks = opened(device).info().expect("info").blocks;
+    assert!([68, 200].map(|mib| mib * MIB / 4096).contains(&blocks), "{blocks}");
+}
+
+#[test]
+fn a_close_waits_for_a_label() {
+    let device = closed_beside(34 * MIB..34 * MIB + 1, |volume| volume.set_label("label"));
+    assert_eq!(opened(device).info().expect("info").label, b"label");
+}
+
+/// The kernel replays the log of a growth that was cut short, and leaves the copies of the superblock as they were; nobody
+/// wrote them then, as the log was clean.
+#[test]
+fn copies_that_a_kernel_s_recovery_left_are_written_by_the_next_to_open() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let image = base(dir.path(), &[]);
+    let device = || Arc::new(FileDevice::open_writable(&image).expect("an image")) as Arc<dyn BlockDevice>;
+    let volume = opened(Arc::new(Refuses { below: device(), at: 128 * MIB }));
+    volume.grow(None).expect_err("a copy is not written");
+    assert!(volume.close().is_err());
+    drop(volume);
+    mounted(&image, |_| ());
+    let repair = |image: &Path| {
+        Command::new("xfs_repair").arg("-n").arg(image).output().expect("xfs_repair").status.success()
+    };
+    assert!(!repair(&image), "xfs_repair is content with the old copies");
+    opened(device()).close().expect("closed");
+    assert!(repair(&image));
+    let report = check_device(device(), &OpenOptions::new()).expect("checked");
+    assert!(report.is_clean(), "{:?}", report.findings);
 }
 
 /// Threads make, write, read and remove files, and one fills the volume, while it becomes larger again and again.

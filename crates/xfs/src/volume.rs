@@ -197,6 +197,9 @@ impl Volume {
             let owed = recovered.adopt(&volume.write_side()?.journal, &volume.geometry)?;
             let report = owed.finish(&volume)?;
             let _first = volume.recovery.set(report);
+        }
+        if volume.is_writable() {
+            // A kernel that recovered a growth or a label that was cut short leaves the copies as they were.
             alter::settle_copies(&volume)?;
         }
         Ok(volume)
@@ -418,7 +421,10 @@ impl Volume {
     }
 
     fn write_back(self: &Arc<Self>) -> Result<()> {
-        let journal = &self.write_side()?.journal;
+        let write = self.write_side()?;
+        let journal = &write.journal;
+        // Growth and labels write beside the journal. They end before this, or find the volume closed.
+        let _alone = write.altering.lock();
         // Who is in the middle of a change ends it, and nobody begins one: from here on the counters stand still.
         let frozen = journal.freeze().inspect_err(|_| journal.halt(ShutdownReason::NotClosed))?;
         let (times, freed) = (self.log_all_times(), self.inactivate_all());

@@ -58,8 +58,8 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Behind a recovery: has the copies follow, if they do not, as a crash came between. One that is damaged tells nothing:
-/// it is left for `xfs_repair`.
+/// Has the copies follow, if they do not, as a crash came between and whoever recovered the log left it at that. One that
+/// is damaged tells nothing: it is left for `xfs_repair`.
 pub(crate) fn settle(volume: &Volume) -> Result<()> {
     let geometry = volume.geometry();
     if !geometry.v5 || geometry.ag_count() < 2 {

@@ -79,9 +79,10 @@ impl Volume {
 
     /// Makes the volume as large as `bytes`, which its device has. Others may use it meanwhile; durable when this returns.
     pub fn grow(self: &Arc<Self>, bytes: u64) -> Result<Grown> {
-        self.check_writable()?;
         let write = self.write_side()?;
         let _alone = write.altering.lock();
+        // It may have been closed meanwhile.
+        self.check_writable()?;
         let growth = self.plan_growth(bytes, self.device().size())?;
         let grown = Grown::from(&growth);
         if grown.to == grown.from {

@@ -25,6 +25,8 @@ impl Volume {
         place.ok_or(Error::Mkfs(mkfs::Refusal::Label))?.copy_from_slice(label);
         let write = self.write_side()?;
         let _alone = write.altering.lock();
+        // It may have been closed meanwhile.
+        self.check_writable()?;
         if copies::committed(self)?.fname == fname {
             return Ok(());
         }
