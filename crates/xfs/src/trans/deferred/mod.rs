@@ -63,8 +63,24 @@ impl Trans<'_> {
         self.deferred.queue.add(Owed { work, intent: None });
     }
 
-    /// Owes what an older intent promised, in its place: the commit ends the old one, and has intents of its own. That
+    /// Does what an older intent promised, all of it in this very transaction, which ends it. An intent of its own would
+    /// lie behind those that are to be carried out after it, and so would the work of whoever recovers the log next. That
     /// nobody shares what is to be freed was asked before anything of the log was carried out.
+    pub(crate) fn keep_promise(&mut self, old: &Arc<Intent>) -> Result<()> {
+        let mut works = old.promise().works();
+        // Headers are waited for group by group. What is said of one block is said of it in its order.
+        works.sort_by_key(|work| work.group(self.geometry()));
+        for work in works {
+            if let Some(rest) = work.carry_out(self)? {
+                self.owe(rest);
+            }
+        }
+        self.extra.push(old.end());
+        Ok(())
+    }
+
+    /// Owes what an older intent promised, in its place: the commit ends the old one, and has intents of its own, which
+    /// come behind all others. For freeings that are too many for one transaction: those can be done in any order.
     pub(crate) fn take_over(&mut self, old: &Arc<Intent>) {
         self.extra.push(old.end());
         old.promise().works().into_iter().for_each(|work| self.owe(work));

@@ -13,6 +13,7 @@ use xfs_format::geometry::Geometry;
 use xfs_format::log::{
     Done, Extent, ItemType, RmapIntent, RmapUpdate, encode_free_intent, free_intent_bytes,
 };
+use xfs_format::types::AgNumber;
 
 /// A piece of work that is owed.
 #[derive(Clone, Debug)]
@@ -42,6 +43,15 @@ pub(in crate::trans) struct IntentBytes {
 }
 
 impl Work {
+    /// The group that it changes.
+    pub(super) fn group(&self, geometry: &Geometry) -> Option<AgNumber> {
+        let start = match self {
+            Self::Free(work) => work.extent.start,
+            Self::Rmap(update) => update.start,
+        };
+        geometry.split_block(start).map(|(ag, _)| ag)
+    }
+
     /// Carries it out. What is left of it is for a transaction of its own, and done before anything that was owed already,
     /// but behind what this was the first to owe.
     pub(super) fn carry_out(self, trans: &mut Trans<'_>) -> Result<Option<Self>> {
@@ -121,6 +131,15 @@ impl Promise {
     /// Bytes of the log that it takes.
     pub(super) fn bytes(&self) -> IntentBytes {
         IntentBytes { begin: self.log_size(false).log_bytes().into(), relog: self.relog_bytes() }
+    }
+
+    /// What it takes to keep it at once ([`Trans::keep_promise`]).
+    pub(crate) fn need_at_once<'g>(&self, need: Need<'g>) -> Need<'g> {
+        let need = need.bytes(self.log_size(true).log_bytes().into());
+        match self {
+            Self::Free(extents) => need.extents(extents.len() as u64),
+            Self::Rmap(updates) => need.extents(updates.len() as u64),
+        }
     }
 
     /// What it takes to take the promise over ([`Trans::take_over`]), and to do what it says.
