@@ -1,8 +1,9 @@
-//! What recovery does once the volume is open for writing: freeing what was promised to be freed, and the inodes that
-//! had no name left when the crash came.
+//! What recovery does once the volume is open for writing: what was promised and not done, in the order of the log, and
+//! the inodes that had no name left when the crash came.
 //!
-//! Invariant: the intents of the log before the crash are in the AIL before anything is written to the log, and leave
-//! it with the checkpoint that takes them over. So a crash at any time finds either them or what has taken their place.
+//! Invariants: the intents of the log before the crash are in the AIL before anything is written to the log, and leave
+//! it with the checkpoint in which they are done, so that a crash at any time finds those that are left. What depends on
+//! each other stays in order: no promise is made anew, but for freeings that are too many for one transaction.
 
 use super::survey::Unfinished;
 use super::{Recovered, Report};
