@@ -19,16 +19,14 @@ use rustix::fs::{OFlags, stat};
 use crate::{DeviceError, in_use};
 
 /// Some have it open for a moment and mean nothing by it: a loop device that is let go of, a process that was just
-/// forked off and is to become another program, the kernel where a process was killed in the midst of its requests. Who
-/// would write waits longer for them than who only warns.
-const TRIES_TO_WRITE: u32 = 300;
-const TRIES_TO_WARN: u32 = 50;
+/// forked off and is to become another program.
+const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Refuses a regular file that somebody else has open for writing, or has locked. `file` is open for reading, and
 /// this process is about to open it for writing.
 pub(crate) fn refuse_open(file: &File, path: &Path) -> Result<(), DeviceError> {
-    let answer = ask(TRIES_TO_WRITE, || {
+    let answer = ask(|| {
         // Nobody locks it for a moment.
         if let Err(locked) = refuse_locked(file) {
             return Some(Err(locked));
@@ -42,9 +40,9 @@ pub(crate) fn refuse_open(file: &File, path: &Path) -> Result<(), DeviceError> {
     answer.unwrap_or(Err(DeviceError::Locked))
 }
 
-/// Asks until there is an answer, but not more often than so, with a pause before each time but the first.
-fn ask<T>(times: u32, mut question: impl FnMut() -> Option<T>) -> Option<T> {
-    (0..times).find_map(|nth| {
+/// Asks until there is an answer, or nobody is to be waited for any more.
+fn ask<T>(mut question: impl FnMut() -> Option<T>) -> Option<T> {
+    (0..TRIES).find_map(|nth| {
         if nth > 0 {
             std::thread::sleep(PAUSE);
         }
@@ -77,7 +75,7 @@ pub fn written_by(path: &Path) -> Option<String> {
     if of.file_type().is_block_device() {
         return in_use::mounted(of.rdev());
     }
-    let answer = ask(TRIES_TO_WARN, || match (is_written(&file), in_use::writing(&file, path)) {
+    let answer = ask(|| match (is_written(&file), in_use::writing(&file, path)) {
         (Some(false), _) | (None, None) => Some(None),
         (_, Some((name, is_going))) if !is_going => Some(Some(name)),
         _ => None,
