@@ -113,7 +113,8 @@ fn history(
         if rng.u32(0..10) < adds {
             let len = match rng.u32(0..40) {
                 0..=33 => rng.usize(0..80),
-                34..=37 => rng.usize(0..block),
+                // As long as values are to be small, the form is that of so many, whatever is drawn.
+                34..=37 => rng.usize(0..block.min(largest.max(80))),
                 _ => rng.usize(0..=largest),
             };
             let value: Vec<u8> = (0..len).map(|at| (at as u8).wrapping_mul(7) ^ nth as u8).collect();
