@@ -17,6 +17,7 @@ pub mod full;
 pub mod history;
 pub mod hostile;
 pub mod kernel;
+pub mod leftovers;
 pub mod matrix;
 pub mod quota;
 pub mod record;

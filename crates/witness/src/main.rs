@@ -5,8 +5,8 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use witness::{
-    changes, check, compare, damage, engine, fill, from, full, history, hostile, kernel, matrix, quota,
-    recover_time, scale, v4, vm,
+    changes, check, compare, damage, engine, fill, from, full, history, hostile, kernel, leftovers, matrix,
+    quota, recover_time, scale, v4, vm,
 };
 
 /// Outside witnesses for uxfs.
@@ -34,6 +34,7 @@ enum Command {
     Hostile(hostile::Args),
     Check(check::Args),
     Kill(history::kill::Args),
+    Leftovers(leftovers::Args),
     Matrix(matrix::Args),
     Quota(quota::Args),
     Recover(history::recover::Args),
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         Command::Hostile(args) => hostile::run(&args),
         Command::Kill(args) => history::kill::run(&args),
         Command::KillWorker(args) => history::kill::work(&args),
+        Command::Leftovers(args) => leftovers::run(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::Quota(args) => quota::run(&args),
         Command::QuotaGuest(args) => quota::guest(&args),

@@ -7,6 +7,7 @@ use crate::command::{finish, run, said};
 use crate::volumes::VolumeKind;
 use anyhow::{Context, Result, ensure};
 use oracles::umount;
+use oracles::xfsprogs::Release;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -60,6 +61,11 @@ pub fn repair_finds_nothing(image: &Path) -> Result<()> {
 
 /// What `xfs_repair -n` finds, line by line: nothing if it says that all is well.
 pub fn repair_findings(image: &Path) -> Result<Vec<String>> {
+    repair_findings_by(Release::System, image)
+}
+
+/// The same of a release of it.
+pub fn repair_findings_by(release: Release, image: &Path) -> Result<Vec<String>> {
     /// How lines begin that are no findings.
     const BESIDES: [&str; 6] = [
         "- ",
@@ -69,7 +75,7 @@ pub fn repair_findings(image: &Path) -> Result<Vec<String>> {
         "Repair may fail if there is a sector size mismatch",
         "the image and the host filesystem",
     ];
-    let output = finish(Command::new("xfs_repair").arg("-n").arg(image))?;
+    let output = finish(release.tool("xfs_repair")?.arg("-n").arg(image))?;
     if output.status.success() {
         return Ok(Vec::new());
     }

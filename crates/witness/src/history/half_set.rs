@@ -4,9 +4,10 @@
 //! Invariant: nothing else passes for one.
 
 use super::judge;
-use crate::sandbox::repair_findings;
+use crate::sandbox::repair_findings_by;
 use anyhow::{Context, Result, ensure};
 use blockdev::FileDevice;
+use oracles::xfsprogs::Release;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,17 +18,24 @@ const INCOMPLETE: &str = "attribute that is incomplete";
 
 /// Nothing but such attributes is wrong with a volume: gives what `xfs_repair -n` says of them.
 pub(super) fn nothing_else_is_wrong(image: &Path) -> Result<Vec<String>> {
-    let findings = repair_findings(image)?;
-    unexplained(&findings)
-        .map_or(Ok(()), |line| Err(anyhow::anyhow!("xfs_repair -n: {line}, in\n{}", findings.join("\n"))))?;
+    let findings = by_repair(Release::System, image)?;
     let clean = nothing_else_is_found(image)?;
     ensure!(clean, "uxfs check: the log is not clean");
     Ok(findings)
 }
 
+/// A release of `xfs_repair -n` finds nothing but such attributes: gives what it says of them.
+pub(crate) fn by_repair(release: Release, image: &Path) -> Result<Vec<String>> {
+    let findings = repair_findings_by(release, image)?;
+    unexplained(&findings).map_or(Ok(()), |line| {
+        Err(anyhow::anyhow!("xfs_repair -n ({release:?}): {line}, in\n{}", findings.join("\n")))
+    })?;
+    Ok(findings)
+}
+
 /// `uxfs check` finds nothing but such attributes. Gives whether the log is clean; if it is not, the volume was checked
 /// as its recovery will make it.
-pub(super) fn nothing_else_is_found(image: &Path) -> Result<bool> {
+pub(crate) fn nothing_else_is_found(image: &Path) -> Result<bool> {
     let report = check(Arc::new(FileDevice::open(image)?), &CheckOptions::default())?;
     let others = report.findings().iter().filter(|finding| finding.problem.check != INCOMPLETE);
     let others: Vec<String> = others.map(|finding| format!("{finding:?}")).collect();

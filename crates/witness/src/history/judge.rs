@@ -62,7 +62,7 @@ pub fn checker_finds_nothing(device: Arc<dyn BlockDevice>) -> Result<()> {
 }
 
 /// What the kernel says of an image, mounted read-only.
-pub(super) fn by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
+pub(crate) fn by_kernel(image: &Path, mnt: &Path) -> Result<Vec<Record>> {
     by_mount(Mounted::new(image, mnt, true).context("the kernel's mount")?)
 }
 

@@ -17,7 +17,7 @@ mod generator;
 pub(crate) mod geometry;
 mod going;
 mod growth;
-mod half_set;
+pub(crate) mod half_set;
 pub(crate) mod judge;
 pub mod kill;
 mod large_dirs;

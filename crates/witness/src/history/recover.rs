@@ -129,7 +129,7 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
 
 /// Has uxfs recover a copy on a device that takes some writes and then none, half of the time in the last of them, which
 /// are the first checkpoints behind the recovery.
-fn crash_again(image: &Path, copy: &Path, rng: &mut fastrand::Rng) -> Result<()> {
+pub(crate) fn crash_again(image: &Path, copy: &Path, rng: &mut fastrand::Rng) -> Result<()> {
     const LAST: u64 = 16;
     let writes = |faults: Vec<Fault>| -> Result<u64> {
         copy_sparse(image, copy)?;
@@ -175,11 +175,11 @@ fn remove_all(target: &EngineTarget, dir: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn beside(image: &Path, who: &str) -> PathBuf {
+pub(crate) fn beside(image: &Path, who: &str) -> PathBuf {
     image.with_extension(who)
 }
 
-pub(super) fn same(what: &str, expected: &[Record], found: &[Record]) -> Result<()> {
+pub(crate) fn same(what: &str, expected: &[Record], found: &[Record]) -> Result<()> {
     let outcome = compare(expected, found)?;
     let differences = &outcome.differences;
     let shown: Vec<&str> = differences.iter().take(SHOWN).map(String::as_str).collect();
@@ -193,7 +193,7 @@ pub(super) fn same(what: &str, expected: &[Record], found: &[Record]) -> Result<
 }
 
 /// Whether two files hold the same bytes.
-fn equal(a: &Path, b: &Path) -> Result<bool> {
+pub(crate) fn equal(a: &Path, b: &Path) -> Result<bool> {
     let (mut a, mut b) = (File::open(a)?, File::open(b)?);
     if a.metadata()?.len() != b.metadata()?.len() {
         return Ok(false);

@@ -1,0 +1,77 @@
+//! Both recoveries of a log, and what comes behind them.
+
+use super::{Stage, load};
+use crate::history::half_set::{by_repair, nothing_else_is_found};
+use crate::history::judge::by_kernel;
+use crate::history::recover::{beside, crash_again, equal, same};
+use crate::sandbox::{Mounted, copy_sparse};
+use anyhow::{Context, Result, ensure};
+use std::path::Path;
+use std::time::Duration;
+use uxfs::{OpenOptions, Volume};
+
+/// How long the kernel goes on with what uxfs recovered.
+const GOES_ON: Duration = Duration::from_millis(150);
+
+/// Has both recover the image of a run, and compares. Gives what uxfs says of its recovery.
+pub(super) fn judge(stage: &Stage<'_>) -> Result<String> {
+    let (image, mnt, mut rng) = (stage.image(), stage.mnt(), stage.rng());
+    let (kept, theirs, ours) = (beside(&image, "kept"), beside(&image, "kernel"), beside(&image, "uxfs"));
+    for to in [&kept, &theirs, &ours] {
+        copy_sparse(&image, to)?;
+    }
+    Mounted::new(&theirs, &mnt, false).context("recovery by the kernel")?.unmount()?;
+    let left = sound(stage, &theirs).context("after the kernel's recovery")?;
+    let expected = by_kernel(&theirs, &mnt)?;
+
+    let clean = nothing_else_is_found(&image).context("before the recovery")?;
+    ensure!(!clean, "uxfs check: the log is clean");
+    ensure!(equal(&image, &kept)?, "uxfs, open for reading, changed the image");
+    std::fs::remove_file(&kept)?;
+
+    let report = recover(&ours).context("uxfs, recovering")?;
+    let as_left = |found: Vec<Vec<String>>| -> Result<()> {
+        ensure!(
+            found == left,
+            "xfs_repair -n of the kernel's recovery: {left:?}; of that by uxfs: {found:?}"
+        );
+        Ok(())
+    };
+    as_left(sound(stage, &ours).context("after the recovery by uxfs")?)?;
+    same("what uxfs recovered", &expected, &by_kernel(&ours, &mnt)?)?;
+
+    let again = beside(&image, "again");
+    crash_again(&image, &again, &mut rng).context("the power fails while uxfs recovers")?;
+    let cut = beside(&image, "cut");
+    copy_sparse(&again, &cut)?;
+    Mounted::new(&cut, &mnt, false).context("recovery by the kernel behind one by uxfs")?.unmount()?;
+    as_left(sound(stage, &cut).context("after the kernel's recovery behind one by uxfs that was cut")?)?;
+    same(
+        "what the kernel recovered behind a recovery by uxfs that was cut",
+        &expected,
+        &by_kernel(&cut, &mnt)?,
+    )?;
+    recover(&again).context("the second recovery by uxfs")?;
+    as_left(sound(stage, &again).context("after the second recovery by uxfs")?)?;
+    same("what uxfs recovered the second time", &expected, &by_kernel(&again, &mnt)?)?;
+
+    let mounted = Mounted::new(&ours, &mnt, false).context("the kernel's mount of what uxfs recovered")?;
+    load::run(mounted.dir(), &mut rng, stage.task.threads, GOES_ON, load::End::Done)?;
+    mounted.unmount()?;
+    sound(stage, &ours).context("after the kernel went on with what uxfs recovered")?;
+    Ok(report)
+}
+
+fn recover(image: &Path) -> Result<String> {
+    let volume = Volume::open(image, &OpenOptions::new().writable(true))?;
+    let report = volume.recovery().context("uxfs says that there was nothing to recover")?.to_string();
+    volume.close()?;
+    Ok(report)
+}
+
+/// Nothing is wrong with a volume but attributes that are half set: what each `xfs_repair` says of them.
+fn sound(stage: &Stage<'_>, image: &Path) -> Result<Vec<Vec<String>>> {
+    let clean = nothing_else_is_found(image)?;
+    ensure!(clean, "uxfs check: the log is not clean");
+    stage.shape.repairs().iter().map(|&release| by_repair(release, image)).collect()
+}

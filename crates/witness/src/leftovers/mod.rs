@@ -1,0 +1,134 @@
+//! Logs that a kernel left in the midst of chains of deferred work: clones, dedupes, exchanges, copies on write, punched
+//! and cut files that share blocks, attributes and names. One copy is recovered by the kernel, the other by uxfs.
+//!
+//! Invariant: a run succeeds only if
+//! - reading the volume, and `uxfs check`, left the image as it was;
+//! - what uxfs recovered is the tree that the kernel's own recovery made, and `xfs_repair -n` and `uxfs check` find nothing
+//!   in it (but for attributes that a kernel had set in part, which both recoveries leave alike);
+//! - the power failed at some write of uxfs's recovery of another copy, and the next recovery, by uxfs and of one more
+//!   copy by the kernel, came to the same tree;
+//! - the kernel goes on with what uxfs recovered, with the same work, and nothing is found behind that either.
+//!
+//! The summary says how many logs held unfinished intents of each kind.
+
+mod judge;
+mod load;
+mod shapes;
+
+use crate::history::campaign::{Task, Which};
+use crate::sandbox::{Mounted, copy_sparse, scratch};
+use anyhow::{Context, Result};
+use clap::Args as ClapArgs;
+use fastrand::Rng;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+use uxfs::{OpenOptions, Volume};
+
+/// Leaves logs in the midst of chains of deferred work, and has both kernel and uxfs recover a copy.
+#[derive(ClapArgs, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    which: Which,
+    /// How many runs of each kind of volume, with one seed after the other.
+    #[arg(long, default_value_t = 1)]
+    runs: u64,
+    /// Only leave the logs and count what is in them.
+    #[arg(long)]
+    count: bool,
+}
+
+/// Names of the kinds of intents, as a report has them in parentheses.
+const KINDS: [&str; 6] = ["EFI", "RUI", "CUI", "BUI", "ATTRI", "XMI"];
+
+/// How many logs held unfinished intents of each kind.
+type Found = BTreeMap<&'static str, u64>;
+
+/// Runs the command. `Ok(true)`: every volume was recovered as it must be.
+pub fn run(args: &Args) -> Result<bool> {
+    let tasks = args.which.tasks_on(&shapes::geometries(), args.runs, "leftovers", "")?;
+    let found = Mutex::new(Found::new());
+    let outcome = args.which.all("", tasks, |task| {
+        let start = Instant::now();
+        let (kinds, what) = one(task, args)?;
+        let mut found = found.lock().expect("no panic");
+        kinds.iter().for_each(|kind| *found.entry(kind).or_default() += 1);
+        let kinds = kinds.join(" ");
+        Ok((1, format!("unfinished: {kinds}; {what}{:.0} s", start.elapsed().as_secs_f64())))
+    })?;
+    let found = found.into_inner().expect("no panic");
+    let each = |kind| format!("{kind} {}", found.get(kind).copied().unwrap_or(0));
+    println!("logs with unfinished intents: {}", KINDS.map(each).join(", "));
+    Ok(outcome.conclude("leftovers", "runs right", "logs"))
+}
+
+/// Does one run: which kinds of intents were unfinished, and what there is to say.
+fn one(task: &Task, args: &Args) -> Result<(Vec<&'static str>, String)> {
+    let folder = scratch()?;
+    let stage = Stage { folder: folder.path(), shape: shapes::named(task.geometry.volume.name)?, task };
+    stage.leave()?;
+    let result = stage.judged(args);
+    if let (Err(_), Some(keep)) = (&result, &args.which.keep) {
+        std::fs::create_dir_all(keep)?;
+        let kept = keep.join(format!("{}-{}.img", task.geometry.volume.name, task.seed));
+        copy_sparse(&stage.image(), &kept)?;
+        println!("leftovers: kept {}", kept.display());
+    }
+    result
+}
+
+/// Where one run happens.
+struct Stage<'a> {
+    folder: &'a Path,
+    shape: shapes::Shape,
+    task: &'a Task,
+}
+
+impl Stage<'_> {
+    fn image(&self) -> PathBuf {
+        self.folder.join("image")
+    }
+
+    fn mnt(&self) -> PathBuf {
+        self.folder.join("mnt")
+    }
+
+    fn rng(&self) -> Rng {
+        Rng::with_seed(self.task.seed ^ self.task.geometry.salt())
+    }
+
+    /// Has the kernel fill a volume and go down while it changes it.
+    fn leave(&self) -> Result<()> {
+        const SHORTEST_MS: u64 = 30;
+        const LONGEST_MS: u64 = 1_500;
+        let mut rng = self.rng();
+        self.shape.mkfs(&self.image())?;
+        let mounted = Mounted::new(&self.image(), &self.mnt(), false)?;
+        load::prepare(mounted.dir(), &mut rng, self.task.threads).context("before the crash")?;
+        let lasts = Duration::from_millis(rng.u64(SHORTEST_MS..LONGEST_MS));
+        let end = if rng.bool() { load::End::Down } else { load::End::DownFlushed };
+        load::run(mounted.dir(), &mut rng, self.task.threads, lasts, end)?;
+        mounted.unmount()
+    }
+
+    fn judged(&self, args: &Args) -> Result<(Vec<&'static str>, String)> {
+        let kinds = unfinished(&self.image()).context("uxfs, reading")?;
+        if args.count {
+            return Ok((kinds, String::new()));
+        }
+        let mut what = String::new();
+        let report = judge::judge(self)?;
+        write!(what, "{report}, ")?;
+        Ok((kinds, what))
+    }
+}
+
+/// Which kinds of intents the log of an image has unfinished.
+fn unfinished(image: &Path) -> Result<Vec<&'static str>> {
+    let volume = Volume::open(image, &OpenOptions::new())?;
+    let recovery = volume.recovery().context("the log is clean")?;
+    let has = |kind: &&str| recovery.unfinished.iter().any(|what| what.contains(&format!("({kind})")));
+    Ok(KINDS.into_iter().filter(has).collect())
+}
