@@ -112,6 +112,18 @@ pub struct Changes {
     /// Bytes of which whole multiples should be allocated: a hint, a multiple of the block size; 0 takes it back. For
     /// directories, and for regular files that have no blocks yet.
     pub extent_size: Option<u32>,
+    /// The same for copies of blocks that other files share: for directories and regular files.
+    pub cow_extent_size: Option<u32>,
+    /// Whether space was set aside for it on purpose, and stays its own behind its end: of a regular file.
+    pub preallocated: Option<bool>,
+    /// Whether systems that mount the volume make no symbolic link in this directory.
+    pub no_symlinks: Option<bool>,
+    /// Whether systems that mount the volume put what is made in this directory into a part of the volume of its own.
+    pub file_stream: Option<bool>,
+    /// Whether what is made in this directory wants a realtime section, if there is one.
+    pub realtime_inherit: Option<bool>,
+    /// Whether it wants to be accessed as memory: a regular file, or what is made in a directory.
+    pub direct_access: Option<bool>,
 }
 
 /// Whether an attribute may or must exist.
@@ -256,6 +268,12 @@ impl Node {
             synchronous: changes.synchronous,
             no_defrag: changes.no_defrag,
             extent_size: changes.extent_size,
+            cow_extent_size: changes.cow_extent_size,
+            preallocated: changes.preallocated,
+            no_symlinks: changes.no_symlinks,
+            file_stream: changes.file_stream,
+            realtime_inherit: changes.realtime_inherit,
+            direct_access: changes.direct_access,
         };
         Ok(self.volume.engine().change(&self.handle, &change, self.volume.now())?)
     }

@@ -45,6 +45,7 @@ pub(crate) fn metadata(volume: &Volume, inode: &Inode) -> Metadata {
         rdev: inode.device().map(|(major, minor)| DeviceNumber { major, minor }),
         project_id: inode.project_id(),
         extent_size: u64::from(core.extsize) * u64::from(block_size),
+        cow_extent_size: u64::from(core.cowextsize) * u64::from(block_size),
         xflags: metadata::xflags(core.flags.bits(), core.flags2.bits(), inode.has_attrs()),
         extents: inode.extent_count(ForkKind::Data),
     }

@@ -130,6 +130,8 @@ pub struct Metadata {
     /// Bytes of which whole multiples should be allocated, where one of the flags (`0x800`, of a directory `0x1000`) says
     /// that there is such a wish.
     pub extent_size: u64,
+    /// The same for copies of blocks that other files share, where a flag (`0x1_0000`) says so.
+    pub cow_extent_size: u64,
     /// Extents that its content is in.
     pub extents: u64,
 }

@@ -9,7 +9,9 @@ use crate::archive::read::Reader;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::archive::FromArchive;
 use crate::fill::host::{FromHost, Target};
+use crate::fill::image::FromImage;
 use crate::fill::{Existing, Filler, Rules};
+use crate::host::Identity;
 use crate::host::attributes::Keep;
 use crate::host::stream;
 use crate::interrupt::{self, Patient};
@@ -17,14 +19,15 @@ use crate::location::{Images, Location, image_parser};
 use crate::mode::Owner;
 use crate::options::{Global, parse_size, source_date};
 use crate::output::Output;
-use crate::problems::Problems;
+use crate::problems::{Problems, complain};
 use crate::progress;
 use crate::trust::Trust;
 use std::fs::File;
 use std::io::BufReader;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
-use uxfs::{FeatureSupport, MkfsFeatures, MkfsOptions, Timestamp};
+use uxfs::{FeatureSupport, MkfsFeatures, MkfsOptions, Node, Timestamp, Volume};
 
 /// Arguments of `mkfs`.
 #[derive(clap::Args, Debug)]
@@ -73,8 +76,9 @@ pub struct Args {
     /// options give the same bytes (the environment's SOURCE_DATE_EPOCH is used where this is not given)
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     time: Option<Timestamp>,
-    /// Fill the volume with what is in a directory, or in a tar archive; with --time, only times of content are kept
-    #[arg(long, value_name = "DIR|TAR")]
+    /// Fill the volume with what is in a directory, or in a tar archive; with --time, only times of content are kept. Or
+    /// with what is in another image, of which all is kept: times, attributes, flags, projects, space set aside
+    #[arg(long, value_name = "DIR|TAR|IMAGE:/PATH")]
     from: Option<PathBuf>,
     /// Whose all that is filled in is, in numbers (as in the source if it is not said)
     #[arg(long, value_name = "UID[:GID]", requires = "from")]
@@ -88,7 +92,10 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         options = options.offset(offset).length(Some(length));
     }
     let time = args.time.map_or_else(source_date, |time| Ok(Some(time)))?;
-    let source = args.from.as_deref().map(|path| Source::open(path, &args.image.image)).transpose()?;
+    let source = args.from.as_deref().map(|path| Source::open(path, args, global)).transpose()?;
+    if let Some(size) = source.as_ref().and_then(|source| source.size(args, global)) {
+        options = options.size(size);
+    }
     let unwritable = options.read_only_because();
     if source.is_some() && !unwritable.is_empty() {
         let what =
@@ -115,11 +122,25 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
 enum Source {
     Dir(PathBuf),
     Archive(Box<Reader<BufReader<Patient<File>>>>),
+    Image(Box<Copied>),
+}
+
+/// A directory of another volume, which is copied with all that its inodes say.
+struct Copied {
+    volume: Volume,
+    location: Location,
+    dir: Node,
+    /// Bytes of the volume.
+    size: u64,
 }
 
 impl Source {
     /// Looks before the volume is made: a wrong name, or what is no archive, is no reason to lose what is there.
-    fn open(path: &Path, image: &Path) -> Result<Self> {
+    fn open(path: &Path, args: &Args, global: &Global) -> Result<Self> {
+        let location = Location::parse(path.as_os_str());
+        if path.symlink_metadata().is_err() && location.image != path && location.image.exists() {
+            return Copied::open(location, args, global).map(|copied| Self::Image(Box::new(copied)));
+        }
         let missing = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 Failure::new(Exit::NotFound, format!("{}: no such file or directory", host_name(path)))
@@ -131,11 +152,71 @@ impl Source {
             return Ok(Self::Dir(path.to_owned()));
         }
         let file = File::open(path).map_err(missing)?;
-        stream::refuse_image(&file, &host_name(path), image)?;
+        stream::refuse_image(&file, &host_name(path), &args.image.image)?;
+        if is_volume(&file) {
+            let name = host_name(path);
+            let what =
+                format!("{name}: an XFS volume, and no archive; to copy what is in it, write {name}:/");
+            return Err(Failure::new(Exit::Usage, what));
+        }
         let mut reader = Reader::new(BufReader::with_capacity(1 << 20, Patient::new(file)));
         reader.look().map_err(|failure| failure.about(path))?;
         Ok(Self::Archive(Box::new(reader)))
     }
+
+    /// How large a new image is made if nobody says it: as large as the volume that is copied.
+    fn size(&self, args: &Args, global: &Global) -> Option<u64> {
+        let Self::Image(copied) = self else { return None };
+        let is_said = args.size.is_some()
+            || global.length.is_some()
+            || settings('d', &args.data).any(|setting| setting.key == "size");
+        (!is_said && !args.image.image.exists()).then_some(copied.size)
+    }
+}
+
+/// Whether a file begins as a volume does. One that cannot be read by offsets is none.
+fn is_volume(file: &File) -> bool {
+    let mut begins = [0; 4];
+    file.read_exact_at(&mut begins, 0).is_ok() && begins == *b"XFSB"
+}
+
+impl Copied {
+    fn open(location: Location, args: &Args, global: &Global) -> Result<Self> {
+        // Where the new volume goes is no matter of the source.
+        let of_source = Global { offset: 0, length: None, ..global.clone() };
+        let failure = |error: uxfs::Error| location.failure(&error);
+        let start = location.place(&of_source)?.map_or(0, |(start, _)| start);
+        let volume = Images::new(&of_source).volume(&location)?;
+        let info = volume.info().map_err(failure)?;
+        let size = info.blocks.saturating_mul(info.block_size.into());
+        if overlaps(&location, start, size, args, global)? {
+            let what = format!(
+                "{}: is {} itself; a volume is not copied over itself",
+                host_name(&location.name()),
+                host_name(&args.image.name())
+            );
+            return Err(Failure::new(Exit::Usage, what));
+        }
+        let dir = volume.lookup(&location.path).map_err(failure)?;
+        dir.as_dir().map_err(failure)?;
+        if info.features.iter().any(|name| name == "quota") {
+            let what = "note: its quotas are not copied; the new volume keeps none";
+            complain(&format!("{}: {what}", host_name(&location.name())));
+        }
+        Ok(Self { volume, location, dir, size })
+    }
+}
+
+/// Whether the new volume would take bytes of the one that is copied.
+fn overlaps(source: &Location, start: u64, size: u64, args: &Args, global: &Global) -> Result<bool> {
+    let (one, other) = (Identity::of_path(&source.image), Identity::of_path(&args.image.image));
+    if one.is_none() || one != other {
+        return Ok(false);
+    }
+    let said = args.size.or(global.length);
+    let to = args.image.place(global)?.or(said.map(|length| (global.offset, length)));
+    let (to, length) = to.unwrap_or((global.offset, u64::MAX));
+    Ok(start < to.saturating_add(length) && to < start.saturating_add(size))
 }
 
 /// Makes the volume and fills it. Until that is done, nobody has it.
@@ -154,6 +235,7 @@ fn fill(
         time,
         inherit: false,
         umask: 0,
+        exact: matches!(source, Source::Image(_)),
         existing: Existing::LastCounts,
         trust: Trust::FULL,
         verbose: global.verbose,
@@ -172,6 +254,11 @@ fn fill(
                 FromHost::new(&mut filler, &mut problems, &args.image.image).copy(&path, target, true)
             }
             Source::Archive(reader) => FromArchive::new(&mut filler, &mut problems, root).unpack(*reader),
+            Source::Image(copied) => {
+                let target = Target { dir: root, path: Vec::new(), name: None };
+                let Copied { volume, location, dir, .. } = &*copied;
+                FromImage::new(&mut filler, &mut problems, volume, location, false).copy(dir.clone(), target)
+            }
         };
         // It is not the fault of the file that was next.
         filled.map_err(|other| volume.device_failure().map_or(other, failure))

@@ -55,6 +55,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         time: global.time,
         inherit: true,
         umask: umask(),
+        exact: false,
         existing: Existing::LastCounts,
         trust: args.trust.trust(Devices::Made),
         verbose: global.verbose,

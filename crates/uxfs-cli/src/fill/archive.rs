@@ -80,6 +80,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
             atime: entry.atime.or(Some(entry.mtime)),
             mtime: entry.mtime,
             xattrs: entry.xattrs.clone(),
+            inode: None,
         };
         let Some((&name, above)) = parts.split_last() else {
             // The directory itself.
@@ -168,6 +169,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
             atime: None,
             mtime,
             xattrs: Vec::new(),
+            inode: None,
         }
     }
 

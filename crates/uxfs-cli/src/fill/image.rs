@@ -1,13 +1,14 @@
 //! Files of another volume, or of the same one, read for a volume.
 
+use super::exact::{self, Exact, Keeps};
 use super::host::Target;
-use super::{Filler, Leaf, Outcome, Trouble, attributes_of, end_at, special_of};
+use super::{Attributes, Filler, Leaf, Outcome, Trouble, attributes_of, end_at, special_of};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::interrupt;
 use crate::location::Location;
 use crate::problems::Problems;
 use crate::walk::{Order, Step, Walk};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use uxfs::{Dir, File, Node, Volume};
 
 /// Copies trees of one volume into another.
@@ -18,8 +19,19 @@ pub struct FromImage<'a, 'b> {
     source: &'a Location,
     /// Whether the volume is the one that is written.
     same: bool,
-    /// Inode numbers of the copies of files with several names, by the inode number in the source.
-    linked: HashMap<u64, u64>,
+    /// Copies of files with several names, by the inode number in the source.
+    linked: BTreeMap<u64, Linked>,
+    /// What the volume keeps, where all is to be kept.
+    keeps: Option<Keeps>,
+}
+
+/// A copy that gets several names.
+struct Linked {
+    ino: u64,
+    /// Names that are still to come, at most.
+    names: u32,
+    /// What is said of it once more when it has them all, as each name changes it.
+    of: Option<Box<Attributes>>,
 }
 
 impl<'a, 'b> FromImage<'a, 'b> {
@@ -31,7 +43,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
         source: &'a Location,
         same: bool,
     ) -> Self {
-        Self { filler, problems, volume, source, same, linked: HashMap::new() }
+        Self { filler, problems, volume, source, same, linked: BTreeMap::new(), keeps: None }
     }
 
     /// Copies a node, a directory with all that is in it.
@@ -41,6 +53,11 @@ impl<'a, 'b> FromImage<'a, 'b> {
         let Target { dir, path, name } = target;
         self.filler.start(&path);
         let goal = dir.node().ino();
+        let to = dir.node().volume().clone();
+        if self.filler.rules().exact {
+            let info = to.info().map_err(|error| Trouble::from(error).failure(self.place(&path)))?;
+            self.keeps = Some(Keeps::of(&info));
+        }
         let mut dirs = vec![dir];
         while let Some(step) = walk.next() {
             interrupt::check()?;
@@ -63,7 +80,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
                 },
                 Step::Leave(node) => {
                     let left = dirs.pop();
-                    attributes_of(&node).and_then(|of| match left {
+                    self.attributes(&node).and_then(|of| match left {
                         Some(dir) if dirs.len() == 1 && name.is_none() => self.filler.finish(dir.node(), &of),
                         Some(dir) => self.filler.leave(&dir, &of),
                         None => Ok(()),
@@ -87,16 +104,37 @@ impl<'a, 'b> FromImage<'a, 'b> {
             }
             self.problems.at(&self.source.image, walk.path(), trouble);
         }
-        Ok(())
+        self.settle(&to).map_err(|trouble| trouble.failure(host_name(&self.source.image)))
     }
 
     fn failure(&self, path: &[u8], trouble: Trouble) -> Failure {
-        trouble.failure(format_args!("{}: {}", host_name(&self.source.image), uxfs::printable(path)))
+        trouble.failure(self.place(path))
+    }
+
+    fn place(&self, path: &[u8]) -> String {
+        format!("{}: {}", host_name(&self.source.image), uxfs::printable(path))
+    }
+
+    /// Says once more what was said of copies some names of which lie outside of what was copied.
+    fn settle(&mut self, to: &Volume) -> Outcome<()> {
+        for linked in self.linked.values_mut() {
+            if let Some(of) = linked.of.take() {
+                self.filler.settle(&to.node(linked.ino)?, &of)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is to be said of the copy of a node.
+    fn attributes(&self, node: &Node) -> Outcome<Attributes> {
+        let of = attributes_of(node)?;
+        let Some(keeps) = self.keeps else { return Ok(of) };
+        Ok(Attributes { inode: Some(Exact::of(&node.metadata()?, keeps)?), ..of })
     }
 
     fn enter(&mut self, to: &Dir, name: Option<&[u8]>, node: &Node) -> Outcome<Dir> {
         match name {
-            Some(name) => self.filler.enter(to, name, &attributes_of(node)?),
+            Some(name) => self.filler.enter(to, name, &self.attributes(node)?),
             None => Ok(to.clone()),
         }
     }
@@ -104,17 +142,30 @@ impl<'a, 'b> FromImage<'a, 'b> {
     fn leaf(&mut self, to: &Dir, name: &[u8], node: &Node) -> Outcome<()> {
         let metadata = node.metadata()?;
         let several = self.filler.rules().keep_links && metadata.nlink > 1;
-        if several && let Some(&copy) = self.linked.get(&node.ino()) {
-            return self.filler.link(to, name, &to.node().volume().node(copy)?);
+        if several && let Some(copy) = self.linked.get_mut(&node.ino()) {
+            let made = to.node().volume().node(copy.ino)?;
+            self.filler.link(to, name, &made)?;
+            copy.names = copy.names.saturating_sub(1);
+            return match copy.of.take_if(|_| copy.names == 0) {
+                Some(of) => self.filler.settle(&made, &of),
+                None => Ok(()),
+            };
         }
         if self.same && self.filler.leads_to(to, name, node)? {
             return Err(Trouble::new(Exit::Usage, "this is the same file"));
         }
-        let of = attributes_of(node)?;
+        let mut of = self.attributes(node)?;
+        // What is protected gets no other names.
+        let whole = (several && of.inode.is_some()).then(|| Box::new(of.clone()));
+        of.inode = of.inode.map(|inode| if several { inode.unprotected() } else { inode });
         let made = if metadata.is_file() {
             let from = node.open()?;
+            let sets_aside = of.inode.is_some();
             self.filler.expect(metadata.size.min(metadata.blocks.saturating_mul(512)));
-            Some(self.filler.file(to, name, &of, |filler, file| content(filler, &from, file))?)
+            Some(self.filler.file(to, name, &of, |filler, file| {
+                content(filler, &from, file)?;
+                if sets_aside { exact::allocate(&from, file) } else { Ok(()) }
+            })?)
         } else if metadata.is_symlink() {
             self.filler.leaf(to, name, &of, &Leaf::Symlink(&node.read_link()?))?
         } else if let Some(special) = special_of(&metadata) {
@@ -126,7 +177,8 @@ impl<'a, 'b> FromImage<'a, 'b> {
             ));
         };
         if several && let Some(made) = made {
-            self.linked.insert(node.ino(), made.ino());
+            let names = metadata.nlink - 1;
+            self.linked.insert(node.ino(), Linked { ino: made.ino(), names, of: whole });
         }
         Ok(())
     }

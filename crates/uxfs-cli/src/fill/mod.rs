@@ -7,10 +7,12 @@
 //! anything else that fails is one file that is not there.
 
 pub mod archive;
+pub mod exact;
 pub mod host;
 pub mod image;
 pub mod stream;
 
+use self::exact::Exact;
 use crate::edit::{NewName, is_held_by_clones};
 use crate::exit::{Exit, Failure};
 use crate::host::attributes::Keep;
@@ -48,6 +50,8 @@ pub struct Attributes {
     pub mtime: Timestamp,
     /// Extended attributes, access control lists in the form of Linux among them.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// What an inode of another volume says besides, where all of it is kept.
+    pub inode: Option<Exact>,
 }
 
 /// What becomes of a file that has the name of what is written.
@@ -77,6 +81,9 @@ pub struct Rules {
     pub inherit: bool,
     /// Bits that are taken off where permissions are not kept.
     pub umask: u16,
+    /// Whether all is kept that an inode of another volume says: for a volume that is made. Its times are facts of the
+    /// source then, also where a time is given.
+    pub exact: bool,
     /// What becomes of a file that is there.
     pub existing: Existing,
     /// What is taken of a source, and how much.
@@ -342,6 +349,9 @@ impl<'a> Filler<'a> {
         self.plain(node, of)?;
         // Later there may be no room for them beside the map.
         self.xattrs(node, of)?;
+        if let Some(exact) = &of.inode {
+            exact.before_content(node)?;
+        }
         content(self, &node.open()?)?;
         let capability = of.xattrs.iter().find(|(name, _)| name == CAPABILITY && self.takes_xattr(name));
         if let Some((name, value)) = capability {
@@ -569,18 +579,22 @@ impl<'a> Filler<'a> {
     fn changes(&self, node: &Node, of: &Attributes) -> Changes {
         let (rules, kind) = (self.rules, node.file_type());
         let new = self.new_node(of, kind.is_dir());
-        Changes {
+        let changes = Changes {
             permissions: (rules.keep.mode && !kind.is_symlink()).then_some(new.permissions),
             atime: new.atime,
             mtime: new.mtime,
             ctime: rules.time,
             ..Changes::default()
-        }
+        };
+        of.inode.as_ref().map_or(changes, |exact| exact.behind_all(changes))
     }
 
     /// Makes changes, unless all is so already.
     fn change(&self, node: &Node, changes: &Changes) -> Outcome<()> {
         let found = node.metadata()?;
+        if exact::says_more(changes) {
+            return exact::set(node, changes);
+        }
         let as_is = changes.permissions.is_none_or(|wanted| wanted == found.permissions())
             && changes.uid.is_none_or(|wanted| wanted == found.uid)
             && changes.gid.is_none_or(|wanted| wanted == found.gid)
@@ -638,6 +652,7 @@ impl<'a> Filler<'a> {
             plain &= !(0o022 & rules.umask);
         }
         let (atime, mtime) = match rules.keep.timestamps {
+            true if of.inode.is_some() => (of.atime, Some(of.mtime)),
             true => (of.atime.filter(|_| rules.time.is_none()).or(rules.time), Some(of.mtime)),
             false => (None, rules.time),
         };
@@ -740,6 +755,7 @@ pub fn attributes_of(node: &Node) -> Outcome<Attributes> {
         atime: Some(of.atime),
         mtime: of.mtime,
         xattrs,
+        inode: None,
     })
 }
 
@@ -768,6 +784,7 @@ mod tests {
             time: None,
             inherit: true,
             umask: 0,
+            exact: false,
             existing,
             trust: Trust::FULL,
             verbose: false,
@@ -775,7 +792,15 @@ mod tests {
     }
 
     fn of() -> Attributes {
-        Attributes { permissions: 0o644, uid: 1, gid: 2, atime: None, mtime: now(), xattrs: Vec::new() }
+        Attributes {
+            permissions: 0o644,
+            uid: 1,
+            gid: 2,
+            atime: None,
+            mtime: now(),
+            xattrs: Vec::new(),
+            inode: None,
+        }
     }
 
     /// Whatever ends the process while a file is written: the name has what it had, or nothing.

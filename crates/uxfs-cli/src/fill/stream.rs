@@ -64,6 +64,7 @@ impl Stream {
             atime: Some(atime),
             mtime,
             xattrs: Vec::new(),
+            inode: None,
         })
     }
 

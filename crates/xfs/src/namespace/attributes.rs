@@ -14,7 +14,7 @@ use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::acl::AclEntry;
 use xfs_format::geometry::Geometry;
-use xfs_format::inode::{InodeCore, InodeFlags, InodeType};
+use xfs_format::inode::{InodeCore, InodeFlags, InodeFlags2, InodeType};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
@@ -53,8 +53,21 @@ pub struct Change {
     pub synchronous: Option<bool>,
     /// Whether nobody should move its blocks to bring them together.
     pub no_defrag: Option<bool>,
+    /// Whether space was set aside for it on purpose, and stays its own behind its end. Regular files alone.
+    pub preallocated: Option<bool>,
+    /// Whether no symbolic link is to be made in this directory; any file has it from the directory that it was made in.
+    pub no_symlinks: Option<bool>,
+    /// Whether what is made in this directory goes to a group of its own; any file has it from the directory that it was
+    /// made in.
+    pub file_stream: Option<bool>,
+    /// Whether what is made in this directory wants a realtime section, if there is one.
+    pub realtime_inherit: Option<bool>,
+    /// Whether it wants to be accessed as memory. Regular files and directories alone.
+    pub direct_access: Option<bool>,
     /// Bytes of which whole multiples should be allocated; 0: no such wish. For directories and empty files.
     pub extent_size: Option<u32>,
+    /// The same for copies on write; 0: no such wish. For directories and regular files.
+    pub cow_extent_size: Option<u32>,
 }
 
 impl Change {
@@ -98,6 +111,9 @@ impl Volume {
         if let Some(bytes) = change.extent_size {
             check_extent_size(trans.inode(ino), self.geometry(), bytes)?;
         }
+        if let Some(bytes) = change.cow_extent_size {
+            check_cow_extent_size(trans.inode(ino), self.geometry(), bytes)?;
+        }
         let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
         set_hints(core, change, self.geometry());
         if let Some(permissions) = change.permissions {
@@ -109,9 +125,6 @@ impl Volume {
         core.mtime = change.mtime.unwrap_or(core.mtime);
         core.crtime = change.crtime.or(core.crtime);
         core.projid = change.project.unwrap_or(core.projid);
-        if let (Some(inherit), InodeType::Directory) = (change.project_inherit, core.kind) {
-            core.flags.set(InodeFlags::PROJINHERIT, inherit);
-        }
         core.ctime = change.ctime.unwrap_or(now);
         if let Some(permissions) = change.permissions {
             follow_mode(&mut trans, ino, permissions)?;
@@ -238,7 +251,6 @@ fn join(trans: &mut Trans<'_>, file: &InodeHandle) -> Result<InodeNumber> {
 
 /// Whether a file may have this extent size: what the kernel allows.
 fn check_extent_size(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<()> {
-    const BLOCKS_MAX: u32 = (1 << 21) - 1;
     let bad = |why| Err(Error::ExtentSize { inode: inode.ino(), bytes, why });
     match inode.core().kind {
         InodeType::Directory => {}
@@ -246,6 +258,25 @@ fn check_extent_size(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<(
         InodeType::Regular => return bad("the file has blocks already"),
         _ => return bad("only regular files and directories have one"),
     }
+    check_hint(inode, geometry, bytes)
+}
+
+/// Whether a file may have this extent size for copies on write.
+fn check_cow_extent_size(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<()> {
+    let bad = |why| Err(Error::ExtentSize { inode: inode.ino(), bytes, why });
+    match inode.core().kind {
+        InodeType::Directory | InodeType::Regular if geometry.reflink || bytes == 0 => {
+            check_hint(inode, geometry, bytes)
+        }
+        InodeType::Directory | InodeType::Regular => bad("files of this volume cannot share blocks"),
+        _ => bad("only regular files and directories have one"),
+    }
+}
+
+/// Whether any file may have such an extent size.
+fn check_hint(inode: &Inode, geometry: &Geometry, bytes: u32) -> Result<()> {
+    const BLOCKS_MAX: u32 = (1 << 21) - 1;
+    let bad = |why| Err(Error::ExtentSize { inode: inode.ino(), bytes, why });
     let blocks = bytes >> geometry.block_log;
     if blocks << geometry.block_log != bytes {
         return bad("it must be a multiple of the block size");
@@ -265,12 +296,30 @@ fn set_hints(core: &mut InodeCore, change: &Change, geometry: &Geometry) {
         (change.append_only, InodeFlags::APPEND),
         (change.synchronous, InodeFlags::SYNC),
         (change.no_defrag, InodeFlags::NODEFRAG),
+        (change.no_symlinks, InodeFlags::NOSYMLINKS),
+        (change.file_stream, InodeFlags::FILESTREAM),
     ];
     for (wanted, flag) in flags {
         core.flags.set(flag, wanted.unwrap_or(core.flags.contains(flag)));
     }
+    let (is_dir, is_file) = (core.kind == InodeType::Directory, core.kind == InodeType::Regular);
+    // Other files have no such flags.
+    let of_some = [
+        (is_dir, change.project_inherit, InodeFlags::PROJINHERIT),
+        (is_dir, change.realtime_inherit, InodeFlags::RTINHERIT),
+        (is_file, change.preallocated, InodeFlags::PREALLOC),
+    ];
+    for (_, wanted, flag) in of_some.into_iter().filter(|(may, ..)| *may) {
+        core.flags.set(flag, wanted.unwrap_or(core.flags.contains(flag)));
+    }
+    if let Some(wanted) = change.direct_access.filter(|_| is_dir || is_file) {
+        core.flags2.set(InodeFlags2::DAX, wanted);
+    }
+    if let Some(bytes) = change.cow_extent_size {
+        core.cowextsize = bytes >> geometry.block_log;
+        core.flags2.set(InodeFlags2::COWEXTSIZE, bytes != 0);
+    }
     if let Some(bytes) = change.extent_size {
-        let is_dir = core.kind == InodeType::Directory;
         core.extsize = bytes >> geometry.block_log;
         core.flags.set(if is_dir { InodeFlags::EXTSZINHERIT } else { InodeFlags::EXTSIZE }, bytes != 0);
     }

@@ -70,6 +70,7 @@ pub fn run(args: &Args, destination: &Location, global: &Global) -> Result<Exit>
         time: global.time,
         inherit: true,
         umask: umask(),
+        exact: false,
         existing: args.existing(),
         trust: args.trust(),
         verbose: global.verbose,

@@ -383,6 +383,7 @@ impl Reader {
             atime: Some(time(found.st_atime, found.st_atime_nsec)),
             mtime: time(found.st_mtime, found.st_mtime_nsec),
             xattrs: if self.keep_xattrs { place.xattrs()? } else { Vec::new() },
+            inode: None,
         })
     }
 
