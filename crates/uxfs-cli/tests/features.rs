@@ -7,6 +7,7 @@ use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
 use oracles::xfsprogs::Release;
 use serde_json::{Value, json};
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Who made a volume, with what, and what keeps it from being written.
@@ -177,14 +178,52 @@ fn what_xfsprogs_6_13_makes_is_written() {
 }
 
 #[test]
-fn what_xfsprogs_7_makes_is_not_written() {
-    untouched_and_refused(&of_release(Release::Unstable, &["parent"]));
+fn what_xfsprogs_7_makes_is_written() {
+    let release = Release::Unstable;
+    written(&release.path("mkfs.xfs").unwrap(), &release.path("xfs_repair").unwrap(), &[]);
 }
 
 #[test]
-fn parent_pointers_are_not_written() {
-    let options = &["-n", "parent=1", "-m", "rmapbt=0"];
-    untouched_and_refused(&Kind { options, ..of_release(Release::Stable, &["parent"]) });
+fn parent_pointers_are_written() {
+    let (mkfs, repair) =
+        (Release::Stable.path("mkfs.xfs").unwrap(), Release::Unstable.path("xfs_repair").unwrap());
+    written(&mkfs, &repair, &["-n", "parent=1", "-m", "rmapbt=0"]);
+    written(&mkfs, &repair, &["-n", "parent=1", "-b", "size=1024", "-m", "reflink=0"]);
+}
+
+/// All names of a file are those that the kernel says.
+#[test]
+fn stat_shows_all_names() {
+    let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), &[]);
+    let mount = image.mount(&[]);
+    run("mkdir", &[&"-p", &mount.dir().join("a/b")]);
+    std::fs::write(mount.dir().join("file"), "content").unwrap();
+    std::fs::hard_link(mount.dir().join("file"), mount.dir().join("a/b/file")).unwrap();
+    std::fs::hard_link(mount.dir().join("file"), mount.dir().join(OsStr::from_bytes(b"a/\xffname"))).unwrap();
+    drop(mount);
+    uxfs_ok(&[&"ln", &image.at("/file"), &image.at("/a/other")]);
+    let of = |path: &str| -> Value {
+        serde_json::from_slice(&uxfs_ok(&[&"stat", &"--json", &image.at(path)])).unwrap()
+    };
+    let names = of("/a/other")["names"].as_array().expect("names").clone();
+    let mut paths: Vec<&str> = names.iter().filter_map(|name| name["path"].as_str()).collect();
+    paths.sort_unstable();
+    assert_eq!(names.len(), 4);
+    assert_eq!(paths, ["/a/b/file", "/a/other", "/a/\u{fffd}name", "/file"]);
+    assert_eq!(of("/a/b")["names"][0]["path"], "/a/b");
+    assert_eq!(of("/a/b")["names"][0]["directory"], of("/a")["ino"]);
+    assert_eq!(of("/")["names"], json!([]));
+    let text = String::from_utf8_lossy(&uxfs_ok(&[&"stat", &image.at("/file")])).into_owned();
+    assert!(text.contains("\n    Name: /a/b/file\n") && text.contains("\n    Name: /file\n"), "{text}");
+    let without = Image::new(&[]);
+    let found: Value = serde_json::from_slice(&uxfs_ok(&[&"stat", &"--json", &without.at("/")])).unwrap();
+    assert!(found.get("names").is_none(), "{found}");
+}
+
+#[test]
+fn volumes_with_a_metadata_directory_are_not_written() {
+    let options = &["-m", "metadir=1"];
+    untouched_and_refused(&Kind { options, ..of_release(Release::Unstable, &["metadir"]) });
 }
 
 #[test]

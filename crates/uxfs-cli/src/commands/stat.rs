@@ -8,7 +8,7 @@ use crate::output::{Object, Output, full_time, hex, mode_text, put_metadata, put
 use crate::problems::Problems;
 use crate::problems::for_each;
 use serde_json::{Value, json};
-use uxfs::{Extent, Metadata, Node};
+use uxfs::{Extent, Metadata, Node, ParentPointer};
 
 /// Arguments of `stat`.
 #[derive(clap::Args, Debug)]
@@ -32,6 +32,8 @@ struct Shown<'a> {
     path: &'a [u8],
     metadata: Metadata,
     target: Option<Vec<u8>>,
+    /// All its names, where the volume keeps them with the inode.
+    names: Option<Vec<ParentPointer>>,
     xattrs: Option<Vec<(Vec<u8>, Vec<u8>)>>,
     extents: Option<Vec<Extent>>,
 }
@@ -55,11 +57,12 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
 fn look<'a>(args: &Args, path: &'a [u8], node: &Node) -> uxfs::Result<Shown<'a>> {
     let metadata = node.metadata()?;
     let target = metadata.is_symlink().then(|| node.read_link()).transpose()?;
+    let names = node.names()?;
     let xattrs = args.xattrs.then(|| xattrs(node)).transpose()?;
     let extents = (args.extents && metadata.is_file())
         .then(|| node.open()?.extents().collect::<uxfs::Result<Vec<_>>>())
         .transpose()?;
-    Ok(Shown { path, metadata, target, xattrs, extents })
+    Ok(Shown { path, metadata, target, names, xattrs, extents })
 }
 
 fn xattrs(node: &Node) -> uxfs::Result<Vec<(Vec<u8>, Vec<u8>)>> {
@@ -74,6 +77,18 @@ fn object(shown: &Shown<'_>) -> Object {
     put_metadata(&mut object, &shown.metadata);
     if let Some(target) = &shown.target {
         put_name(&mut object, "target", target);
+    }
+    if let Some(names) = &shown.names {
+        let list = names.iter().map(|name| {
+            let mut object = Object::new();
+            if let Some(path) = &name.path {
+                put_name(&mut object, "path", path);
+            }
+            put_name(&mut object, "name", &name.name);
+            object.insert("directory".to_owned(), name.directory.into());
+            Value::Object(object)
+        });
+        object.insert("names".to_owned(), list.collect());
     }
     if let Some(xattrs) = &shown.xattrs {
         let list = xattrs.iter().map(|(name, value)| {
@@ -137,6 +152,17 @@ fn text(shown: &Shown<'_>, out: &mut Output) -> Result<()> {
         if let Some(time) = time {
             out.text(format_args!("{name:>8}: {}\n", full_time(time)))?;
         }
+    }
+    for name in shown.names.iter().flatten() {
+        out.text("    Name: ")?;
+        match &name.path {
+            Some(path) => out.name(path)?,
+            None => {
+                out.name(&name.name)?;
+                out.text(format_args!(" in inode {}", name.directory))?;
+            }
+        }
+        out.text("\n")?;
     }
     for (name, value) in shown.xattrs.iter().flatten() {
         out.text("   Xattr: ")?;

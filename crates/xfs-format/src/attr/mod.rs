@@ -4,6 +4,7 @@
 
 mod leaf;
 mod leaf_edit;
+mod parent;
 mod remote;
 mod short;
 
@@ -11,6 +12,7 @@ pub use leaf::{AttrLeaf, AttrLeafEntry, INDEX, LEAF_MAGIC_V4, LEAF_MAGIC_V5, Lea
 pub use leaf_edit::{
     LeafItem, init_leaf, insert_item, is_local, leaf_items, leaf_room, remove_item, write_leaf,
 };
+pub use parent::{ParentRecord, attr_hash};
 pub use remote::{RAW, REMOTE, REMOTE_MAGIC, RemoteBlock, remote_payload_len, write_remote_block};
 pub(crate) use remote::{check_piece_identity, parse_piece, write_piece};
 pub use short::{ShortAttr, ShortAttrEntries, ShortAttrs, encode_short};

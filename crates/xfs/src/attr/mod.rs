@@ -8,11 +8,13 @@ pub mod edit;
 pub mod linux;
 mod remote;
 
+pub use xfs_format::attr::ParentRecord;
+
 use crate::da::{Index, LeafBlock, check_owner, descend, next_leaf};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use std::ops::ControlFlow;
-use xfs_format::attr::{AttrFlags, AttrLeaf, AttrValue, INDEX, LeafAttr, ShortAttrs};
+use xfs_format::attr::{AttrFlags, AttrLeaf, AttrValue, INDEX, LeafAttr, ShortAttrs, attr_hash};
 use xfs_format::da::name_hash;
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
@@ -39,6 +41,8 @@ pub struct AttrEntry<'a> {
     pub name: &'a [u8],
     /// Length of the value in bytes.
     pub value_len: u32,
+    /// The value, if it lies beside the name.
+    pub inline: Option<&'a [u8]>,
 }
 
 impl Namespace {
@@ -54,6 +58,59 @@ impl Namespace {
             Self::User
         }
     }
+
+    fn flags(self) -> AttrFlags {
+        match self {
+            Self::User => AttrFlags::empty(),
+            Self::Root => AttrFlags::ROOT,
+            Self::Secure => AttrFlags::SECURE,
+            Self::Parent => AttrFlags::PARENT,
+        }
+    }
+}
+
+/// What an attribute is found by: its name, and of a parent pointer also its value, as several directories may call an
+/// inode the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key<'a> {
+    namespace: Namespace,
+    name: &'a [u8],
+    /// Of a parent pointer: its value.
+    value: &'a [u8],
+}
+
+impl Key<'_> {
+    fn hash(&self) -> u32 {
+        attr_hash(self.namespace.flags(), self.name, self.value)
+    }
+
+    /// Whether it is an attribute's. `value`: that of a parent pointer lies beside the name.
+    fn is(&self, flags: AttrFlags, name: &[u8], value: Option<&[u8]>) -> bool {
+        let value_counts = self.namespace == Namespace::Parent;
+        name == self.name
+            && Namespace::of(flags) == self.namespace
+            && (!value_counts || value == Some(self.value))
+    }
+}
+
+/// All parent pointers of an inode, in the order of the fork: names, and the directories that have them.
+pub fn parents(fork: &dyn Fork) -> Result<Vec<(Vec<u8>, ParentRecord)>> {
+    let mut parents = Vec::new();
+    let mut damage = None;
+    walk(fork, &mut |entry| {
+        if entry.namespace != Namespace::Parent {
+            return ControlFlow::Continue(());
+        }
+        match entry.inline.and_then(ParentRecord::parse) {
+            Some(record) => parents.push((entry.name.to_vec(), record)),
+            None => {
+                damage = Some(FormatError::value("parent pointer", "value length", entry.value_len.into()));
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(())
+    })?;
+    damage.map_or(Ok(parents), |problem| Err(Error::corrupt_inode(fork.inode(), problem)))
 }
 
 /// Calls `each` for every attribute that is complete (not one being replaced), until it breaks.
@@ -80,7 +137,8 @@ pub fn walk(fork: &dyn Fork, each: &mut dyn FnMut(AttrEntry<'_>) -> ControlFlow<
             if flags.contains(AttrFlags::INCOMPLETE) {
                 continue;
             }
-            let entry = AttrEntry { namespace: Namespace::of(flags), name, value_len: value.len() };
+            let inline = if let AttrValue::Inline(bytes) = value { Some(bytes) } else { None };
+            let entry = AttrEntry { namespace: Namespace::of(flags), name, value_len: value.len(), inline };
             if each(entry).is_break() {
                 return Ok(());
             }
@@ -165,7 +223,8 @@ fn walk_short(
             continue;
         }
         let value_len = attr.value.len() as u32; // its length on disk is one byte
-        let entry = AttrEntry { namespace: Namespace::of(attr.flags), name: attr.name, value_len };
+        let (namespace, inline) = (Namespace::of(attr.flags), Some(attr.value));
+        let entry = AttrEntry { namespace, name: attr.name, value_len, inline };
         if each(entry).is_break() {
             break;
         }

@@ -1,6 +1,6 @@
 //! New inodes, with a name or without.
 
-use super::{NameProblem, add_links, check_directory, check_name, file_type, lookup_to_add, touch};
+use super::{NameProblem, add_links, check_directory, check_name, file_type, lookup_to_add, parents, touch};
 use crate::attr::acl::{self, AclKind};
 use crate::bmap::FileMap;
 use crate::dir::edit::{self as dir_edit, NewEntry};
@@ -156,6 +156,7 @@ impl Volume {
         if inherits {
             need = need.attr_change(1).attr_change(1).first_attribute();
         }
+        need = need.parent_changes(1);
         need.steps(2).reservation()
     }
 }
@@ -193,6 +194,10 @@ fn new_inode(trans: &mut Trans<'_>, dir: InodeNumber, kind: InodeType, new: &New
     // Whatever the number stood for before is gone.
     let inode = trans.inode_mut(ino, InodeFields::DFORK);
     *inode = inode.succeeded_by(core, false);
+    if trans.geometry().parent_pointers {
+        // Room for the pointer of its first name, which comes now or later.
+        TransFork::attr_of_new(trans, ino)?;
+    }
     Ok(Found::Free(entry))
 }
 
@@ -334,6 +339,7 @@ fn enter(
 ) -> Result<()> {
     let entry = NewEntry { name, ino, ftype: file_type(kind) };
     dir_edit::add(&mut TransFork::new(trans, dir, ForkKind::Data), entry)?;
+    parents::add(trans, ino, dir, name)?;
     add_links(trans, ino, 1)?;
     if kind == InodeType::Directory {
         // The new directory's `..`.

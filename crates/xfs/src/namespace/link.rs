@@ -2,7 +2,8 @@
 
 use super::locking::join_all;
 use super::{
-    NameProblem, add_links, check_directory, check_name, check_project, file_type, lookup_to_add, touch,
+    NameProblem, add_links, check_directory, check_name, check_project, file_type, lookup_to_add, parents,
+    touch,
 };
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::Result;
@@ -25,7 +26,7 @@ impl Volume {
         now: Timestamp,
     ) -> Result<()> {
         check_name(name)?;
-        let need = Need::new(self.geometry()).inodes(2).dir_change().unlinked().steps(2);
+        let need = Need::new(self.geometry()).inodes(2).dir_change().parent_changes(1).unlinked().steps(2);
         let mut trans = Trans::start(self, need.reservation())?;
         join_all(&mut trans, &[dir.entry(), file.entry()])?;
         check_directory(dir, trans.inode(dir.ino()))?;
@@ -50,6 +51,7 @@ impl Volume {
         }
         let new = NewEntry { name, ino, ftype: file_type(trans.inode(ino).kind()) };
         dir_edit::add(&mut TransFork::new(&mut trans, dir, ForkKind::Data), new)?;
+        parents::add(&mut trans, ino, dir, name)?;
         add_links(&mut trans, ino, 1)?;
         touch(&mut trans, dir, true, now);
         touch(&mut trans, ino, false, now);

@@ -10,7 +10,8 @@
 //! - a directory that has been removed takes no new names: its link count is 0, and that is asked under its lock;
 //! - no directory is moved below itself: moves of directories between directories exclude each other;
 //! - an inode without names is on its group's list of unlinked ones until it is freed, unless it is freed in the very
-//!   transaction that takes its last name.
+//!   transaction that takes its last name;
+//! - on volumes with parent pointers, an inode with names has one for each, and no others.
 
 mod attr_fork;
 mod attributes;
@@ -18,6 +19,7 @@ mod create;
 mod inactive;
 mod link;
 mod locking;
+mod parents;
 mod protection;
 mod remove;
 mod rename;

@@ -2,7 +2,7 @@
 
 use super::locking::join_all;
 use super::protection::check_may_remove;
-use super::{NameProblem, add_links, check_directory, check_name, lookup, touch};
+use super::{NameProblem, add_links, check_directory, check_name, lookup, parents, touch};
 use crate::dir::edit as dir_edit;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
@@ -51,7 +51,7 @@ impl Volume {
             }
             check_may_remove(trans.inode(dir.ino()), trans.inode(child.ino()))?;
             check_removable(&mut trans, child.ino(), what)?;
-            drop_name(&mut trans, dir.ino(), child.ino(), now)?;
+            drop_name(&mut trans, (dir.ino(), name), child.ino(), now)?;
             dir_edit::remove(&mut TransFork::new(&mut trans, dir.ino(), ForkKind::Data), name)?;
             touch(&mut trans, dir.ino(), true, now);
             trans.commit()?;
@@ -61,7 +61,7 @@ impl Volume {
     }
 
     pub(super) fn need_to_remove(&self) -> Need<'_> {
-        Need::new(self.geometry()).inodes(3).dir_change().unlinked().inode_chunk().steps(2)
+        Need::new(self.geometry()).inodes(3).dir_change().parent_changes(1).unlinked().inode_chunk().steps(2)
     }
 
     /// What a name stands for at the moment, and the version of the directory that says so. Whoever locks the two then
@@ -111,11 +111,11 @@ pub(super) fn check_removable(trans: &mut Trans<'_>, ino: InodeNumber, what: Rem
     }
 }
 
-/// Takes a name off a joined inode, which is in the joined directory `dir`. The entry goes behind this: the inode's end
+/// Takes a name off a joined inode, which it has in the joined directory `dir`. The entry goes behind this: the inode's end
 /// locks an AGI, and a directory that changes may lock AGFs.
 pub(super) fn drop_name(
     trans: &mut Trans<'_>,
-    dir: InodeNumber,
+    (dir, name): (InodeNumber, &[u8]),
     ino: InodeNumber,
     now: Timestamp,
 ) -> Result<()> {
@@ -128,7 +128,7 @@ pub(super) fn drop_name(
         add_links(trans, ino, -1)?;
     }
     if trans.inode(ino).nlink() > 0 {
-        return Ok(());
+        return parents::remove(trans, ino, dir, name);
     }
     // Once the name is gone for good, so must be the blocks.
     trans.volume().check_freeable(trans.inode(ino))?;

@@ -5,7 +5,7 @@ use super::protection::check_may_remove;
 use super::remove::{check_removable, drop_name};
 use super::{
     NameProblem, Removal, add_links, check_directory, check_name, check_project, file_type, lookup,
-    lookup_to_add, touch,
+    lookup_to_add, parents, touch,
 };
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::Result;
@@ -81,8 +81,8 @@ impl Volume {
         self.check_no_loop((source, dirs_seen.0, &moved), (target, dirs_seen.1, there.as_ref()), how)?;
 
         point("a rename has looked");
-        let mut trans =
-            Trans::start(self, self.need_to_remove().inodes(2).dir_change().steps(2).reservation())?;
+        let need = self.need_to_remove().inodes(2).dir_change().parent_changes(1).steps(2);
+        let mut trans = Trans::start(self, need.reservation())?;
         let mut all = vec![source.dir.entry(), target.dir.entry(), &moved];
         all.extend(&there);
         join_all(&mut trans, &all)?;
@@ -124,7 +124,7 @@ impl Volume {
             (Some(other), _) => {
                 let what = if trans.inode(ino).is_dir() { Removal::Directory } else { Removal::File };
                 check_removable(&mut trans, other.ino(), what)?;
-                drop_name(&mut trans, dirs.1, other.ino(), now)?;
+                drop_name(&mut trans, (dirs.1, target.name), other.ino(), now)?;
                 replace_entry(&mut trans, dirs.1, target.name, ino)?;
                 Some(Arc::clone(other))
             }
@@ -136,6 +136,7 @@ impl Volume {
         };
         if how != RenameFlags::Exchange {
             dir_edit::remove(&mut TransFork::new(&mut trans, dirs.0, ForkKind::Data), source.name)?;
+            parents::replace(&mut trans, ino, (dirs.0, source.name), (dirs.1, target.name))?;
             if across && trans.inode(ino).is_dir() {
                 change_parent(&mut trans, ino, dirs.0, dirs.1)?;
             }
@@ -228,7 +229,10 @@ fn exchange(
 ) -> Result<()> {
     replace_entry(trans, a_dir, a_name, b)?;
     replace_entry(trans, b_dir, b_name, a)?;
-    for (ino, from, to) in [(a, a_dir, b_dir), (b, b_dir, a_dir)] {
+    let (a_at, b_at) = ((a_dir, a_name), (b_dir, b_name));
+    for (ino, from_at, to_at) in [(a, a_at, b_at), (b, b_at, a_at)] {
+        let (from, to) = (from_at.0, to_at.0);
+        parents::replace(trans, ino, from_at, to_at)?;
         if a_dir != b_dir && trans.inode(ino).is_dir() {
             change_parent(trans, ino, from, to)?;
         }

@@ -30,6 +30,8 @@ const ATTR_BYTES_MIN: usize = 40;
 const DEVICE_BYTES: usize = 8;
 /// What a data fork has beside an attribute fork, as long as that fits behind it.
 pub(crate) const DATA_BYTES_USUAL: usize = 200;
+/// The same, of an inode that is made with an attribute fork.
+const DATA_BYTES_OF_NEW: usize = 192;
 /// An attribute fork in the inode that has no attributes: a length and a count.
 const NO_ATTRS: [u8; 4] = [0, 4, 0, 0];
 
@@ -61,6 +63,15 @@ impl<'t, 'v> TransFork<'t, 'v> {
             fork.move_boundary(start)?;
             fork.trans.makes_attributes = true;
         }
+        Ok(fork)
+    }
+
+    /// The attribute fork of a joined inode that is being made, and has no content yet: empty, where a kernel lays it.
+    pub fn attr_of_new(trans: &'t mut Trans<'v>, ino: InodeNumber) -> Result<Self> {
+        let mut fork = Self::new(trans, ino, ForkKind::Attr);
+        let format = fork.trans.inode(ino).core().data.format;
+        fork.move_boundary(if format == ForkFormat::Dev { DEVICE_BYTES } else { DATA_BYTES_OF_NEW })?;
+        fork.trans.makes_attributes = true;
         Ok(fork)
     }
 
@@ -342,7 +353,7 @@ impl ForkMut for TransFork<'_, '_> {
         if self.kind == ForkKind::Data || !self.trans.inode(self.ino).has_attrs() {
             return Ok(());
         }
-        if self.data_would_fit() {
+        if self.data_would_fit() || self.geometry().parent_pointers {
             return self.set_local(&NO_ATTRS);
         }
         let literal = self.literal_bytes();

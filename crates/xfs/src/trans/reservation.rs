@@ -152,6 +152,23 @@ impl<'g> Need<'g> {
             .rmaps(INDEX_LEVELS + old_value + new_blocks + value_blocks)
     }
 
+    /// So many inodes get, lose or exchange a parent pointer, on a volume that has them: for each what an attribute beside
+    /// its name takes, as pointers of many names are a tree. An inode that has got none yet gets its attribute fork.
+    pub fn parent_changes(self, count: u64) -> Self {
+        const INDEX_LEVELS: u64 = 5;
+        const NEW_BLOCKS: u64 = INDEX_LEVELS + 4;
+        if !self.geometry.parent_pointers {
+            return self;
+        }
+        self.attr_fork()
+            .buffers(count * 2 * (2 * INDEX_LEVELS + 4))
+            .blocks(count * NEW_BLOCKS)
+            .map_changes(count * 4)
+            .extents(2)
+            .frees(count * INDEX_LEVELS)
+            .rmaps(count * (INDEX_LEVELS + NEW_BLOCKS))
+    }
+
     /// An inode gets an attribute fork, and what filled it goes into blocks: a directory, a link's target, the map of
     /// a file.
     pub fn attr_fork(self) -> Self {

@@ -6,8 +6,10 @@ use crate::attr::index;
 use crate::da::edit::map_block;
 use crate::error::{Error, Result};
 use crate::fork::ForkMut;
-use xfs_format::attr::{AttrFlags, AttrLeaf, AttrValue, INDEX, LeafItem, ShortAttr, encode_short, leaf_room};
-use xfs_format::da::{Node, block_magic, name_hash};
+use xfs_format::attr::{
+    AttrFlags, AttrLeaf, AttrValue, INDEX, LeafItem, ShortAttr, attr_hash, encode_short, leaf_room,
+};
+use xfs_format::da::{Node, block_magic};
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 
@@ -20,7 +22,7 @@ pub(super) fn to_tree(fork: &mut dyn ForkMut, attrs: &[ShortAttr<'_>]) -> Result
     }
     let mut items = Vec::with_capacity(attrs.len());
     for attr in attrs {
-        let (hash, value) = (name_hash(attr.name), AttrValue::Inline(attr.value));
+        let (hash, value) = (attr_hash(attr.flags, attr.name, attr.value), AttrValue::Inline(attr.value));
         let item = LeafItem::new(hash, attr.flags, attr.name, value);
         items.push(item.ok_or_else(|| {
             Error::corrupt_inode(fork.inode(), FormatError::new(INDEX.name, "attribute name"))

@@ -1,6 +1,6 @@
 //! One leaf: finding an attribute in the leaves of its hash, and parting the items of a leaf that is too full.
 
-use crate::attr::{Namespace, index, parse_leaf};
+use crate::attr::{Key, index, parse_leaf};
 use crate::da::draft::{Draft, identity};
 use crate::da::{LeafBlock, Path, Side, check_owner};
 use crate::error::{Error, Result};
@@ -20,7 +20,8 @@ pub(super) struct Place {
 }
 
 /// Finds an attribute that is complete. Names of one hash may lie in several leaves.
-pub(super) fn locate(fork: &dyn Fork, namespace: Namespace, name: &[u8], hash: u32) -> Result<Place> {
+pub(super) fn locate(fork: &dyn Fork, key: &Key<'_>) -> Result<Place> {
+    let hash = key.hash();
     let first = Path::to_hash(fork, &index(), hash)?;
     let mut vacant = None;
     let mut path = first.clone();
@@ -35,7 +36,8 @@ pub(super) fn locate(fork: &dyn Fork, namespace: Namespace, name: &[u8], hash: u
             }
             let attr = leaf.attr(entry).map_err(corrupt)?;
             let complete = !attr.flags.contains(AttrFlags::INCOMPLETE);
-            if complete && attr.name == name && Namespace::of(attr.flags) == namespace {
+            let inline = if let AttrValue::Inline(value) = attr.value { Some(value) } else { None };
+            if complete && key.is(attr.flags, attr.name, inline) {
                 let remote = match attr.value {
                     AttrValue::Inline(_) => None,
                     AttrValue::Remote { block, len } => Some((block, len)),

@@ -6,7 +6,8 @@
 //! before anything was changed.
 //!
 //! The form follows from the content: in the inode as long as all fits there, then one leaf, then a tree of them;
-//! and back, when what is removed lets it. A fork whose last attribute goes is removed.
+//! and back, when what is removed lets it. A fork whose last attribute goes is removed, but on volumes with parent pointers,
+//! where the next one is to come.
 
 mod convert;
 mod leaf;
@@ -14,10 +15,10 @@ mod remote;
 mod short;
 mod tree;
 
-use super::Namespace;
+use super::{Key, Namespace, ParentRecord};
 use crate::error::Error;
 use crate::fork::ForkMut;
-use xfs_format::attr::{AttrFlags, NAME_MAX, VALUE_MAX, is_local, is_valid_name, remote_payload_len};
+use xfs_format::attr::{NAME_MAX, VALUE_MAX, is_local, is_valid_name, remote_payload_len};
 use xfs_format::geometry::Geometry;
 use xfs_format::types::FileBlock;
 
@@ -85,6 +86,14 @@ struct NewAttr<'a> {
     value: &'a [u8],
 }
 
+impl<'a> NewAttr<'a> {
+    /// What it is found by.
+    fn key(&self) -> Key<'a> {
+        let Self { namespace, name, value } = *self;
+        Key { namespace, name, value }
+    }
+}
+
 /// Sets an attribute.
 pub fn set(
     fork: &mut dyn ForkMut,
@@ -93,17 +102,44 @@ pub fn set(
     value: &[u8],
     how: Put,
 ) -> Result<(), EditError> {
-    check_volume(fork, namespace)?;
+    check_volume(fork)?;
+    check_namespace(namespace)?;
     if !is_valid_name(name) {
         return Err(EditError::Name);
     }
     if value.len() > VALUE_MAX as usize {
         return Err(EditError::ValueTooLong(value.len()));
     }
-    let attr = NewAttr { namespace, name, value };
+    put(fork, &NewAttr { namespace, name, value }, how)
+}
+
+/// Adds a parent pointer. It must not be there.
+pub fn add_parent(fork: &mut dyn ForkMut, name: &[u8], parent: ParentRecord) -> Result<(), EditError> {
+    check_volume(fork)?;
+    if !is_valid_name(name) {
+        return Err(EditError::Name);
+    }
+    let value = &parent.to_bytes();
+    put(fork, &NewAttr { namespace: Namespace::Parent, name, value }, Put::Create)
+}
+
+/// Removes a parent pointer.
+pub fn remove_parent(fork: &mut dyn ForkMut, name: &[u8], parent: ParentRecord) -> Result<(), EditError> {
+    check_volume(fork)?;
+    take(fork, &Key { namespace: Namespace::Parent, name, value: &parent.to_bytes() })
+}
+
+fn put(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Result<(), EditError> {
     match form(fork)? {
-        Form::Tree => tree::set(fork, &attr, how),
-        Form::Short => short::set(fork, &attr, how),
+        Form::Tree => tree::set(fork, attr, how),
+        Form::Short => short::set(fork, attr, how),
+    }
+}
+
+fn take(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditError> {
+    match form(fork)? {
+        Form::Tree => tree::remove(fork, key),
+        Form::Short => short::remove(fork, key),
     }
 }
 
@@ -116,11 +152,9 @@ pub fn clear_root(fork: &mut dyn ForkMut) -> crate::error::Result<()> {
 
 /// Removes an attribute.
 pub fn remove(fork: &mut dyn ForkMut, namespace: Namespace, name: &[u8]) -> Result<(), EditError> {
-    check_volume(fork, namespace)?;
-    match form(fork)? {
-        Form::Tree => tree::remove(fork, namespace, name),
-        Form::Short => short::remove(fork, namespace, name),
-    }
+    check_volume(fork)?;
+    check_namespace(namespace)?;
+    take(fork, &Key { namespace, name, value: &[] })
 }
 
 enum Form {
@@ -135,10 +169,11 @@ fn form(fork: &dyn ForkMut) -> Result<Form, Error> {
     Ok(if empty { Form::Short } else { Form::Tree })
 }
 
-fn check_volume(fork: &dyn ForkMut, namespace: Namespace) -> Result<(), Error> {
-    if !fork.geometry().v5 {
-        return Err(Error::ReadOnly("volumes of version 4 are not written"));
-    }
+fn check_volume(fork: &dyn ForkMut) -> Result<(), Error> {
+    if fork.geometry().v5 { Ok(()) } else { Err(Error::ReadOnly("volumes of version 4 are not written")) }
+}
+
+fn check_namespace(namespace: Namespace) -> Result<(), Error> {
     if namespace == Namespace::Parent {
         return Err(Error::ReadOnly("parent pointers are not changed by name"));
     }
@@ -151,14 +186,5 @@ fn check_how(how: Put, exists: bool) -> Result<(), EditError> {
         (Put::Create, true) => Err(EditError::Exists),
         (Put::Replace, false) => Err(EditError::Missing),
         _ => Ok(()),
-    }
-}
-
-fn flags_of(namespace: Namespace) -> AttrFlags {
-    match namespace {
-        Namespace::User => AttrFlags::empty(),
-        Namespace::Root => AttrFlags::ROOT,
-        Namespace::Secure => AttrFlags::SECURE,
-        Namespace::Parent => AttrFlags::PARENT,
     }
 }

@@ -1,7 +1,7 @@
 //! Attributes inside the inode: all of them are written anew with each change, as there are few.
 
-use super::{EditError, NewAttr, Put, check_how, convert, flags_of};
-use crate::attr::Namespace;
+use super::{EditError, NewAttr, Put, check_how, convert};
+use crate::attr::Key;
 use crate::error::{Error, Result};
 use crate::fork::ForkMut;
 use xfs_format::attr::{AttrFlags, ShortAttr, ShortAttrs, encode_short};
@@ -10,13 +10,13 @@ use xfs_format::attr::{AttrFlags, ShortAttr, ShortAttrs, encode_short};
 pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Result<(), EditError> {
     let local = fork.local().map(<[u8]>::to_vec);
     let mut attrs = parse(fork, local.as_deref())?;
-    let old = position(&attrs, attr.namespace, attr.name);
+    let old = position(&attrs, &attr.key());
     check_how(how, old.is_some())?;
     if let Some(old) = old {
         attrs.remove(old);
     }
     let kept = attrs.len();
-    attrs.push(ShortAttr { flags: flags_of(attr.namespace), name: attr.name, value: attr.value });
+    attrs.push(ShortAttr { flags: attr.namespace.flags(), name: attr.name, value: attr.value });
     match encode_short(attrs.iter().copied()).filter(|bytes| bytes.len() <= fork.local_capacity()) {
         Some(bytes) => Ok(fork.set_local(&bytes)?),
         None => {
@@ -27,10 +27,10 @@ pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Resul
 }
 
 /// Removes an attribute of a fork that is in the inode or empty.
-pub(super) fn remove(fork: &mut dyn ForkMut, namespace: Namespace, name: &[u8]) -> Result<(), EditError> {
+pub(super) fn remove(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditError> {
     let local = fork.local().map(<[u8]>::to_vec);
     let mut attrs = parse(fork, local.as_deref())?;
-    attrs.remove(position(&attrs, namespace, name).ok_or(EditError::Missing)?);
+    attrs.remove(position(&attrs, key).ok_or(EditError::Missing)?);
     // Fewer than there were always fit.
     let bytes = encode_short(attrs.iter().copied()).unwrap_or_default();
     fork.set_local(&bytes)?;
@@ -46,9 +46,9 @@ fn parse<'a>(fork: &dyn ForkMut, local: Option<&'a [u8]>) -> Result<Vec<ShortAtt
     ShortAttrs::parse(local).map_err(corrupt)?.entries().map(|attr| attr.map_err(corrupt)).collect()
 }
 
-fn position(attrs: &[ShortAttr<'_>], namespace: Namespace, name: &[u8]) -> Option<usize> {
+fn position(attrs: &[ShortAttr<'_>], key: &Key<'_>) -> Option<usize> {
     attrs.iter().position(|attr| {
         let complete = !attr.flags.contains(AttrFlags::INCOMPLETE);
-        complete && attr.name == name && Namespace::of(attr.flags) == namespace
+        complete && key.is(attr.flags, attr.name, Some(attr.value))
     })
 }

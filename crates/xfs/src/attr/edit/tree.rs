@@ -1,8 +1,8 @@
 //! Attributes in leaves, be it one or a tree of them.
 
 use super::leaf::{self, cost, last_hash, locate, part};
-use super::{EditError, NewAttr, Put, check_how, convert, flags_of, remote};
-use crate::attr::{Namespace, index};
+use super::{EditError, NewAttr, Put, check_how, convert, remote};
+use crate::attr::{Key, index};
 use crate::da::edit::{add_leaf, map_block, remove_leaf, set_last_hash};
 use crate::da::{Path, Side};
 use crate::error::{Error, Result};
@@ -10,14 +10,12 @@ use crate::fork::ForkMut;
 use xfs_format::attr::{
     AttrValue, INDEX, LeafItem, insert_item, is_local, leaf_items, leaf_room, remove_item, write_leaf,
 };
-use xfs_format::da::name_hash;
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 
 /// Sets an attribute.
 pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Result<(), EditError> {
-    let hash = name_hash(attr.name);
-    let place = locate(fork, attr.namespace, attr.name, hash)?;
+    let place = locate(fork, &attr.key())?;
     check_how(how, place.found.is_some())?;
     let replaced = place.found.is_some();
     if let Some(old) = place.found {
@@ -36,7 +34,8 @@ pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Resul
         let block = remote::write(fork, attr.value)?;
         AttrValue::Remote { block, len: attr.value.len() as u32 } // 64 KiB at most
     };
-    let item = LeafItem::new(hash, flags_of(attr.namespace), attr.name, value).ok_or(EditError::Name)?;
+    let item =
+        LeafItem::new(attr.key().hash(), attr.namespace.flags(), attr.name, value).ok_or(EditError::Name)?;
     let path = insert_at(fork, place.path, place.slot, item)?;
     if replaced {
         shrink(fork, path)?;
@@ -86,8 +85,8 @@ fn insert_at(fork: &mut dyn ForkMut, mut path: Path, slot: usize, item: LeafItem
 }
 
 /// Removes an attribute.
-pub(super) fn remove(fork: &mut dyn ForkMut, namespace: Namespace, name: &[u8]) -> Result<(), EditError> {
-    let place = locate(fork, namespace, name, name_hash(name))?;
+pub(super) fn remove(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditError> {
+    let place = locate(fork, key)?;
     let old = place.found.ok_or(EditError::Missing)?;
     let mut draft = leaf::read(fork, place.path.leaf())?;
     remove_item(&mut draft.bytes, place.slot).map_err(|problem| draft.corrupt(fork, problem))?;
