@@ -128,18 +128,6 @@ pub fn new_place(volume: &Volume, location: &Location) -> Result<(Dir, Vec<u8>)>
     Err(refused(location, Exit::NotFound, "too many symbolic links on the way"))
 }
 
-/// Whether the blocks of a file with one name are also those of others: then it can be neither removed nor replaced.
-pub fn is_held_by_clones(node: &Node) -> uxfs::Result<bool> {
-    if node.metadata()?.nlink == 1 && node.file_type().is_file() {
-        for extent in node.open()?.extents() {
-            if extent?.shared {
-                return Ok(true);
-            }
-        }
-    }
-    Ok(false)
-}
-
 /// The name of something new: its own, or, while something else has that, another one that it is moved from in one step.
 /// What cannot be made, or cannot take that place, leaves what is there as it is.
 #[must_use]
@@ -177,7 +165,7 @@ impl<'n> NewName<'n> {
         }
     }
 
-    /// Lets it take the place of what has its name, which the caller has found to be [replaceable](is_held_by_clones).
+    /// Lets it take the place of what has its name.
     pub fn publish(&self, dir: &Dir) -> uxfs::Result<()> {
         match &self.temporary {
             Some(temporary) => dir.rename(temporary, dir, self.name, Rename::Replace),

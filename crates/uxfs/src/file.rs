@@ -142,7 +142,7 @@ impl File {
         self.content_changes()?;
         let is_longer = size <= self.size();
         if is_longer {
-            self.data.check_unshared(size..u64::MAX)?;
+            // What lies behind it is given up, shared or not.
             self.data.zero_behind_end(size, u64::MAX)?;
             let (engine, entry) = (self.node.volume.engine(), self.entry());
             engine.truncate_blocks(entry, size, self.node.volume.now())?;
@@ -183,7 +183,7 @@ impl File {
         let range = self.checked(range)?;
         let _held = self.data.hold_blocks(&range);
         self.content_changes()?;
-        self.data.check_unshared(self.bytes_around(&range))?;
+        self.check_ends_unshared(&range)?;
         self.clear(&range)
     }
 
@@ -193,23 +193,17 @@ impl File {
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         let (held, grown) = self.hold_for(&range, keep_size)?;
-        self.data.check_unshared(self.bytes_around(&range))?;
+        self.check_ends_unshared(&range)?;
         engine.check_block_change(entry)?;
         self.zero_end(&held, grown)?;
         let blocks = self.blocks_around(&range);
-        if entry.peek().is_reflinked() {
-            // Blocks that others share are given up: what is unwritten here may be written in place.
-            self.clear(&range)?;
-            let _given = engine.allocate_blocks(entry, blocks)?;
-        } else {
-            // Space first: where there is none, the content stays.
-            let given = engine.allocate_blocks(entry, blocks)?;
-            if let Err(error) = self.blank(&range) {
-                if error.is_refusal() {
-                    engine.take_back(entry, given)?;
-                }
-                return Err(error);
+        // Space first: where there is none, the content stays.
+        let given = engine.allocate_blocks(entry, blocks)?;
+        if let Err(error) = self.blank(&range) {
+            if error.is_refusal() {
+                engine.take_back(entry, given)?;
             }
+            return Err(error);
         }
         Ok(engine.space_set_aside(entry, grown, self.node.volume.now())?)
     }
@@ -248,7 +242,6 @@ impl File {
                 "the range reaches to the end of the file: cut it off instead",
             ));
         }
-        self.data.check_unshared(range.clone())?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         engine.check_block_change(entry)?;
         self.nothing_behind(size)?;
@@ -287,6 +280,17 @@ impl File {
         self.nothing_behind(size)?;
         engine.insert_blocks(entry, self.blocks_around(&range), grown, self.node.volume.now())?;
         Ok(())
+    }
+
+    /// Fails if a part of a block at either end of a range, which is held, lies on blocks that other files share.
+    fn check_ends_unshared(&self, range: &Range<u64>) -> Result<()> {
+        let block = self.block();
+        let (first, last) = (range.start.next_multiple_of(block), range.end & !(block - 1));
+        if first >= last {
+            return Ok(self.data.check_unshared(range.clone())?);
+        }
+        self.data.check_unshared(range.start..first)?;
+        Ok(self.data.check_unshared(last..range.end)?)
     }
 
     /// Zeroes the parts of blocks at both ends of a range that is held, and frees the blocks between.
@@ -329,7 +333,6 @@ impl File {
     /// the end, on the way or after a crash.
     fn nothing_behind(&self, size: u64) -> Result<()> {
         let behind = size.next_multiple_of(self.block());
-        self.data.check_unshared(behind..u64::MAX)?;
         // Of a block that others have too, nothing can be changed; mostly nothing has to be.
         if !self.data.is_zeroed(size..behind)? {
             self.data.zero_behind_end(size, behind)?;

@@ -1,5 +1,5 @@
-//! Files that share blocks, made by the kernel: what would change or free a shared block is refused, and the image is as
-//! it was, to the byte; what would not is done, and right.
+//! Files that share blocks, made by the kernel: what gives up blocks counts an owner less, with and without a reverse map,
+//! clean and behind a crash; what writes to a shared block is refused, and the image is as it was, to the byte.
 
 #[allow(dead_code, unused_imports, reason = "what is refused leaves nothing that a crash could tear")]
 mod common;
@@ -15,11 +15,11 @@ fn script(at: &Path, text: &str) {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
 }
 
-/// A volume as mkfs.xfs makes it unasked.
-fn made(dir: &Path) -> PathBuf {
+/// A volume as mkfs.xfs makes it, with these options.
+fn made_with(dir: &Path, options: &[&str]) -> PathBuf {
     let image = dir.join("volume.img");
     std::fs::File::create(&image).and_then(|file| file.set_len(300 << 20)).expect("a sparse image");
-    let out = Command::new("mkfs.xfs").arg("-q").arg(&image).output().expect("mkfs.xfs");
+    let out = Command::new("mkfs.xfs").arg("-q").args(options).arg(&image).output().expect("mkfs.xfs");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     image
 }
@@ -45,8 +45,12 @@ const SHARERS: &str = "
 ";
 
 fn filled() -> (tempfile::TempDir, PathBuf) {
+    filled_with(&[])
+}
+
+fn filled_with(options: &[&str]) -> (tempfile::TempDir, PathBuf) {
     let dir = scratch();
-    let image = made(dir.path());
+    let image = made_with(dir.path(), options);
     mounted(&image, |at| script(at, SHARERS));
     (dir, image)
 }
@@ -109,19 +113,15 @@ fn refused(image: &Path, what: &str, work: impl FnOnce(&Volume) -> Result<()>) {
 type OnFile = fn(&File) -> Result<()>;
 
 #[test]
-fn what_would_change_shared_blocks_is_refused_and_changes_nothing() {
+fn what_would_write_to_shared_blocks_is_refused_and_changes_nothing() {
     let (_dir, image) = filled();
     let kib = |n: u64| n << 10;
-    let of_any: [(&str, OnFile); 9] = [
-        ("cut to nothing", |file| file.set_len(0)),
+    let of_any: [(&str, OnFile); 5] = [
         ("cut in a block", |file| file.set_len(100)),
         ("write", |file| file.write_at(b"x", 5)),
         ("overwrite", |file| file.overwrite_at(b"x", 5)),
         ("overwrite of a block", |file| file.overwrite_at(&[7; 4096], 4096)),
-        ("punch", |file| file.punch_hole(0..8192)),
         ("punch of bytes", |file| file.punch_hole(5..6)),
-        ("zero", |file| file.zero_range(4096..8192, false)),
-        ("collapse", |file| file.collapse_range(0..4096)),
     ];
     for name in ["a", "b", "same", "same-too", "self"] {
         for (what, work) in of_any {
@@ -152,14 +152,11 @@ fn what_would_change_shared_blocks_is_refused_and_changes_nothing() {
         });
     }
     // Shared from 64 to 128 KiB, of 256.
-    let on_part: [(&str, OnFile); 7] = [
-        ("cut before", |file| file.set_len(20 << 10)),
-        ("cut in a block before", |file| file.set_len((20 << 10) + 5)),
-        ("cut within", |file| file.set_len(100 << 10)),
+    let on_part: [(&str, OnFile); 4] = [
+        ("cut within a block", |file| file.set_len((100 << 10) + 1)),
         ("write into its start", |file| file.write_at(&[9; 8192], (64 << 10) - 4096)),
         ("write over all", |file| file.write_at(&[9; 256 << 10], 0)),
         ("punch to its start", |file| file.punch_hole((20 << 10) + 5..(64 << 10) + 5)),
-        ("collapse around it", |file| file.collapse_range(4096..248 << 10)),
     ];
     for (what, work) in on_part {
         refused(&image, &format!("{what} of part"), |volume| work(&volume.open_file("part")?));
@@ -174,34 +171,129 @@ fn what_would_change_shared_blocks_is_refused_and_changes_nothing() {
     repair_finds_nothing(&image);
 }
 
-#[test]
-fn the_last_name_of_a_file_with_shared_blocks_stays() {
-    let (_dir, image) = filled();
-    for name in ["a", "b", "part-of", "part", "same", "same-too", "self", "mixed"] {
-        let bytes = name.as_bytes();
-        refused(&image, "unlink", |volume| volume.root()?.as_dir()?.remove_file(bytes));
-        refused(&image, "rename over it", |volume| {
-            let root = volume.root()?.as_dir()?;
-            root.rename(b"plain", &root, bytes, Rename::Replace)
-        });
-        refused(&image, "unlink while it is open", |volume| {
-            let _open = volume.open_file(name)?;
-            volume.root()?.as_dir()?.remove_file(bytes)
-        });
+/// A change of a file, and what becomes of its bytes.
+type OnBytes = fn(&mut Vec<u8>);
+
+const GIVEN_UP: [(&str, OnFile, OnBytes); 11] = [
+    ("cut to nothing", |file| file.set_len(0), |bytes| bytes.clear()),
+    ("cut", |file| file.set_len(8192), |bytes| bytes.truncate(8192)),
+    ("cut in the middle", |file| file.set_len(96 << 10), |bytes| bytes.resize(96 << 10, 0)),
+    ("punch", |file| file.punch_hole(0..8192), |bytes| bytes[..8192].fill(0)),
+    (
+        "punch much",
+        |file| file.punch_hole(4096..100 << 10),
+        |bytes| bytes[4096..].iter_mut().take(98304).for_each(|byte| *byte = 0),
+    ),
+    (
+        "zero",
+        |file| file.zero_range(4096..80 << 10, true),
+        |bytes| bytes[4096..].iter_mut().take(77824).for_each(|byte| *byte = 0),
+    ),
+    ("collapse", |file| file.collapse_range(4096..8192), |bytes| drop(bytes.drain(4096..8192))),
+    ("insert", |file| file.insert_range(4096..12288), |bytes| drop(bytes.splice(4096..4096, [0; 8192]))),
+    (
+        "cut, and write where it was",
+        |file| file.set_len(4096).and_then(|()| file.write_at(&[7; 8192], 4096)),
+        |bytes| {
+            bytes.truncate(4096);
+            bytes.extend([7; 8192]);
+        },
+    ),
+    (
+        "punch, and write into the hole",
+        |file| file.punch_hole(8192..16384).and_then(|()| file.write_at(&[8; 8192], 8192)),
+        |bytes| bytes[8192..16384].fill(8),
+    ),
+    ("space in holes", |file| file.allocate(0..128 << 10, true), |_| {}),
+];
+
+const SHARING: [&str; 8] = ["a", "b", "part-of", "part", "same", "same-too", "self", "mixed"];
+
+/// What the kernel makes of a volume that we changed: its content, and that it goes on with it.
+fn judge(image: &Path, expected: &[(PathBuf, Vec<u8>)], what: &str) {
+    let found = content(image);
+    for ((path, bytes), (other, wanted)) in found.iter().zip(expected) {
+        assert_eq!(path, other, "{what}");
+        assert!(bytes == wanted, "{what}: {} is wrong", path.display());
     }
-    let before = content(&image);
-    let volume = open(&image);
-    let root = volume.root().unwrap().as_dir().unwrap();
-    let a = root.lookup(b"a").unwrap().unwrap();
-    root.link(b"a-too", &a).unwrap();
-    root.remove_file(b"a").unwrap();
-    assert_eq!(root.remove_file(b"a-too").unwrap_err().kind(), ErrorKind::Shared, "the last one");
-    root.rename(b"a-too", &root, b"a", Rename::NoReplace).unwrap();
-    root.rename(b"a", &root, b"b", Rename::Exchange).unwrap();
-    volume.close().unwrap();
-    drop((a, root, volume));
-    repair_finds_nothing(&image);
-    assert!(content(&image) == before);
+    assert_eq!(found.len(), expected.len(), "{what}");
+    repair_finds_nothing(image);
+    mounted(image, |at| {
+        script(
+            at,
+            "cd $1; for n in $(seq 50); do seq $n 3000 > new-$n; done
+             for f in *; do printf x | dd of=$f bs=1 seek=5000 conv=notrunc status=none; done; sync
+             rm -f a same part; cp --reflink=always b b-too; rm b; truncate -s 5 self 2>/dev/null || true",
+        )
+    });
+    repair_finds_nothing(image);
+}
+
+#[test]
+fn blocks_are_given_up_and_left_to_the_others() {
+    for options in [&[][..], &["-m", "rmapbt=1"]] {
+        let (dir, image) = filled_with(options);
+        let before = content(&image);
+        for (what, on_file, on_bytes) in GIVEN_UP {
+            for crash in [false, true] {
+                let what = format!("{what}, {options:?}, crash: {crash}");
+                let copy = dir.path().join("copy.img");
+                script(dir.path(), "cp --sparse=always $1/volume.img $1/copy.img");
+                let mut expected = before.clone();
+                let volume = open(&copy);
+                for name in SHARING {
+                    let file = volume.open_file(name).unwrap();
+                    on_file(&file).unwrap_or_else(|error| panic!("{what} of {name}: {error}"));
+                    let at = expected.iter().position(|(path, _)| path == Path::new(name)).unwrap();
+                    on_bytes(&mut expected[at].1);
+                }
+                match crash {
+                    true => volume.sync().unwrap(),
+                    false => volume.close().unwrap(),
+                }
+                drop(volume);
+                judge(&copy, &expected, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn names_of_files_that_share_blocks_go() {
+    for options in [&[][..], &["-m", "rmapbt=1"]] {
+        for crash in [false, true] {
+            let (_dir, image) = filled_with(options);
+            let mut expected = content(&image);
+            let volume = open(&image);
+            let root = volume.root().unwrap().as_dir().unwrap();
+            root.remove_file(b"a").unwrap();
+            root.rename(b"plain", &root, b"part", Rename::Replace).unwrap();
+            let kept_open = volume.open_file("same").unwrap();
+            root.remove_file(b"same").unwrap();
+            root.remove_file(b"self").unwrap();
+            root.rename(b"b", &root, b"mixed", Rename::Exchange).unwrap();
+            root.remove_file(b"part-of").unwrap();
+            drop(kept_open);
+            let of = |expected: &[(PathBuf, Vec<u8>)], name: &str| {
+                expected.iter().position(|(path, _)| path == Path::new(name)).unwrap()
+            };
+            let plain = expected.remove(of(&expected, "plain")).1;
+            let part = of(&expected, "part");
+            expected[part].1 = plain;
+            let (b, mixed) = (of(&expected, "b"), of(&expected, "mixed"));
+            let bytes = std::mem::take(&mut expected[b].1);
+            expected[b].1 = std::mem::replace(&mut expected[mixed].1, bytes);
+            expected.retain(|(path, _)| {
+                !["a", "same", "self", "part-of"].iter().any(|gone| path == Path::new(gone))
+            });
+            match crash {
+                true => volume.sync().unwrap(),
+                false => volume.close().unwrap(),
+            }
+            drop((root, volume));
+            judge(&image, &expected, &format!("names, {options:?}, crash: {crash}"));
+        }
+    }
 }
 
 /// What the kernel once shared and does no longer, and the parts of a file that are its own, are like any others.
@@ -292,31 +384,22 @@ fn crash_with(image: &Path, before: &str, gone: &str) {
     script(at.path(), &text);
 }
 
-/// Recovery has to free an inode whose blocks another file has: it says so, and leaves the volume to the kernel.
+/// Recovery frees an inode whose blocks another file has: that keeps them.
 #[test]
-fn an_inode_without_a_name_that_shares_blocks_is_not_freed() {
-    let dir = scratch();
-    let image = made(dir.path());
-    crash_with(&image, "seq 1 60000 > b; cp --reflink=always b a; echo x > c", "a");
-    let before = bytes_of(&image);
-    let error = try_open(&image).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::DirtyLog);
-    let said = error.to_string();
-    assert!(said.contains("inode ") && said.contains("shares blocks with other files"), "{said}");
-    assert!(bytes_of(&image) == before, "the image has changed");
-    let volume = Volume::open(&image, &OpenOptions::new()).expect("for reading");
-    let obstacle = volume.recovery().unwrap().obstacle.expect("one is told of");
-    assert!(obstacle.contains("shares blocks"), "{obstacle}");
-    assert_eq!(volume.open_file("b").unwrap().size(), 348_894);
-    drop(volume);
-    // What an inode shared with itself alone, and what it shared no longer, is in the way of nothing but itself.
-    let image = made(dir.path());
-    crash_with(&image, "seq 1 60000 > b; cp --reflink=always b a; rm b; echo x > c", "a");
-    let volume = open(&image);
-    assert_eq!(volume.recovery().unwrap().inodes_freed, 1);
-    volume.close().unwrap();
-    drop(volume);
-    repair_finds_nothing(&image);
+fn an_inode_without_a_name_that_shares_blocks_is_freed() {
+    for (options, gone) in [(&[][..], ""), (&["-m", "rmapbt=1"], ""), (&[], "rm b;")] {
+        let dir = scratch();
+        let image = made_with(dir.path(), options);
+        crash_with(&image, &format!("seq 1 60000 > b; cp --reflink=always b a; {gone} echo x > c"), "a");
+        let volume = open(&image);
+        assert_eq!(volume.recovery().unwrap().inodes_freed, 1);
+        if gone.is_empty() {
+            assert_eq!(volume.open_file("b").unwrap().size(), 348_894);
+        }
+        volume.close().unwrap();
+        drop(volume);
+        repair_finds_nothing(&image);
+    }
 }
 
 /// A file may be made beside shared ones, and takes none of their blocks.

@@ -8,7 +8,7 @@
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
 use fileio::testing::point;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::OnceLock;
 use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
 use xfs_format::geometry::Geometry;
@@ -80,6 +80,8 @@ pub struct Groups {
     changing: bool,
     /// Held while the last group becomes longer: its headers, and what is known of its length, change one after the other.
     growth: Mutex<()>,
+    /// Held shared by who goes through a tree of reference counts without its group's lock.
+    counts: RwLock<()>,
 }
 
 impl Groups {
@@ -87,12 +89,22 @@ impl Groups {
     pub fn new(ag_count: u32, changing: bool) -> Self {
         let tables = (u64::from(ag_count) >> (LEAF_LOG + INNER_LOG)) + 1;
         let tables = (0..tables).map(|_| OnceLock::new()).collect();
-        Self { tables, changing, growth: Mutex::new(()) }
+        Self { tables, changing, growth: Mutex::new(()), counts: RwLock::new(()) }
     }
 
     /// Keeps those off who would find that a header and the volume's shape do not agree, until both are changed.
     pub(crate) fn growing(&self) -> MutexGuard<'_, ()> {
         self.growth.lock()
+    }
+
+    /// Keeps the trees of reference counts as they are: who goes through one sees all of a change or nothing.
+    pub(crate) fn counts_still(&self) -> RwLockReadGuard<'_, ()> {
+        self.counts.read()
+    }
+
+    /// Keeps those off who go through a tree of reference counts, while a change becomes visible.
+    pub(crate) fn counts_changing(&self) -> RwLockWriteGuard<'_, ()> {
+        self.counts.write()
     }
 
     /// What `read` gives, of headers that agree with the volume's shape: a look at them may come in the midst of a growth.

@@ -87,6 +87,9 @@ pub(crate) struct WriteSide {
     pub(crate) counters: Counters,
     pub(crate) space: Space,
     pub(crate) busy: Arc<BusyExtents>,
+    /// Blocks that have lost all owners but one, and whose loss is not on disk yet: a crash may give them back to the
+    /// others, so that they are as good as shared.
+    pub(crate) unshared: Arc<BusyExtents>,
     pub(crate) inodes: Inodes,
     /// Where the clock stands, if it stands still.
     pub(crate) clock: Option<Timestamp>,
@@ -580,8 +583,25 @@ impl Volume {
         &self.bufs
     }
 
+    /// What is known of `start` and up to `blocks` blocks from it, which lie in one group. What has one owner left since a
+    /// moment ago counts as shared until that is on disk.
     pub(crate) fn shared_run(&self, start: FsBlock, blocks: u64) -> Result<SharedRun> {
-        self.sharing().run(start, blocks)
+        // In this order: what leaves the tree is noted before.
+        let run = self.sharing().run(start, blocks)?;
+        let (Some((ag, at)), false) = (self.geometry.split_block(start), run.shared) else { return Ok(run) };
+        let lately = self.write.as_ref().and_then(|write| write.unshared.behind(ag, at.0));
+        Ok(match lately {
+            Some(lately) if lately.start <= at => {
+                SharedRun { blocks: run.blocks.min(lately.end() - u64::from(at.0)), shared: true }
+            }
+            Some(lately) => SharedRun { blocks: run.blocks.min(u64::from(lately.start.0 - at.0)), ..run },
+            None => run,
+        })
+    }
+
+    /// Keeps those off who go through a tree of reference counts, while a change becomes visible.
+    pub(crate) fn counts_changing(&self) -> parking_lot::RwLockWriteGuard<'_, ()> {
+        self.groups.counts_changing()
     }
 
     /// What the trees of reference counts say.
@@ -589,23 +609,29 @@ impl Volume {
         Sharing { bufs: &self.bufs, geometry: &self.geometry, groups: &self.groups }
     }
 
-    /// Fails with [`Error::Shared`] if any block of a file in `blocks` has more than one owner. The caller keeps others
-    /// off them.
-    pub fn check_unshared(&self, entry: &InodeEntry, blocks: Range<FileBlock>) -> Result<()> {
+    /// Fails with [`Error::Shared`] if any block of a file in `blocks` has more than one owner, and the file's flag says
+    /// that none has.
+    pub fn check_unmarked(&self, entry: &InodeEntry, blocks: Range<FileBlock>) -> Result<()> {
         if !self.geometry.reflink {
             return Ok(());
         }
         let inode = entry.current();
+        if inode.is_reflinked() {
+            return Ok(());
+        }
         self.sharing().check(entry.ino(), &*self.extents(&inode, ForkKind::Data)?, blocks)
     }
 
-    /// Fails with [`Error::Shared`] if the blocks of an inode cannot be freed because others have them as well; with
-    /// another error if its maps cannot be read. Whatever takes the last name of an inode asks this before.
+    /// Fails with [`Error::Shared`] if others have blocks of an inode that are marked as its own; with another error if
+    /// its maps cannot be read. Whatever takes the last name of an inode asks this before.
     pub(crate) fn check_freeable(&self, inode: &Inode) -> Result<()> {
         for kind in [ForkKind::Data, ForkKind::Attr] {
             let holds = |fork: &ForkState| fork.nextents > 0 || fork.format == ForkFormat::Btree;
             if inode.fork_state(kind).is_some_and(holds) {
                 let extents = self.extents(inode, kind)?;
+                if kind == ForkKind::Data && inode.is_reflinked() {
+                    continue;
+                }
                 self.sharing().check(inode.ino(), &extents, FileBlock(0)..FileBlock(u64::MAX))?;
             }
         }
@@ -640,6 +666,7 @@ impl WriteSide {
             counters,
             space,
             busy,
+            unshared: Arc::default(),
             inodes,
             clock: repeatable,
             quota_counted,

@@ -72,10 +72,6 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
                 let what = "a directory has that name, and is left as it is";
                 return Err(edit::refused(&args.link, Exit::AlreadyExists, what));
             }
-            if edit::is_held_by_clones(&there).map_err(failure)? {
-                let what = "shares blocks with other files (clones); blocks that are shared cannot be freed yet. Nothing was changed";
-                return Err(edit::refused(&args.link, Exit::Shared, what));
-            }
             let (_, new) = NewName::make_beside(&name, make).map_err(failure)?;
             new.publish(&dir).inspect_err(|_| new.take_back(&dir)).map_err(failure)?;
             return Ok(Exit::Ok);

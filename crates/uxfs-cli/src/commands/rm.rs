@@ -26,8 +26,7 @@ pub struct Args {
     /// What to remove; links are removed, not what they lead to
     #[arg(value_name = "IMAGE:/PATH", required = true, value_parser = parser())]
     locations: Vec<Location>,
-    /// Remove directories with all that is in them; a file that shares blocks with another stays, and so do the
-    /// directories that it is in
+    /// Remove directories with all that is in them
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
     /// What is not there is no failure

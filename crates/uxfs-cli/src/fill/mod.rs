@@ -13,12 +13,11 @@ pub mod image;
 pub mod stream;
 
 use self::exact::Exact;
-use crate::edit::{NewName, is_held_by_clones};
+use crate::edit::NewName;
 use crate::exit::{Exit, Failure};
 use crate::host::attributes::Keep;
 use crate::interrupt;
 use crate::mode::Owner;
-use crate::problems::short;
 use crate::progress;
 use crate::trust::{Budget, Devices, OverLimit, Trust, is_acl};
 use crate::walk::InodeSet;
@@ -311,7 +310,7 @@ impl<'a> Filler<'a> {
             && let Some(node) = self.existing(parent, name)?
         {
             check_room(&node, expected)?;
-            return self.overwrite(name, node, of, content);
+            return self.overwrite(node, of, content);
         }
         let new = self.new_node(of, false);
         if self.rules.existing != Existing::LastCounts && parent.lookup(name)?.is_none() {
@@ -405,24 +404,6 @@ impl<'a> Filler<'a> {
         Ok(node.volume().lookup(&path).is_ok_and(|there| there.ino() == node.ino()))
     }
 
-    /// Refuses before anything is made what would be refused when it is to take its place.
-    fn check_unshared(&self, name: &[u8], there: &Node) -> Outcome<()> {
-        if is_held_by_clones(there)? { Err(self.shared(name)) } else { Ok(()) }
-    }
-
-    /// Why nothing is copied over what has a name in the directory that is being filled: not the source, which would
-    /// else seem to be meant, is what shares blocks.
-    fn shared(&self, name: &[u8]) -> Trouble {
-        let what = "shares blocks with other files, and is left as it is";
-        if self.rules.existing == Existing::LastCounts {
-            // An archive's names are those in the volume.
-            return Trouble::new(Exit::Shared, format!("what has the name {what}"));
-        }
-        let dir = self.place.strip_suffix(b"/").unwrap_or(&self.place);
-        let path = short(&[dir, b"/", name].concat());
-        Trouble::new(Exit::Shared, format!("not copied: {path} in the image {what}"))
-    }
-
     /// Refuses to lose what this work has made.
     fn check_made(&self, there: &Node) -> Outcome<()> {
         if self.rules.existing != Existing::LastCounts && self.made.contains(there.ino()) {
@@ -437,16 +418,12 @@ impl<'a> Filler<'a> {
     /// Writes into a file that is there, which stays the same one. If that fails, a part of it is written.
     fn overwrite(
         &mut self,
-        name: &[u8],
         node: Node,
         of: &Attributes,
         content: impl FnOnce(&mut Self, &File) -> Outcome<()>,
     ) -> Outcome<Node> {
         let file = node.open()?;
-        file.set_len(0).map_err(|error| match error.kind() {
-            ErrorKind::Shared => self.shared(name),
-            _ => error.into(),
-        })?;
+        file.set_len(0)?;
         content(self, &file).map_err(Trouble::in_part)?;
         drop(file);
         self.owner(&node, of)?;
@@ -517,7 +494,6 @@ impl<'a> Filler<'a> {
                 return Err(Trouble::new(Exit::AlreadyExists, what));
             }
             self.check_made(&there)?;
-            self.check_unshared(name, &there)?;
         }
         Ok(NewName::make_beside(name, make)?)
     }

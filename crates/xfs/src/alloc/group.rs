@@ -175,6 +175,6 @@ impl<'s, S: SpaceStore + ?Sized> Group<'s, S> {
 fn spent(purpose: Purpose, blocks: i64) -> Spent {
     match purpose {
         Purpose::Data | Purpose::Metadata => Spent::Reserved(blocks),
-        Purpose::FreeInodeTree => Spent::FromPool(blocks),
+        Purpose::ReservedTree => Spent::FromPool(blocks),
     }
 }

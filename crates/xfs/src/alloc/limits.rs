@@ -118,7 +118,7 @@ impl Limits {
 
     /// Whether a request can be met, as far as the AGF tells: the blocks in its longest extent and in all.
     pub(super) fn room(&self, agf: &Agf, reserve: u32, purpose: Purpose) -> Room {
-        let reserve = if purpose == Purpose::FreeInodeTree { 0 } else { u64::from(reserve) };
+        let reserve = if purpose == Purpose::ReservedTree { 0 } else { u64::from(reserve) };
         let ring = u64::from(self.ring_minimum(agf));
         let free = u64::from(agf.freeblks.get());
         let (listed, longest) = (u64::from(agf.flcount.get()), u64::from(agf.longest.get()));
@@ -271,6 +271,6 @@ mod tests {
         assert_eq!(room(agf(1, 100, 60, 0), 30), Room { longest: 60, available: 66 });
         assert_eq!(room(agf(1, 100, 60, 0), 50), Room { longest: 46, available: 46 });
         assert_eq!(room(agf(1, 3, 3, 0), 0), Room { longest: 0, available: 0 });
-        assert_eq!(limits.room(&agf(1, 100, 60, 4), 90, Purpose::FreeInodeTree).longest, 60);
+        assert_eq!(limits.room(&agf(1, 100, 60, 4), 90, Purpose::ReservedTree).longest, 60);
     }
 }

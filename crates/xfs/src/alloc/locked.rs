@@ -8,7 +8,7 @@ use crate::rmap::{self, Mapping, RmapOwner};
 use crate::trans::{BufIndex, Trans};
 use std::mem::size_of;
 use xfs_format::ag::{AGF, AGFL, AGI, AgHeader, Agf, Agfl, AgflHeader, Agi};
-use xfs_format::btree::{Bnobt, Cntbt, Rmapbt};
+use xfs_format::btree::{Bnobt, Cntbt, Refcountbt, Rmapbt};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber, FsBlock};
@@ -249,7 +249,7 @@ impl Trans<'_> {
     /// apart, or less is reserved than `request.min`.
     pub fn allocate(&mut self, target: Target, request: Request) -> Result<Allocated> {
         let left = u32::try_from(self.blocks_left()).unwrap_or(u32::MAX);
-        if request.min > left && request.purpose != Purpose::FreeInodeTree {
+        if request.min > left && request.purpose != Purpose::ReservedTree {
             return Err(Error::NoSpace);
         }
         let request = Request { max: request.max.min(left.max(request.min)), ..request };
@@ -263,6 +263,23 @@ impl Trans<'_> {
         ag: AgNumber,
         change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Rmapbt>>) -> Result<()>,
     ) -> Result<()> {
+        let space = &self.volume().write_side()?.space;
+        let mut locked = LockedSpace::new(self);
+        space.prepare(&mut locked, ag)?;
+        change(&mut InGroup::editor(&mut locked, ag))
+    }
+
+    /// Changes the reference counts of a group, where the volume has them.
+    pub(crate) fn change_counts<T>(
+        &mut self,
+        ag: AgNumber,
+        change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Refcountbt>>) -> Result<T>,
+    ) -> Result<T> {
+        if !self.geometry().reflink {
+            let problem = FormatError::new("CUI", "volume without reference counts");
+            return Err(Error::Corrupt { daddr: None, inode: None, problem });
+        }
+        self.counts_change();
         let space = &self.volume().write_side()?.space;
         let mut locked = LockedSpace::new(self);
         space.prepare(&mut locked, ag)?;

@@ -99,9 +99,9 @@ pub enum Purpose {
     Data,
     /// Directories, attributes, block maps, inodes and their tree.
     Metadata,
-    /// Blocks of the tree of free inodes: they come from the group's reserve and not from what the transaction has
-    /// reserved, since freeing an inode must not fail for want of space.
-    FreeInodeTree,
+    /// Blocks of the tree of free inodes, or of the one of reference counts: they come from the group's reserve and not
+    /// from what the transaction has reserved, since what frees inodes or blocks must not fail for want of space.
+    ReservedTree,
 }
 
 /// What is wanted of a group, wherever it is found.

@@ -280,7 +280,7 @@ fn the_reserve_is_for_the_tree_of_free_inodes_alone() {
     let agf = store.peek_agf(AG).unwrap();
     assert_eq!(agf.freeblks.get() + agf.flcount.get(), reserve + space.limits().ring_minimum(&agf));
     for _ in 0..reserve {
-        let request = Request::block(Purpose::FreeInodeTree);
+        let request = Request::block(Purpose::ReservedTree);
         let outcome = Group::new(&mut store, space.limits(), AG, reserve).allocate(Place::Any, request);
         assert!(matches!(outcome, Ok(super::group::Outcome::Got(_))));
     }

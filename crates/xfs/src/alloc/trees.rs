@@ -1,25 +1,37 @@
-//! The trees of free space and the reverse map as trees of blocks: their roots are in the AGF, their blocks come from the
-//! ring.
+//! The trees of free space, the reverse map and the reference counts as trees of blocks: their roots are in the AGF.
+//!
+//! Blocks of the first three come from the ring: they change while free space does. Those of the reference counts are
+//! ordinary blocks of the same group, out of what it keeps back for them.
 
 use super::agfl::{self, RingUse};
 use super::locked::LockedSpace;
 use super::seam::SpaceStore;
-use super::{Order, Run};
+use super::{Order, Place, Purpose, Request, Run};
 use crate::btree::edit::{Block, Editor, RootRef, TreeStore};
 use crate::error::{Error, Result};
+use crate::rmap::RmapOwner;
 use std::marker::PhantomData;
 use std::ops::Range;
 use xfs_format::ag::Agf;
-use xfs_format::btree::{Bnobt, Cntbt, Rmapbt, Tree};
+use xfs_format::btree::{Bnobt, Cntbt, Refcountbt, Rmapbt, Tree};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::records::AllocRecord;
 use xfs_format::types::{AgBlock, AgNumber, DiskAddr};
 
-/// What differs between the trees whose blocks come from the ring.
-pub trait RingTree: Tree {
-    /// How its blocks are counted.
-    const USE: RingUse;
+/// Where a tree's blocks come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source {
+    /// The ring, where they are counted so.
+    Ring(RingUse),
+    /// What the group keeps back, as blocks of this owner.
+    Reserve(RmapOwner),
+}
+
+/// What differs between the trees of a group's blocks.
+pub trait GroupTree: Tree {
+    /// Where its blocks come from.
+    const SOURCE: Source;
     /// Root and levels.
     fn root(agf: &Agf) -> (u32, u32);
     /// Sets them.
@@ -28,8 +40,8 @@ pub trait RingTree: Tree {
     fn count_blocks(_agf: &mut Agf, _by: i32) {}
 }
 
-impl RingTree for Bnobt {
-    const USE: RingUse = RingUse::Tree;
+impl GroupTree for Bnobt {
+    const SOURCE: Source = Source::Ring(RingUse::Tree);
     fn root(agf: &Agf) -> (u32, u32) {
         (agf.bno_root.get(), agf.bno_level.get())
     }
@@ -38,8 +50,8 @@ impl RingTree for Bnobt {
     }
 }
 
-impl RingTree for Cntbt {
-    const USE: RingUse = RingUse::Tree;
+impl GroupTree for Cntbt {
+    const SOURCE: Source = Source::Ring(RingUse::Tree);
     fn root(agf: &Agf) -> (u32, u32) {
         (agf.cnt_root.get(), agf.cnt_level.get())
     }
@@ -48,8 +60,8 @@ impl RingTree for Cntbt {
     }
 }
 
-impl RingTree for Rmapbt {
-    const USE: RingUse = RingUse::ReverseMap;
+impl GroupTree for Rmapbt {
+    const SOURCE: Source = Source::Ring(RingUse::ReverseMap);
     fn root(agf: &Agf) -> (u32, u32) {
         (agf.rmap_root.get(), agf.rmap_level.get())
     }
@@ -61,8 +73,21 @@ impl RingTree for Rmapbt {
     }
 }
 
+impl GroupTree for Refcountbt {
+    const SOURCE: Source = Source::Reserve(RmapOwner::REFCOUNT_TREE);
+    fn root(agf: &Agf) -> (u32, u32) {
+        (agf.refcount_root.get(), agf.refcount_level.get())
+    }
+    fn set_root(agf: &mut Agf, root: u32, levels: u32) {
+        (agf.refcount_root, agf.refcount_level) = (root.into(), levels.into());
+    }
+    fn count_blocks(agf: &mut Agf, by: i32) {
+        agf.refcount_blocks.set(agf.refcount_blocks.get().saturating_add_signed(by));
+    }
+}
+
 /// What differs between the trees of free space.
-pub trait SpaceTree: RingTree<Record = AllocRecord> {
+pub trait SpaceTree: GroupTree<Record = AllocRecord> {
     /// Which one it is.
     const ORDER: Order;
     /// A place in its order.
@@ -90,7 +115,7 @@ pub struct InGroup<'a, 't, 'v, T> {
     tree: PhantomData<T>,
 }
 
-impl<'a, 't, 'v, T: RingTree> InGroup<'a, 't, 'v, T> {
+impl<'a, 't, 'v, T: GroupTree> InGroup<'a, 't, 'v, T> {
     pub(super) fn editor(space: &'a mut LockedSpace<'t, 'v>, ag: AgNumber) -> Editor<Self> {
         Editor::new(Self { space, ag, tree: PhantomData })
     }
@@ -106,7 +131,7 @@ impl<'a, 't, 'v, T: RingTree> InGroup<'a, 't, 'v, T> {
     }
 }
 
-impl<T: RingTree> TreeStore for InGroup<'_, '_, '_, T> {
+impl<T: GroupTree> TreeStore for InGroup<'_, '_, '_, T> {
     type Tree = T;
 
     fn geometry(&self) -> &Geometry {
@@ -136,8 +161,17 @@ impl<T: RingTree> TreeStore for InGroup<'_, '_, '_, T> {
         self.space.trans_mut().create_block(daddr, T::verifier())
     }
 
-    fn allocate(&mut self, _near: u64) -> Result<u64> {
-        let block = agfl::take(self.space, self.ag, T::USE)?.ok_or(Error::NoSpace)?;
+    fn allocate(&mut self, near: u64) -> Result<u64> {
+        let block = match T::SOURCE {
+            Source::Ring(to) => agfl::take(self.space, self.ag, to)?,
+            Source::Reserve(owner) => {
+                let place = Place::Near(self.block(near)?);
+                let request = Request::block(Purpose::ReservedTree).owned_by(owner);
+                let space = &self.space.trans().volume().write_side()?.space;
+                space.allocate_in(self.space, self.ag, place, request)?.map(|run| run.start)
+            }
+        };
+        let block = block.ok_or(Error::NoSpace)?;
         T::count_blocks(self.space.agf_mut(self.ag)?, 1);
         Ok(block.0.into())
     }
@@ -146,7 +180,14 @@ impl<T: RingTree> TreeStore for InGroup<'_, '_, '_, T> {
         let block = self.block(pointer)?;
         let daddr = self.space.geometry().daddr_of(self.ag, block);
         self.space.trans_mut().forget_block(daddr, T::verifier())?;
-        agfl::put(self.space, self.ag, block, T::USE)?;
+        match T::SOURCE {
+            Source::Ring(from) => agfl::put(self.space, self.ag, block, from)?,
+            Source::Reserve(owner) => {
+                let space = &self.space.trans().volume().write_side()?.space;
+                let run = Run { start: block, len: 1 };
+                space.free(self.space, self.ag, run, Purpose::ReservedTree, Some(owner))?;
+            }
+        }
         T::count_blocks(self.space.agf_mut(self.ag)?, -1);
         Ok(())
     }

@@ -172,10 +172,12 @@ impl FileMap {
         if self.volume.is_writable() && self.volume.geometry().reflink {
             let extents = self.extents()?;
             match inode.is_reflinked() {
-                false => self.volume.check_unshared(&self.entry, FileBlock(0)..FileBlock(u64::MAX))?,
+                false => self.volume.check_unmarked(&self.entry, FileBlock(0)..FileBlock(u64::MAX))?,
+                // What never held data may be written in place, and so must be this file's alone.
                 true => {
                     for extent in extents.iter().filter(|extent| extent.unwritten) {
-                        self.volume.check_unshared(&self.entry, extent.startoff..extent.end())?;
+                        let blocks = extent.startoff..extent.end();
+                        self.volume.sharing().check(self.entry.ino(), &extents, blocks)?;
                     }
                 }
             }

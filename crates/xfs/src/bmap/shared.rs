@@ -1,14 +1,15 @@
 //! Which blocks have more than one owner: the reference count trees.
 //!
-//! Invariant: until blocks are copied on write, no block that a tree counts is ever written or freed. Whoever would do
-//! that asks before anything has changed, of all blocks that it is about; whoever puts blocks into the trees of free
-//! space asks again. An inode's flag that it shares blocks spares a look where nothing is lost if it is wrong.
+//! Invariant: no block that a tree counts is ever written in place, or put into the trees of free space. What frees
+//! blocks of a file with the flag for shared blocks counts an owner less; of a file without it, none may be counted, which
+//! is asked before anything has changed, and of each extent once more.
 
 use super::ExtentList;
 use crate::btree::Cursor;
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
 use crate::group::{Groups, Root};
+use parking_lot::RwLockReadGuard;
 use std::cmp::Ordering;
 use std::ops::Range;
 use xfs_format::btree::{Refcountbt, Tree};
@@ -28,8 +29,7 @@ pub struct SharedRun {
 
 /// Where it is written which blocks are shared.
 ///
-/// Nothing here changes a reference count, and nobody else may while a volume is open for writing: what the trees say
-/// stays true until it is closed.
+/// Who holds a file's range keeps its blocks from being shared once more; that others give theirs up may come at any time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sharing<'a> {
     /// The buffers.
@@ -131,22 +131,24 @@ impl Sharing<'_> {
     }
 
     /// The tree that tells of a block, and the block's place in its group.
-    fn tree_of(&self, start: FsBlock) -> Result<Option<(CountTree, u32)>> {
+    fn tree_of(&self, start: FsBlock) -> Result<Option<(CountTree<'_>, u32)>> {
         let Some((ag, first)) = self.geometry.split_block(start) else { return Ok(None) };
+        let still = self.groups.counts_still();
         let root = self.groups.space(self.bufs, self.geometry, ag)?.refcountbt;
-        Ok(root.map(|root| (CountTree { ag, root }, first.0)))
+        Ok(root.map(|root| (CountTree { ag, root, _still: still }, first.0)))
     }
 }
 
-/// One group's tree of reference counts.
-struct CountTree {
+/// One group's tree of reference counts, which stays as it is meanwhile.
+struct CountTree<'a> {
     ag: AgNumber,
     root: Root,
+    _still: RwLockReadGuard<'a, ()>,
 }
 
-impl CountTree {
+impl CountTree<'_> {
     /// Before the last record that begins at `rank` or before it.
-    fn seek<'a>(&self, of: &Sharing<'a>, rank: u32) -> Result<Cursor<'a, Refcountbt>> {
+    fn seek<'b>(&self, of: &Sharing<'b>, rank: u32) -> Result<Cursor<'b, Refcountbt>> {
         Cursor::seek(of.bufs, of.geometry, self.ag, self.root, Some(rank))
     }
 

@@ -7,8 +7,8 @@
 //!
 //! Invariants:
 //! - new blocks are unwritten until somebody says that they hold data: no reader sees what lay there before;
-//! - blocks that others have as well are neither freed nor made unwritten: all that a call is about are looked at before
-//!   it changes anything;
+//! - blocks that others have as well are neither written nor made unwritten: who gives them up counts an owner less. Of a
+//!   file without the flag for shared blocks none may be shared, which is asked of all of them before anything changes;
 //! - blocks behind the end of the file are unwritten or not there, but for the rest of the last block; and but for what a
 //!   crash left there, or another program, which goes before the end does.
 
@@ -35,8 +35,12 @@ pub type Blocks = Range<FileBlock>;
 /// No file has blocks from here on.
 const BLOCKS_END: FileBlock = FileBlock(1 << xfs_format::bmbt::STARTOFF_BITS);
 
-/// Fails with [`Error::Shared`] if any block of a joined file in `blocks` has more than one owner.
-fn check_unshared(trans: &Trans<'_>, ino: InodeNumber, blocks: Blocks) -> Result<()> {
+/// Fails with [`Error::Shared`] if any block of a joined file in `blocks` has more than one owner, and the file's flag says
+/// that none has.
+fn check_unmarked(trans: &Trans<'_>, ino: InodeNumber, blocks: Blocks) -> Result<()> {
+    if trans.inode(ino).is_reflinked() {
+        return Ok(());
+    }
     trans.volume().sharing().check(ino, &*trans.extents(ino, ForkKind::Data)?, blocks)
 }
 

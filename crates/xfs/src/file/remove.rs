@@ -1,6 +1,6 @@
 //! Blocks that a file gives back.
 
-use super::{BLOCKS_END, Blocks, check_unshared, join_file};
+use super::{BLOCKS_END, Blocks, check_unmarked, join_file};
 use crate::attr;
 use crate::bmap::ExtentList;
 use crate::buf::Piece;
@@ -27,8 +27,7 @@ const REMOVED_AT_ONCE: usize = 2;
 const ATTR_BLOCKS_AT_ONCE: u64 = 128;
 
 impl Volume {
-    /// Frees the blocks of a file in `blocks`: a hole is left. [`Error::Shared`] comes before
-    /// anything has changed.
+    /// Gives up the blocks of a file in `blocks`: a hole is left. What nobody else has is freed.
     pub fn remove_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
@@ -50,7 +49,7 @@ impl Volume {
             let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             if !std::mem::replace(&mut checked, true) {
-                check_unshared(&trans, entry.ino(), blocks.clone())?;
+                check_unmarked(&trans, entry.ino(), blocks.clone())?;
             }
             let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, blocks.clone())?;
             change(trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut());
@@ -92,7 +91,6 @@ impl Volume {
 
     /// Sets the end of a file, and frees what lies behind it. The bytes of the last block behind the end are the
     /// caller's to zero, before. A crash in between leaves blocks behind the end.
-    /// [`Error::Shared`] comes before anything has changed.
     pub fn truncate_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
@@ -105,7 +103,7 @@ impl Volume {
             let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             if !is_cut {
-                check_unshared(&trans, entry.ino(), first..BLOCKS_END)?;
+                check_unmarked(&trans, entry.ino(), first..BLOCKS_END)?;
             }
             let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, first..BLOCKS_END)?;
             if !is_cut {
@@ -196,7 +194,7 @@ fn remove_some(trans: &mut Trans<'_>, ino: InodeNumber, kind: ForkKind, blocks: 
         if kind == ForkKind::Attr || !trans.inode(ino).is_file() {
             forget(trans, kind, extent)?;
         }
-        trans.free_later(ino, extent.startblock, extent.blockcount, None)?;
+        trans.give_up_later(ino, kind, extent)?;
     }
     Ok(unmapped.rest.is_some())
 }

@@ -40,7 +40,7 @@ impl InodeTree for Inobt {
 }
 
 impl InodeTree for Finobt {
-    const PURPOSE: Purpose = Purpose::FreeInodeTree;
+    const PURPOSE: Purpose = Purpose::ReservedTree;
     fn root(agi: &Agi) -> (u32, u32) {
         (agi.free_root.get(), agi.free_level.get())
     }

@@ -1,4 +1,4 @@
-//! Whether what recovery has to free can be freed: nobody else may have any of it.
+//! Whether what recovery has to free can be freed: nobody else may have any of what is said to be one's own.
 //!
 //! Invariant: this is asked of the replayed volume before anything is written, so that what cannot be finished leaves
 //! the device as it was.
@@ -23,8 +23,8 @@ use zerocopy::FromBytes;
 
 const CACHE_BYTES: u64 = 4 << 20;
 
-/// Fails with [`Error::CannotRecover`] if an inode without a name, or an extent that was promised to be freed, has blocks
-/// that others have as well.
+/// Fails with [`Error::CannotRecover`] if others have blocks of an inode without a name that has not the flag for shared
+/// blocks, or of an extent that was promised to be freed: that is damage.
 pub(super) fn check_freeable(patch: &Arc<Patch>, geometry: &Geometry, promised: &[Unfinished]) -> Result<()> {
     if !geometry.reflink {
         return Ok(());
@@ -36,7 +36,7 @@ pub(super) fn check_freeable(patch: &Arc<Patch>, geometry: &Geometry, promised: 
     for extent in promised.iter().filter_map(|intent| intent.promise.as_ref()).flat_map(Promise::frees) {
         if look.sharing.is_counted(extent.start, extent.len.into())? {
             return Err(Error::CannotRecover(format!(
-                "{} blocks that were to be freed are shared between files, and shared blocks cannot be freed yet",
+                "{} blocks that were to be freed are shared between files",
                 extent.len
             )));
         }
@@ -76,13 +76,15 @@ impl Look<'_> {
         let Sharing { bufs, geometry, groups } = self.sharing;
         let found = InodeSource { bufs, geometry, groups }.find(ino)?;
         let inode = Inode::parse(ino, &found, geometry)?;
-        for fork in [ForkKind::Data, ForkKind::Attr].iter().filter_map(|kind| inode.fork_state(*kind)) {
+        let own =
+            if inode.is_reflinked() { &[ForkKind::Attr][..] } else { &[ForkKind::Data, ForkKind::Attr] };
+        for fork in own.iter().filter_map(|kind| inode.fork_state(*kind)) {
             let extents = bmap::load(bufs, geometry, ino, fork)?;
             match self.sharing.check(ino, &extents, FileBlock(0)..FileBlock(u64::MAX)) {
                 Err(Error::Shared(_)) => {
                     return Err(Error::CannotRecover(format!(
-                        "inode {ino} has lost its last name and shares blocks with other files, and shared blocks \
-                         cannot be freed yet"
+                        "inode {ino} has lost its last name and shares blocks with other files, though it is not \
+                         marked so"
                     )));
                 }
                 other => other?,

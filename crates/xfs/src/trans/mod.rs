@@ -56,6 +56,10 @@ pub struct Trans<'v> {
     deferred: Deferred,
     /// What this part freed: busy from the commit on.
     freed: Vec<(AgNumber, Run)>,
+    /// What this part left with a single owner.
+    unshared: Vec<(AgNumber, Run)>,
+    /// Whether this part changes reference counts.
+    changes_counts: bool,
     delta: Delta,
     /// Blocks that are reserved and not taken.
     blocks: u64,
@@ -117,6 +121,8 @@ impl<'v> Trans<'v> {
             on_landing: Vec::new(),
             deferred: Deferred::default(),
             freed: Vec::new(),
+            unshared: Vec::new(),
+            changes_counts: false,
             delta: Delta::default(),
             blocks,
             rolled: false,
@@ -223,7 +229,10 @@ impl<'v> Trans<'v> {
         let write = self.volume.write_side()?;
         let (counters, tells) = (&write.counters, std::mem::take(&mut self.tells));
         let (bufs, inodes, delta) = (&mut self.bufs, &mut self.inodes, &mut self.delta);
+        let counts_change = std::mem::take(&mut self.changes_counts);
+        let volume = self.volume;
         let publish = || {
+            let _nobody_looks = counts_change.then(|| volume.counts_changing());
             bufs.iter_mut().for_each(Joined::publish);
             inodes.iter_mut().for_each(JoinedInode::publish);
             counters.apply(&std::mem::take(delta));

@@ -7,9 +7,10 @@
 //!
 //! Invariant: no operation logs more in one step than its reservation says (the journal checks it in debug builds).
 
-use super::deferred::{IntentBytes, free_bytes, rmap_bytes};
+use super::deferred::{IntentBytes, PIECES, count_bytes, free_bytes, rmap_bytes};
 use crate::alloc::rmap_levels;
-use xfs_format::btree::{Bmbt, Bnobt, Inobt, Tree};
+use crate::refcount::{blocks_of_changes, changes_of_adjust};
+use xfs_format::btree::{Bmbt, Bnobt, Inobt, Refcountbt, Tree};
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{BUF_CHUNK_SIZE, BufHeader, InodeFormat};
 
@@ -91,9 +92,37 @@ impl<'g> Need<'g> {
         self.sectors(2 * count).buffers(count * 2 * ((2 * levels - 1) + (2 * map).saturating_sub(1)))
     }
 
-    /// So many extents are freed, each in a step of its own behind those that are counted otherwise.
+    /// So many extents are freed, each in a step of its own behind those that are counted otherwise; or lose an owner,
+    /// where blocks can have several.
     pub fn frees(self, count: u64) -> Self {
-        self.intents(count, free_bytes())
+        if self.geometry.reflink { self.counts(count) } else { self.intents(count, free_bytes()) }
+    }
+
+    /// So many runs of blocks get an owner more or less, or are staged for a copy or no more, each in a step of its own.
+    /// What such a step frees comes before the next one.
+    pub fn counts(self, count: u64) -> Self {
+        // The longer of the two: what is about one run may be about its freeing.
+        let each = IntentBytes::longer(count_bytes(), free_bytes());
+        self.intents(count, each)
+    }
+
+    /// So many runs of blocks get an owner more or less at once. What arises of that is owed.
+    pub fn counts_at_once(self, count: u64) -> Self {
+        let mut need = self;
+        for _ in 0..count {
+            need = need.count_step();
+        }
+        need.counts(count).intents(count * u64::from(PIECES), free_bytes())
+    }
+
+    /// The counts of the pieces of a run change. Blocks that their tree takes or gives back are allocated and freed.
+    fn count_step(self) -> Self {
+        if !self.geometry.reflink {
+            return self;
+        }
+        let levels = count_levels(self.geometry);
+        let blocks = blocks_of_changes(self.geometry, levels as u32, changes_of_adjust(PIECES));
+        self.extents(2).buffers(blocks.into())
     }
 
     /// So many mappings are told to the reverse map, if there is one, each in a step of its own.
@@ -230,14 +259,20 @@ impl<'g> Need<'g> {
 
     /// What to reserve.
     pub fn reservation(self) -> Reservation {
-        // Freeing of what was owed goes in steps of its own: each step has room for one.
-        let deferred = Self::new(self.geometry).extents(1).inodes(2).bytes;
+        // What was owed goes in steps of its own: each step has room for one, and for what arises of it.
+        let mut deferred = Self::new(self.geometry).extents(1).inodes(2).bytes;
+        let mut intents = self.intents;
+        if self.geometry.reflink && intents > 0 {
+            let arisen = Self::new(self.geometry).intents(u64::from(PIECES), free_bytes()).counts(1);
+            deferred = deferred.max(Self::new(self.geometry).count_step().inodes(2).bytes + arisen.bytes);
+            intents += arisen.intents;
+        }
         let bytes = self.bytes.max(deferred) + 256;
         Reservation {
             blocks: self.blocks,
             log_bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
             log_count: self.count,
-            intent_bytes: u32::try_from(self.intents).unwrap_or(u32::MAX),
+            intent_bytes: u32::try_from(intents).unwrap_or(u32::MAX),
             blocks_optional: false,
         }
     }
@@ -266,6 +301,11 @@ fn levels<T: Tree>(geometry: &Geometry, records: u64) -> u64 {
 /// Most levels of a tree of free space: every other block of the group free.
 pub(crate) fn space_levels(geometry: &Geometry) -> u64 {
     levels::<Bnobt>(geometry, (u64::from(geometry.ag_blocks) / 2).max(1))
+}
+
+/// Most levels of a tree of reference counts: every block of the group differs from its neighbour.
+pub(crate) fn count_levels(geometry: &Geometry) -> u64 {
+    levels::<Refcountbt>(geometry, geometry.ag_blocks.into())
 }
 
 /// Most levels of an inode tree.

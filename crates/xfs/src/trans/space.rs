@@ -4,7 +4,6 @@ use super::Trans;
 use crate::alloc::{BusyExtents, Freed, Run, Spent};
 use crate::error::Result;
 use crate::log::Outcome;
-use std::sync::Arc;
 use xfs_format::types::AgNumber;
 
 impl Trans<'_> {
@@ -57,18 +56,31 @@ impl Trans<'_> {
         Ok(true)
     }
 
-    /// Makes busy what this part freed, before anybody else can see that it is free.
+    /// Remembers that a run has one owner left once this commits.
+    pub(super) fn note_unshared(&mut self, ag: AgNumber, run: Run) {
+        self.unshared.push((ag, run));
+    }
+
+    /// This part changes reference counts.
+    pub(crate) fn counts_change(&mut self) {
+        self.changes_counts = true;
+    }
+
+    /// Makes busy what this part freed, before anybody else can see that it is free; and so what has one owner left.
     pub(super) fn mark_busy(&mut self) -> Result<()> {
-        if self.freed.is_empty() {
-            return Ok(());
+        let write = self.volume.write_side()?;
+        let (freed, unshared) = (std::mem::take(&mut self.freed), std::mem::take(&mut self.unshared));
+        for (busy, runs) in [(&write.busy, freed), (&write.unshared, unshared)] {
+            if runs.is_empty() {
+                continue;
+            }
+            let guard = busy.guard(runs);
+            self.on_landing(move |outcome| match outcome {
+                Outcome::Committed => drop(guard),
+                // The change is in no log: the blocks belong to whom they belonged to, and nobody may write there.
+                Outcome::Aborted => guard.keep(),
+            });
         }
-        let busy = Arc::clone(&self.volume.write_side()?.busy);
-        let guard = busy.guard(std::mem::take(&mut self.freed));
-        self.on_landing(move |outcome| match outcome {
-            Outcome::Committed => drop(guard),
-            // The freeing is in no log: the blocks belong to whom they belonged to, and nobody may write there.
-            Outcome::Aborted => guard.keep(),
-        });
         Ok(())
     }
 }

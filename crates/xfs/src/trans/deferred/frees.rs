@@ -7,9 +7,11 @@
 use super::work::{IntentBytes, Promise, Work};
 use crate::alloc::Purpose;
 use crate::error::{Error, Result};
+use crate::inode::ForkKind;
 use crate::rmap::RmapOwner;
 use crate::trans::Trans;
 use smallvec::smallvec;
+use xfs_format::bmbt::Extent as Mapping;
 use xfs_format::log::Extent;
 use xfs_format::types::{FsBlock, InodeNumber};
 
@@ -27,6 +29,16 @@ pub(in crate::trans) fn bytes() -> IntentBytes {
 }
 
 impl Trans<'_> {
+    /// Owes it to take a mapping that a fork of a joined inode has lost from its blocks: they are freed if nobody else has
+    /// them. The reverse map is told before.
+    pub(crate) fn give_up_later(&mut self, ino: InodeNumber, kind: ForkKind, extent: &Mapping) -> Result<()> {
+        if kind == ForkKind::Data && self.inode(ino).is_reflinked() {
+            self.unshare_later(extent);
+            return Ok(());
+        }
+        self.free_later(ino, extent.startblock, extent.blockcount, None)
+    }
+
     /// Owes the freeing of a run of blocks of an inode: it is carried out before the commit is over. [`Error::Shared`] if
     /// others have any of them as well: whoever did not ask before lets the transaction go. `owner`: whose the reverse map
     /// says they are, unless it was told before that they are nobody's.

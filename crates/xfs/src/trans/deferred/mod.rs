@@ -8,12 +8,14 @@
 //! - the order is that of [`queue`];
 //! - what is owed at a time never exceeds what the reservation set aside to log it again.
 
+mod counts;
 mod frees;
 mod intent;
 mod queue;
 mod rmaps;
 mod work;
 
+pub(super) use counts::{PIECES, bytes as count_bytes};
 pub(super) use frees::bytes as free_bytes;
 pub(crate) use intent::{Intent, ids_behind};
 pub(super) use rmaps::bytes as rmap_bytes;

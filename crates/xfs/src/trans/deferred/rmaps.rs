@@ -62,6 +62,12 @@ impl Trans<'_> {
     }
 }
 
+/// Blocks that belong to no file get an owner, or lose it.
+#[allow(dead_code, reason = "copies on write are to come")]
+pub(super) fn owned(gets: bool, owner: RmapOwner, start: FsBlock, len: u32) -> RmapUpdate {
+    update(if gets { RmapOp::Alloc } else { RmapOp::Free }, owner, start, len, false)
+}
+
 /// Changes the reverse map.
 pub(super) fn tell(trans: &mut Trans<'_>, update: RmapUpdate) -> Result<()> {
     let damaged = |problem| Error::Corrupt { daddr: None, inode: None, problem };

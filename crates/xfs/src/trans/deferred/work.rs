@@ -1,7 +1,7 @@
 //! What can be owed: the kinds of work, what each says in the log, and how it is carried out.
 
 use super::frees::{self, FreeWork};
-use super::rmaps;
+use super::{counts, rmaps};
 use crate::error::Result;
 use crate::log::{LogVector, VecSize};
 use crate::rmap::RmapOwner;
@@ -11,7 +11,8 @@ use smallvec::{SmallVec, smallvec};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{
-    Done, Extent, ItemType, RmapIntent, RmapUpdate, encode_free_intent, free_intent_bytes,
+    Done, Extent, ItemType, RefcountIntent, RefcountUpdate, RmapIntent, RmapUpdate, encode_free_intent,
+    free_intent_bytes,
 };
 use xfs_format::types::AgNumber;
 
@@ -22,6 +23,8 @@ pub(crate) enum Work {
     Free(FreeWork),
     /// The reverse map is told what became of a mapping.
     Rmap(RmapUpdate),
+    /// Blocks get an owner more or less, or are staged for a copy or no more.
+    Count(RefcountUpdate),
 }
 
 /// What an intent promises: work of one kind. Ours promise one piece each, those that recovery finds several.
@@ -31,6 +34,8 @@ pub(crate) enum Promise {
     Free(SmallVec<[Extent; 1]>),
     /// RUI, RUD.
     Rmap(SmallVec<[RmapUpdate; 1]>),
+    /// CUI, CUD.
+    Count(SmallVec<[RefcountUpdate; 1]>),
 }
 
 /// Bytes of the log that an intent takes.
@@ -42,12 +47,20 @@ pub(in crate::trans) struct IntentBytes {
     pub(in crate::trans) relog: u64,
 }
 
+impl IntentBytes {
+    /// Room for either of two.
+    pub(in crate::trans) fn longer(one: Self, other: Self) -> Self {
+        Self { begin: one.begin.max(other.begin), relog: one.relog.max(other.relog) }
+    }
+}
+
 impl Work {
     /// The group that it changes.
     pub(super) fn group(&self, geometry: &Geometry) -> Option<AgNumber> {
         let start = match self {
             Self::Free(work) => work.extent.start,
             Self::Rmap(update) => update.start,
+            Self::Count(update) => update.start,
         };
         geometry.split_block(start).map(|(ag, _)| ag)
     }
@@ -58,6 +71,7 @@ impl Work {
         match self {
             Self::Free(work) => frees::free_now(trans, work).map(|()| None),
             Self::Rmap(update) => rmaps::tell(trans, update).map(|()| None),
+            Self::Count(update) => counts::count(trans, update).map(|rest| rest.map(Self::Count)),
         }
     }
 }
@@ -67,6 +81,7 @@ impl From<&Work> for Promise {
         match work {
             Work::Free(work) => Self::Free(smallvec![work.extent]),
             Work::Rmap(update) => Self::Rmap(smallvec![*update]),
+            Work::Count(update) => Self::Count(smallvec![*update]),
         }
     }
 }
@@ -81,6 +96,7 @@ impl Promise {
                 extents.iter().map(|&extent| Work::Free(FreeWork { extent, owner })).collect()
             }
             Self::Rmap(updates) => updates.iter().copied().map(Work::Rmap).collect(),
+            Self::Count(updates) => updates.iter().copied().map(Work::Count).collect(),
         }
     }
 
@@ -94,6 +110,7 @@ impl Promise {
         match self {
             Self::Free(extents) => extents.iter().try_for_each(|extent| extent.check(geometry)),
             Self::Rmap(updates) => updates.iter().try_for_each(|update| update.check(geometry)),
+            Self::Count(updates) => updates.iter().try_for_each(|update| update.check(geometry)),
         }
     }
 
@@ -101,8 +118,9 @@ impl Promise {
     pub(super) fn log_size(&self, done: bool) -> VecSize {
         match self {
             Self::Free(extents) => VecSize::default().region(free_intent_bytes(extents.len())),
-            Self::Rmap(_) if done => VecSize::default().region(Done::BYTES),
+            Self::Rmap(_) | Self::Count(_) if done => VecSize::default().region(Done::BYTES),
             Self::Rmap(updates) => VecSize::default().region(RmapIntent::bytes(updates.len())),
+            Self::Count(updates) => VecSize::default().region(RefcountIntent::bytes(updates.len())),
         }
     }
 
@@ -119,6 +137,13 @@ impl Promise {
             Self::Rmap(updates) => {
                 let bytes = RmapIntent::bytes(updates.len());
                 vector.region_with(bytes, |to| RmapIntent::encode(id, updates, to));
+            }
+            Self::Count(_) if done => {
+                vector.region_with(Done::BYTES, |to| Done::new(ItemType::Cud, id).encode(to));
+            }
+            Self::Count(updates) => {
+                let bytes = RefcountIntent::bytes(updates.len());
+                vector.region_with(bytes, |to| RefcountIntent::encode(id, updates, to));
             }
         }
     }
@@ -139,6 +164,7 @@ impl Promise {
         match self {
             Self::Free(extents) => need.extents(extents.len() as u64),
             Self::Rmap(updates) => need.extents(updates.len() as u64),
+            Self::Count(updates) => need.counts_at_once(updates.len() as u64),
         }
     }
 
@@ -148,6 +174,7 @@ impl Promise {
         match self {
             Self::Free(extents) => need.frees(extents.len() as u64),
             Self::Rmap(updates) => need.rmaps(updates.len() as u64),
+            Self::Count(updates) => need.counts(updates.len() as u64),
         }
     }
 }
