@@ -293,12 +293,59 @@ fn volumes_with_a_reverse_map_are_made_and_filled() {
     run("xfs_repair", &[&"-n", &made.path]);
 }
 
+#[test]
+fn volumes_with_parent_pointers_are_made_and_filled() {
+    let dir = scratch();
+    let source = dir.path().join("source");
+    std::fs::create_dir(&source).unwrap();
+    common::fill(&source);
+    for number in 0..200 {
+        let link = source.join(format!("another-name-of-the-file-{number}"));
+        if number == 0 {
+            std::fs::write(link, "linked").unwrap()
+        } else {
+            std::fs::hard_link(source.join("another-name-of-the-file-0"), link).unwrap();
+        }
+    }
+    let [image, again] = ["new.img", "again.img"].map(|name| dir.path().join(name));
+    for to in [&image, &again] {
+        let same = "uuid=8b1f2f6a-0c55-4c7e-9d43-1f8a1b5d2e01";
+        let options =
+            ["-n", "parent=1", "-m", same, "-m", "rmapbt=1", "-i", "nrext64=1", "--time", "1700000000"];
+        let command: [&dyn AsRef<OsStr>; 6] = [&"mkfs", &"-q", to, &"400M", &"--from", &source];
+        let command: Vec<&dyn AsRef<OsStr>> =
+            command.into_iter().chain(options.iter().map(|option| option as &dyn AsRef<OsStr>)).collect();
+        uxfs_ok(&command);
+    }
+    run("cmp", &[&image, &again]);
+    let repair = Release::Unstable.path("xfs_repair").unwrap();
+    let sound = |path: &Path| {
+        run(repair.to_str().unwrap(), &[&"-n", &path]);
+        uxfs_ok(&[&"check", &path]);
+    };
+    sound(&image);
+    uxfs_ok(&[&"grow", &image, &"1G"]);
+    sound(&image);
+    let made = Image { dir, path: image };
+    let mount = made.mount(&[]);
+    run("diff", &[&"-r", &"--no-dereference", &source.join("docs"), &mount.dir().join("docs")]);
+    let link = mount.dir().join("another-name-of-the-file-150");
+    let said = run(
+        Release::Unstable.path("xfs_io").unwrap().to_str().unwrap(),
+        &[&"-r", &"-c", &"parent -p", &link],
+    );
+    assert_eq!(said.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).count(), 200);
+    run("rm", &[&"-r", &mount.dir().join("docs")]);
+    drop(mount);
+    sound(&made.path);
+}
+
 /// Options of `mkfs.xfs` whose features are not made are refused by name, and may be said where they say no.
 #[test]
 fn options_for_features_that_are_not_made() {
     let dir = scratch();
     let image = dir.path().join("new.img");
-    for option in [["-n", "parent=1"], ["-i", "exchange=1"], ["-m", "metadir=1"], ["-m", "autofsck=1"]] {
+    for option in [["-i", "exchange=1"], ["-m", "metadir=1"], ["-m", "autofsck=1"]] {
         let text = format!("{} {}: volumes with this feature are not made", option[0], option[1]);
         uxfs_fails(&[&"mkfs", &image, &"400M", &option[0], &option[1]], 2, &text);
         assert!(!image.exists());

@@ -121,7 +121,7 @@ pub const TABLE: &[Feature] = &[
     row("nrext64", Mark::Incompat(Incompat::NREXT64), ALL).option('i', "nrext64"),
     // It allows items in the log (XMI), and asks nothing of whoever logs none. Recovery refuses to finish them.
     row("exchange", Mark::Incompat(Incompat::EXCHRANGE), WRITTEN).option('i', "exchange"),
-    row("parent", Mark::Incompat(Incompat::PARENT), WRITTEN).option('n', "parent"),
+    row("parent", Mark::Incompat(Incompat::PARENT), ALL).option('n', "parent"),
     row("metadir", Mark::Incompat(Incompat::METADIR), READ).option('m', "metadir"),
     row("zoned", Mark::Incompat(Incompat::ZONED), NOTHING).option('r', "zoned"),
     row("zone-gaps", Mark::Incompat(Incompat::ZONE_GAPS), NOTHING),

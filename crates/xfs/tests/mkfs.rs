@@ -49,7 +49,7 @@ fn format_image(image: &Image, options: &Options, before: Before) {
 /// The arguments of `mkfs.xfs` that mean the same.
 fn arguments(options: &Options) -> Vec<String> {
     let on = u8::from;
-    let Features { finobt, inobt_counts, sparse_inodes, reflink, bigtime, nrext64, rmapbt } =
+    let Features { finobt, inobt_counts, sparse_inodes, reflink, bigtime, nrext64, rmapbt, parent_pointers } =
         options.features;
     let mut arguments: Vec<String> = vec![
         format!("-bsize={}", options.block_size),
@@ -68,6 +68,9 @@ fn arguments(options: &Options) -> Vec<String> {
         Groups::Automatic => {}
         Groups::Count(count) => arguments.push(format!("-dagcount={count}")),
         Groups::Bytes(bytes) => arguments.push(format!("-dagsize={bytes}")),
+    }
+    if parent_pointers {
+        arguments.push("-nparent=1".to_owned());
     }
     arguments.extend(options.dir_block_size.map(|bytes| format!("-nsize={bytes}")));
     arguments.extend(options.log_size.map(|bytes| format!("-lsize={bytes}")));
@@ -129,11 +132,16 @@ fn trees_grow(options: &Options, bytes: u64) -> bool {
     plan(options, bytes).unwrap().group(AgNumber(0)).agfl.blocks > 0
 }
 
+/// Whether xfsprogs 6.1 makes and judges such a volume.
+fn system_knows(options: &Options, bytes: u64) -> bool {
+    trees_grow(options, bytes) && !options.features.parent_pointers
+}
+
 /// Neither the newest `xfs_repair`, nor the system's where it agrees on the root directory's place, nor our own checker
 /// finds anything.
 fn assert_sound(image: &Image, (options, bytes): (&Options, u64), what: &str) {
     let path = image.path();
-    let system = trees_grow(options, bytes).then(|| "xfs_repair".into());
+    let system = system_knows(options, bytes).then(|| "xfs_repair".into());
     for repair in system.into_iter().chain([Release::Unstable.path("xfs_repair").unwrap()]) {
         // With one or two groups it has nothing to compare the first superblock with, and would rather not.
         let output = try_run(&repair, &["-n", "-f", "-o", "force_geometry", path.to_str().unwrap()]);
@@ -190,9 +198,12 @@ fn witness(bytes: u64, options: &Options, same: bool) {
         let mut args = vec!["-q".to_owned(), "-f".to_owned()];
         args.extend(arguments(options));
         let mut mkfs = PathBuf::from("mkfs.xfs");
-        if !trees_grow(options, bytes) {
+        if !system_knows(options, bytes) {
             mkfs = Release::Unstable.path("mkfs.xfs").unwrap();
-            args.extend(["-n", "parent=0", "-i", "exchange=0"].map(str::to_owned));
+            args.extend(["-i", "exchange=0"].map(str::to_owned));
+            if !options.features.parent_pointers {
+                args.extend(["-n", "parent=0"].map(str::to_owned));
+            }
         }
         args.push(theirs.path().to_str().unwrap().to_owned());
         run(&mkfs, &args.iter().map(String::as_str).collect::<Vec<_>>());
@@ -201,7 +212,7 @@ fn witness(bytes: u64, options: &Options, same: bool) {
             (described(&ours, groups, options.features), described(&theirs, groups, options.features));
         // Newer releases give inodes random generation numbers, and the root directory room for attributes.
         let own = |key: &str| {
-            !trees_grow(options, bytes)
+            !system_knows(options, bytes)
                 && (key.ends_with("core.gen")
                     || key.contains(" a.")
                     || key.ends_with("core.forkoff")
@@ -291,6 +302,11 @@ fn every_feature_on_and_off() {
     }
     let one_kilo = Options { block_size: 1024, ..features(|f| f.rmapbt = true) };
     witness(300 * MIB, &one_kilo, true);
+    witness(320 * MIB, &features(|f| f.parent_pointers = true), true);
+    let all = |f: &mut Features| (f.parent_pointers, f.rmapbt, f.nrext64) = (true, true, true);
+    witness(320 * MIB, &Options { block_size: 1024, ..features(all) }, true);
+    witness(TIB, &Options { inode_size: 2048, sector_size: 4096, ..features(all) }, true);
+    witness(64 * MIB, &Options { small: true, ..features(all) }, false);
     let unsparse = Options { block_size: 65536, ..features(|f| f.sparse_inodes = false) };
     witness(300 * MIB, &unsparse, true);
 }
@@ -360,6 +376,18 @@ fn the_least_log_is_one_that_the_kernel_mounts() {
     shapes.push((5 * TIB, Options { small: true, dir_block_size: large_dirs, ..sized(4096, 512, 512) }));
     shapes.push((320 * MIB, Options { small: true, ..features(|f| f.rmapbt = true) }));
     shapes.push((320 * MIB, Options { small: true, ..features(|f| (f.rmapbt, f.reflink) = (true, false)) }));
+    for (block, inode, sector) in [(1024, 512, 512), (4096, 512, 512), (4096, 2048, 4096), (65536, 512, 512)]
+    {
+        for bytes in [320 * MIB, 5 * TIB] {
+            for bits in 0..4 {
+                let mut options = Options { small: true, ..sized(block, inode, sector) };
+                options.features.parent_pointers = true;
+                (options.features.reflink, options.features.rmapbt) = (bits & 1 == 0, bits & 2 == 0);
+                options.features.nrext64 = bits & 1 == 0;
+                shapes.push((bytes, options));
+            }
+        }
+    }
     for (bytes, options) in shapes {
         let least = log_blocks_min(plan(&options, bytes).unwrap().superblock()).unwrap();
         let log_size = Some(least * u64::from(options.block_size));

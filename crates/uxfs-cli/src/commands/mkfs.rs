@@ -57,8 +57,8 @@ pub struct Args {
     /// Data: agcount=N or agsize=N, size=N
     #[arg(short, value_name = "agcount=N,…", value_delimiter = ',')]
     data: Vec<String>,
-    /// Directories: size=N bytes a block
-    #[arg(short, value_name = "size=N", value_delimiter = ',')]
+    /// Directories: size=N bytes a block, parent=0|1
+    #[arg(short, value_name = "size=N,…", value_delimiter = ',')]
     naming: Vec<String>,
     /// Metadata: uuid=…, finobt=0|1, inobtcount=0|1, reflink=0|1, bigtime=0|1, rmapbt=0|1
     #[arg(short, value_name = "KEY=VALUE,…", value_delimiter = ',')]
@@ -386,15 +386,17 @@ fn options(args: &Args, global: &Global) -> Result<MkfsOptions> {
             _ => setting.not_made()?,
         }
     }
+    let mut parent_pointers = false;
     for setting in settings('n', &args.naming) {
         match setting.key {
             "size" => options = options.dir_block_size(setting.small()?),
             "version" => setting.only("2")?,
             "ftype" => setting.only("1")?,
+            "parent" => parent_pointers = setting.switch()?,
             _ => setting.not_made()?,
         }
     }
-    inodes_and_metadata(args, options)
+    inodes_and_metadata(args, options, MkfsFeatures { parent_pointers, ..MkfsFeatures::default() })
 }
 
 fn data(args: &Args, mut options: MkfsOptions) -> Result<MkfsOptions> {
@@ -416,8 +418,11 @@ fn data(args: &Args, mut options: MkfsOptions) -> Result<MkfsOptions> {
     Ok(options)
 }
 
-fn inodes_and_metadata(args: &Args, mut options: MkfsOptions) -> Result<MkfsOptions> {
-    let mut features = MkfsFeatures::default();
+fn inodes_and_metadata(
+    args: &Args,
+    mut options: MkfsOptions,
+    mut features: MkfsFeatures,
+) -> Result<MkfsOptions> {
     let mut counts = None;
     for setting in settings('i', &args.inode) {
         match setting.key {

@@ -11,7 +11,7 @@ use xfs_format::superblock::Superblock;
 const LONG_HEADER: u32 = 72;
 /// Bytes of a record of a block map, and of key and pointer of an inner block.
 const MAP_ENTRY: u32 = 16;
-/// What log space is reserved for where a volume has both a reverse map and shared blocks.
+/// What log space is reserved for where a volume has both a reverse map and shared blocks, and no parent pointers.
 const RMAP_WITH_REFLINK: u32 = 9;
 
 /// Depths of the trees of a group and of a fork.
@@ -35,6 +35,7 @@ pub(super) struct Shape {
     pub reflink: bool,
     pub rmapbt: bool,
     pub nrext64: bool,
+    pub parent_pointers: bool,
 }
 
 impl Shape {
@@ -49,6 +50,7 @@ impl Shape {
             reflink: ro.contains(RoCompat::REFLINK),
             rmapbt: ro.contains(RoCompat::RMAPBT),
             nrext64: incompat.contains(Incompat::NREXT64),
+            parent_pointers: incompat.contains(Incompat::PARENT),
         }
     }
 }
@@ -68,6 +70,7 @@ impl Levels {
             refcount: depth::<Refcountbt>(group, block),
             rmap: match (shape.rmapbt, shape.reflink) {
                 (false, _) => 0,
+                (true, true) if shape.parent_pointers => height_of_blocks::<Rmapbt>(group, block),
                 (true, true) => RMAP_WITH_REFLINK,
                 (true, false) => depth::<Rmapbt>(group, block),
             },
@@ -87,6 +90,19 @@ fn depth<T: Tree>(records: u64, block_size: u32) -> u32 {
         levels += 1;
     }
     levels
+}
+
+/// Depth of a tree that may have any number of records, as long as it has no more than `blocks` blocks.
+fn height_of_blocks<T: Tree>(blocks: u64, block_size: u32) -> u32 {
+    let inner = T::max_children(block_size as usize - T::header_len(true)) as u64 / 2;
+    // A root may have two children alone.
+    let (mut level, mut left, mut height) = (2, blocks.saturating_sub(1), 1);
+    while level < left {
+        left -= level;
+        level *= inner;
+        height += 1;
+    }
+    height
 }
 
 /// Depth of a block map of `extents` extents whose root, in an inode, has room for `root` pointers.
@@ -112,8 +128,16 @@ mod tests {
     #[test]
     fn trees_grow_with_the_volume_and_shrink_with_its_blocks() {
         let levels = |block_size, ag_blocks| {
-            let (reflink, rmapbt, nrext64) = (true, false, false);
-            Levels::of(&Shape { block_size, inode_size: 512, ag_blocks, reflink, rmapbt, nrext64 })
+            let (reflink, rmapbt, nrext64, parent_pointers) = (true, false, false, false);
+            Levels::of(&Shape {
+                block_size,
+                inode_size: 512,
+                ag_blocks,
+                reflink,
+                rmapbt,
+                nrext64,
+                parent_pointers,
+            })
         };
         let small = levels(4096, 19200);
         assert_eq!((small.alloc, small.inode, small.refcount, small.rmap), (2, 2, 2, 0));

@@ -21,10 +21,12 @@ pub struct Features {
     pub nrext64: bool,
     /// A reverse map in each group.
     pub rmapbt: bool,
+    /// Inodes know their names.
+    pub parent_pointers: bool,
 }
 
 impl Default for Features {
-    /// What xfsprogs 6.1 has on: all but `nrext64` and `rmapbt`.
+    /// What xfsprogs 6.1 has on: all but `nrext64`, `rmapbt` and `parent_pointers`.
     fn default() -> Self {
         Self {
             finobt: true,
@@ -34,6 +36,7 @@ impl Default for Features {
             bigtime: true,
             nrext64: false,
             rmapbt: false,
+            parent_pointers: false,
         }
     }
 }

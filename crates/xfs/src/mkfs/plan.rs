@@ -112,9 +112,10 @@ impl Draft<'_> {
     }
 
     fn shape(&self) -> Shape {
-        let Features { reflink, rmapbt, nrext64, .. } = self.options.features;
+        let Features { reflink, rmapbt, nrext64, parent_pointers, .. } = self.options.features;
         let Options { block_size, inode_size, .. } = *self.options;
-        Shape { block_size, inode_size, ag_blocks: self.cut.ag_blocks, reflink, rmapbt, nrext64 }
+        let ag_blocks = self.cut.ag_blocks;
+        Shape { block_size, inode_size, ag_blocks, reflink, rmapbt, nrext64, parent_pointers }
     }
 
     /// Bytes to which log writes are padded: blocks, where sectors are larger than the log's unit.
@@ -225,7 +226,7 @@ impl Draft<'_> {
         raw.agblocks = self.cut.ag_blocks.into();
         raw.agcount = self.cut.ag_count.into();
         raw.logblocks = log.blocks.into();
-        raw.versionnum = (5 | version_flags(large_sectors).bits()).into();
+        raw.versionnum = (5 | version_flags(large_sectors, &options.features).bits()).into();
         // Sector and inode sizes, and inodes a block, are 32768 at most.
         raw.sectsize = (options.sector_size as u16).into();
         raw.inodesize = (options.inode_size as u16).into();
@@ -283,6 +284,7 @@ impl Layout {
                 bigtime: incompat.contains(Incompat::BIGTIME),
                 nrext64: incompat.contains(Incompat::NREXT64),
                 rmapbt: ro.contains(RoCompat::RMAPBT),
+                parent_pointers: incompat.contains(Incompat::PARENT),
             },
             time: Timestamp::default(),
             agfl_blocks: agfl_blocks(&Shape::of(superblock)),
@@ -290,14 +292,17 @@ impl Layout {
     }
 }
 
-fn version_flags(large_sectors: bool) -> VersionFlags {
-    let flags = VersionFlags::NLINK
+fn version_flags(large_sectors: bool, features: &Features) -> VersionFlags {
+    let mut flags = VersionFlags::NLINK
         | VersionFlags::ALIGN
         | VersionFlags::LOGV2
         | VersionFlags::EXTFLG
         | VersionFlags::DIRV2
         | VersionFlags::MOREBITS;
-    if large_sectors { flags | VersionFlags::SECTOR } else { flags }
+    flags.set(VersionFlags::SECTOR, large_sectors);
+    // Every name comes with one.
+    flags.set(VersionFlags::ATTR, features.parent_pointers);
+    flags
 }
 
 fn ro_compat(features: &Features) -> RoCompat {
@@ -314,6 +319,7 @@ fn incompat(features: &Features) -> Incompat {
     bits.set(Incompat::SPINODES, features.sparse_inodes);
     bits.set(Incompat::BIGTIME, features.bigtime);
     bits.set(Incompat::NREXT64, features.nrext64);
+    bits.set(Incompat::PARENT, features.parent_pointers);
     bits
 }
 
@@ -400,13 +406,13 @@ mod tests {
     /// What the table of features calls made is what is made, and what it calls written can be filled.
     #[test]
     fn the_table_of_features_knows_what_is_made() {
-        for bits in 0..64 {
+        for bits in 0..128 {
             let on = |bit: u32| bits >> bit & 1 == 1;
             let mut options = options();
             let features = &mut options.features;
             (features.reflink, features.rmapbt, features.finobt) = (on(0), on(1), on(2));
             (features.sparse_inodes, features.bigtime, features.nrext64) = (on(3), on(4), on(5));
-            features.inobt_counts = features.finobt;
+            (features.inobt_counts, features.parent_pointers) = (features.finobt, on(6));
             let unwritable = unwritable(features);
             let superblock = *plan(&options, 1 << 30).unwrap().superblock();
             assert!(superblock.features().iter().all(|feature| feature.support.made), "{options:?}");
