@@ -345,7 +345,7 @@ fn volumes_with_parent_pointers_are_made_and_filled() {
 fn options_for_features_that_are_not_made() {
     let dir = scratch();
     let image = dir.path().join("new.img");
-    for option in [["-i", "exchange=1"], ["-m", "metadir=1"], ["-m", "autofsck=1"]] {
+    for option in [["-m", "metadir=1"], ["-m", "autofsck=1"]] {
         let text = format!("{} {}: volumes with this feature are not made", option[0], option[1]);
         uxfs_fails(&[&"mkfs", &image, &"400M", &option[0], &option[1]], 2, &text);
         assert!(!image.exists());

@@ -1,7 +1,7 @@
 //! The one place where this crate turns the XFS engine's inodes and errors into its own terms.
 
 use crate::error::{Error, ErrorKind};
-use crate::info::{FeatureSupport, VolumeInfo};
+use crate::info::{FeatureSupport, Quota, VolumeInfo};
 use crate::metadata;
 use crate::metadata::{DeviceNumber, FileType, Metadata, Timestamp};
 use fileio::{FileError, Refusal};
@@ -82,6 +82,8 @@ pub(crate) fn info(volume: &Volume, root_attributes: &[Vec<u8>]) -> Result<Volum
         features: feature_table.iter().map(|feature| feature.name.clone()).collect(),
         feature_table,
         read_only_because: info.unwritable,
+        kernels: info.kernels.into(),
+        quota: Quota::of(info.quota),
     })
 }
 

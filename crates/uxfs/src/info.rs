@@ -1,6 +1,8 @@
 //! What a volume says of itself: shape, features, free space.
 
 use xfs_format::feature_table::{self, Present, Support};
+use xfs_format::features::QuotaFlags;
+use xfs_format::kernels;
 
 /// A feature, and what this version does with volumes that have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +31,60 @@ impl From<Present> for FeatureSupport {
     fn from(present: Present) -> Self {
         let Support { read, written, checked, made } = present.support;
         Self { name: present.name, read, written, checked, made }
+    }
+}
+
+/// Which releases of Linux mount a volume, on machines with pages of 4096 bytes, as far as its features tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Kernels {
+    /// The first that mounts it, perhaps for reading alone; `None`: none does.
+    pub read: Option<String>,
+    /// The features for whose sake older ones do not.
+    pub read_because: Vec<String>,
+    /// The first that mounts it for writing; `None`: none does.
+    pub written: Option<String>,
+    /// The features for whose sake older ones do not.
+    pub written_because: Vec<String>,
+}
+
+impl From<kernels::Kernels> for Kernels {
+    fn from(of: kernels::Kernels) -> Self {
+        let name = |kernel: Option<kernels::Kernel>| kernel.map(|kernel| kernel.to_string());
+        Self {
+            read: name(of.since.read),
+            read_because: of.read_because,
+            written: name(of.since.written),
+            written_because: of.written_because,
+        }
+    }
+}
+
+/// What a volume says of quota. Limits hold where a kernel has it mounted; here none is enforced, and the first change
+/// takes the marks from the counts, so that the next kernel that mounts it with quota counts anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Quota {
+    /// Whose use is counted: `user`, `group`, `project`.
+    pub kinds: Vec<&'static str>,
+    /// Those of them whose counts are marked as right.
+    pub counted: Vec<&'static str>,
+}
+
+impl Quota {
+    pub(crate) fn of(flags: QuotaFlags) -> Option<Self> {
+        let kinds = [
+            ("user", QuotaFlags::USER, QuotaFlags::USER_COUNTED),
+            ("group", QuotaFlags::GROUP, QuotaFlags::GROUP_COUNTED | QuotaFlags::OTHER_COUNTED),
+            ("project", QuotaFlags::PROJECT, QuotaFlags::PROJECT_COUNTED | QuotaFlags::OTHER_COUNTED),
+        ];
+        let kinds = kinds.into_iter().filter(|(_, kind, _)| flags.contains(*kind));
+        let counted = kinds.clone().filter(|(.., counted)| flags.intersects(*counted));
+        let of = Self {
+            kinds: kinds.map(|(name, ..)| name).collect(),
+            counted: counted.map(|(name, ..)| name).collect(),
+        };
+        (!of.kinds.is_empty()).then_some(of)
     }
 }
 
@@ -76,4 +132,8 @@ pub struct VolumeInfo {
     pub feature_table: Vec<FeatureSupport>,
     /// Features for whose sake the volume can only be read; empty: it can be written.
     pub read_only_because: Vec<String>,
+    /// Which kernels mount it.
+    pub kernels: Kernels,
+    /// What it says of quota; `None`: there is none.
+    pub quota: Option<Quota>,
 }

@@ -55,7 +55,7 @@ pub use dir::{Dir, DirEntry, Entries};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{Extent, Extents, File};
 pub use fileio::Locking;
-pub use info::{FeatureSupport, VolumeInfo};
+pub use info::{FeatureSupport, Kernels, Quota, VolumeInfo};
 pub use metadata::{DeviceNumber, FileType, Metadata, Timestamp};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs, mkfs_device, mkfs_filled};
 pub use names::{MAX_NAME, is_plain, printable};

@@ -18,6 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use uuid::Uuid;
 use xfs::mkfs::{Before, Groups, Options, format, plan};
+use xfs_format::kernels::Kernel;
 use xfs_format::timestamp::Timestamp as EngineTime;
 
 pub use xfs::mkfs::Features as MkfsFeatures;
@@ -133,10 +134,15 @@ impl MkfsOptions {
         xfs::mkfs::unwritable(&self.engine.features)
     }
 
-    /// Which features are on.
+    /// Which features are on. [`MkfsFeatures::of_kernel`] has the sets that long-term kernels mount.
     pub fn features(mut self, features: MkfsFeatures) -> Self {
         self.engine.features = features;
         self
+    }
+
+    /// Features of the volume that is asked for that a release of Linux (`6.1`) does not write. `None`: that names no release.
+    pub fn unknown_to(&self, kernel: &str) -> Option<Vec<&'static str>> {
+        Kernel::parse(kernel).map(|kernel| self.engine.features.unknown_to(kernel))
     }
 
     /// Whether volumes below 300 MiB, of one group, or with a log below 64 MiB are made: what `mkfs.xfs` takes only

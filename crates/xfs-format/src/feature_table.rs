@@ -9,7 +9,7 @@ use crate::features::{Features2, Incompat, LogIncompat, RoCompat, VersionFlags};
 use crate::superblock::Superblock;
 
 /// `sb_flags`: kernels mount the volume for reading alone.
-const FLAG_READ_ONLY: u8 = 0x80;
+pub(crate) const FLAG_READ_ONLY: u8 = 0x80;
 
 /// Where a volume shows that it has a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ pub const TABLE: &[Feature] = &[
     row("needsrepair", Mark::Incompat(Incompat::NEEDSREPAIR), NOTHING),
     row("nrext64", Mark::Incompat(Incompat::NREXT64), ALL).option('i', "nrext64"),
     // It allows items in the log (XMI), and asks nothing of whoever logs none. Recovery refuses to finish them.
-    row("exchange", Mark::Incompat(Incompat::EXCHRANGE), WRITTEN).option('i', "exchange"),
+    row("exchange", Mark::Incompat(Incompat::EXCHRANGE), ALL).option('i', "exchange"),
     row("parent", Mark::Incompat(Incompat::PARENT), ALL).option('n', "parent"),
     row("metadir", Mark::Incompat(Incompat::METADIR), READ).option('m', "metadir"),
     row("zoned", Mark::Incompat(Incompat::ZONED), NOTHING).option('r', "zoned"),

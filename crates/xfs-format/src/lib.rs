@@ -19,6 +19,7 @@ pub mod geometry;
 pub mod identity;
 pub mod inode;
 mod inode_encode;
+pub mod kernels;
 pub mod log;
 pub mod node_mut;
 pub mod quota;

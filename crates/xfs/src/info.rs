@@ -2,7 +2,10 @@
 
 use crate::error::Result;
 use crate::volume::Volume;
+use std::sync::atomic::Ordering;
 use xfs_format::feature_table::Present;
+use xfs_format::features::{QuotaFlags, VersionFlags};
+use xfs_format::kernels::Kernels;
 use xfs_format::superblock::Superblock;
 use xfs_format::types::{AgNumber, Uuid};
 
@@ -45,6 +48,10 @@ pub struct VolumeInfo {
     pub features: Vec<Present>,
     /// Why the volume cannot be written: features that are not.
     pub unwritable: Vec<String>,
+    /// Which kernels mount it.
+    pub kernels: Kernels,
+    /// What is counted, and whether the counts are right. Empty: there is no quota.
+    pub quota: QuotaFlags,
     /// Whether the log is clean.
     pub log_clean: bool,
 }
@@ -90,8 +97,21 @@ impl Volume {
             log_stripe_unit: raw.logsunit.get(),
             features: sb.features(),
             unwritable: sb.unwritable(),
+            kernels: Kernels::of(sb),
+            quota: self.quota(),
             log_clean: self.log_is_clean(),
         }
+    }
+
+    /// What the superblock says of quota. Once the volume has been changed, no counts are right.
+    fn quota(&self) -> QuotaFlags {
+        let (sb, flags) =
+            (self.superblock(), QuotaFlags::from_bits_retain(self.superblock().raw().qflags.get()));
+        if !sb.version_flags().contains(VersionFlags::QUOTA) {
+            return QuotaFlags::empty();
+        }
+        let counted = self.write_side().map_or(true, |write| write.quota_counted.load(Ordering::Relaxed));
+        if counted { flags } else { flags.difference(QuotaFlags::COUNTED) }
     }
 
     /// What is used and what is free now. Of a volume that is open for reading, from the superblock if the log is clean,

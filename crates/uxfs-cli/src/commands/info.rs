@@ -5,7 +5,10 @@ use crate::location::{Images, Location, parser};
 use crate::options::Global;
 use crate::output::{Object, Output, human_size, put_name};
 use serde_json::{Value, json};
-use uxfs::{FeatureSupport, VolumeInfo};
+use uxfs::{FeatureSupport, Kernels, Quota, VolumeInfo};
+
+/// Of counts that are marked as right.
+const COUNTED: &str = "once it has written, the next kernel counts anew";
 
 /// Arguments of `info`.
 #[derive(clap::Args, Debug)]
@@ -53,6 +56,8 @@ fn object(info: &VolumeInfo) -> Object {
         "features": info.features,
         "feature_table": info.feature_table.iter().map(row).collect::<Vec<_>>(),
         "read_only_because": info.read_only_because,
+        "kernels": kernels(&info.kernels),
+        "quota": info.quota.as_ref().map(quota),
     });
     if let Value::Object(fields) = fields {
         object.extend(fields);
@@ -64,6 +69,28 @@ fn object(info: &VolumeInfo) -> Object {
 fn row(feature: &FeatureSupport) -> Value {
     let FeatureSupport { name, read, written, checked, made, .. } = feature;
     json!({ "name": name, "read": read, "written": written, "checked": checked, "made": made })
+}
+
+fn kernels(of: &Kernels) -> Value {
+    json!({
+        "read": of.read,
+        "read_because": of.read_because,
+        "written": of.written,
+        "written_because": of.written_because,
+    })
+}
+
+fn quota(of: &Quota) -> Value {
+    json!({ "kinds": of.kinds, "counted": of.counted, "limits_enforced": false })
+}
+
+/// The first kernel that does something, or that none does, and for the sake of what.
+fn since(kernel: Option<&String>, because: &[String]) -> String {
+    let because = if because.is_empty() { String::new() } else { format!(" ({})", because.join(", ")) };
+    match kernel {
+        Some(kernel) => format!("since {kernel}{because}"),
+        None => format!("by none{because}"),
+    }
 }
 
 /// Of features that this version does not do everything with: what it does not.
@@ -102,6 +129,16 @@ fn text(info: &VolumeInfo, out: &mut Output) -> Result<()> {
     ))?;
     out.text(format_args!("sector      {} bytes\n", info.sector_size))?;
     out.text(format_args!("directory   {} bytes a block\n", info.dir_block_size))?;
+    let Kernels { read, read_because, written, written_because, .. } = &info.kernels;
+    let (read, written) = (since(read.as_ref(), read_because), since(written.as_ref(), written_because));
+    out.text(format_args!("kernels     mounted {read}, for writing {written}\n"))?;
+    if let Some(quota) = &info.quota {
+        let counts = if quota.counted.is_empty() { "the next kernel counts anew" } else { COUNTED };
+        out.text(format_args!(
+            "quota       {}: limits are not enforced by uxfs; {counts}\n",
+            quota.kinds.join(", ")
+        ))?;
+    }
     out.text(format_args!("features    {}\n", info.features.join(" ")))?;
     for missing in info.feature_table.iter().filter_map(missing) {
         out.text(format_args!("            {missing}\n"))?;

@@ -22,6 +22,7 @@ use crate::output::Output;
 use crate::problems::{Problems, complain};
 use crate::progress;
 use crate::trust::Trust;
+use clap::builder::PossibleValuesParser;
 use std::fs::File;
 use std::io::BufReader;
 use std::os::unix::fs::FileExt;
@@ -45,7 +46,7 @@ pub struct Args {
     /// Blocks: size=1K…64K
     #[arg(short, value_name = "size=N", value_delimiter = ',')]
     block: Vec<String>,
-    /// Inodes: size=512…2048, sparse=0|1, nrext64=0|1
+    /// Inodes: size=512…2048, sparse=0|1, nrext64=0|1, exchange=0|1
     #[arg(short, value_name = "size=N,…", value_delimiter = ',')]
     inode: Vec<String>,
     /// Sectors: size=512…32K
@@ -63,6 +64,10 @@ pub struct Args {
     /// Metadata: uuid=…, finobt=0|1, inobtcount=0|1, reflink=0|1, bigtime=0|1, rmapbt=0|1
     #[arg(short, value_name = "KEY=VALUE,…", value_delimiter = ',')]
     metadata: Vec<String>,
+    /// Only features that this kernel and later ones write: those that mkfs.xfs had on when it came out. Others may be
+    /// switched on or off beside it, but for those that it does not know
+    #[arg(long, value_name = "KERNEL", value_parser = PossibleValuesParser::new(MkfsFeatures::KERNELS))]
+    compat: Option<String>,
     /// Overwrite what is there
     #[arg(short)]
     force: bool,
@@ -386,17 +391,7 @@ fn options(args: &Args, global: &Global) -> Result<MkfsOptions> {
             _ => setting.not_made()?,
         }
     }
-    let mut parent_pointers = false;
-    for setting in settings('n', &args.naming) {
-        match setting.key {
-            "size" => options = options.dir_block_size(setting.small()?),
-            "version" => setting.only("2")?,
-            "ftype" => setting.only("1")?,
-            "parent" => parent_pointers = setting.switch()?,
-            _ => setting.not_made()?,
-        }
-    }
-    inodes_and_metadata(args, options, MkfsFeatures { parent_pointers, ..MkfsFeatures::default() })
+    features(args, options)
 }
 
 fn data(args: &Args, mut options: MkfsOptions) -> Result<MkfsOptions> {
@@ -418,19 +413,28 @@ fn data(args: &Args, mut options: MkfsOptions) -> Result<MkfsOptions> {
     Ok(options)
 }
 
-fn inodes_and_metadata(
-    args: &Args,
-    mut options: MkfsOptions,
-    mut features: MkfsFeatures,
-) -> Result<MkfsOptions> {
+/// Inodes, names and metadata: what is on and off, and two sizes.
+fn features(args: &Args, mut options: MkfsOptions) -> Result<MkfsOptions> {
+    let set = args.compat.as_deref().and_then(MkfsFeatures::of_kernel);
+    let mut features = set.unwrap_or_default();
     let mut counts = None;
     for setting in settings('i', &args.inode) {
         match setting.key {
             "size" => options = options.inode_size(setting.small()?),
             "sparse" => features.sparse_inodes = setting.switch()?,
             "nrext64" => features.nrext64 = setting.switch()?,
+            "exchange" => features.exchange = setting.switch()?,
             "attr" => setting.only("2")?,
             "projid32bit" => setting.only("1")?,
+            _ => setting.not_made()?,
+        }
+    }
+    for setting in settings('n', &args.naming) {
+        match setting.key {
+            "size" => options = options.dir_block_size(setting.small()?),
+            "parent" => features.parent_pointers = setting.switch()?,
+            "version" => setting.only("2")?,
+            "ftype" => setting.only("1")?,
             _ => setting.not_made()?,
         }
     }
@@ -447,8 +451,18 @@ fn inodes_and_metadata(
         }
     }
     // The counters go with the tree of free inodes unless something else is said.
-    features.inobt_counts = counts.unwrap_or(features.finobt);
-    Ok(options.features(features))
+    features.inobt_counts = counts.unwrap_or(features.inobt_counts && features.finobt);
+    let options = options.features(features);
+    match args.compat.as_deref().map(|kernel| (kernel, options.unknown_to(kernel).unwrap_or_default())) {
+        Some((kernel, unknown)) if !unknown.is_empty() => {
+            let what = format!(
+                "--compat {kernel}: kernel {kernel} does not write volumes with {}",
+                unknown.join(", ")
+            );
+            Err(Failure::new(Exit::Usage, what))
+        }
+        _ => Ok(options),
+    }
 }
 
 fn parse_time(text: &str) -> std::result::Result<Timestamp, String> {

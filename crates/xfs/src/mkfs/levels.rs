@@ -11,7 +11,8 @@ use xfs_format::superblock::Superblock;
 const LONG_HEADER: u32 = 72;
 /// Bytes of a record of a block map, and of key and pointer of an inner block.
 const MAP_ENTRY: u32 = 16;
-/// What log space is reserved for where a volume has both a reverse map and shared blocks, and no parent pointers.
+/// What log space is reserved for where a volume has both a reverse map and shared blocks, and is older than parent
+/// pointers.
 const RMAP_WITH_REFLINK: u32 = 9;
 
 /// Depths of the trees of a group and of a fork.
@@ -70,7 +71,7 @@ impl Levels {
             refcount: depth::<Refcountbt>(group, block),
             rmap: match (shape.rmapbt, shape.reflink) {
                 (false, _) => 0,
-                (true, true) if shape.parent_pointers => height_of_blocks::<Rmapbt>(group, block),
+                (true, true) if shape.parent_pointers => depth_in::<Rmapbt>(group, block),
                 (true, true) => RMAP_WITH_REFLINK,
                 (true, false) => depth::<Rmapbt>(group, block),
             },
@@ -92,17 +93,17 @@ fn depth<T: Tree>(records: u64, block_size: u32) -> u32 {
     levels
 }
 
-/// Depth of a tree that may have any number of records, as long as it has no more than `blocks` blocks.
-fn height_of_blocks<T: Tree>(blocks: u64, block_size: u32) -> u32 {
+/// Depth of a tree of a group that takes up to `blocks` blocks: where files share blocks, there is no other bound to
+/// the records of a reverse map.
+fn depth_in<T: Tree>(blocks: u64, block_size: u32) -> u32 {
     let inner = T::max_children(block_size as usize - T::header_len(true)) as u64 / 2;
-    // A root may have two children alone.
-    let (mut level, mut left, mut height) = (2, blocks.saturating_sub(1), 1);
-    while level < left {
-        left -= level;
-        level *= inner;
-        height += 1;
+    let (mut wide, mut left, mut levels) = (2, blocks - 1, 1);
+    while wide < left {
+        left -= wide;
+        wide *= inner;
+        levels += 1;
     }
-    height
+    levels
 }
 
 /// Depth of a block map of `extents` extents whose root, in an inode, has room for `root` pointers.

@@ -21,23 +21,40 @@ pub struct Features {
     pub nrext64: bool,
     /// A reverse map in each group.
     pub rmapbt: bool,
-    /// Inodes know their names.
+    /// The log may hold exchanges of file content.
+    pub exchange: bool,
+    /// Inodes have parent pointers.
     pub parent_pointers: bool,
 }
 
-impl Default for Features {
-    /// What xfsprogs 6.1 has on: all but `nrext64`, `rmapbt` and `parent_pointers`.
-    fn default() -> Self {
-        Self {
+impl Features {
+    /// The long-term kernels of which [`of_kernel`](Self::of_kernel) knows the set, the oldest first.
+    pub const KERNELS: [&str; 8] = ["4.19", "5.4", "5.10", "5.15", "6.1", "6.6", "6.12", "6.18"];
+
+    /// What `mkfs.xfs` has on for volumes that a long-term kernel and all later ones mount: the features that were its
+    /// defaults when that kernel came out. `None`: no kernel of that name is known.
+    pub fn of_kernel(name: &str) -> Option<Self> {
+        let place = |name| Self::KERNELS.iter().position(|known| *known == name);
+        let at = place(name)?;
+        let since = |name| place(name).is_some_and(|first| first <= at);
+        Some(Self {
             finobt: true,
-            inobt_counts: true,
+            inobt_counts: since("5.15"),
             sparse_inodes: true,
-            reflink: true,
-            bigtime: true,
-            nrext64: false,
-            rmapbt: false,
-            parent_pointers: false,
-        }
+            reflink: since("5.4"),
+            bigtime: since("5.15"),
+            nrext64: since("6.6"),
+            rmapbt: since("6.6"),
+            exchange: since("6.18"),
+            parent_pointers: since("6.18"),
+        })
+    }
+}
+
+impl Default for Features {
+    /// What xfsprogs 6.1 has on: the set of kernel 6.1.
+    fn default() -> Self {
+        Self::of_kernel("6.1").expect("its set is known")
     }
 }
 

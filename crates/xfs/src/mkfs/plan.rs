@@ -10,6 +10,7 @@ use super::structures::seal;
 use xfs_format::feature_table::{Feature, Mark, TABLE};
 use xfs_format::features::{Features2, Incompat, RoCompat, VersionFlags};
 use xfs_format::geometry::Geometry;
+use xfs_format::kernels::Kernel;
 use xfs_format::superblock::{MAGIC, RawSuperblock, Superblock};
 use xfs_format::timestamp::Timestamp;
 use zerocopy::FromZeros;
@@ -226,7 +227,7 @@ impl Draft<'_> {
         raw.agblocks = self.cut.ag_blocks.into();
         raw.agcount = self.cut.ag_count.into();
         raw.logblocks = log.blocks.into();
-        raw.versionnum = (5 | version_flags(large_sectors, &options.features).bits()).into();
+        raw.versionnum = (5 | version_flags(large_sectors, options.features.parent_pointers).bits()).into();
         // Sector and inode sizes, and inodes a block, are 32768 at most.
         raw.sectsize = (options.sector_size as u16).into();
         raw.inodesize = (options.inode_size as u16).into();
@@ -284,6 +285,7 @@ impl Layout {
                 bigtime: incompat.contains(Incompat::BIGTIME),
                 nrext64: incompat.contains(Incompat::NREXT64),
                 rmapbt: ro.contains(RoCompat::RMAPBT),
+                exchange: incompat.contains(Incompat::EXCHRANGE),
                 parent_pointers: incompat.contains(Incompat::PARENT),
             },
             time: Timestamp::default(),
@@ -292,7 +294,7 @@ impl Layout {
     }
 }
 
-fn version_flags(large_sectors: bool, features: &Features) -> VersionFlags {
+fn version_flags(large_sectors: bool, attributes: bool) -> VersionFlags {
     let mut flags = VersionFlags::NLINK
         | VersionFlags::ALIGN
         | VersionFlags::LOGV2
@@ -300,8 +302,8 @@ fn version_flags(large_sectors: bool, features: &Features) -> VersionFlags {
         | VersionFlags::DIRV2
         | VersionFlags::MOREBITS;
     flags.set(VersionFlags::SECTOR, large_sectors);
-    // Every name comes with one.
-    flags.set(VersionFlags::ATTR, features.parent_pointers);
+    // Parent pointers are attributes: there will be some.
+    flags.set(VersionFlags::ATTR, attributes);
     flags
 }
 
@@ -319,26 +321,39 @@ fn incompat(features: &Features) -> Incompat {
     bits.set(Incompat::SPINODES, features.sparse_inodes);
     bits.set(Incompat::BIGTIME, features.bigtime);
     bits.set(Incompat::NREXT64, features.nrext64);
+    bits.set(Incompat::EXCHRANGE, features.exchange);
     bits.set(Incompat::PARENT, features.parent_pointers);
     bits
 }
 
-/// Features of a volume that is wanted because of which it could not be written: their names.
-pub fn unwritable(features: &Features) -> Vec<String> {
+/// Rows of the table for features of a volume that is wanted.
+fn rows(features: &Features) -> impl Iterator<Item = &'static Feature> + use<> {
     let (ro_compat, incompat) = (ro_compat(features), incompat(features));
-    let wanted = |row: &&Feature| match row.mark {
+    TABLE.iter().filter(move |row| match row.mark {
         Mark::RoCompat(bit) => ro_compat.contains(bit),
         Mark::Incompat(bit) => incompat.contains(bit),
         _ => false,
-    };
-    let unwritten = TABLE.iter().filter(wanted).filter(|row| !row.support.written);
-    unwritten.map(|row| row.name.to_owned()).collect()
+    })
+}
+
+/// Features of a volume that is wanted because of which it could not be written: their names.
+pub fn unwritable(features: &Features) -> Vec<String> {
+    rows(features).filter(|row| !row.support.written).map(|row| row.name.to_owned()).collect()
+}
+
+impl Features {
+    /// Of those that are on, the names of what a kernel does not write.
+    pub fn unknown_to(&self, kernel: Kernel) -> Vec<&'static str> {
+        let unknown = |row: &&Feature| row.mark.since().written.is_none_or(|since| since > kernel);
+        rows(self).filter(unknown).map(|row| row.name).collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::groups::Groups;
     use super::*;
+    use xfs_format::kernels::Kernels;
     use xfs_format::types::{AgNumber, Uuid};
 
     fn options() -> Options {
@@ -406,19 +421,36 @@ mod tests {
     /// What the table of features calls made is what is made, and what it calls written can be filled.
     #[test]
     fn the_table_of_features_knows_what_is_made() {
-        for bits in 0..128 {
+        for bits in 0..256 {
             let on = |bit: u32| bits >> bit & 1 == 1;
             let mut options = options();
             let features = &mut options.features;
             (features.reflink, features.rmapbt, features.finobt) = (on(0), on(1), on(2));
             (features.sparse_inodes, features.bigtime, features.nrext64) = (on(3), on(4), on(5));
-            (features.inobt_counts, features.parent_pointers) = (features.finobt, on(6));
+            (features.exchange, features.parent_pointers) = (on(6), on(7));
+            features.inobt_counts = features.finobt;
             let unwritable = unwritable(features);
             let superblock = *plan(&options, 1 << 30).unwrap().superblock();
             assert!(superblock.features().iter().all(|feature| feature.support.made), "{options:?}");
             assert_eq!(superblock.unwritable(), unwritable);
             assert!(unwritable.is_empty(), "{unwritable:?}");
         }
+    }
+
+    #[test]
+    fn the_set_of_a_kernel_is_one_that_it_writes() {
+        for name in Features::KERNELS {
+            let kernel = Kernel::parse(name).unwrap();
+            let features = Features::of_kernel(name).unwrap();
+            assert!(features.unknown_to(kernel).is_empty(), "{name}");
+            let superblock = *plan(&Options { features, ..options() }, 1 << 30).unwrap().superblock();
+            assert!(Kernels::of(&superblock).since.written.unwrap() <= kernel, "{name}");
+        }
+        assert_eq!(Features::of_kernel("6.2"), None);
+        let today = Features::of_kernel("6.18").unwrap();
+        let old = Kernel { major: 5, minor: 4 };
+        let names = ["inobtcount", "bigtime", "nrext64", "exchange", "parent"];
+        assert_eq!(today.unknown_to(old), names);
     }
 
     #[test]
