@@ -179,7 +179,8 @@ pub(crate) fn rmap_levels(geometry: &Geometry) -> u32 {
     }
     let (_, in_inner) = least_full::<Rmapbt>(geometry);
     let mut left = u64::from(geometry.ag_blocks).saturating_sub(1);
-    let (mut wide, mut levels) = (in_inner, 1);
+    // Of all blocks, the root alone may have as few as two below it.
+    let (mut wide, mut levels) = (2, 1);
     while wide < left && levels < MAX_LEVELS {
         left -= wide;
         wide = wide.saturating_mul(in_inner);
@@ -245,6 +246,18 @@ mod tests {
         assert_eq!(limits.space_levels(), 3);
         assert_eq!(limits.ring_minimum(&agf(3, 0, 0, 0)), 8);
         assert_eq!(limits.ring_minimum(&agf(u32::MAX, 0, 0, 0)), 8);
+    }
+
+    /// What a kernel calculates (`xfs_rmapbt_compute_maxlevels`): a root has two children at the least, not half of what
+    /// it can have.
+    #[test]
+    fn a_shared_reverse_map_is_as_high_as_one_that_fills_its_group() {
+        let mut shape = geometry(true, 12, 0);
+        shape.rmapbt = true;
+        for (blocks, levels) in [(1, 1), (2, 1), (19_200, 4), (1 << 18, 5), (1 << 20, 5)] {
+            shape.ag_blocks = blocks;
+            assert_eq!(rmap_levels(&shape), levels, "{blocks} blocks");
+        }
     }
 
     #[test]
