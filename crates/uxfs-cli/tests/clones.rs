@@ -153,3 +153,31 @@ fn a_file_on_blocks_that_are_staged_for_a_copy_is_damage() {
         "{checked} says nothing of {block}"
     );
 }
+
+/// A count that has reached its limit is not counted any more, up or down, and its blocks are never freed: so does the
+/// kernel with a twin.
+#[test]
+fn a_count_at_its_limit_stays() {
+    let images = [cloned(), cloned()];
+    let tree = [&"-c" as &dyn AsRef<std::ffi::OsStr>, &"agf 0", &"-c", &"addr refcntroot"];
+    let records = |image: &Path| {
+        let shown = run("xfs_db", &[&tree[..], &[&"-c", &"print recs", &image]].concat());
+        String::from_utf8(shown).unwrap()
+    };
+    for image in &images {
+        let write = [&"-c" as &dyn AsRef<std::ffi::OsStr>, &"write recs[1].refcount 4294967295", &image.path];
+        run("xfs_db", &[&[&"-x" as &dyn AsRef<std::ffi::OsStr>], &tree[..], &write[..]].concat());
+        assert!(records(&image.path).contains("4294967295"));
+    }
+    let [ours, kernels] = &images;
+    for gone in ["a", "b"] {
+        uxfs_ok(&[&"rm", &ours.at(&format!("/{gone}"))]);
+        let mount = kernels.mount(&[]);
+        std::fs::remove_file(mount.dir().join(gone)).unwrap();
+        drop(mount);
+        assert_eq!(records(&ours.path), records(&kernels.path), "{gone}");
+    }
+    assert!(records(&ours.path).contains("4294967295"));
+    let mount = ours.mount(&[]);
+    assert!(std::fs::read_to_string(mount.dir().join("tree/inner/clone")).unwrap().starts_with("0\n1\n"));
+}
