@@ -23,6 +23,7 @@ pub mod testing;
 
 pub use direct::{DirectFile, FILE_END_MAX, HeldEnd, HeldFile};
 pub use error::{FileError, Refusal};
+pub use lock::Held;
 pub use locking::{Locking, UnknownLocking};
-pub use mapping::{Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq};
+pub use mapping::{CopyOnWrite, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged};
 pub use queue::{DirectQueue, FileCompletion};

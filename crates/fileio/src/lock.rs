@@ -143,9 +143,16 @@ impl FileLock {
 
 /// A held range; dropping it releases the range, also when a device panics.
 #[derive(Debug)]
-pub(crate) struct Held<'a> {
+pub struct Held<'a> {
     lock: &'a FileLock,
     token: Option<Token>,
+}
+
+impl<'a> Held<'a> {
+    /// A range that was taken.
+    pub(crate) fn new(lock: &'a FileLock, token: Token) -> Self {
+        Self { lock, token: Some(token) }
+    }
 }
 
 impl Drop for Held<'_> {

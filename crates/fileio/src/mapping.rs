@@ -12,7 +12,8 @@ pub enum ExtentState {
     Unwritten(u64),
     /// Data lie at this device byte.
     Written(u64),
-    /// Data lie at this device byte and other files share them: readable, not overwritable in place.
+    /// Data lie at this device byte and other files share them: readable, not overwritable in place. What is written there
+    /// goes elsewhere, if the format [can do that](FileMapping::copy_on_write).
     Shared(u64),
 }
 
@@ -74,16 +75,50 @@ pub trait FileMapping: Send + Sync {
     /// overwrite, as `lookup` is.
     #[inline]
     fn overwritten(&self) {}
+    /// How to write what other files share; without it, such writes are refused. Asked when one is met.
+    fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = Self::Error>> {
+        None
+    }
+}
+
+/// Where bytes go whose blocks other files share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Staged {
+    /// Device byte of the first.
+    pub device: u64,
+    /// Bytes that follow each other from there, at least 1.
+    pub len: u64,
+}
+
+/// How a format has bytes written whose blocks other files share: they go elsewhere, and then what was written comes in the
+/// place of what was there. Between any two steps, and after a crash, each block reads as before the write or as after it.
+///
+/// Whoever calls holds the bytes in question exclusively, in whole blocks, and no other lock.
+pub trait CopyOnWrite: Send + Sync {
+    /// The format's error.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Sets space aside for all that others share in `range` (whole blocks). It may turn out that nobody shares it any
+    /// more: a look that follows says of what is still shared.
+    fn stage(&self, range: Range<u64>) -> Result<(), Self::Error>;
+    /// Where the shared byte `offset` is to be written.
+    fn staged(&self, offset: u64) -> Result<Option<Staged>, Self::Error>;
+    /// All that is shared in `range` was written, in whole blocks, to where it was staged: that is the file's from now on.
+    fn replace(&self, range: Range<u64>) -> Result<(), Self::Error>;
+    /// Takes [`stage`](Self::stage) back: nothing was written, or not all of it.
+    fn unstage(&self, range: Range<u64>);
 }
 
 /// How a format gives a file room that it did not have.
 ///
 /// Whoever calls holds the bytes in question exclusively, and no other lock.
 pub trait FileMappingMut: FileMapping {
-    /// Gives every hole in `range` (whole blocks) space that was never written, and sees to it that telling of data there
-    /// ([`written`](Self::written)) will not fail for want of space. What has space keeps it.
+    /// Gives every hole in `range` (whole blocks) space that was never written, [stages](CopyOnWrite::stage) what is shared,
+    /// and sees to it that telling of data there ([`written`](Self::written)) will not fail for want of space. What has space
+    /// keeps it. Where there is too little for all of it, nothing has changed.
     fn allocate(&self, range: Range<u64>) -> Result<(), Self::Error>;
-    /// Says that all of `range` (whole blocks) holds data now, and that the file ends at byte `size` at the earliest.
+    /// Says that all of `range` (whole blocks) holds data now, what is shared where it was staged, and that the file ends at
+    /// byte `size` at the earliest.
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error>;
     /// Whether whole blocks behind the end of the file and before byte `to` hold data: a truncation or a write that was
     /// cut short by a crash leaves such, and so do others.
@@ -164,5 +199,9 @@ impl<M: FileMapping + ?Sized> FileMapping for std::sync::Arc<M> {
     #[inline]
     fn overwritten(&self) {
         (**self).overwritten();
+    }
+
+    fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = Self::Error>> {
+        (**self).copy_on_write()
     }
 }

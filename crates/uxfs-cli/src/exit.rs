@@ -26,7 +26,7 @@ Exit codes:
   9  something is there already that would be lost
  10  the volume, or what in it should grow, has no room for it
  11  interrupted; what is done is whole, and the volume was closed
- 12  the file shares blocks with others, which cannot be written yet; it is as it was
+ 12  the file shares blocks with others and does not say so; it is as it was
  13  a limit that was given would be passed (--max-size, --max-files, --max-depth)
  14  not permitted: what would change is immutable or append-only";
 
@@ -58,7 +58,7 @@ pub enum Exit {
     NoSpace = 10,
     /// A signal asked for an end, and the volume was closed.
     Interrupted = 11,
-    /// A file shares blocks with others, which can be neither changed nor freed yet.
+    /// A file shares blocks with others, and lacks the flag that says so.
     Shared = 12,
     /// A limit that was given would be passed.
     Limit = 13,

@@ -52,7 +52,7 @@ pub enum ErrorKind {
     ReadOnly,
     /// The bytes have no block of their own yet, so that they cannot be overwritten in place.
     NotAllocated,
-    /// Blocks that would be changed or freed are shared with other files.
+    /// Blocks that would be changed or freed are shared with other files, and the file does not say so.
     Shared,
     /// There is no such attribute.
     NoAttribute,

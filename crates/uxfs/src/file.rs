@@ -21,8 +21,8 @@ use xfs_format::types::FileBlock;
 /// [`Volume`](crate::Volume) gives of a file share its lock. Requests that don't overlap never wait for each other.
 #[derive(Clone)]
 pub struct File {
-    node: Node,
-    data: Arc<Data>,
+    pub(crate) node: Node,
+    pub(crate) data: Arc<Data>,
     /// As it was when the file was opened, as the kernel has it.
     protection: Option<Protection>,
 }
@@ -71,7 +71,7 @@ impl File {
     }
 
     /// The inode's place in memory. As long as the file is open, that is of no other file.
-    fn entry(&self) -> &Arc<InodeEntry> {
+    pub(crate) fn entry(&self) -> &Arc<InodeEntry> {
         self.node.handle.entry()
     }
 
@@ -96,8 +96,8 @@ impl File {
         Ok(self.data.read_at(offset, buf)?)
     }
 
-    /// Writes `buf` over what is at byte `offset`. All of the range must lie inside the file, on blocks that are
-    /// its own and were written before; otherwise nothing is written and the error says which.
+    /// Writes `buf` over what is at byte `offset`. All of the range must lie inside the file, on blocks that were written
+    /// before; otherwise nothing is written and the error says which. What other files share is written elsewhere.
     pub fn overwrite_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
         self.check_unprotected()?;
@@ -183,7 +183,7 @@ impl File {
         let range = self.checked(range)?;
         let _held = self.data.hold_blocks(&range);
         self.content_changes()?;
-        self.check_ends_unshared(&range)?;
+        self.stage_ends(&range)?;
         self.clear(&range)
     }
 
@@ -193,7 +193,7 @@ impl File {
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         let (held, grown) = self.hold_for(&range, keep_size)?;
-        self.check_ends_unshared(&range)?;
+        self.stage_ends(&range)?;
         engine.check_block_change(entry)?;
         self.zero_end(&held, grown)?;
         let blocks = self.blocks_around(&range);
@@ -282,15 +282,16 @@ impl File {
         Ok(())
     }
 
-    /// Fails if a part of a block at either end of a range, which is held, lies on blocks that other files share.
-    fn check_ends_unshared(&self, range: &Range<u64>) -> Result<()> {
+    /// Sees to it that the parts of blocks at either end of a range, which is held, can be zeroed: those that other files
+    /// share get space to be copied to.
+    fn stage_ends(&self, range: &Range<u64>) -> Result<()> {
         let block = self.block();
         let (first, last) = (range.start.next_multiple_of(block), range.end & !(block - 1));
         if first >= last {
-            return Ok(self.data.check_unshared(range.clone())?);
+            return Ok(self.data.stage_held(range.clone())?);
         }
-        self.data.check_unshared(range.start..first)?;
-        Ok(self.data.check_unshared(last..range.end)?)
+        self.data.stage_held(range.start..first)?;
+        Ok(self.data.stage_held(last..range.end)?)
     }
 
     /// Zeroes the parts of blocks at both ends of a range that is held, and frees the blocks between.
@@ -340,11 +341,11 @@ impl File {
         Ok(self.node.volume.engine().free_data_behind_end(self.entry())?)
     }
 
-    fn block(&self) -> u64 {
+    pub(crate) fn block(&self) -> u64 {
         self.node.volume.engine().geometry().block_size.into()
     }
 
-    fn too_large(&self, size: u64) -> Error {
+    pub(crate) fn too_large(&self, size: u64) -> Error {
         let what = format!(
             "inode {} cannot end at byte {size}: no file is larger than {FILE_END_MAX} bytes",
             self.node.ino()
@@ -426,7 +427,7 @@ impl File {
     }
 
     /// Asked again once the bytes are held, if only there: whoever gives the file capabilities keeps writers out.
-    fn content_changes(&self) -> Result<()> {
+    pub(crate) fn content_changes(&self) -> Result<()> {
         Ok(self.data.map().content_changes()?)
     }
 

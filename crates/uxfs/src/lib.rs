@@ -44,7 +44,9 @@ mod path;
 mod probe;
 mod queue;
 mod recovery;
+mod share;
 mod still;
+mod two_files;
 mod volume;
 
 pub use alter::{Grown, NewUuid, Upgrade, grow, set_uuid, upgrade};
@@ -66,6 +68,7 @@ pub use partitions::partition;
 pub use path::MAX_SYMLINKS;
 pub use queue::{Completion, Queue};
 pub use recovery::Recovery;
+pub use share::Deduped;
 pub use volume::Volume;
 
 #[cfg(doctest)]

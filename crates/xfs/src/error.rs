@@ -113,10 +113,10 @@ pub enum Error {
         /// `directory`, `symbolic link`, `regular file`.
         wanted: &'static str,
     },
-    /// Blocks that would be changed or freed belong to other files as well. Nothing was changed.
+    /// Blocks that would be changed or freed belong to other files as well, and the inode does not say so. Nothing was
+    /// changed.
     #[error(
-        "inode {0} shares blocks with other files (clones); blocks that are shared can be neither changed nor freed yet. \
-         Nothing was changed"
+        "inode {0} shares blocks with other files and lacks the flag that says so: run xfs_repair. Nothing was changed"
     )]
     Shared(InodeNumber),
     /// A block of a directory lies in several pieces, changes of which no kernel could replay. Nothing was changed.

@@ -20,7 +20,7 @@ use blockdev::{AlignedBuf, BlockDevice, Claim, DeviceError};
 use fileio::lockstat::LockClass;
 use fileio::testing::point;
 use parking_lot::Mutex;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -97,6 +97,8 @@ pub(crate) struct WriteSide {
     pub(crate) quota_counted: AtomicBool,
     /// Whether the superblock says that the volume has attributes, as the first one makes it.
     pub(crate) attributes_said: AtomicBool,
+    /// Files that have blocks staged for copies.
+    pub(crate) staging: Mutex<BTreeMap<InodeNumber, Arc<InodeEntry>>>,
     /// Inodes without names whose end has begun, and failed on the way: who closes the volume tries again.
     pub(crate) unfinished: Mutex<Vec<Arc<InodeEntry>>>,
     /// Held by whoever changes label or size.
@@ -428,6 +430,8 @@ impl Volume {
         let journal = &write.journal;
         // Growth and labels write beside the journal. They end before this, or find the volume closed.
         let _alone = write.altering.lock();
+        // What fails here is in the way of all else, too.
+        let _ = self.give_back_all_copies();
         // Who is in the middle of a change ends it, and nobody begins one: from here on the counters stand still.
         let frozen = journal.freeze().inspect_err(|_| journal.halt(ShutdownReason::NotClosed))?;
         let (times, freed) = (self.log_all_times(), self.inactivate_all());
@@ -671,6 +675,7 @@ impl WriteSide {
             clock: repeatable,
             quota_counted,
             attributes_said,
+            staging: Mutex::default(),
             unfinished: Mutex::default(),
             altering: Mutex::default(),
             moves,

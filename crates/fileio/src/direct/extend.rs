@@ -4,7 +4,7 @@
 //! - space is allocated as never written, and said to hold data only when it does: whatever fails in between, a reader
 //!   sees zeroes or what was there, never what some other file left;
 //! - a block that gets its first bytes is written whole, the rest of it zeroes;
-//! - all that a write is about is looked at before anything of it changes: one that reaches shared blocks changes nothing;
+//! - space for all of a write, holes and copies of shared blocks, is there before anything of it changes;
 //! - whoever moves the end of the file holds the block that it lies in, exclusively, and decides by the size that the
 //!   file has then: it does not move meanwhile;
 //! - before the file reaches behind its last block, the rest of that is zeroed, and blocks behind it that hold data are
@@ -43,9 +43,7 @@ impl<M: FileMappingMut> DirectFile<M> {
     /// grows; gives the number of bytes, which is all of them.
     pub fn write_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         match self.overwrite_at(offset, buf) {
-            Err(FileError::NotOverwritable { why, .. }) if why != Refusal::Shared => {
-                self.write_new(offset, buf)
-            }
+            Err(FileError::NotOverwritable { .. }) => self.write_new(offset, buf),
             other => other,
         }
     }
@@ -85,20 +83,6 @@ impl<M: FileMappingMut> DirectFile<M> {
         Ok(buf.len())
     }
 
-    /// Fails if any of `range`, which the caller holds, lies on blocks that other files share. Who is about to change
-    /// several things asks this of all of them before the first.
-    pub fn check_unshared(&self, range: Range<u64>) -> Outcome<(), M> {
-        let mut at = range.start;
-        while at < range.end {
-            let run = self.run_at(at)?;
-            if run.kind == Kind::SharedData {
-                run.check_overwritable(at)?;
-            }
-            at += run.len.min(range.end - at);
-        }
-        Ok(())
-    }
-
     /// Whether all of `range`, which the caller holds and which is less than a block, is zeroes, wherever the file ends.
     pub fn is_zeroed(&self, range: Range<u64>) -> Outcome<bool, M> {
         if range.is_empty() {
@@ -113,16 +97,21 @@ impl<M: FileMappingMut> DirectFile<M> {
         Ok(bytes.iter().all(|&byte| byte == 0))
     }
 
-    /// Writes zeroes over the part of `range` that holds data. The caller holds it exclusively. Blocks that other files
-    /// share are refused before the first is written.
+    /// Writes zeroes over the part of `range` that holds data. The caller holds it exclusively, in whole blocks. What is
+    /// [staged](Self::stage_held) already needs no space.
     pub fn zero_held(&self, range: Range<u64>) -> Outcome<(), M> {
-        self.check_unshared(range.clone())?;
+        self.stage_held(range.clone())?;
         let mut at = range.start;
         while at < range.end {
             let run = self.run_at(at)?;
-            let len = run.len.min(range.end - at);
-            if run.kind == Kind::Data {
-                self.write_zeroes(run.device, len)?;
+            let mut len = run.len.min(range.end - at);
+            match run.kind {
+                Kind::Data => self.write_zeroes(run.device, len)?,
+                Kind::SharedData => {
+                    len = len.min(COPY_BYTES as u64);
+                    self.write_copying(at, &vec![0; len as usize])?;
+                }
+                Kind::Zeroes(_) => {}
             }
             at += len;
         }
@@ -162,7 +151,6 @@ impl<M: FileMappingMut> DirectFile<M> {
                 if !all {
                     continue;
                 }
-                self.check_unshared(first..u64::MAX)?;
                 self.map().free_behind_end().map_err(map)?;
             }
             self.map().content_changes().map_err(map)?;
@@ -189,12 +177,16 @@ impl<M: FileMappingMut> DirectFile<M> {
         let blocks = offset & !(block - 1)..end.next_multiple_of(block);
         let held = self.hold_to_grow(offset, end)?;
         let size = held.size();
-        self.check_unshared(blocks.clone())?;
         if offset > size {
             self.zero_behind_end(size, offset)?;
         }
         self.map().allocate(blocks.clone()).map_err(|source| FileError::Map { offset, source })?;
-        self.write_blocks(offset, buf, blocks.clone())?;
+        if let Err(error) = self.write_blocks(offset, buf, blocks.clone()) {
+            if let Some(copier) = self.map().copy_on_write() {
+                copier.unstage(blocks);
+            }
+            return Err(error);
+        }
         let grown = (end > size).then_some(end);
         self.map().written(blocks, grown).map_err(|source| FileError::Map { offset, source })?;
         Ok(buf.len())
@@ -211,9 +203,10 @@ impl<M: FileMappingMut> DirectFile<M> {
             if from < to {
                 let data = &buf[(from - offset) as usize..(to - offset) as usize];
                 let device = run.device + (from - at);
-                match fresh && (from > at || to < at + len) {
-                    true => self.write_padded(run.device, len, (from - at) as usize, data)?,
-                    false => self.write_device(device, data)?,
+                match (run.kind, fresh && (from > at || to < at + len)) {
+                    (Kind::SharedData, _) => self.write_copies(from, Run { device, ..run }, data)?,
+                    (_, true) => self.write_padded(run.device, len, (from - at) as usize, data)?,
+                    (_, false) => self.write_device(device, data)?,
                 }
             }
             at += len;
@@ -226,7 +219,7 @@ impl<M: FileMappingMut> DirectFile<M> {
     fn run_for_write(&self, at: u64) -> Outcome<(Run, bool), M> {
         let run = self.run_anywhere(at)?;
         match run.kind {
-            Kind::Data => Ok((run, false)),
+            Kind::Data | Kind::SharedData => Ok((run, false)),
             Kind::Zeroes(Refusal::Unwritten) => Ok((run, true)),
             _ => {
                 run.check_overwritable(at)?;

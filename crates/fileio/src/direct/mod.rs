@@ -8,6 +8,7 @@
 //!   the writing gets to a further extent, that extent is checked again.
 //! - No request allocates memory, except once per thread and device that lies upon another.
 
+mod copy;
 mod device;
 mod extend;
 mod run;
@@ -147,13 +148,20 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// Writes `buf` over what is at byte `offset`; gives the number of bytes, which is all of them. The range must
-    /// lie inside the file, on blocks that are its own and were written before; otherwise nothing is written.
+    /// lie inside the file, on blocks that were written before; otherwise nothing is written. What other files share is
+    /// written elsewhere, if the format can do that.
     pub fn overwrite_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         let Some((range, mode)) = self.write_range(offset, buf.len())? else { return Ok(0) };
         let seen = self.foresee(offset, true);
         point(CHANGE);
-        let _held = self.lock.hold(range, mode);
-        self.overwrite_held(offset, buf, seen)?;
+        let held = self.lock.hold(range, mode);
+        if let Err(error) = self.overwrite_held(offset, buf, seen) {
+            if !self.can_copy(&error) {
+                return Err(error);
+            }
+            drop(held);
+            self.overwrite_shared(offset, buf)?;
+        }
         self.map.overwritten();
         Ok(buf.len())
     }
@@ -175,25 +183,43 @@ impl<M: FileMapping> DirectFile<M> {
     /// than `patience`. Requests of a queue are over once its thread has taken them out. Readers go on.
     pub fn hold_off_writers(self: Arc<Self>, patience: Duration) -> Option<HeldFile<M>> {
         point(HOLD);
-        let until = Instant::now() + patience;
-        let waker = Waker::from(Arc::new(Unpark(thread::current())));
-        let mode = match self.locking {
+        let token = self.acquire_within(0..u64::MAX, self.against_writers(), patience)?;
+        Some(HeldFile { file: self, token: Some(token) })
+    }
+
+    /// Keeps requests on `range` out, as [`hold`](Self::hold) does, or writes to it alone, if `writers`; `None` if it takes
+    /// longer than `patience` until those are over that are under way.
+    pub fn hold_within(&self, range: Range<u64>, writers: bool, patience: Duration) -> Option<Held<'_>> {
+        point(CHANGE);
+        let mode = if writers { self.against_writers() } else { Mode::Exclusive };
+        let token = self.acquire_within(range, mode, patience)?;
+        Some(Held::new(&self.lock, token))
+    }
+
+    /// How to hold bytes that are not to be written.
+    fn against_writers(&self) -> Mode {
+        match self.locking {
             // Writers share the lock.
             Locking::Shared => Mode::Exclusive,
             _ => Mode::Shared,
-        };
-        let mut attempt = self.lock.attempt(0..u64::MAX, mode, &waker);
+        }
+    }
+
+    fn acquire_within(&self, range: Range<u64>, mode: Mode, patience: Duration) -> Option<Token> {
+        let until = Instant::now() + patience;
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut attempt = self.lock.attempt(range.clone(), mode, &waker);
         loop {
             let token = match &mut attempt {
                 Attempt::Held(_) => None,
                 Attempt::InLine(line) => line.poll_finish(&waker).map(Token::Range),
-                Attempt::Busy => self.lock.try_acquire(0..u64::MAX, mode),
+                Attempt::Busy => self.lock.try_acquire(range.clone(), mode),
             };
             if let Some(token) = token {
                 attempt = Attempt::Held(token);
             }
             if let Attempt::Held(token) = attempt {
-                return Some(HeldFile { file: self, token: Some(token) });
+                return Some(token);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -203,6 +229,14 @@ impl<M: FileMapping> DirectFile<M> {
             let is_in_line = matches!(attempt, Attempt::InLine(_));
             thread::park_timeout(if is_in_line { left } else { left.min(Duration::from_millis(1)) });
         }
+    }
+
+    /// As [`read_at`](Self::read_at), of bytes that the caller holds.
+    pub fn read_while_held(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+        if self.read_range(offset, buf.len()).is_none() {
+            return Ok(0);
+        }
+        self.read_held(offset, buf, None)
     }
 
     /// Looks up the run at `offset` and has the device bring near what lies there, where that is worth it, while the

@@ -8,7 +8,8 @@
 //!   in is asked again each time something completes, and blocked on only when nothing else is left.
 //! - A request of whole sectors in one extent allocates nothing: its buffer goes down to the device and comes back.
 //!   One that spans extents is split into pieces with buffers of their own. One of half sectors is done in place,
-//!   by blocking calls.
+//!   by blocking calls, and so is an overwrite of blocks that other files share: it gives its range back and gets in line
+//!   for the whole blocks.
 
 mod state;
 mod wakeup;
@@ -243,8 +244,11 @@ impl<M: FileMapping> DirectQueue<M> {
         let request = &mut state.requests[index as usize];
         request.token = Some(token);
         let (offset, len) = (request.offset, request.len());
-        if (offset | len as u64) & state.file.sector_mask() != 0 {
-            return state.do_in_place(index);
+        if (offset | len as u64) & state.file.sector_mask() != 0 || request.copies {
+            if let Some(result) = state.do_in_place(index) {
+                self.finish_or_copy(index, result);
+            }
+            return;
         }
         let planned =
             if request.is_write { state.plan_write(index, seen) } else { state.plan_read(index, seen) };
@@ -253,11 +257,35 @@ impl<M: FileMapping> DirectQueue<M> {
             // Spans extents, or pieces of others take all the room.
             Ok(_) => {
                 if let Err(e) = self.split(index) {
-                    self.state.fail_unsent(index, e);
+                    match self.state.requests[index as usize].unfinished {
+                        0 => self.finish_or_copy(index, Err(e)),
+                        _ => self.state.fail_unsent(index, e),
+                    }
                 }
             }
-            Err(Some(e)) => self.state.finish(index, Err(e)),
+            Err(Some(e)) => self.finish_or_copy(index, Err(e)),
             Err(None) => {}
+        }
+    }
+
+    /// Ends a request, unless it was refused because of shared blocks, of which copies can be made: then it begins anew.
+    fn finish_or_copy(&mut self, index: u32, result: Outcome<usize, M>) {
+        let state = &mut self.state;
+        let request = &mut state.requests[index as usize];
+        match &result {
+            Err(error) if !request.copies && state.file.can_copy(error) => {}
+            _ => return state.finish(index, result),
+        }
+        request.copies = true;
+        if let Some(token) = request.token.take() {
+            state.file.lock().release(token);
+        }
+        let end = request.offset + request.len() as u64;
+        let blocks = state.file.blocks_around(request.offset..end);
+        // Others may have the rest of these blocks, in this very queue.
+        match state.file.lock().try_acquire(blocks.clone(), Mode::Exclusive) {
+            Some(token) => self.issue(index, token, None),
+            None => self.get_in_line(index, blocks, Mode::Exclusive),
         }
     }
 

@@ -34,6 +34,8 @@ pub(super) struct Request {
     pub offset: u64,
     pub tag: u64,
     pub is_write: bool,
+    /// An overwrite that met shared blocks: it holds whole blocks, and is done in place.
+    pub copies: bool,
     /// Away while the device has it.
     pub buf: Option<AlignedBuf>,
     pub token: Option<Token>,
@@ -53,6 +55,7 @@ impl Request {
         self.offset = offset;
         self.tag = tag;
         self.is_write = is_write;
+        self.copies = false;
         self.buf = Some(buf);
         self.count = None;
         self.unfinished = 0;
@@ -148,21 +151,21 @@ impl<M: FileMapping> State<M> {
         Ok(is_one.then_some(run.device))
     }
 
-    /// A request of half sectors, by the blocking path: its range is held.
+    /// A request of half sectors, or one that copies, by the blocking path: its range is held.
     #[cold]
-    pub(super) fn do_in_place(&mut self, index: u32) {
+    pub(super) fn do_in_place(&mut self, index: u32) -> Option<Outcome<usize, M>> {
         let request = &mut self.requests[index as usize];
         let Some(mut buf) = request.buf.take() else {
             debug_assert!(false, "a request without its buffer");
-            return;
+            return None;
         };
-        let result = if request.is_write {
-            self.file.overwrite_held(request.offset, &buf, None)
-        } else {
-            self.file.read_held(request.offset, &mut buf, None)
+        let result = match (request.is_write, request.copies) {
+            (true, true) => self.file.copy_held(request.offset, &buf).map(|()| buf.len()),
+            (true, false) => self.file.overwrite_held(request.offset, &buf, None),
+            (false, _) => self.file.read_held(request.offset, &mut buf, None),
         };
         self.requests[index as usize].buf = Some(buf);
-        self.finish(index, result);
+        Some(result)
     }
 
     pub(super) fn zero(&mut self, index: u32, range: Range<usize>) {

@@ -1,8 +1,8 @@
 //! The map of one open file, as the data path looks it up.
 //!
 //! A lookup is a binary search in the committed version of the map, which is immutable: no lock, no allocation, no
-//! shared line written. For those who would write to a file that may share blocks, the runs that are shared are such a
-//! list too, made at first use, and good for the version that the file had when it was opened.
+//! shared line written. For those who would write to a file that may share blocks, what is shared is such a list too,
+//! made at first use (`inode::copying`).
 
 use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
 use crate::volume::Volume;
 use blockdev::DeviceError;
 use fileio::testing::point;
-use fileio::{Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq};
+use fileio::{CopyOnWrite, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use xfs_format::types::{FileBlock, FsBlock};
@@ -21,14 +21,9 @@ pub struct FileMap {
     volume: Arc<Volume>,
     entry: Arc<InodeEntry>,
     life: Life,
-    /// Which of the file's blocks others share: known once somebody would write, unless they are too many runs.
-    shared: OnceLock<Option<Box<[Blocks]>>>,
     /// Set once it is known that nothing of the file is shared but what is marked so.
     marked: OnceLock<()>,
 }
-
-/// More runs than these are not kept; damaged maps could ask for any number.
-const SHARED_RUNS_MAX: usize = 1 << 20;
 
 /// A run of the file's blocks.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +66,7 @@ impl FileMap {
     }
 
     fn of(volume: Arc<Volume>, entry: Arc<InodeEntry>, life: Life) -> Self {
-        Self { volume, entry, life, shared: OnceLock::new(), marked: OnceLock::new() }
+        Self { volume, entry, life, marked: OnceLock::new() }
     }
 
     /// Whether it is the map of the file that `file` stands for.
@@ -134,27 +129,14 @@ impl FileMap {
             self.check_unmarked(inode)?;
             return Ok(whole);
         }
-        let (mut start, mut end) = (extent.startoff.0, extent.end().0);
-        // What was gathered of the first version says nothing about a later one.
-        let runs = if inode.map_seq() == 0 { self.shared_blocks()? } else { None };
-        let Some(runs) = runs else {
-            let (from, skip) = (FsBlock(extent.startblock.0 + (block.0 - start)), block.0 - start);
-            let run = self.volume.shared_run(from, end - block.0)?;
-            let blocks = Blocks { start: block.0, end: block.0 + run.blocks };
-            return Ok(self.part(blocks, device + (skip << self.volume.geometry().block_log), run.shared));
+        let skip = block.0 - extent.startoff.0;
+        let (from, left) = (FsBlock(extent.startblock.0 + skip), extent.end().0 - block.0);
+        let run = match self.entry.copying_if_any().and_then(|copying| copying.run(from, left)) {
+            Some(run) => run,
+            None => self.volume.known_run(&self.entry, from, left)?,
         };
-        let next = runs.partition_point(|run| run.end <= block.0);
-        let shared = runs.get(next).filter(|run| run.start <= block.0);
-        match shared {
-            Some(run) => (start, end) = (start.max(run.start), end.min(run.end)),
-            None => {
-                let before = next.checked_sub(1).and_then(|before| runs.get(before));
-                start = before.map_or(start, |run| start.max(run.end));
-                end = runs.get(next).map_or(end, |run| end.min(run.start));
-            }
-        }
-        let device = device + (self.bytes(FileBlock(start)) - whole.offset);
-        Ok(self.part(Blocks { start, end }, device, shared.is_some()))
+        let blocks = Blocks { start: block.0, end: block.0 + run.blocks.clamp(1, left) };
+        Ok(self.part(blocks, device + (skip << self.volume.geometry().block_log), run.shared))
     }
 
     /// Whoever would write to a file asks once whether anything of it is shared that nothing marks: all of a file without
@@ -191,29 +173,6 @@ impl FileMap {
         let offset = self.bytes(FileBlock(blocks.start));
         let state = if shared { ExtentState::Shared(device) } else { ExtentState::Written(device) };
         Extent { offset, len: self.bytes(FileBlock(blocks.end)) - offset, state }
-    }
-
-    /// The runs of the file's blocks that are shared, in order; asked of the reference count trees once.
-    fn shared_blocks(&self) -> Result<Option<&[Blocks]>> {
-        if let Some(runs) = self.shared.get() {
-            return Ok(runs.as_deref());
-        }
-        let mut runs = Vec::new();
-        for extent in self.extents()?.iter().filter(|extent| !extent.unwritten) {
-            let (mut at, count) = (0, u64::from(extent.blockcount));
-            while at < count {
-                let run = self.volume.shared_run(FsBlock(extent.startblock.0 + at), count - at)?;
-                let end = at + run.blocks.clamp(1, count - at);
-                if run.shared {
-                    if runs.len() == SHARED_RUNS_MAX {
-                        return Ok(self.shared.get_or_init(|| None).as_deref());
-                    }
-                    runs.push(Blocks { start: extent.startoff.0 + at, end: extent.startoff.0 + end });
-                }
-                at = end;
-            }
-        }
-        Ok(self.shared.get_or_init(|| Some(runs.into())).as_deref())
     }
 
     /// Finds what holds byte `offset` in the committed map; `then` makes an extent of it.
@@ -255,6 +214,9 @@ impl Drop for FileMap {
         }
         let last = self.entry.close(self.life);
         point("a file is closed");
+        if last && self.entry.copying_if_any().is_some() {
+            let _ = self.volume.give_back_copies(&self.entry, FileBlock(0)..FileBlock(u64::MAX));
+        }
         if last && self.volume.is_writable() {
             let _ = self.volume.release_if_unused(&self.entry);
         }
@@ -305,13 +267,51 @@ impl FileMapping for FileMap {
     fn overwritten(&self) {
         self.entry.overwritten().note(self.life);
     }
+
+    fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = Error>> {
+        let can = self.volume.is_writable() && self.volume.geometry().reflink;
+        can.then_some(self)
+    }
+}
+
+impl CopyOnWrite for FileMap {
+    type Error = Error;
+
+    fn stage(&self, range: Range<u64>) -> Result<()> {
+        self.volume.stage_copies(&self.entry, self.blocks(&range))
+    }
+
+    fn staged(&self, offset: u64) -> Result<Option<Staged>> {
+        let log = self.volume.geometry().block_log;
+        let Some(extent) = self.volume.staged_copy(&self.entry, FileBlock(offset >> log)) else {
+            return Ok(None);
+        };
+        let found = self.mapped(extent);
+        let (ExtentState::Written(device) | ExtentState::Unwritten(device)) = found.state else {
+            return Ok(None);
+        };
+        let skip = offset - found.offset;
+        Ok(Some(Staged { device: device + skip, len: found.len - skip }))
+    }
+
+    fn replace(&self, range: Range<u64>) -> Result<()> {
+        self.volume.take_copies(&self.entry, self.blocks(&range))
+    }
+
+    fn unstage(&self, range: Range<u64>) {
+        self.volume.unclaim_copies(&self.entry, &self.blocks(&range));
+    }
 }
 
 impl FileMappingMut for FileMap {
     fn allocate(&self, range: Range<u64>) -> Result<()> {
         let blocks = self.blocks(&range);
+        self.volume.check_room_with_copies(&self.entry, &blocks)?;
         let given = self.volume.allocate_blocks(&self.entry, blocks.clone())?;
-        let prepared = self.volume.prepare_blocks(&self.entry, &blocks);
+        let prepared = self
+            .volume
+            .prepare_blocks(&self.entry, &blocks)
+            .and_then(|()| self.volume.stage_copies(&self.entry, blocks));
         if prepared.as_ref().is_err_and(Error::is_refusal) {
             self.volume.take_back(&self.entry, given)?;
         }
@@ -319,6 +319,7 @@ impl FileMappingMut for FileMap {
     }
 
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
+        self.volume.take_copies(&self.entry, self.blocks(&range))?;
         self.volume.data_written(&self.entry, self.blocks(&range), size, self.volume.now())
     }
 

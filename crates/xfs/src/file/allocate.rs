@@ -16,7 +16,7 @@ use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
 
 /// The longest extent that a record can hold.
-const EXTENT_BLOCKS_MAX: u64 = (1 << BLOCKCOUNT_BITS) - 1;
+pub(super) const EXTENT_BLOCKS_MAX: u64 = (1 << BLOCKCOUNT_BITS) - 1;
 /// Extents that one transaction converts.
 const CONVERTED_AT_ONCE: usize = 2;
 /// With so many free blocks, there are some for a map until the data are written that it is to tell of, whatever others
@@ -81,7 +81,7 @@ impl Volume {
     }
 
     /// How many of `blocks` are holes.
-    fn missing_blocks(self: &Arc<Self>, entry: &InodeEntry, blocks: Blocks) -> Result<u64> {
+    pub(super) fn missing_blocks(self: &Arc<Self>, entry: &InodeEntry, blocks: Blocks) -> Result<u64> {
         let mut missing = 0;
         let mut at = blocks.start;
         while let Some(hole) = self.next_hole(entry, at..blocks.end)? {

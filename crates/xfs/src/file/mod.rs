@@ -13,6 +13,8 @@
 //!   crash left there, or another program, which goes before the end does.
 
 mod allocate;
+mod clone;
+mod copies;
 mod limits;
 mod remove;
 mod resize;
@@ -20,6 +22,7 @@ mod shift;
 mod times;
 
 pub use allocate::Given;
+pub use clone::Share;
 pub(crate) use remove::free_all;
 
 use crate::error::{Error, Result};

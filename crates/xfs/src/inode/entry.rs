@@ -8,6 +8,7 @@
 //! - an inode has one entry at a time: the cache keeps it as long as anybody has it;
 //! - it is written into its cluster only when all changes of it are in the log.
 
+use super::copying::Copying;
 use super::lazy_time::{LazyTime, after_overwrite};
 use super::{Inode, Life};
 use crate::buf::{MetaBuf, Overlay};
@@ -18,7 +19,7 @@ use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 use parking_lot::{Mutex, MutexGuard, RawRwLock, RwLock};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
 use xfs_format::log::{InodeFields, InodeFormat};
@@ -61,6 +62,8 @@ pub struct InodeEntry {
     overwritten: LazyTime,
     /// Whether the inode is known to hold no capabilities, which a change of its content would take away.
     unprivileged: AtomicBool,
+    /// Of a file that may share blocks: once somebody asked.
+    copying: OnceLock<Box<Copying>>,
     /// What the cache takes it to weigh.
     weighed: AtomicU64,
     this: Weak<InodeEntry>,
@@ -105,6 +108,7 @@ impl InodeEntry {
             ended: AtomicU64::new(Life::FIRST.to_bits()),
             overwritten: LazyTime::default(),
             unprivileged: AtomicBool::new(false),
+            copying: OnceLock::new(),
             weighed: AtomicU64::new(0),
             this: this.clone(),
             users: Users::new(),
@@ -235,6 +239,22 @@ impl InodeEntry {
         self.ended.load(Ordering::Acquire) > life.to_bits()
     }
 
+    /// What is known of the file's shared blocks, and what is staged for copies of them.
+    pub(crate) fn copying(&self) -> &Copying {
+        self.copying.get_or_init(Box::default)
+    }
+
+    /// The same, if anybody asked for it.
+    #[inline]
+    pub(crate) fn copying_if_any(&self) -> Option<&Copying> {
+        self.copying.get().map(Box::as_ref)
+    }
+
+    /// Has whoever looked at the map look again: other blocks are shared than before.
+    pub(crate) fn sharing_changed(&self) {
+        self.map_version.fetch_add(1, Ordering::Release);
+    }
+
     /// When the content of a file with this number was last written over in place.
     pub(crate) fn overwritten(&self) -> &LazyTime {
         &self.overwritten
@@ -256,15 +276,20 @@ impl InodeEntry {
 
     /// Bytes of memory, for the cache, which takes it to weigh that from now on.
     pub(crate) fn weigh(&self) -> u64 {
-        let weight = size_of::<Self>() as u64 + self.peek().weight();
+        let weight = self.weight();
         self.weighed.store(weight, Ordering::Relaxed);
         weight
+    }
+
+    fn weight(&self) -> u64 {
+        let copying = self.copying_if_any().map_or(0, Copying::weight);
+        size_of::<Self>() as u64 + self.peek().weight() + copying
     }
 
     /// Whether its maps have grown or shrunk so much that the cache should know.
     pub(crate) fn is_misjudged(&self) -> bool {
         let weighed = self.weighed.load(Ordering::Relaxed);
-        let weight = size_of::<Self>() as u64 + self.peek().weight();
+        let weight = self.weight();
         weight.abs_diff(weighed) > WEIGHT_GRAIN + weighed / 4
     }
 

@@ -7,10 +7,12 @@
 //! Invariant: a fork's bytes are what the inode on disk holds of it (up to what is used), its format and count say
 //! how to read them, and its extent list, where it is loaded, says the same.
 
+mod copying;
 mod entry;
 mod handle;
 mod lazy_time;
 
+pub(crate) use copying::BlockSet;
 pub(crate) use entry::Site;
 pub use entry::{InodeEntry, InodeLocked, InodeShared};
 pub use handle::{InodeHandle, Life};

@@ -55,6 +55,12 @@ impl Trans<'_> {
         self.owe(Work::Count(RefcountUpdate { op: RefcountOp::FreeCow, start, len }));
     }
 
+    /// Owes it to free blocks that are staged, and that no write is to use any more.
+    pub(crate) fn free_staged_later(&mut self, start: FsBlock, len: u32) {
+        self.unstage_later(start, len);
+        self.owe(Work::Free(FreeWork { extent: Extent { start, len }, owner: None }));
+    }
+
     fn owe_staging_owner(&mut self, staged: bool, start: FsBlock, len: u32) {
         if self.geometry().rmapbt {
             self.owe(Work::Rmap(super::rmaps::owned(staged, RmapOwner::COW_STAGING, start, len)));

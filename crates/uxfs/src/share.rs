@@ -1,0 +1,321 @@
+//! Files that share blocks: clones, what is found to be the same, and copies that share where they can.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::File;
+use crate::two_files::{self, HeldBoth, Part};
+use fileio::FILE_END_MAX;
+use std::ops::Range;
+use std::sync::Arc;
+use xfs::file::Share;
+use xfs_format::inode::InodeFlags2;
+use xfs_format::types::FileBlock;
+
+/// Bytes that are compared, or copied, at a time.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// What came of [`File::dedupe_range`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Deduped {
+    /// So many bytes are the same, and are there only once from now on.
+    Same(u64),
+    /// The two ranges differ. Nothing was changed.
+    Differs,
+}
+
+/// Two ranges of the same length.
+#[derive(Clone, Copy, Debug)]
+struct Ranges {
+    from: u64,
+    at: u64,
+    len: u64,
+}
+
+impl Ranges {
+    fn source(&self) -> Range<u64> {
+        self.from..self.from + self.len
+    }
+
+    fn destination(&self) -> Range<u64> {
+        self.at..self.at + self.len
+    }
+}
+
+/// What is wanted of two ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// All of it.
+    Clone,
+    /// As much of it as is whole blocks, and the same.
+    Dedupe,
+}
+
+impl File {
+    /// Has `to` share `len` bytes of this file from byte `from` on, at its byte `at`: no content is copied, and what either
+    /// file writes later is its own. With a `len` of 0 all up to the end of this file. `to` grows if it ends before, and may
+    /// be this file if the ranges have nothing in common. Holes stay holes.
+    ///
+    /// Both offsets must be whole blocks, and so must the length, unless the range reaches to the end of this file, and to
+    /// the end of `to` or behind it. Where the volume has no reflink: [`ErrorKind::Unsupported`]. What fails on the way leaves in
+    /// `to`, block by block, old content or new.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), uxfs::Error> {
+    /// let volume = uxfs::Volume::open("disk.img", &uxfs::OpenOptions::new().writable(true))?;
+    /// let (image, snapshot) = (volume.open_file("/vm.raw")?, volume.open_file("/vm.raw.before")?);
+    /// image.clone_range(0, &snapshot, 0, 0)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn clone_range(&self, from: u64, to: &Self, at: u64, len: u64) -> Result<()> {
+        self.check_pair(to)?;
+        to.check_writable()?;
+        let Some((ranges, _held)) = self.hold_pair(to, Ranges { from, at, len }, Wanted::Clone)? else {
+            return Ok(());
+        };
+        to.content_changes()?;
+        self.share_held(to, ranges, Wanted::Clone)
+    }
+
+    /// Compares `len` bytes of this file from byte `from` on with those of `to` from byte `at` on, and has both files share
+    /// one copy if they are the same. Neither changes meanwhile, and neither's content or times change. Both ranges must lie
+    /// within the files and begin at whole blocks; a part of a block at their end counts only if both files end there.
+    pub fn dedupe_range(&self, from: u64, to: &Self, at: u64, len: u64) -> Result<Deduped> {
+        self.check_pair(to)?;
+        to.node.volume.engine().check_writable()?;
+        if from.saturating_add(len) > self.size() {
+            return Err(invalid("the range reaches behind the end of the file"));
+        }
+        if len == 0 {
+            return Ok(Deduped::Same(0));
+        }
+        let Some((ranges, _held)) = self.hold_pair(to, Ranges { from, at, len }, Wanted::Dedupe)? else {
+            return Ok(Deduped::Same(0));
+        };
+        if !self.is_same_held(to, ranges)? {
+            return Ok(Deduped::Differs);
+        }
+        self.share_held(to, ranges, Wanted::Dedupe)?;
+        Ok(Deduped::Same(ranges.len))
+    }
+
+    /// Copies `len` bytes of this file from byte `from` on to byte `at` of `to`; gives how many that were, which is fewer
+    /// if this file ends before. What can be shared is, where the volume has reflink; the rest is copied.
+    pub fn copy_range(&self, from: u64, to: &Self, at: u64, len: u64) -> Result<u64> {
+        self.check_pair_anywhere(to)?;
+        to.check_writable()?;
+        let len = len.min(self.size().saturating_sub(from));
+        if len == 0 {
+            return Ok(0);
+        }
+        let ranges = Ranges { from, at, len };
+        self.check_ends(ranges)?;
+        if self.node.ino() == to.node.ino() && overlap(&ranges.source(), &ranges.destination()) {
+            return Err(invalid("a range cannot be copied over a part of itself"));
+        }
+        let block = self.block();
+        let shares = self.node.volume.engine().check_sharing().is_ok() && (from ^ at) & (block - 1) == 0;
+        if !shares {
+            self.copy_bytes(to, ranges)?;
+            return Ok(len);
+        }
+        // Whole blocks, and what lies before and behind them.
+        let head = (from.next_multiple_of(block) - from).min(len);
+        let ends_both = from + len == self.size() && at + len >= to.size();
+        let middle = if ends_both { len - head } else { (len - head) & !(block - 1) };
+        self.copy_bytes(to, Ranges { len: head, ..ranges })?;
+        let whole = Ranges { from: from + head, at: at + head, len: middle };
+        if middle > 0 {
+            match self.clone_range(whole.from, to, whole.at, whole.len) {
+                // A file that moved its end meanwhile, or a group that is too full for one more owner.
+                Err(error) if matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::InvalidInput) => {
+                    self.copy_bytes(to, whole)?;
+                }
+                done => done?,
+            }
+        }
+        let done = head + middle;
+        self.copy_bytes(to, Ranges { from: from + done, at: at + done, len: len - done })?;
+        Ok(len)
+    }
+
+    fn copy_bytes(&self, to: &Self, ranges: Ranges) -> Result<()> {
+        let mut buf =
+            blockdev::AlignedBuf::zeroed(CHUNK_BYTES.min(ranges.len.next_multiple_of(4096)) as usize);
+        let mut done = 0;
+        while done < ranges.len {
+            let most = (ranges.len - done).min(buf.len() as u64) as usize;
+            let read = self.read_at(&mut buf[..most], ranges.from + done)?;
+            if read == 0 {
+                return Ok(());
+            }
+            to.write_at(&buf[..read], ranges.at + done)?;
+            done += read as u64;
+        }
+        Ok(())
+    }
+
+    fn check_pair_anywhere(&self, to: &Self) -> Result<()> {
+        if !Arc::ptr_eq(self.node.volume.engine(), to.node.volume.engine()) {
+            return Err(invalid("the two files are on different volumes"));
+        }
+        to.check_unprotected()
+    }
+
+    fn check_pair(&self, to: &Self) -> Result<()> {
+        self.check_pair_anywhere(to)?;
+        Ok(self.node.volume.engine().check_sharing()?)
+    }
+
+    /// No range ends behind what a file can have.
+    fn check_ends(&self, ranges: Ranges) -> Result<()> {
+        let ends = |start: u64| start.checked_add(ranges.len).filter(|&end| end <= FILE_END_MAX);
+        if ends(ranges.from).is_none() {
+            return Err(invalid("the range ends behind what a file can have"));
+        }
+        let most = FILE_END_MAX & !(self.block() - 1);
+        match ends(ranges.at) {
+            Some(end) if end <= most => Ok(()),
+            _ => Err(self.too_large(ranges.at.saturating_add(ranges.len))),
+        }
+    }
+
+    /// Holds both ranges, and says what of them is to be shared, as long as they are held; `None` if nothing is.
+    fn hold_pair<'a>(
+        &'a self,
+        to: &'a Self,
+        asked: Ranges,
+        wanted: Wanted,
+    ) -> Result<Option<(Ranges, HeldBoth<'a>)>> {
+        let block = self.block();
+        loop {
+            let Some(ranges) = self.checked_pair(to, asked, wanted)? else { return Ok(None) };
+            let around = |range: Range<u64>| range.start..range.end.next_multiple_of(block);
+            let (source, mut destination) = (around(ranges.source()), around(ranges.destination()));
+            let size = to.size();
+            let grows = ranges.destination().end > size;
+            if grows {
+                // The end moves, and what lies behind it must not hold data.
+                destination = destination.start.min(size & !(block - 1))..u64::MAX;
+            }
+            let held = two_files::hold(
+                Part { file: self, bytes: source, changes: false },
+                Part { file: to, bytes: destination.clone(), changes: true },
+            )?;
+            // By the sizes of now, which stay as far as they matter.
+            let now = self.checked_pair(to, asked, wanted)?;
+            let is_same = now.is_some_and(|now| now.len == ranges.len);
+            let is_held = to.size() >= ranges.destination().end || grows && to.size() >= destination.start;
+            if is_same && is_held {
+                return Ok(Some((ranges, held)));
+            }
+        }
+    }
+
+    /// What of two ranges is to be shared, by the sizes that the files have.
+    fn checked_pair(&self, to: &Self, asked: Ranges, wanted: Wanted) -> Result<Option<Ranges>> {
+        let Ranges { from, at, mut len } = asked;
+        let (block, size, to_size) = (self.block(), self.size(), to.size());
+        if wanted == Wanted::Clone && len == 0 {
+            len = match size.checked_sub(from) {
+                None => return Err(invalid("the range begins behind the end of the file")),
+                Some(0) => return Ok(None),
+                Some(rest) => rest,
+            };
+        }
+        if (from | at) & (block - 1) != 0 {
+            return Err(invalid(format!(
+                "ranges that are to be shared begin at whole blocks of {block} bytes"
+            )));
+        }
+        let ranges = Ranges { from, at, len };
+        self.check_ends(ranges)?;
+        let (end, to_end) = (from + len, at + len);
+        if end > size {
+            return Err(invalid("the range reaches behind the end of the file"));
+        }
+        if wanted == Wanted::Dedupe && to_end > to_size {
+            return Err(invalid("the range reaches behind the end of the other file"));
+        }
+        // A part of a block is shared if it ends both files.
+        let ends_both = end == size && to_end >= to_size;
+        let whole = match len & (block - 1) {
+            0 => len,
+            _ if ends_both => len,
+            _ if wanted == Wanted::Dedupe => len & !(block - 1),
+            _ => {
+                return Err(invalid(
+                    "the range ends within a block, which is not the last one of both files",
+                ));
+            }
+        };
+        let rounded = |start: u64| start..(start + whole).next_multiple_of(block);
+        if self.node.ino() == to.node.ino() && overlap(&rounded(from), &rounded(at)) {
+            return Err(invalid("a file cannot share a range with a part of itself that overlaps it"));
+        }
+        Ok((whole > 0).then_some(Ranges { from, at, len: whole }))
+    }
+
+    /// Whether two ranges that are held have the same content.
+    fn is_same_held(&self, to: &Self, ranges: Ranges) -> Result<bool> {
+        let chunk =
+            || blockdev::AlignedBuf::zeroed(CHUNK_BYTES.min(ranges.len.next_multiple_of(4096)) as usize);
+        let (mut ours, mut theirs) = (chunk(), chunk());
+        let mut done = 0;
+        while done < ranges.len {
+            let len = (ranges.len - done).min(ours.len() as u64) as usize;
+            let (ours, theirs) = (&mut ours[..len], &mut theirs[..len]);
+            let read = self.data.read_while_held(ranges.from + done, ours)?;
+            if read != to.data.read_while_held(ranges.at + done, theirs)? || ours[..read] != theirs[..read] {
+                return Ok(false);
+            }
+            if read == 0 {
+                break;
+            }
+            done += read as u64;
+        }
+        Ok(true)
+    }
+
+    /// Shares two ranges that are held.
+    fn share_held(&self, to: &Self, ranges: Ranges, wanted: Wanted) -> Result<()> {
+        let engine = to.node.volume.engine();
+        let size = to.size();
+        let end = ranges.destination().end;
+        if end > size {
+            if ranges.at > size {
+                to.data.zero_behind_end(size, ranges.at)?;
+            }
+            engine.free_data_behind_end(to.entry())?;
+        }
+        let log = engine.geometry().block_log;
+        let blocks = |bytes: u64| FileBlock(bytes >> log);
+        let source = ranges.source();
+        let share = Share {
+            from: self.entry(),
+            blocks: blocks(source.start)..blocks(source.end.next_multiple_of(self.block())),
+            to: to.entry(),
+            at: blocks(ranges.at),
+            size: end,
+        };
+        engine.share_blocks(&share)?;
+        let core = self.entry().current();
+        let core = core.core();
+        let whole = ranges.from == 0 && ranges.at == 0 && ranges.len == self.size() && ranges.len >= size;
+        let has_hint = to.entry().peek().core().flags2.contains(InodeFlags2::COWEXTSIZE);
+        let hint =
+            (whole && core.flags2.contains(InodeFlags2::COWEXTSIZE) && !has_hint).then_some(core.cowextsize);
+        match wanted {
+            Wanted::Clone => Ok(engine.end_sharing(to.entry(), end, hint, Some(to.node.volume.now()))?),
+            Wanted::Dedupe => Ok(()),
+        }
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+fn invalid(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidInput, what)
+}

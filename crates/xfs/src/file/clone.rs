@@ -1,0 +1,223 @@
+//! Files that get another's blocks, to have them beside it.
+//!
+//! A mapping of the source comes in the place of what the destination has there, in one transaction, which counts an owner
+//! less for the old blocks and one more for the new. What a crash or an error leaves is a destination of which a part has
+//! the new content, in whole blocks.
+//!
+//! Invariants:
+//! - both inodes have the flag for shared blocks before any block has two owners;
+//! - whoever would write to the source knows that its blocks are shared before they are counted: they are named in what is
+//!   known of it, and looks at its map from before are void.
+
+use super::{Blocks, join_file};
+use crate::bmap::Mapped;
+use crate::error::{Error, Result};
+use crate::inode::{ForkKind, InodeEntry};
+use crate::trans::Trans;
+use crate::trans::reservation::Need;
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::bmbt::Extent;
+use xfs_format::inode::InodeFlags2;
+use xfs_format::log::InodeFields;
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::{AgNumber, FileBlock, FsBlock};
+
+/// Where blocks of one file are to be shared with another.
+#[derive(Clone, Debug)]
+pub struct Share<'a> {
+    /// The file that has them.
+    pub from: &'a Arc<InodeEntry>,
+    /// Which of its blocks.
+    pub blocks: Blocks,
+    /// The file that gets them, which may be the same.
+    pub to: &'a Arc<InodeEntry>,
+    /// Where, in that file.
+    pub at: FileBlock,
+    /// Where the destination ends at the earliest, when all is done.
+    pub size: u64,
+}
+
+/// A piece of a mapping that one transaction changes.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    at: FileBlock,
+    blocks: u64,
+    new: Option<Extent>,
+    is_mapped: bool,
+}
+
+impl Piece {
+    fn end(&self) -> FileBlock {
+        FileBlock(self.at.0 + self.blocks)
+    }
+}
+
+impl Volume {
+    /// Fails unless files of this volume can share blocks.
+    pub fn check_sharing(&self) -> Result<()> {
+        match self.geometry().reflink {
+            true => Ok(()),
+            false => {
+                Err(Error::UnsupportedFeature("files that share blocks (the volume has no reflink)".into()))
+            }
+        }
+    }
+
+    /// Has a file share blocks of another; holes, and what was never written, become holes. The caller keeps writers off
+    /// the source, and everybody off the destination, whole blocks; behind the end of that nothing holds data.
+    pub fn share_blocks(self: &Arc<Self>, share: &Share<'_>) -> Result<()> {
+        self.check_sharing()?;
+        self.check_block_change(share.to)?;
+        self.know_shared(share.from)?;
+        self.know_shared(share.to)?;
+        self.mark_sharing(share.from)?;
+        self.mark_sharing(share.to)?;
+        self.say_shared(share)?;
+        // What was staged for content that goes.
+        let end = FileBlock(share.at.0 + (share.blocks.end.0 - share.blocks.start.0));
+        self.give_back_copies(share.to, share.at..end)?;
+        let mut at = share.blocks.start;
+        while at < share.blocks.end {
+            let piece = self.next_piece(share, at)?;
+            if piece.new.is_some() || piece.is_mapped {
+                self.share_piece(share, &piece)?;
+            }
+            at = FileBlock(at.0 + piece.blocks);
+        }
+        Ok(())
+    }
+
+    /// Lets a file that got blocks end where it is to, and changes its times, unless `now` is `None`; with the hint for the
+    /// size of copies that it takes over.
+    pub fn end_sharing(
+        self: &Arc<Self>,
+        to: &Arc<InodeEntry>,
+        size: u64,
+        hint: Option<u32>,
+        now: Option<Timestamp>,
+    ) -> Result<()> {
+        let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
+        join_file(&mut trans, to)?;
+        let core = trans.inode_mut(to.ino(), InodeFields::CORE).core_mut();
+        core.size = core.size.max(size);
+        if let Some(hint) = hint {
+            core.flags2 |= InodeFlags2::COWEXTSIZE;
+            core.cowextsize = hint;
+        }
+        if let Some(now) = now {
+            (core.mtime, core.ctime) = (now, now);
+        }
+        trans.commit()?;
+        Ok(())
+    }
+
+    /// Gives an inode the flag for shared blocks.
+    fn mark_sharing(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
+        if entry.peek().is_reflinked() {
+            return Ok(());
+        }
+        self.check_unmarked(entry, FileBlock(0)..super::BLOCKS_END)?;
+        let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
+        join_file(&mut trans, entry)?;
+        trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().flags2 |= InodeFlags2::REFLINK;
+        trans.commit()?;
+        Ok(())
+    }
+
+    /// Says of both files that the blocks are shared, before they are.
+    fn say_shared(&self, share: &Share<'_>) -> Result<()> {
+        let extents = self.extents(&share.from.current(), ForkKind::Data)?;
+        let mut runs = Vec::new();
+        let mut at = share.blocks.start;
+        while let Some(extent) = extents.ending_behind(at).filter(|extent| extent.startoff < share.blocks.end)
+        {
+            let (from, end) = (at.max(extent.startoff), extent.end().min(share.blocks.end));
+            at = extent.end();
+            if !extent.unwritten {
+                runs.push((FsBlock(extent.startblock.0 + (from.0 - extent.startoff.0)), end.0 - from.0));
+            }
+        }
+        for entry in [share.from, share.to] {
+            let copying = entry.copying();
+            copying.change(&copying.fork(), |shared| {
+                runs.iter().for_each(|&(start, blocks)| shared.add(start, blocks));
+            });
+            // Looks from before are void.
+            entry.sharing_changed();
+        }
+        Ok(())
+    }
+
+    /// What becomes of the destination where block `at` of the source is to be, and for how many blocks.
+    fn next_piece(&self, share: &Share<'_>, at: FileBlock) -> Result<Piece> {
+        let source = self.extents(&share.from.current(), ForkKind::Data)?.lookup(at);
+        let to = FileBlock(share.at.0 + (at.0 - share.blocks.start.0));
+        let old = self.extents(&share.to.current(), ForkKind::Data)?.lookup(to);
+        let until = |mapped: &Mapped, from: FileBlock| match mapped {
+            Mapped::Extent(extent) => extent.end().0 - from.0,
+            Mapped::Hole(_, end) => end.map_or(u64::MAX, |end| end.0 - from.0),
+        };
+        let left = share.blocks.end.0 - at.0;
+        let blocks = left.min(until(&source, at)).min(until(&old, to)).max(1);
+        let place =
+            |extent: &Extent, from: FileBlock| FsBlock(extent.startblock.0 + (from.0 - extent.startoff.0));
+        let new = match source {
+            Mapped::Extent(extent) if !extent.unwritten => Some(Extent {
+                startoff: to,
+                startblock: place(&extent, at),
+                blockcount: u32::try_from(blocks).unwrap_or(extent.blockcount),
+                unwritten: false,
+            }),
+            _ => None,
+        };
+        let source_unwritten = matches!(source, Mapped::Extent(extent) if extent.unwritten);
+        let (new, is_mapped) = match (new, old) {
+            // The same blocks already.
+            (Some(new), Mapped::Extent(old)) if !old.unwritten && place(&old, to) == new.startblock => {
+                (None, false)
+            }
+            // Neither was written.
+            (None, Mapped::Extent(old)) if old.unwritten && source_unwritten => (None, false),
+            (new, old) => (new, matches!(old, Mapped::Extent(_))),
+        };
+        Ok(Piece { at: to, blocks, new, is_mapped })
+    }
+
+    fn share_piece(self: &Arc<Self>, share: &Share<'_>, piece: &Piece) -> Result<()> {
+        if let Some(new) = piece.new {
+            self.check_group_has_room(new.startblock)?;
+        }
+        let need = Need::new(self.geometry()).inodes(1).map_changes(2).counts(2).steps(2);
+        let mut trans = Trans::start(self, need.reservation())?;
+        join_file(&mut trans, share.to)?;
+        let ino = share.to.ino();
+        if piece.is_mapped {
+            let gone = trans.unmap(ino, ForkKind::Data, piece.at..piece.end(), 1)?;
+            debug_assert!(gone.rest.is_none(), "one piece at a time");
+            for extent in &gone.freed {
+                trans.give_up_later(ino, ForkKind::Data, extent)?;
+            }
+        }
+        if let Some(new) = piece.new {
+            trans.share_later(new.startblock, new.blockcount);
+            trans.map(ino, ForkKind::Data, new)?;
+        }
+        let end = piece.end().0.saturating_mul(self.geometry().block_size.into());
+        let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+        core.size = core.size.max(share.size.min(end));
+        trans.commit()?;
+        Ok(())
+    }
+
+    /// [`Error::NoSpace`] if the group of a block is so full that its trees might not grow: who shares blocks takes none,
+    /// but their owners are written down.
+    fn check_group_has_room(&self, start: FsBlock) -> Result<()> {
+        const OWNERS: u32 = 8;
+        let Some((ag, _)) = self.geometry().split_block(start) else { return Ok(()) };
+        let roots = self.group_space(AgNumber(ag.0))?;
+        let levels =
+            [roots.rmapbt, roots.refcountbt].into_iter().flatten().map(|root| root.levels + 1).sum::<u32>();
+        if roots.free_blocks < OWNERS * levels { Err(Error::NoSpace) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,340 @@
+//! Copies of blocks that other files have as well, for whoever writes to them.
+//!
+//! Space for a copy is *staged*: allocated, named in the tree of reference counts as nobody's, and kept in the file's CoW
+//! fork, which is in memory. A write *claims* what it needs of it, puts its data there, and has it *taken*: in one
+//! transaction the old blocks go out of the file, which counts an owner of theirs less, what is staged is staged no more,
+//! and the file has it. A crash leaves the old content or the new, block by block, and staged blocks that the next to open
+//! the volume frees.
+//!
+//! Invariants:
+//! - what a write has claimed stays until it is taken or the claim is given up; the rest may go back at any time;
+//! - more is staged than a write needs, by the file's hint, so that those who write beside it later find space, and what
+//!   was one extent stays one; it goes back when the file is cut or closed, and when space is short.
+
+use super::allocate::EXTENT_BLOCKS_MAX;
+use super::{Blocks, join_file};
+use crate::alloc::{Purpose, Request, Target};
+use crate::bmap::SharedRun;
+use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts};
+use crate::error::{Error, Result};
+use crate::inode::{BlockSet, ForkKind, Inode, InodeEntry};
+use crate::trans::Trans;
+use crate::trans::reservation::Need;
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::bmbt::Extent;
+use xfs_format::inode::InodeFlags2;
+use xfs_format::types::{FileBlock, FsBlock};
+
+/// Staged extents that one transaction gives back.
+const GIVEN_BACK_AT_ONCE: usize = 2;
+
+impl Volume {
+    /// Finds out which blocks of a file are shared, unless that is known, and what of `start` and so many blocks from it on.
+    pub(crate) fn known_run(&self, entry: &InodeEntry, start: FsBlock, blocks: u64) -> Result<SharedRun> {
+        self.know_shared(entry)?;
+        Ok(entry.copying().run(start, blocks).unwrap_or(SharedRun { blocks, shared: true }))
+    }
+
+    /// Finds out which blocks of a file are shared, unless that is known.
+    pub(crate) fn know_shared(&self, entry: &InodeEntry) -> Result<()> {
+        let copying = entry.copying();
+        if copying.is_known() {
+            return Ok(());
+        }
+        let fork = copying.fork();
+        if copying.is_known() {
+            return Ok(());
+        }
+        // Nobody is in the middle of a change whose counts are still owed.
+        let _still = entry.share();
+        let inode = entry.current();
+        let mut shared = BlockSet::default();
+        if inode.is_reflinked() {
+            let extents = self.extents(&inode, ForkKind::Data)?;
+            for extent in extents.iter().filter(|extent| !extent.unwritten) {
+                let (mut at, count) = (0, u64::from(extent.blockcount));
+                while at < count {
+                    let start = FsBlock(extent.startblock.0 + at);
+                    let run = self.shared_run(start, count - at)?;
+                    if run.shared {
+                        shared.add(start, run.blocks);
+                    }
+                    at += run.blocks.max(1);
+                }
+            }
+        }
+        copying.know(shared, &fork);
+        Ok(())
+    }
+
+    /// Fails with [`Error::NoSpace`] if there is too little for the holes of a file in `blocks` and for copies of what is
+    /// shared there. What is staged for others goes back first.
+    pub(crate) fn check_room_with_copies(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: &Blocks,
+    ) -> Result<()> {
+        if !entry.peek().is_reflinked() {
+            return Ok(());
+        }
+        let copies = self.missing_copies(entry, blocks)?;
+        if copies == 0 {
+            return Ok(());
+        }
+        let wanted = self.missing_blocks(entry, blocks.clone())? + copies;
+        let counters = &self.write_side()?.counters;
+        if wanted > counters.available_blocks() && self.give_back_unused_copies()? > 0 {
+            // Some of that may have been for this very range.
+            return self.check_room_once(entry, blocks);
+        }
+        if wanted > counters.available_blocks() { Err(Error::NoSpace) } else { Ok(()) }
+    }
+
+    fn check_room_once(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
+        let wanted = self.missing_blocks(entry, blocks.clone())? + self.missing_copies(entry, blocks)?;
+        if wanted > self.write_side()?.counters.available_blocks() { Err(Error::NoSpace) } else { Ok(()) }
+    }
+
+    /// How many shared blocks in `blocks` have nothing staged for them.
+    fn missing_copies(&self, entry: &InodeEntry, blocks: &Blocks) -> Result<u64> {
+        self.know_shared(entry)?;
+        let fork = entry.copying().fork();
+        let parts = self.parts_of(entry, &fork, blocks.clone())?;
+        let missing = parts.iter().filter(|(_, goes)| matches!(goes, Goes::Elsewhere(_)));
+        Ok(missing.map(|(blocks, _)| blocks.end.0 - blocks.start.0).sum())
+    }
+
+    fn parts_of(&self, entry: &InodeEntry, fork: &CowFork, blocks: Blocks) -> Result<Vec<(Blocks, Goes)>> {
+        let data = self.extents(&entry.current(), ForkKind::Data)?;
+        let copying = entry.copying();
+        let known =
+            |start, blocks| Ok(copying.run(start, blocks).unwrap_or(SharedRun { blocks, shared: true }));
+        let parts = parts(&data, fork, blocks, known)?;
+        Ok(parts.into_iter().map(|part| (part.blocks, part.goes)).collect())
+    }
+
+    /// Sees to it that all shared blocks of a file in `blocks` have space to be copied to, and claims that. What turns out
+    /// to be the file's alone by now is known as such behind this. [`Error::NoSpace`] and the other refusals claim nothing.
+    /// The caller keeps others off `blocks`.
+    pub fn stage_copies(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<()> {
+        if !entry.peek().is_reflinked() {
+            return Ok(());
+        }
+        self.know_shared(entry)?;
+        let mut fork = entry.copying().fork();
+        let parts = self.parts_of(entry, &fork, blocks.clone())?;
+        if !parts.iter().any(|(_, goes)| matches!(goes, Goes::Elsewhere(_) | Goes::Staged(_))) {
+            return Ok(());
+        }
+        self.check_block_change(entry)?;
+        for (part, goes) in parts {
+            if let Goes::Elsewhere(start) = goes {
+                self.stage_part(entry, &mut fork, part, start)?;
+            }
+        }
+        for (part, goes) in self.parts_of(entry, &fork, blocks)? {
+            if matches!(goes, Goes::Staged(_)) {
+                fork.mark(&part, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stages space for a part of a file whose blocks, from `start` on, were shared when that was last asked.
+    fn stage_part(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        fork: &mut CowFork,
+        part: Blocks,
+        start: FsBlock,
+    ) -> Result<()> {
+        let mut at = part.start;
+        while at < part.end {
+            let (from, left) = (FsBlock(start.0 + (at.0 - part.start.0)), part.end.0 - at.0);
+            // Whoever holds the range keeps blocks from being shared once more: that nobody else has them stays true.
+            let run = self.shared_run(from, left)?;
+            let end = FileBlock(at.0 + run.blocks.clamp(1, left));
+            if !run.shared {
+                entry.copying().change(fork, |shared| shared.remove(from, end.0 - at.0));
+                entry.sharing_changed();
+                at = end;
+                continue;
+            }
+            while let Some(missing) = first_unstaged(fork, at..end) {
+                self.stage_some(entry, fork, missing, from)?;
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Stages space for the first of `missing` blocks at least, and for as many around them as the hint asks for and as
+    /// there is room for.
+    fn stage_some(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        fork: &mut CowFork,
+        missing: Blocks,
+        near: FsBlock,
+    ) -> Result<()> {
+        let mut staging = Staging::new(fork, missing, hint(&entry.peek()));
+        let mut len = staging.blocks().min(EXTENT_BLOCKS_MAX);
+        let mut trans = loop {
+            let need = Need::new(self.geometry()).blocks(len).extents(1).counts(1).rmaps(1).steps(2);
+            match Trans::start(self, need.reservation()) {
+                Err(Error::NoSpace) if len > 1 => {
+                    // First what is wanted alone, then less and less of it.
+                    let wanted = staging.wanted.end.0 - staging.wanted.start.0;
+                    len = if len > wanted { wanted } else { len / 2 };
+                    staging.asked = staging.wanted.clone();
+                }
+                other => break other?,
+            }
+        };
+        let before =
+            fork.extents().before(staging.asked.start).filter(|before| before.end() == staging.asked.start);
+        let target =
+            before.map_or(near, |before| FsBlock(before.startblock.0 + u64::from(before.blockcount)));
+        let most = u32::try_from(len).unwrap_or(u32::MAX);
+        let got = trans.allocate(Target::Near(target), Request::new(1, most, Purpose::Data))?;
+        let extent = staging.place(got.start(self.geometry()), got.run.len);
+        trans.stage_later(extent.startblock, extent.blockcount);
+        trans.commit()?;
+        fork.stage(&extent);
+        self.write_side()?.staging.lock().insert(entry.ino(), Arc::clone(entry));
+        Ok(())
+    }
+
+    /// Where a block is to be copied to: the rest of the extent from there on.
+    pub(crate) fn staged_copy(&self, entry: &InodeEntry, block: FileBlock) -> Option<Extent> {
+        let fork = entry.copying().fork();
+        let claimed = fork.extents().ending_behind(block)?;
+        (claimed.startoff <= block && !claimed.unwritten).then_some(claimed)
+    }
+
+    /// What was claimed in `blocks` holds the data now, and becomes the file's. The caller keeps others off `blocks`.
+    pub fn take_copies(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<()> {
+        let Some(copying) = entry.copying_if_any() else { return Ok(()) };
+        let mut fork = copying.fork();
+        loop {
+            let data = self.extents(&entry.current(), ForkKind::Data)?;
+            let Some(remap) = next_remap(&data, &fork, &blocks) else { break };
+            // Who holds a map while it changes has it copied.
+            drop(data);
+            self.take_copy(entry, &remap)?;
+            fork.take(&(remap.new.startoff..remap.new.end()));
+            // The old blocks stay known as shared: the file may have them in another place as well.
+        }
+        self.forget_if_nothing_staged(entry, &fork)
+    }
+
+    fn take_copy(self: &Arc<Self>, entry: &Arc<InodeEntry>, remap: &Remap) -> Result<()> {
+        let need = Need::new(self.geometry()).inodes(1).map_changes(2).counts(2).rmaps(1).steps(2);
+        let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
+        join_file(&mut trans, entry)?;
+        let (ino, new) = (entry.ino(), remap.new);
+        let gone = trans.unmap(ino, ForkKind::Data, new.startoff..new.end(), 1)?;
+        debug_assert!(gone.rest.is_none(), "one piece at a time");
+        for extent in &gone.freed {
+            trans.give_up_later(ino, ForkKind::Data, extent)?;
+        }
+        // Nobody's any more before they are the file's.
+        trans.unstage_later(new.startblock, new.blockcount);
+        trans.map(ino, ForkKind::Data, Extent { unwritten: false, ..new })?;
+        trans.commit()?;
+        Ok(())
+    }
+
+    /// Gives up the claims of a write that failed.
+    pub(crate) fn unclaim_copies(&self, entry: &InodeEntry, blocks: &Blocks) {
+        if let Some(copying) = entry.copying_if_any() {
+            copying.fork().mark(blocks, false);
+        }
+    }
+
+    /// Gives back what is staged for a file in `blocks` and not claimed; how many blocks.
+    pub(crate) fn give_back_copies(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<u64> {
+        let Some(copying) = entry.copying_if_any() else { return Ok(0) };
+        self.give_back(entry, &mut copying.fork(), &blocks)
+    }
+
+    /// Gives back what is staged for any file and not claimed; how many blocks. Files that somebody is at work on are left
+    /// alone.
+    pub(crate) fn give_back_unused_copies(self: &Arc<Self>) -> Result<u64> {
+        let entries: Vec<_> = self.write_side()?.staging.lock().values().cloned().collect();
+        let mut given = 0;
+        for entry in entries {
+            if let Some(mut fork) = entry.copying_if_any().and_then(|copying| copying.try_fork()) {
+                given += self.give_back(&entry, &mut fork, &(FileBlock(0)..FileBlock(u64::MAX)))?;
+            }
+        }
+        Ok(given)
+    }
+
+    /// Gives back all that is staged for any file. Nobody writes any more.
+    pub(crate) fn give_back_all_copies(self: &Arc<Self>) -> Result<()> {
+        let entries: Vec<_> = self.write_side()?.staging.lock().values().cloned().collect();
+        let all = FileBlock(0)..FileBlock(u64::MAX);
+        for entry in entries {
+            self.unclaim_copies(&entry, &all);
+            self.give_back_copies(&entry, all.clone())?;
+        }
+        Ok(())
+    }
+
+    fn give_back(self: &Arc<Self>, entry: &InodeEntry, fork: &mut CowFork, blocks: &Blocks) -> Result<u64> {
+        let mut given = 0;
+        let mut at = blocks.start;
+        loop {
+            let mut unused = Vec::with_capacity(GIVEN_BACK_AT_ONCE);
+            while unused.len() < GIVEN_BACK_AT_ONCE
+                && let Some(extent) = fork.next_unused(&(at..blocks.end))
+            {
+                at = extent.end();
+                unused.push(extent);
+            }
+            if unused.is_empty() {
+                self.forget_if_nothing_staged(entry, fork)?;
+                return Ok(given);
+            }
+            let count = GIVEN_BACK_AT_ONCE as u64;
+            let need = Need::new(self.geometry()).counts(2 * count).rmaps(count).steps(2);
+            let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
+            for extent in &unused {
+                trans.free_staged_later(extent.startblock, extent.blockcount);
+            }
+            trans.commit()?;
+            for extent in unused {
+                fork.take(&(extent.startoff..extent.end()));
+                given += u64::from(extent.blockcount);
+            }
+        }
+    }
+
+    fn forget_if_nothing_staged(&self, entry: &InodeEntry, fork: &CowFork) -> Result<()> {
+        if fork.extents().is_empty() {
+            self.write_side()?.staging.lock().remove(&entry.ino());
+        }
+        Ok(())
+    }
+}
+
+/// The first run of `blocks` for which nothing is staged.
+fn first_unstaged(fork: &CowFork, blocks: Blocks) -> Option<Blocks> {
+    let start = fork.extents().next_unmapped(blocks.start);
+    let end = fork.extents().next_mapped(start).unwrap_or(blocks.end).min(blocks.end);
+    (start < end).then_some(start..end)
+}
+
+/// How many blocks copies of a file are to be staged at a time.
+fn hint(inode: &Inode) -> u32 {
+    let core = inode.core();
+    let of_copies = if core.flags2.contains(InodeFlags2::COWEXTSIZE) { core.cowextsize } else { 0 };
+    let of_extents =
+        if core.flags.contains(xfs_format::inode::InodeFlags::EXTSIZE) { core.extsize } else { 0 };
+    match of_copies.max(of_extents) {
+        0 => DEFAULT_HINT,
+        hint => hint,
+    }
+}

@@ -1,0 +1,148 @@
+//! What copying on write needs to know of a file, in memory alone: which of its blocks are shared, and what is staged for
+//! copies of them.
+//!
+//! Invariants:
+//! - once it is known which blocks are shared, whatever block of the file others have as well is among them; so may be such
+//!   as others have given up since, until somebody who would write there asks the tree of reference counts again. Only who
+//!   clones the file's own blocks makes more of them shared: they are told before the counts change;
+//! - blocks are named by their place on the volume: whatever moves within the file stays known;
+//! - the lock of the CoW fork is taken behind the file's range and before anything that a transaction locks; whoever stages
+//!   or remaps holds it from the first look at the fork until the fork says what was committed.
+
+use crate::bmap::cow::CowFork;
+use crate::bmap::{ExtentList, Mapped, SharedRun};
+use arc_swap::ArcSwapOption;
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
+use xfs_format::bmbt::Extent;
+use xfs_format::types::{FileBlock, FsBlock};
+
+/// See above.
+#[derive(Debug, Default)]
+pub(crate) struct Copying {
+    shared: ArcSwapOption<BlockSet>,
+    fork: Mutex<CowFork>,
+}
+
+impl Copying {
+    /// Whether it is known which blocks are shared.
+    #[inline]
+    pub(crate) fn is_known(&self) -> bool {
+        self.shared.load().is_some()
+    }
+
+    /// What is known of a block and so many from it on; `None` if nothing is.
+    #[inline]
+    pub(crate) fn run(&self, start: FsBlock, blocks: u64) -> Option<SharedRun> {
+        self.shared.load().as_ref().map(|set| set.run(start, blocks))
+    }
+
+    /// The CoW fork, for as long as the guard lives.
+    pub(crate) fn fork(&self) -> MutexGuard<'_, CowFork> {
+        self.fork.lock()
+    }
+
+    /// The same, if nobody has it.
+    pub(crate) fn try_fork(&self) -> Option<MutexGuard<'_, CowFork>> {
+        self.fork.try_lock()
+    }
+
+    /// Says which blocks are shared, with the fork locked.
+    pub(crate) fn know(&self, shared: BlockSet, _fork: &CowFork) {
+        self.shared.store(Some(Arc::new(shared)));
+    }
+
+    /// Changes what is known, with the fork locked.
+    pub(crate) fn change(&self, _fork: &CowFork, change: impl FnOnce(&mut BlockSet)) {
+        if let Some(known) = self.shared.load_full() {
+            let mut set = BlockSet::clone(&known);
+            drop(known);
+            change(&mut set);
+            self.shared.store(Some(Arc::new(set)));
+        }
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn weight(&self) -> u64 {
+        size_of::<Self>() as u64 + self.shared.load().as_ref().map_or(0, |set| set.0.weight())
+    }
+}
+
+/// Blocks of a volume. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlockSet(ExtentList);
+
+impl BlockSet {
+    /// What it says of a block and so many from it on.
+    pub(crate) fn run(&self, start: FsBlock, blocks: u64) -> SharedRun {
+        let end = match self.0.lookup(FileBlock(start.0)) {
+            Mapped::Extent(run) => {
+                return SharedRun { blocks: blocks.min(run.end().0 - start.0), shared: true };
+            }
+            Mapped::Hole(_, end) => end,
+        };
+        let until = end.map_or(blocks, |end| end.0 - start.0);
+        SharedRun { blocks: blocks.min(until), shared: false }
+    }
+
+    /// Adds blocks, some of which may be there.
+    pub(crate) fn add(&mut self, start: FsBlock, blocks: u64) {
+        let end = start.0 + blocks;
+        let mut at = start.0;
+        while at < end {
+            let known = self.run(FsBlock(at), end - at);
+            if !known.shared {
+                self.insert(at, known.blocks);
+            }
+            at += known.blocks.max(1);
+        }
+    }
+
+    /// Takes blocks out, some of which may not be there.
+    pub(crate) fn remove(&mut self, start: FsBlock, blocks: u64) {
+        let end = start.0 + blocks;
+        while let Some(run) = self.0.ending_behind(FileBlock(start.0)).filter(|run| run.startoff.0 < end) {
+            self.0.remove(run.startoff);
+            self.insert(run.startoff.0, start.0.saturating_sub(run.startoff.0));
+            self.insert(end, run.end().0.saturating_sub(end));
+        }
+    }
+
+    fn insert(&mut self, start: u64, blocks: u64) {
+        if let Some(blockcount) = u32::try_from(blocks).ok().filter(|&blocks| blocks > 0) {
+            let (startoff, startblock) = (FileBlock(start), FsBlock(start));
+            self.0.insert(&Extent { startoff, startblock, blockcount, unwritten: false });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_set_holds_what_was_added_and_not_taken_out(
+            steps in prop::collection::vec((any::<bool>(), 0..100_u64, 1..30_u64), 1..40),
+        ) {
+            let (mut set, mut model) = (BlockSet::default(), [false; 130]);
+            for (adds, start, blocks) in steps {
+                match adds {
+                    true => set.add(FsBlock(start), blocks),
+                    false => set.remove(FsBlock(start), blocks),
+                }
+                model[start as usize..(start + blocks) as usize].fill(adds);
+                let mut at = 0;
+                while at < 130 {
+                    let run = set.run(FsBlock(at), 130 - at);
+                    let part = &model[at as usize..(at + run.blocks) as usize];
+                    prop_assert!(run.blocks > 0 && part.iter().all(|&is| is == run.shared));
+                    at += run.blocks;
+                }
+            }
+        }
+    }
+}
