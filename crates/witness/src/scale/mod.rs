@@ -1,4 +1,5 @@
-//! Large things: a directory of many entries, a file of many extents. How time and memory grow with their number.
+//! Large things: a directory of many entries, a file of many extents, blocks that are shared in many pieces or by many
+//! files. How time and memory grow with their number.
 //!
 //! Each subject is made, judged, taken away and judged again, at one size after the other, on a fresh volume each.
 //!
@@ -14,6 +15,7 @@ mod extents;
 mod judge;
 mod report;
 mod setting;
+mod sharing;
 mod step;
 mod subject;
 
@@ -29,7 +31,7 @@ use subject::Shape;
 
 pub use step::{Args as StepArgs, run as step};
 
-/// Makes and removes directories of many entries and files of many extents; shows how time and memory grow.
+/// Makes and removes directories of many entries, files of many extents, many clones; shows how time and memory grow.
 #[derive(ClapArgs, Debug)]
 pub struct Args {
     /// How many entries, each a run of its own.

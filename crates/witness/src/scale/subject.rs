@@ -3,6 +3,7 @@
 use super::entries::Entries;
 use super::extents::Extents;
 use super::setting::Setting;
+use super::sharing::{Clones, Frayed};
 use anyhow::Result;
 use clap::ValueEnum;
 use std::fmt;
@@ -25,12 +26,24 @@ pub enum Shape {
     Scattered,
     /// A file set aside as a whole, with a hole punched at every second block in a scattered order.
     Punched,
+    /// A file and its clone, of which every second block was written over.
+    Frayed,
+    /// A file of one block, and its clones.
+    Clones,
 }
 
 impl Shape {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Files, Self::Links, Self::Recycled, Self::Written, Self::Scattered, Self::Punched];
+    pub const ALL: [Self; 8] = [
+        Self::Files,
+        Self::Links,
+        Self::Recycled,
+        Self::Written,
+        Self::Scattered,
+        Self::Punched,
+        Self::Frayed,
+        Self::Clones,
+    ];
 
     /// Its name, as the command line has it.
     pub fn name(self) -> &'static str {
@@ -41,6 +54,8 @@ impl Shape {
             Self::Written => "written",
             Self::Scattered => "scattered",
             Self::Punched => "punched",
+            Self::Frayed => "frayed",
+            Self::Clones => "clones",
         }
     }
 
@@ -57,6 +72,8 @@ impl Shape {
             Self::Written | Self::Scattered | Self::Punched => {
                 Box::new(Extents { shape: self, count, block })
             }
+            Self::Frayed => Box::new(Frayed { count, block }),
+            Self::Clones => Box::new(Clones { count, block }),
         }
     }
 
