@@ -153,7 +153,7 @@ impl<'a> Bench<'a> {
         Ok(match output.status.code() {
             Some(0) => Ended::Whole,
             // Refusals have names of their own; damage and failures of the device are none.
-            Some(code @ (1 | 4 | 7 | 9 | 12 | 14)) => Ended::Refused(format!("exit {code}: {line}")),
+            Some(code @ (1 | 4 | 7 | 9 | 14)) => Ended::Refused(format!("exit {code}: {line}")),
             Some(code) => Ended::Broken(format!("exit {code}: {line}")),
             None => Ended::Broken(format!("{}: {line}", output.status)),
         })
