@@ -359,8 +359,7 @@ impl File {
         if range.start >= range.end {
             return Err(Error::new(ErrorKind::InvalidInput, "an empty range"));
         }
-        // The last block of the largest file is not all of it.
-        if range.end > FILE_END_MAX & !(self.block() - 1) {
+        if range.end > FILE_END_MAX {
             return Err(self.too_large(range.end));
         }
         Ok(range)

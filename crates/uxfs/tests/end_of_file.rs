@@ -450,9 +450,9 @@ fn no_file_becomes_larger_than_a_file_can_be() {
     let tries: [Try; 7] = [
         ("set_len", |file, _| file.set_len(1 << 63)),
         ("set_len to the end", |file, _| file.set_len(u64::MAX)),
-        ("write_at", |file, last| file.write_at(b"xy", last - 1)),
+        ("write_at", |file, _| file.write_at(b"xy", i64::MAX as u64 - 1)),
         ("write_at the end", |file, _| file.write_at(b"xy", u64::MAX)),
-        ("append_at", |file, last| file.append_at(b"x", last)),
+        ("append_at", |file, last| file.append_at(&[1; BLOCK as usize], last)),
         ("allocate", |file, last| file.allocate(0..last + BLOCK, false)),
         ("insert_range", |file, last| file.insert_range(0..last)),
     ];
@@ -469,8 +469,26 @@ fn no_file_becomes_larger_than_a_file_can_be() {
     assert_eq!(file.size(), before.0.size);
     file.set_len(i64::MAX as u64).expect("the largest");
     drop(file);
+    // A kernel writes to the last block, too, and so must who copies such a file.
+    let far = create(&volume, b"far");
+    far.append_at(&[OLD; 4095], last).expect("the last block");
+    let written = create(&volume, b"written");
+    written.write_at(b"far away", i64::MAX as u64 - 8).expect("the last bytes");
+    written.zero_range(last..i64::MAX as u64 - 8, true).expect("set aside");
+    written.punch_hole(last - BLOCK..i64::MAX as u64 - 4).expect("cleared");
+    drop((far, written));
     volume.close().expect("closed");
     drop(volume);
     let volume = open(device);
-    assert_eq!(volume.open_file("/f").expect("sound").size(), i64::MAX as u64);
+    for name in ["/f", "/far", "/written"] {
+        assert_eq!(volume.open_file(name).expect("sound").size(), i64::MAX as u64, "{name}");
+    }
+    let tail = |name: &str| {
+        let mut bytes = [9; 16];
+        let read = volume.open_file(name).and_then(|file| file.read_at(&mut bytes, i64::MAX as u64 - 12));
+        assert_eq!(read.expect("read"), 12);
+        bytes
+    };
+    assert_eq!(tail("/far")[..12], [OLD; 12]);
+    assert_eq!(tail("/written")[..12], *b"\0\0\0\0\0\0\0\0away");
 }

@@ -54,7 +54,7 @@ impl<M: FileMappingMut> DirectFile<M> {
         let block = u64::from(self.map().block_size());
         let (size, end) = (self.map().size(), offset.saturating_add(buf.len() as u64));
         let behind = size.next_multiple_of(block) <= offset && offset.is_multiple_of(block);
-        if !behind || buf.is_empty() || end > FILE_END_MAX & !(block - 1) {
+        if !behind || buf.is_empty() || end > FILE_END_MAX {
             return self.write_at(offset, buf);
         }
         let blocks = offset..end.next_multiple_of(block);
@@ -170,8 +170,8 @@ impl<M: FileMappingMut> DirectFile<M> {
         }
         let block = u64::from(self.map().block_size());
         let end = match offset.checked_add(buf.len() as u64) {
-            // The last block of the largest file is not all of it.
-            Some(end) if end <= FILE_END_MAX & !(block - 1) => end,
+            // Of the last block, the largest file has all but a byte.
+            Some(end) if end <= FILE_END_MAX => end,
             _ => return Err(FileError::TooLarge { offset, len: buf.len() as u64 }),
         };
         let blocks = offset & !(block - 1)..end.next_multiple_of(block);

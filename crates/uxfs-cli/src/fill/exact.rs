@@ -131,10 +131,11 @@ pub fn says_more(changes: &Changes) -> bool {
 /// stay.
 pub fn allocate(from: &File, to: &File) -> Outcome<()> {
     let of = from.metadata();
-    let end = if of.xflags & PREALLOC == 0 { of.size } else { u64::MAX };
+    // No file reaches further.
+    let end = if of.xflags & PREALLOC == 0 { of.size } else { i64::MAX as u64 };
     for extent in from.extents() {
         let extent = extent?;
-        let end = (extent.logical + extent.length).min(end);
+        let end = extent.logical.saturating_add(extent.length).min(end);
         if extent.unwritten && extent.logical < end {
             to.allocate(extent.logical..end, true)?;
         }

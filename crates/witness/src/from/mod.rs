@@ -7,9 +7,11 @@
 
 mod tree;
 mod view;
+mod volumes;
 
 use crate::command::{finish, output, run as run_program, said};
 use crate::compare::compare;
+use crate::fill::Sizes;
 use crate::kernel;
 use crate::record::{Hash, Record};
 use crate::sandbox::{Mounted, repair_finds_nothing, scratch};
@@ -43,6 +45,12 @@ pub struct Args {
     /// Copy this directory instead of a tree of one's own, and only look whether a second volume has the same bytes.
     #[arg(long)]
     same: Vec<PathBuf>,
+    /// Copy volumes of the matrix whose names begin so, filled by a kernel, instead of a tree.
+    #[arg(long, value_delimiter = ',')]
+    volumes: Vec<String>,
+    /// About 20,000 inodes a volume instead of 1,000.
+    #[arg(long)]
+    large: bool,
     /// The command to judge: by default the `uxfs` beside this program (`cargo build --release -p uxfs-cli`).
     #[arg(long)]
     uxfs: Option<PathBuf>,
@@ -59,6 +67,10 @@ pub fn run(args: &Args) -> Result<bool> {
             place.twice(source, "", size_for(source)?)?;
         }
         return Ok(true);
+    }
+    if !args.volumes.is_empty() {
+        let sizes = if args.large { Sizes::full(args.seed) } else { Sizes::small(args.seed) };
+        return place.copy_volumes(&args.volumes, &sizes);
     }
     let _mounted = place.mount_source()?;
     let start = Instant::now();
