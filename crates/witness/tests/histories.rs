@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use witness::history::{self, crash, recover, replay};
+use witness::leftovers;
 
 #[derive(Parser)]
 struct Cli<A: clap::Args> {
@@ -57,6 +58,13 @@ fn uxfs_recovers_as_the_kernel_does() {
     let recovers = |arguments: &str| recover::run(&parsed(arguments)).unwrap();
     assert!(recovers("--target kernel --seed 21 --runs 2 --ops 900 --geometry default,small-log-b1024"));
     assert!(recovers("--target uxfs --seed 23 --runs 2 --ops 900 --geometry b1024,small-log"));
+}
+
+/// What the kernel was in the midst of, uxfs finishes as the kernel does.
+#[test]
+fn uxfs_finishes_what_the_kernel_left() {
+    let leaves = |arguments: &str| leftovers::run(&parsed(arguments)).unwrap();
+    assert!(leaves("--threads 2 --geometry stable-small-log,exchange"));
 }
 
 /// At every flush of a run, with what was not flushed lost, kept, or any part of it, and again amid the recovery.

@@ -119,13 +119,13 @@ pub const TABLE: &[Feature] = &[
     row("bigtime", Mark::Incompat(Incompat::BIGTIME), ALL).option('m', "bigtime"),
     row("needsrepair", Mark::Incompat(Incompat::NEEDSREPAIR), NOTHING),
     row("nrext64", Mark::Incompat(Incompat::NREXT64), ALL).option('i', "nrext64"),
-    // It allows items in the log (XMI), and asks nothing of whoever logs none. Recovery refuses to finish them.
+    // It allows items in the log (XMI), and asks nothing of whoever logs none. Recovery finishes them.
     row("exchange", Mark::Incompat(Incompat::EXCHRANGE), ALL).option('i', "exchange"),
     row("parent", Mark::Incompat(Incompat::PARENT), ALL).option('n', "parent"),
     row("metadir", Mark::Incompat(Incompat::METADIR), READ).option('m', "metadir"),
     row("zoned", Mark::Incompat(Incompat::ZONED), NOTHING).option('r', "zoned"),
     row("zone-gaps", Mark::Incompat(Incompat::ZONE_GAPS), NOTHING),
-    // As with exchange: items in the log (ATTRI) which recovery refuses to finish.
+    // It allows items in the log (ATTRI), which recovery refuses to finish.
     row("log xattrs", Mark::LogIncompat(LogIncompat::XATTRS), WRITTEN),
     row("read-only flag", Mark::Flag(FLAG_READ_ONLY), READ),
     row("external log", Mark::ExternalLog, NOTHING).option('l', "logdev"),

@@ -204,6 +204,7 @@ impl Volume {
             let _first = volume.recovery.set(report);
         }
         if volume.is_writable() {
+            recovery::free_staged(&volume)?;
             // A kernel that recovered a growth or a label that was cut short leaves the copies as they were.
             alter::settle_copies(&volume)?;
         }

@@ -208,12 +208,17 @@ impl Worker {
         Ok(())
     }
 
-    /// Exchanges ranges, some behind each other; each is a chain as long as the files have extents.
+    /// Exchanges ranges, some behind each other; each is a chain as long as the files have extents. Both files have one
+    /// size: kernels (6.18 among them) that recover the exchange of whole files of different sizes free what lies behind
+    /// the size that a file had at the crash, and give the other one that size.
     fn exchange(&mut self, turn: u64, xfs_io: &Path) -> Result<()> {
         if turn.is_multiple_of(8) {
             ftruncate(&self.file("other")?, 0)?;
             self.clone_ranges(1)?;
         }
+        ["base", "other"].into_iter().try_for_each(|name| {
+            ftruncate(self.file(name)?, BLOCKS * self.block).map_err(anyhow::Error::from)
+        })?;
         let mut io = Command::new(xfs_io);
         let donor = self.dir.join("other").display().to_string();
         for nth in 0..6 {

@@ -456,6 +456,24 @@ impl Journal {
         self.core.gate.leave(ticket.slot);
     }
 
+    /// Gives back all of a ticket but what it takes to log `intents` bytes of intents again, which it had, and the way
+    /// through the gate. No step can be taken with it.
+    pub(crate) fn keep_for_intents(&self, ticket: Ticket, intents: u32) -> Ticket {
+        let core = &*self.core;
+        let intents = core.layout.charge(intents.into()).min(ticket.intents);
+        let kept = Ticket { step: 0, steps: 1, left: 0, intents, ..ticket };
+        let (had, has) = (ticket.space(), kept.space());
+        core.grant.give(Space { used: had.used - has.used, promised: had.promised - has.promised });
+        kept
+    }
+
+    /// Has a ticket hold what another holds for intents.
+    pub(crate) fn take_in(&self, ticket: &mut Ticket, kept: Ticket) {
+        debug_assert!(kept.step == 0, "only what is kept for intents");
+        ticket.intents += kept.intents;
+        self.core.gate.leave(kept.slot);
+    }
+
     /// Waits until the checkpoint of `upto` (and all before it) is in the log for good, and its items unpinned.
     pub fn force(&self, upto: CommitSeq) -> Result<()> {
         let core = &*self.core;

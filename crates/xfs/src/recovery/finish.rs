@@ -3,7 +3,8 @@
 //!
 //! Invariants: the intents of the log before the crash are in the AIL before anything is written to the log, and leave
 //! it with the checkpoint in which they are done, so that a crash at any time finds those that are left. What depends on
-//! each other stays in order: no promise is made anew, but for freeings that are too many for one transaction.
+//! each other stays in order: no promise is made anew, but for freeings that are too many for one transaction, and what
+//! arises from a promise is done behind all that were found.
 
 use super::survey::Unfinished;
 use super::{Recovered, Report};
@@ -57,6 +58,7 @@ impl Owed {
     /// Does what is owed. Nobody else uses the volume yet.
     pub(crate) fn finish(self, volume: &Arc<Volume>) -> Result<Report> {
         let mut report = self.report;
+        let mut arisen = Vec::new();
         for intent in &self.intents {
             let mut trans = Trans::start(volume, reservation(intent, volume.geometry()))?;
             report.extents_freed += intent.promise().frees().len() as u64;
@@ -64,7 +66,13 @@ impl Owed {
                 true => trans.keep_promise(intent)?,
                 false => trans.take_over(intent),
             }
-            trans.commit()?;
+            arisen.extend(trans.capture()?);
+        }
+        for work in arisen {
+            let mut left = Some(work);
+            while let Some(work) = left {
+                left = work.step(volume)?;
+            }
         }
         for ag in (0..volume.geometry().ag_count()).map(AgNumber) {
             for ino in unlinked(volume, ag)? {

@@ -24,6 +24,7 @@ mod records;
 mod replay;
 mod report;
 mod settle;
+mod staged;
 mod survey;
 mod transactions;
 mod unlinked;
@@ -31,6 +32,7 @@ mod unlinked;
 mod wholes;
 
 pub use report::{Counts, Report};
+pub(crate) use staged::free_staged;
 
 use crate::error::{Error, Result};
 use crate::log::check_headers;
@@ -168,7 +170,6 @@ impl Replayed {
         for intent in &self.unfinished {
             intent.check(&geometry)?;
         }
-        settle::check_no_staging(&self.patch, &geometry)?;
         unlinked::check_freeable(&self.patch, &geometry, &self.unfinished)
     }
 

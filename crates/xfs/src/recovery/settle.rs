@@ -1,15 +1,12 @@
-//! What recovery sees to behind the replay: the superblock's counters, which nobody keeps up while a volume is open,
-//! and whether anything is left that only code which shares blocks could clean up.
+//! What recovery sees to behind the replay: the superblock's counters, which nobody keeps up while a volume is open.
 
 use super::patch::Patch;
-use crate::btree::Cursor;
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
 use crate::group::Groups;
 use blockdev::BlockDevice;
 use std::mem::offset_of;
 use std::sync::Arc;
-use xfs_format::btree::Refcountbt;
 use xfs_format::checksum;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
@@ -19,8 +16,6 @@ use zerocopy::FromBytes;
 
 /// Headers and a path of a tree.
 const CACHE_BYTES: u64 = 1 << 20;
-/// Marks records of blocks that a file was about to share no longer.
-const STAGING: u32 = 1 << 31;
 
 /// Reads the superblock again, and puts the sums over all groups into it.
 pub(super) fn settle(patch: Patch, before: &Superblock) -> Result<(Arc<Patch>, Superblock)> {
@@ -80,25 +75,6 @@ fn sums(patch: &Arc<Patch>, geometry: &Geometry) -> Result<(u64, u64, u64)> {
         free_inodes += u64::from(chunks.free);
     }
     Ok((free, inodes, free_inodes))
-}
-
-/// Blocks that a kernel had allocated to write shared files elsewhere belong to nobody after a crash, and only their
-/// records say so.
-pub(super) fn check_no_staging(patch: &Arc<Patch>, geometry: &Geometry) -> Result<()> {
-    if !geometry.reflink {
-        return Ok(());
-    }
-    let (bufs, groups) = look(patch, geometry);
-    for ag in (0..geometry.ag_count()).map(AgNumber) {
-        let Some(root) = groups.space(&bufs, geometry, ag)?.refcountbt else { continue };
-        let mut cursor = Cursor::<Refcountbt>::seek(&bufs, geometry, ag, root, Some(u32::MAX))?;
-        if cursor.next_record()?.is_some_and(|last| last.startblock.get() & STAGING != 0) {
-            let what =
-                format!("blocks are left over in group {ag} that were to become copies of shared ones");
-            return Err(Error::CannotRecover(what));
-        }
-    }
-    Ok(())
 }
 
 fn look(patch: &Arc<Patch>, geometry: &Geometry) -> (BufCache, Groups) {

@@ -11,7 +11,7 @@ use super::transactions::{Item, Transaction};
 use crate::trans::Promise;
 use std::collections::{BTreeMap, HashMap};
 use xfs_format::error::FormatError;
-use xfs_format::log::{BufFlags, ItemType, LogItem};
+use xfs_format::log::{BufFlags, ExchangeFlags, ItemType, LogItem};
 use xfs_format::superblock::Superblock;
 use xfs_format::types::{DiskAddr, Lsn};
 
@@ -81,10 +81,20 @@ impl Survey {
                 let promise = (item.kind == ItemType::Rui).then(|| Promise::Rmap(intent.iter().collect()));
                 self.promise(item.kind, intent.id, lsn, promise);
             }
-            LogItem::BmapIntent(intent) => self.promise(item.kind, intent.id, lsn, None),
-            LogItem::RefcountIntent(intent) => self.promise(item.kind, intent.id, lsn, None),
+            LogItem::BmapIntent(intent) => {
+                self.promise(item.kind, intent.id, lsn, Some(Promise::Map(intent.iter().collect())));
+            }
+            LogItem::RefcountIntent(intent) => {
+                let promise = (item.kind == ItemType::Cui).then(|| Promise::Count(intent.iter().collect()));
+                self.promise(item.kind, intent.id, lsn, promise);
+            }
             LogItem::AttrIntent(intent) => self.promise(item.kind, intent.id, lsn, None),
-            LogItem::ExchangeIntent(intent) => self.promise(item.kind, intent.id, lsn, None),
+            LogItem::ExchangeIntent(intent) => {
+                // What is not a file's content is exchanged by the kernel's own repair alone.
+                let is_content = !intent.exchange.flags.contains(ExchangeFlags::ATTR_FORK);
+                let promise = is_content.then_some(Promise::Exchange(intent.exchange));
+                self.promise(item.kind, intent.id, lsn, promise);
+            }
             LogItem::Done(done) => self.keep(intent_of(item.kind), done.intent_id.get()),
             LogItem::Buf(buf) if buf.daddr == DiskAddr(0) => {
                 let begins = buf.runs().next().is_some_and(|run| run.offset == 0);

@@ -33,7 +33,10 @@ pub(super) fn check_freeable(patch: &Arc<Patch>, geometry: &Geometry, promised: 
     let bufs = BufCache::new(device, geometry, CACHE_BYTES);
     let groups = Groups::new(geometry.ag_count(), false);
     let look = Look { bufs: &bufs, sharing: Sharing { bufs: &bufs, geometry, groups: &groups } };
-    for extent in promised.iter().filter_map(|intent| intent.promise.as_ref()).flat_map(Promise::frees) {
+    let promises = || promised.iter().filter_map(|intent| intent.promise.as_ref());
+    // What is staged no more, or has lost an owner, may be counted until that is done.
+    let counts_change = promises().any(Promise::is_count);
+    for extent in promises().filter(|_| !counts_change).flat_map(Promise::frees) {
         if look.sharing.is_counted(extent.start, extent.len.into())? {
             return Err(Error::CannotRecover(format!(
                 "{} blocks that were to be freed are shared between files",

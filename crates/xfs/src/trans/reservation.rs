@@ -7,7 +7,9 @@
 //!
 //! Invariant: no operation logs more in one step than its reservation says (the journal checks it in debug builds).
 
-use super::deferred::{IntentBytes, PIECES, count_bytes, free_bytes, rmap_bytes};
+use super::deferred::{
+    IntentBytes, PIECES, REMAPPED, count_bytes, exchange_bytes, free_bytes, map_bytes, rmap_bytes,
+};
 use crate::alloc::rmap_levels;
 use crate::refcount::{blocks_of_changes, changes_of_adjust};
 use xfs_format::btree::{Bmbt, Bnobt, Inobt, Refcountbt, Tree};
@@ -123,6 +125,16 @@ impl<'g> Need<'g> {
         let levels = count_levels(self.geometry);
         let blocks = blocks_of_changes(self.geometry, levels as u32, changes_of_adjust(PIECES));
         self.extents(2).buffers(blocks.into())
+    }
+
+    /// So many mappings come into maps of files or go, each of a file of its own, at once.
+    pub fn maps_at_once(self, count: u64) -> Self {
+        self.inodes(count).map_changes(count).intents(count, map_bytes())
+    }
+
+    /// A pair of mappings of two files is exchanged: the changes of maps are owed, and what is left.
+    pub fn exchange_at_once(self) -> Self {
+        self.inodes(2).intents(REMAPPED, map_bytes()).intents(1, exchange_bytes())
     }
 
     /// So many mappings are told to the reverse map, if there is one, each in a step of its own.

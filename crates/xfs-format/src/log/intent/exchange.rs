@@ -125,7 +125,9 @@ impl Exchange {
         if self.inodes[0] == self.inodes[1] && one.0.abs_diff(other.0) < self.blocks {
             return Err(FormatError::value(NAME, "file block", one.0));
         }
-        let sizes = self.sizes.iter().find(|&&size| i64::try_from(size).is_err());
+        // Where none is set, kernels write all ones.
+        let sets = self.flags.contains(ExchangeFlags::SET_SIZES);
+        let sizes = self.sizes.iter().find(|&&size| sets && i64::try_from(size).is_err());
         sizes.map_or(Ok(()), |size| Err(FormatError::value(NAME, "size", *size)))
     }
 }

@@ -382,4 +382,7 @@ fn exchanges_that_cannot_be_are_refused() {
     ] {
         assert_eq!(exchange.check(&geometry()).is_ok(), right, "{exchange:?}");
     }
+    let unsized_one =
+        Exchange { flags: ExchangeFlags::empty(), ..exchange([128, 129], [0, 0], 10, u64::MAX) };
+    assert!(unsized_one.check(&geometry()).is_ok(), "no size is set");
 }

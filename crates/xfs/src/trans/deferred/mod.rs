@@ -8,16 +8,21 @@
 //! - the order is that of [`queue`];
 //! - what is owed at a time never exceeds what the reservation set aside to log it again.
 
+mod captured;
 mod counts;
+mod exchange;
 mod frees;
 mod intent;
+mod maps;
 mod queue;
 mod rmaps;
 mod work;
 
 pub(super) use counts::{PIECES, bytes as count_bytes};
+pub(super) use exchange::{REMAPPED, bytes as exchange_bytes};
 pub(super) use frees::bytes as free_bytes;
 pub(crate) use intent::{Intent, ids_behind};
+pub(super) use maps::bytes as map_bytes;
 pub(super) use rmaps::bytes as rmap_bytes;
 pub(super) use work::IntentBytes;
 pub(crate) use work::{Promise, Work};
@@ -109,13 +114,19 @@ impl Trans<'_> {
     pub fn finish(&mut self) -> Result<()> {
         while !self.deferred.is_empty() {
             self.roll()?;
-            let Some(Owed { work, intent: Some(intent) }) = self.deferred.queue.begin() else {
-                return Err(Error::ShutDown);
-            };
-            let rest = work.carry_out(self)?;
-            self.extra.push(intent.end());
-            self.deferred.queue.end(rest.map(|work| Owed { work, intent: None }));
+            self.finish_one()?;
         }
+        Ok(())
+    }
+
+    /// Carries out the first of what was deferred, in this very transaction.
+    fn finish_one(&mut self) -> Result<()> {
+        let Some(Owed { work, intent: Some(intent) }) = self.deferred.queue.begin() else {
+            return Err(Error::ShutDown);
+        };
+        let rest = work.carry_out(self)?;
+        self.extra.push(intent.end());
+        self.deferred.queue.end(rest.map(|work| Owed { work, intent: None }));
         Ok(())
     }
 }

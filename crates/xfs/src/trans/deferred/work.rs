@@ -1,7 +1,7 @@
 //! What can be owed: the kinds of work, what each says in the log, and how it is carried out.
 
 use super::frees::{self, FreeWork};
-use super::{counts, rmaps};
+use super::{counts, exchange, maps, rmaps};
 use crate::error::Result;
 use crate::log::{LogVector, VecSize};
 use crate::rmap::RmapOwner;
@@ -11,8 +11,8 @@ use smallvec::{SmallVec, smallvec};
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{
-    Done, Extent, ItemType, RefcountIntent, RefcountUpdate, RmapIntent, RmapUpdate, encode_free_intent,
-    free_intent_bytes,
+    BmapIntent, BmapUpdate, Done, Exchange, ExchangeIntent, Extent, ItemType, RefcountIntent, RefcountUpdate,
+    RmapIntent, RmapUpdate, encode_free_intent, free_intent_bytes,
 };
 use xfs_format::types::AgNumber;
 
@@ -25,6 +25,10 @@ pub(crate) enum Work {
     Rmap(RmapUpdate),
     /// Blocks get an owner more or less, or are staged for a copy or no more.
     Count(RefcountUpdate),
+    /// A mapping comes into a map, or goes.
+    Map(BmapUpdate),
+    /// Mappings of two files are exchanged.
+    Exchange(Exchange),
 }
 
 /// What an intent promises: work of one kind. Ours promise one piece each, those that recovery finds several.
@@ -36,6 +40,10 @@ pub(crate) enum Promise {
     Rmap(SmallVec<[RmapUpdate; 1]>),
     /// CUI, CUD.
     Count(SmallVec<[RefcountUpdate; 1]>),
+    /// BUI, BUD.
+    Map(SmallVec<[BmapUpdate; 1]>),
+    /// XMI, XMD.
+    Exchange(Exchange),
 }
 
 /// Bytes of the log that an intent takes.
@@ -61,6 +69,7 @@ impl Work {
             Self::Free(work) => work.extent.start,
             Self::Rmap(update) => update.start,
             Self::Count(update) => update.start,
+            Self::Map(_) | Self::Exchange(_) => return None,
         };
         geometry.split_block(start).map(|(ag, _)| ag)
     }
@@ -72,6 +81,8 @@ impl Work {
             Self::Free(work) => frees::free_now(trans, work).map(|()| None),
             Self::Rmap(update) => rmaps::tell(trans, update).map(|()| None),
             Self::Count(update) => counts::count(trans, update).map(|rest| rest.map(Self::Count)),
+            Self::Map(update) => maps::remap(trans, update).map(|rest| rest.map(Self::Map)),
+            Self::Exchange(todo) => exchange::step(trans, todo).map(|rest| rest.map(Self::Exchange)),
         }
     }
 }
@@ -82,6 +93,8 @@ impl From<&Work> for Promise {
             Work::Free(work) => Self::Free(smallvec![work.extent]),
             Work::Rmap(update) => Self::Rmap(smallvec![*update]),
             Work::Count(update) => Self::Count(smallvec![*update]),
+            Work::Map(update) => Self::Map(smallvec![*update]),
+            Work::Exchange(exchange) => Self::Exchange(*exchange),
         }
     }
 }
@@ -97,6 +110,8 @@ impl Promise {
             }
             Self::Rmap(updates) => updates.iter().copied().map(Work::Rmap).collect(),
             Self::Count(updates) => updates.iter().copied().map(Work::Count).collect(),
+            Self::Map(updates) => updates.iter().copied().map(Work::Map).collect(),
+            Self::Exchange(exchange) => smallvec![Work::Exchange(*exchange)],
         }
     }
 
@@ -111,6 +126,8 @@ impl Promise {
             Self::Free(extents) => extents.iter().try_for_each(|extent| extent.check(geometry)),
             Self::Rmap(updates) => updates.iter().try_for_each(|update| update.check(geometry)),
             Self::Count(updates) => updates.iter().try_for_each(|update| update.check(geometry)),
+            Self::Map(updates) => updates.iter().try_for_each(|update| update.check(geometry)),
+            Self::Exchange(exchange) => exchange.check(geometry),
         }
     }
 
@@ -118,9 +135,13 @@ impl Promise {
     pub(super) fn log_size(&self, done: bool) -> VecSize {
         match self {
             Self::Free(extents) => VecSize::default().region(free_intent_bytes(extents.len())),
-            Self::Rmap(_) | Self::Count(_) if done => VecSize::default().region(Done::BYTES),
+            Self::Rmap(_) | Self::Count(_) | Self::Map(_) | Self::Exchange(_) if done => {
+                VecSize::default().region(Done::BYTES)
+            }
             Self::Rmap(updates) => VecSize::default().region(RmapIntent::bytes(updates.len())),
             Self::Count(updates) => VecSize::default().region(RefcountIntent::bytes(updates.len())),
+            Self::Map(updates) => VecSize::default().region(BmapIntent::bytes(updates.len())),
+            Self::Exchange(_) => VecSize::default().region(ExchangeIntent::BYTES),
         }
     }
 
@@ -145,7 +166,26 @@ impl Promise {
                 let bytes = RefcountIntent::bytes(updates.len());
                 vector.region_with(bytes, |to| RefcountIntent::encode(id, updates, to));
             }
+            Self::Map(_) if done => {
+                vector.region_with(Done::BYTES, |to| Done::new(ItemType::Bud, id).encode(to));
+            }
+            Self::Map(updates) => {
+                let bytes = BmapIntent::bytes(updates.len());
+                vector.region_with(bytes, |to| BmapIntent::encode(id, updates, to));
+            }
+            Self::Exchange(_) if done => {
+                vector.region_with(Done::BYTES, |to| Done::new(ItemType::Xmd, id).encode(to));
+            }
+            Self::Exchange(exchange) => {
+                let intent = ExchangeIntent { id, exchange: *exchange };
+                vector.region_with(ExchangeIntent::BYTES, |to| intent.encode(to));
+            }
         }
+    }
+
+    /// Whether reference counts change by it.
+    pub(crate) fn is_count(&self) -> bool {
+        matches!(self, Self::Count(_))
     }
 
     /// Bytes of the log that it takes to log the intent again.
@@ -165,6 +205,8 @@ impl Promise {
             Self::Free(extents) => need.extents(extents.len() as u64),
             Self::Rmap(updates) => need.extents(updates.len() as u64),
             Self::Count(updates) => need.counts_at_once(updates.len() as u64),
+            Self::Map(updates) => need.maps_at_once(updates.len() as u64),
+            Self::Exchange(_) => need.exchange_at_once(),
         }
     }
 
@@ -175,6 +217,7 @@ impl Promise {
             Self::Free(extents) => need.frees(extents.len() as u64),
             Self::Rmap(updates) => need.rmaps(updates.len() as u64),
             Self::Count(updates) => need.counts(updates.len() as u64),
+            Self::Map(_) | Self::Exchange(_) => self.need_at_once(need),
         }
     }
 }

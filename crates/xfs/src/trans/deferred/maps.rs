@@ -1,0 +1,77 @@
+//! Mappings that come into a map or go, in transactions of their own: an intent first (BUI), then the change of the map,
+//! with what it owes in turn to the reverse map, and the done item (BUD).
+//!
+//! A change of one map alone needs no intent. What moves mappings between two files has one for each of them, so that
+//! each changes in a transaction that is small.
+
+use super::work::{IntentBytes, Promise, Work};
+use crate::error::{Error, Result};
+use crate::inode::ForkKind;
+use crate::trans::Trans;
+use smallvec::smallvec;
+use std::sync::Arc;
+use xfs_format::bmbt::Extent;
+use xfs_format::error::FormatError;
+use xfs_format::log::{BmapOp, BmapUpdate, Update};
+use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
+
+/// Bytes of the log for an intent for one mapping.
+pub(in crate::trans) fn bytes() -> IntentBytes {
+    let extent = Extent { startoff: FileBlock(0), startblock: FsBlock(0), blockcount: 0, unwritten: false };
+    Promise::Map(smallvec![update(BmapOp::Map, InodeNumber(0), &extent)]).bytes()
+}
+
+/// As the log has it.
+fn update(op: BmapOp, ino: InodeNumber, extent: &Extent) -> BmapUpdate {
+    let Extent { startoff, startblock, blockcount, unwritten } = *extent;
+    BmapUpdate {
+        op,
+        ino,
+        start: startblock,
+        offset: startoff,
+        len: blockcount,
+        attr_fork: false,
+        unwritten,
+        realtime: false,
+    }
+}
+
+impl Trans<'_> {
+    /// Owes it to a data fork of an inode to get a mapping, or to lose one.
+    pub(super) fn remap_later(&mut self, op: BmapOp, ino: InodeNumber, extent: &Extent) {
+        self.owe(Work::Map(update(op, ino, extent)));
+    }
+
+    /// Joins the inode that a piece of work is about, unless it is joined: when recovery does the work, nobody had it.
+    pub(super) fn join_owner(&mut self, ino: InodeNumber) -> Result<()> {
+        if self.has_inode(ino) {
+            return Ok(());
+        }
+        let entry = self.volume.entry(ino)?;
+        let locked = entry.lock();
+        self.join_inode(Arc::clone(&entry), locked)
+    }
+}
+
+/// Changes the map; gives what is left to be done, which is in front of what was done.
+pub(super) fn remap(trans: &mut Trans<'_>, update: BmapUpdate) -> Result<Option<BmapUpdate>> {
+    let BmapUpdate { op, ino, start, offset, len, attr_fork, unwritten, .. } = update;
+    let damaged = |problem| Error::corrupt_inode(ino, problem);
+    update.check(trans.geometry()).map_err(damaged)?;
+    trans.join_owner(ino)?;
+    let kind = if attr_fork { ForkKind::Attr } else { ForkKind::Data };
+    if op == BmapOp::Map {
+        let extent = Extent { startoff: offset, startblock: start, blockcount: len, unwritten };
+        return trans.map(ino, kind, extent).map(|()| None);
+    }
+    let end = FileBlock(offset.0 + u64::from(len));
+    let unmapped = trans.unmap(ino, kind, offset..end, 1)?;
+    for gone in &unmapped.freed {
+        let expected = start.0 + (gone.startoff.0 - offset.0);
+        if gone.startblock.0 != expected {
+            let problem = FormatError::mismatch(BmapUpdate::NAME, "first block", gone.startblock.0, expected);
+            return Err(damaged(problem));
+        }
+    }
+    Ok(unmapped.rest.map(|rest| BmapUpdate { len: (rest.end.0 - rest.start.0) as u32, ..update }))
+}
