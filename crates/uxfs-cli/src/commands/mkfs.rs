@@ -10,7 +10,7 @@ use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::archive::FromArchive;
 use crate::fill::host::{FromHost, Target};
 use crate::fill::image::FromImage;
-use crate::fill::{Existing, Filler, Rules};
+use crate::fill::{Existing, Filler, Reflink, Rules};
 use crate::host::Identity;
 use crate::host::attributes::Keep;
 use crate::host::stream;
@@ -241,6 +241,7 @@ fn fill(
         inherit: false,
         umask: 0,
         exact: matches!(source, Source::Image(_)),
+        reflink: Reflink::Never,
         existing: Existing::LastCounts,
         trust: Trust::FULL,
         verbose: global.verbose,

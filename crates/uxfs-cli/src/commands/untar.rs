@@ -4,7 +4,7 @@ use crate::archive::read::Reader;
 use crate::edit;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::archive::FromArchive;
-use crate::fill::{Existing, Filler, Rules};
+use crate::fill::{Existing, Filler, Reflink, Rules};
 use crate::host::attributes::Keep;
 use crate::host::stream;
 use crate::interrupt::Patient;
@@ -56,6 +56,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         inherit: true,
         umask: umask(),
         exact: false,
+        reflink: Reflink::Never,
         existing: Existing::LastCounts,
         trust: args.trust.trust(Devices::Made),
         verbose: global.verbose,

@@ -2,14 +2,14 @@
 
 use super::exact::{self, Exact, Keeps};
 use super::host::Target;
-use super::{Attributes, Filler, Leaf, Outcome, Trouble, attributes_of, end_at, special_of};
+use super::{Attributes, Filler, Leaf, Outcome, Reflink, Trouble, attributes_of, end_at, special_of};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::interrupt;
 use crate::location::Location;
 use crate::problems::Problems;
 use crate::walk::{Order, Step, Walk};
 use std::collections::BTreeMap;
-use uxfs::{Dir, File, Node, Volume};
+use uxfs::{Dir, ErrorKind, File, Node, Volume};
 
 /// Copies trees of one volume into another.
 pub struct FromImage<'a, 'b> {
@@ -161,9 +161,17 @@ impl<'a, 'b> FromImage<'a, 'b> {
         let made = if metadata.is_file() {
             let from = node.open()?;
             let sets_aside = of.inode.is_some();
-            self.filler.expect(metadata.size.min(metadata.blocks.saturating_mul(512)));
+            let data = metadata.size.min(metadata.blocks.saturating_mul(512));
+            let reflink = if self.same { self.filler.rules().reflink } else { Reflink::Never };
+            if reflink == Reflink::Never {
+                self.filler.expect(data);
+            } else if reflink == Reflink::Always {
+                check_shares(self.volume)?;
+            }
             Some(self.filler.file(to, name, &of, |filler, file| {
-                content(filler, &from, file)?;
+                if reflink == Reflink::Never || !share(filler, &from, file, data, reflink)? {
+                    content(filler, &from, file)?;
+                }
                 if sets_aside { exact::allocate(&from, file) } else { Ok(()) }
             })?)
         } else if metadata.is_symlink() {
@@ -182,6 +190,39 @@ impl<'a, 'b> FromImage<'a, 'b> {
         }
         Ok(())
     }
+}
+
+/// Refuses what is to share blocks where none can, before anything has changed.
+fn check_shares(volume: &Volume) -> Outcome<()> {
+    if volume.info()?.features.iter().any(|name| name == "reflink") {
+        return Ok(());
+    }
+    Err(Trouble::new(
+        Exit::Unsupported,
+        "--reflink=always: files of a volume without reflink cannot share blocks",
+    ))
+}
+
+/// Lets an empty file share all of another's blocks. `false`: it cannot, and nothing has changed.
+fn share(filler: &mut Filler<'_>, from: &File, to: &File, data: u64, how: Reflink) -> Outcome<bool> {
+    let done = if from.size() == 0 { Ok(()) } else { from.clone_range(0, to, 0, 0) };
+    match done {
+        // The last of it may be a hole.
+        Ok(()) => {
+            end_at(to, from.size())?;
+            filler.share(data).map(|()| true)
+        }
+        Err(error) if how == Reflink::Auto && may_be_copied(error.kind()) => {
+            to.set_len(0)?;
+            Ok(false)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether what cannot be shared for this reason may be copied all the same.
+fn may_be_copied(why: ErrorKind) -> bool {
+    matches!(why, ErrorKind::Unsupported | ErrorKind::InvalidInput | ErrorKind::NoSpace | ErrorKind::TooLarge)
 }
 
 /// Copies data; holes stay holes.

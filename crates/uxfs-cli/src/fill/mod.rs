@@ -64,6 +64,18 @@ pub enum Existing {
     LastCounts,
 }
 
+/// Whether a copy shares blocks with what it is copied from, as far as both are files of one volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Reflink {
+    /// Where that can be; else bytes are copied.
+    #[default]
+    Auto,
+    /// Or there is no copy.
+    Always,
+    /// Bytes are copied.
+    Never,
+}
+
 /// What new files are to be, whatever they were where they come from.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
@@ -83,6 +95,8 @@ pub struct Rules {
     /// Whether all is kept that an inode of another volume says: for a volume that is made. Its times are facts of the
     /// source then, also where a time is given.
     pub exact: bool,
+    /// Whether copies share blocks.
+    pub reflink: Reflink,
     /// What becomes of a file that is there.
     pub existing: Existing,
     /// What is taken of a source, and how much.
@@ -671,6 +685,13 @@ impl<'a> Filler<'a> {
         Ok(())
     }
 
+    /// Counts data that a copy has without a byte of it copied.
+    pub fn share(&mut self, bytes: u64) -> Outcome<()> {
+        self.budget.take_size(bytes)?;
+        self.bar.inc(bytes);
+        Ok(())
+    }
+
     /// Adds bytes to the end of a file, or behind it.
     pub fn append(&mut self, to: &File, at: u64, data: &[u8]) -> Outcome<()> {
         go_on()?;
@@ -761,6 +782,7 @@ mod tests {
             inherit: true,
             umask: 0,
             exact: false,
+            reflink: Reflink::Never,
             existing,
             trust: Trust::FULL,
             verbose: false,

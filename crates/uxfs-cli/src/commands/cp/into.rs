@@ -4,14 +4,14 @@
 //! root's, and with `-a` all is kept that a volume can hold: holes, permissions, owners, times to the nanosecond, hard
 //! links among what is copied, symbolic links, devices, attributes, access control lists.
 
-use super::{Args, Attribute, is_image};
+use super::{Args, Attribute, is_image, not_shared};
 use crate::commands::untar::say_lost;
 use crate::edit;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::host::{FromHost, Target, file_name};
 use crate::fill::image::FromImage;
 use crate::fill::stream::Stream;
-use crate::fill::{Filler, Rules};
+use crate::fill::{Filler, Reflink, Rules};
 use crate::location::{Images, Location};
 use crate::mode::umask;
 use crate::options::Global;
@@ -71,6 +71,7 @@ pub fn run(args: &Args, destination: &Location, global: &Global) -> Result<Exit>
         inherit: true,
         umask: umask(),
         exact: false,
+        reflink: args.reflink,
         existing: args.existing(),
         trust: args.trust(),
         verbose: global.verbose,
@@ -134,6 +135,10 @@ impl Copy<'_, '_> {
 
     fn source(&mut self, source: &Source, there: Option<&Node>) -> Result<()> {
         let recursive = self.args.recursive();
+        let within = matches!(source, Source::Image(location) if location.shares_volume(self.destination));
+        if self.args.reflink == Reflink::Always && !within {
+            return Err(not_shared(&source.describe()));
+        }
         match source {
             Source::Stdin => {
                 let target = self.target(source, false, there)?;

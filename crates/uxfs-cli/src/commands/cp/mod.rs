@@ -4,7 +4,7 @@ mod into;
 mod out;
 
 use crate::exit::{Exit, Failure, Result, host_name};
-use crate::fill::Existing;
+use crate::fill::{Existing, Reflink};
 use crate::host::attributes::Keep;
 use crate::host::stream;
 use crate::interrupt::wait_for_input;
@@ -47,6 +47,11 @@ pub struct Args {
     /// Put a new file in the place of one that is there, in one step, when it is whole
     #[arg(long)]
     replace: bool,
+    /// Whether a copy within one image shares blocks with its source until one of the two changes: auto, where that can
+    /// be, or always, or there is no copy (also without =WHEN), or never
+    #[arg(long, value_name = "WHEN", value_enum, num_args = 0..=1, require_equals = true, default_value = "auto",
+          default_missing_value = "always", hide_possible_values = true, hide_default_value = true)]
+    reflink: Reflink,
     /// Make devices, where directories are copied
     #[arg(long)]
     devices: bool,
@@ -118,6 +123,12 @@ impl Args {
     }
 }
 
+/// What is said of a source whose blocks no copy can share.
+fn not_shared(source: &str) -> Failure {
+    let what = "--reflink=always: only files of one volume can share blocks";
+    Failure::new(Exit::Usage, format!("{source}: {what}"))
+}
+
 /// Copies each source.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let destination = Path::new(&args.destination);
@@ -138,6 +149,9 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     if args.owner.is_some() {
         let what = "--owner is for copies into an image";
         return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(destination))));
+    }
+    if args.reflink == Reflink::Always {
+        return Err(not_shared(&host_name(Path::new(&args.sources[0]))));
     }
     out::run(args, global)
 }
