@@ -49,14 +49,19 @@ impl<M: FileMapping> DirectFile<M> {
         self.write_copying(offset, buf)
     }
 
-    /// Sets space aside for what is shared of the blocks around `range`, which the caller holds exclusively.
+    /// Sets space aside for what is shared of the blocks around `range`, which the caller holds exclusively, for a change
+    /// that comes later.
     pub fn stage_held(&self, range: Range<u64>) -> Outcome<(), M> {
         let blocks = self.blocks_around(range);
         if blocks.is_empty() || !self.is_shared(blocks.clone())? {
             return Ok(());
         }
         let offset = blocks.start;
-        self.copier(offset)?.stage(blocks).map_err(|source| FileError::Map { offset, source })
+        let copier = self.copier(offset)?;
+        copier.stage(blocks.clone()).map_err(|source| FileError::Map { offset, source })?;
+        // Whoever writes there claims it anew: a claim that outlived a change that failed would be taken for its data.
+        copier.unstage(blocks);
+        Ok(())
     }
 
     /// Writes to data, shared or not, whose whole blocks are held exclusively.
@@ -81,7 +86,7 @@ impl<M: FileMapping> DirectFile<M> {
             }
             at += data.len() as u64;
         }
-        copier.replace(blocks).map_err(map)
+        copier.replace(blocks.clone()).map_err(map).inspect_err(|_| copier.unstage(blocks))
     }
 
     /// Writes `data` of byte `at`, all of it in a shared run, to where that is staged.

@@ -48,7 +48,11 @@ impl Volume {
         let mut given = Given::default();
         // Whoever is given blocks must be able to give them back, and to say that they hold data.
         self.check_log_for_blocks()?;
-        if self.missing_blocks(entry, blocks.clone())? > self.write_side()?.counters.available_blocks() {
+        let missing = self.missing_blocks(entry, blocks.clone())?;
+        let counters = &self.write_side()?.counters;
+        let is_short = || missing > counters.available_blocks();
+        // What is staged for copies that nobody makes may be enough.
+        if is_short() && (self.give_back_unused_copies()? == 0 || is_short()) {
             return Err(Error::NoSpace);
         }
         let mut at = blocks.start;

@@ -121,7 +121,7 @@ impl Volume {
         if !entry.peek().is_reflinked() {
             return Ok(());
         }
-        self.know_shared(entry)?;
+        self.check_room_with_copies(entry, &blocks)?;
         let mut fork = entry.copying().fork();
         let parts = self.parts_of(entry, &fork, blocks.clone())?;
         if !parts.iter().any(|(_, goes)| matches!(goes, Goes::Elsewhere(_) | Goes::Staged(_))) {
