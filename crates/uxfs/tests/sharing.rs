@@ -432,3 +432,30 @@ fn copies_share_where_they_can() {
     assert!(shared > 300_000, "{shared} bytes are shared");
     site.end(&image, false, "copies");
 }
+
+/// Blocks that were shared are freed, and come back to the file for its holes, where space for copies is staged still: what
+/// is written there stays.
+#[test]
+fn blocks_that_were_shared_come_back_for_a_hole() {
+    const BLOCK: usize = 4096;
+    const BLOCKS: usize = 32;
+    let dir = scratch();
+    let image = made(dir.path(), &["-m", "rmapbt=1"]);
+    let mut site = Site::new(&image, 2);
+    site.write(0, 0, &pattern(1, BLOCKS * BLOCK));
+    site.clone_range((0, 0), (1, 0), 0);
+    // Space for copies of all its neighbours is staged.
+    site.write(0, 0, &pattern(2, BLOCK));
+    site.files[1].set_len(0).unwrap();
+    site.model[1].clear();
+    for block in (2..BLOCKS).step_by(3) {
+        let (from, to) = (block * BLOCK, (block + 2).min(BLOCKS) * BLOCK);
+        site.files[0].punch_hole(from as u64..to as u64).unwrap();
+        site.model[0][from..to].fill(0);
+        // Nobody takes what was freed before that is on disk.
+        site.volume.sync().unwrap();
+        site.write(0, (from + 100) as u64, &pattern(block as u64, to - from - 200));
+        site.check();
+    }
+    site.end(&image, false, "holes where blocks were shared");
+}

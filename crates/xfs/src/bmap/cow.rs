@@ -70,6 +70,8 @@ pub fn parts(
         let (end, goes) = match (staged, mapped) {
             (Mapped::Extent(staged), _) if !staged.unwritten => (until, Goes::Staged(block_at(&staged, at))),
             (_, Mapped::Hole(..)) => (until, Goes::Hole),
+            // Nobody shares what was never written, whatever is known of such blocks from before they came to the file.
+            (_, Mapped::Extent(extent)) if extent.unwritten => (until, Goes::InPlace(block_at(&extent, at))),
             (staged, Mapped::Extent(extent)) => {
                 let start = block_at(&extent, at);
                 let known = shared(start, until.0 - at.0)?;
@@ -243,6 +245,26 @@ mod tests {
     struct Physical {
         content: u32,
         owners: u32,
+    }
+
+    /// A block that was known as shared was freed and came back to the file, for a hole. The write went there, and what was
+    /// staged in that place, and was never written, became the file's.
+    #[test]
+    fn what_was_never_written_is_shared_by_nobody() {
+        let at = |blocks: Range<u64>, startblock, unwritten| Extent {
+            startoff: FileBlock(blocks.start),
+            startblock: FsBlock(startblock),
+            blockcount: (blocks.end - blocks.start) as u32,
+            unwritten,
+        };
+        let data = ExtentList::from_sorted(&[at(0..4, 100, false).pack(), at(4..8, 104, true).pack()]);
+        let mut cow = CowFork::default();
+        cow.stage(&at(0..8, 200, true));
+        let all_shared = |_, blocks| Ok(SharedRun { blocks, shared: true });
+        let parts = parts(&data, &cow, FileBlock(2)..FileBlock(6), all_shared).unwrap();
+        let goes: Vec<_> =
+            parts.iter().map(|part| (part.blocks.start.0, part.blocks.end.0, part.goes)).collect();
+        assert_eq!(goes, [(2, 4, Goes::Staged(FsBlock(202))), (4, 6, Goes::InPlace(FsBlock(104)))]);
     }
 
     /// A file, block by block, and the copies that others have of it.
