@@ -332,7 +332,7 @@ impl File {
 
     /// Sees to it that what lies behind the end of the file, at `size` and held, reads as zeroes should it come before
     /// the end, on the way or after a crash.
-    fn nothing_behind(&self, size: u64) -> Result<()> {
+    pub(crate) fn nothing_behind(&self, size: u64) -> Result<()> {
         let behind = size.next_multiple_of(self.block());
         // Of a block that others have too, nothing can be changed; mostly nothing has to be.
         if !self.data.is_zeroed(size..behind)? {

@@ -15,6 +15,7 @@
 mod allocate;
 mod clone;
 mod copies;
+mod exchange;
 mod limits;
 mod remove;
 mod resize;
@@ -23,6 +24,7 @@ mod times;
 
 pub use allocate::Given;
 pub use clone::Share;
+pub use exchange::ExchangeBlocks;
 pub(crate) use remove::free_all;
 
 use crate::error::{Error, Result};

@@ -63,6 +63,8 @@ pub struct Trans<'v> {
     delta: Delta,
     /// Blocks that are reserved and not taken.
     blocks: u64,
+    /// Whether blocks that it frees stay reserved for it.
+    keeps_freed: bool,
     /// Whether a part of the work is committed already: the rest has to follow.
     rolled: bool,
     /// Whether this part gives an inode its first attribute.
@@ -125,6 +127,7 @@ impl<'v> Trans<'v> {
             changes_counts: false,
             delta: Delta::default(),
             blocks,
+            keeps_freed: false,
             rolled: false,
             makes_attributes: false,
             tells: Tells::default(),
@@ -155,7 +158,15 @@ impl<'v> Trans<'v> {
 
     /// Counts blocks that this transaction put into the trees of free space.
     pub fn give_blocks(&mut self, count: u64) {
-        self.delta.freed += count;
+        match self.keeps_freed {
+            true => self.blocks += count,
+            false => self.delta.freed += count,
+        }
+    }
+
+    /// Keeps what the work frees for what it may need further on.
+    pub(crate) fn keep_what_is_freed(&mut self) {
+        self.keeps_freed = true;
     }
 
     /// Counts inodes that got a place on disk (or lost it), and those of them that are free.

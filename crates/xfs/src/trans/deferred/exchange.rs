@@ -36,7 +36,6 @@ pub(in crate::trans) fn bytes() -> IntentBytes {
 
 impl Trans<'_> {
     /// Owes the exchange of mappings of two files, which are joined.
-    #[allow(dead_code, reason = "what exchanges files is to come")]
     pub(crate) fn exchange_later(&mut self, exchange: Exchange) {
         self.owe(Work::Exchange(exchange));
     }

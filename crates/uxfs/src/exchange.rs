@@ -1,0 +1,160 @@
+//! Content that two files exchange.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::File;
+use crate::two_files::{self, HeldBoth, Part};
+use fileio::FILE_END_MAX;
+use std::ops::Range;
+use std::sync::Arc;
+use xfs::file::ExchangeBlocks;
+use xfs_format::types::FileBlock;
+
+/// How [`File::exchange_range`] goes about it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExchangeOptions {
+    only_written: bool,
+    dry_run: bool,
+}
+
+impl ExchangeOptions {
+    /// All of the range.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Leaves holes of the first file, and what it has set aside and never written, as they are in both files.
+    #[must_use]
+    pub fn only_written(self, only_written: bool) -> Self {
+        Self { only_written, ..self }
+    }
+
+    /// Finds out what would be refused, and changes nothing.
+    #[must_use]
+    pub fn dry_run(self, dry_run: bool) -> Self {
+        Self { dry_run, ..self }
+    }
+}
+
+/// What is to be exchanged, by the sizes that the files have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Plan {
+    blocks: u64,
+    /// What the files have then.
+    sizes: Option<[u64; 2]>,
+    held: [Range<u64>; 2],
+}
+
+impl File {
+    /// Exchanges `len` bytes from byte `at` on with those of `other` from its byte `other_at` on: the content changes
+    /// hands, and nothing is copied. All of it is exchanged or nothing, also behind a crash. With `None` for `len`, all up to
+    /// the ends of both files is exchanged, which must begin at the same byte, and so are their sizes. `other` may be this
+    /// file if the ranges have nothing in common.
+    ///
+    /// Offsets and `len` are whole blocks, and a range with a length ends within both files. Where the volume does not
+    /// have the feature: [`ErrorKind::Unsupported`].
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), uxfs::Error> {
+    /// use uxfs::ExchangeOptions;
+    ///
+    /// let volume = uxfs::Volume::open("disk.img", &uxfs::OpenOptions::new().writable(true))?;
+    /// let (live, next) = (volume.open_file("/table")?, volume.open_file("/table.next")?);
+    /// live.exchange_range(0, &next, 0, None, ExchangeOptions::new())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn exchange_range(
+        &self,
+        at: u64,
+        other: &Self,
+        other_at: u64,
+        len: Option<u64>,
+        options: ExchangeOptions,
+    ) -> Result<()> {
+        let engine = self.node.volume.engine();
+        if !Arc::ptr_eq(engine, other.node.volume.engine()) {
+            return Err(invalid("the two files are on different volumes"));
+        }
+        engine.check_exchanging()?;
+        for file in [self, other] {
+            file.check_unprotected()?;
+            file.check_writable()?;
+        }
+        let (plan, _held) = self.hold_to_exchange(at, other, other_at, len)?;
+        if plan.blocks == 0 || options.dry_run {
+            return Ok(());
+        }
+        for file in [self, other] {
+            file.content_changes()?;
+            if plan.sizes.is_some() {
+                file.nothing_behind(file.size())?;
+            }
+        }
+        let log = engine.geometry().block_log;
+        Ok(engine.exchange_blocks(&ExchangeBlocks {
+            files: [self.entry(), other.entry()],
+            at: [at, other_at].map(|at| FileBlock(at >> log)),
+            blocks: plan.blocks,
+            sizes: plan.sizes,
+            only_written: options.only_written,
+            now: self.node.volume.now(),
+        })?)
+    }
+
+    /// Holds both ranges, and says what is to be exchanged as long as they are held.
+    fn hold_to_exchange<'a>(
+        &'a self,
+        at: u64,
+        other: &'a Self,
+        other_at: u64,
+        len: Option<u64>,
+    ) -> Result<(Plan, HeldBoth<'a>)> {
+        loop {
+            let plan = self.plan_exchange(at, other, other_at, len)?;
+            let [mine, others] = plan.held.clone();
+            let held = two_files::hold(
+                Part { file: self, bytes: mine, changes: true },
+                Part { file: other, bytes: others, changes: true },
+            )?;
+            // By the sizes of now, which stay as far as they matter.
+            if self.plan_exchange(at, other, other_at, len)? == plan {
+                return Ok((plan, held));
+            }
+        }
+    }
+
+    fn plan_exchange(&self, at: u64, other: &Self, other_at: u64, len: Option<u64>) -> Result<Plan> {
+        let (block, sizes) = (self.block(), [self.size(), other.size()]);
+        let is_same = self.node.ino() == other.node.ino();
+        if (at | other_at | len.unwrap_or(0)) & (block - 1) != 0 {
+            return Err(invalid(format!("ranges that are exchanged are whole blocks of {block} bytes")));
+        }
+        if at > sizes[0] || other_at > sizes[1] {
+            return Err(invalid("a range begins behind the end of its file"));
+        }
+        let Some(len) = len else {
+            if at != other_at || is_same {
+                return Err(invalid("up to the end, two files are exchanged from the same byte on"));
+            }
+            let blocks = (sizes[0].max(sizes[1]) - at).div_ceil(block);
+            let swapped = (sizes[0] != sizes[1]).then_some([sizes[1], sizes[0]]);
+            let held = sizes.map(|size| at.min(size & !(block - 1))..u64::MAX);
+            return Ok(Plan { blocks, sizes: swapped, held });
+        };
+        let end = |start: u64| start.checked_add(len).filter(|&end| end <= FILE_END_MAX);
+        let (Some(mine), Some(others)) = (end(at), end(other_at)) else {
+            return Err(invalid("the range ends behind what a file can have"));
+        };
+        if mine > sizes[0] || others > sizes[1] {
+            return Err(invalid("a range reaches behind the end of its file"));
+        }
+        if is_same && at < others && other_at < mine {
+            return Err(invalid("a file cannot exchange a range with a part of itself that overlaps it"));
+        }
+        Ok(Plan { blocks: len / block, sizes: None, held: [at..mine, other_at..others] })
+    }
+}
+
+fn invalid(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidInput, what)
+}

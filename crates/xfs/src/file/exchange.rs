@@ -1,0 +1,182 @@
+//! Two files that exchange blocks: all of a range, or nothing, whatever fails.
+//!
+//! One transaction promises the exchange (XMI), and carries it out in rolled steps, a pair of mappings at a time, with both
+//! inodes locked; a crash amid that leaves the rest in the log, for whoever recovers it.
+//!
+//! Invariants:
+//! - blocks for all that either map may need are reserved before anything changes, and what the maps' trees give back on
+//!   the way stays with the transaction: it never lacks space half-way;
+//! - if either file has the flag for shared blocks, both have it before any block moves.
+
+use super::{Blocks, join_file};
+use crate::bmap::edit::extent_limit;
+use crate::error::{Error, Result};
+use crate::inode::{ForkKind, InodeEntry};
+use crate::trans::Trans;
+use crate::trans::reservation::{Need, map_levels};
+use crate::volume::Volume;
+use std::sync::Arc;
+use xfs_format::btree::{Bmbt, Tree};
+use xfs_format::features::Incompat;
+use xfs_format::geometry::Geometry;
+use xfs_format::inode::InodeFlags2;
+use xfs_format::log::{Exchange, ExchangeFlags, InodeFields};
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::{FileBlock, FsBlock};
+
+/// Blocks of two files that are to be exchanged.
+#[derive(Clone, Debug)]
+pub struct ExchangeBlocks<'a> {
+    /// The files, which may be one.
+    pub files: [&'a Arc<InodeEntry>; 2],
+    /// First block in each.
+    pub at: [FileBlock; 2],
+    /// Blocks.
+    pub blocks: u64,
+    /// Where the files end then, if that changes.
+    pub sizes: Option<[u64; 2]>,
+    /// Only what the first file has written there.
+    pub only_written: bool,
+    /// The time that it is.
+    pub now: Timestamp,
+}
+
+impl ExchangeBlocks<'_> {
+    fn range(&self, nth: usize) -> Blocks {
+        let at = self.at[nth];
+        at..FileBlock(at.0 + self.blocks)
+    }
+
+    fn is_one_file(&self) -> bool {
+        self.files[0].ino() == self.files[1].ino()
+    }
+}
+
+impl Volume {
+    /// Fails unless files of this volume can exchange blocks.
+    pub fn check_exchanging(&self) -> Result<()> {
+        match self.superblock().incompat().contains(Incompat::EXCHRANGE) {
+            true => Ok(()),
+            false => {
+                Err(Error::UnsupportedFeature("exchange of files' content (the volume has it not)".into()))
+            }
+        }
+    }
+
+    /// Has two files exchange blocks. The caller keeps everybody off both ranges, whole blocks; where sizes change, off all
+    /// behind them too, and nothing holds data behind the ends.
+    pub fn exchange_blocks(self: &Arc<Self>, exchange: &ExchangeBlocks<'_>) -> Result<()> {
+        self.check_exchanging()?;
+        let mut files = exchange.files.to_vec();
+        files.sort_by_key(|entry| entry.ino());
+        files.dedup_by_key(|entry| entry.ino());
+        for entry in &files {
+            self.check_block_change(entry)?;
+        }
+        for (nth, entry) in exchange.files.into_iter().enumerate() {
+            self.check_unmarked(entry, exchange.range(nth))?;
+            self.know_shared(entry)?;
+            // What was staged for content that goes.
+            self.give_back_copies(entry, exchange.range(nth))?;
+        }
+        let need = self.need_to_exchange(exchange)?;
+        Trans::check_log(self, need.reservation())?;
+        if files.iter().any(|entry| entry.peek().is_reflinked()) {
+            self.say_exchanged(exchange)?;
+        }
+        let mut trans = Trans::start(self, need.reservation())?;
+        trans.keep_what_is_freed();
+        for entry in &files {
+            join_file(&mut trans, entry)?;
+        }
+        let shares = files.iter().any(|entry| trans.inode(entry.ino()).is_reflinked());
+        for entry in &files {
+            let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
+            (core.mtime, core.ctime) = (exchange.now, exchange.now);
+            core.flags2.set(InodeFlags2::REFLINK, shares);
+        }
+        let generations = exchange.files.map(|entry| trans.inode(entry.ino()).core().generation);
+        let mut flags = ExchangeFlags::empty();
+        flags.set(ExchangeFlags::INO1_WRITTEN, exchange.only_written);
+        flags.set(ExchangeFlags::SET_SIZES, exchange.sizes.is_some());
+        trans.exchange_later(Exchange {
+            inodes: exchange.files.map(|entry| entry.ino()),
+            generations,
+            offsets: exchange.at,
+            blocks: exchange.blocks,
+            flags,
+            sizes: exchange.sizes.unwrap_or([u64::MAX; 2]),
+        });
+        trans.commit()?;
+        Ok(())
+    }
+
+    /// What it takes at most. [`Error::TooManyExtents`] if either file could get more than it may have.
+    fn need_to_exchange(&self, exchange: &ExchangeBlocks<'_>) -> Result<Need<'_>> {
+        let geometry = self.geometry();
+        let mut counts = [0; 2];
+        for (count, entry) in counts.iter_mut().zip(exchange.files) {
+            *count = self.extents(&entry.current(), ForkKind::Data)?.len() as u64;
+        }
+        // An extent is cut at either end of a range.
+        const CUT: u64 = 4;
+        let most = if exchange.is_one_file() { counts[0] } else { counts[0] + counts[1] } + CUT;
+        for entry in exchange.files {
+            let large = entry.peek().core().flags2.contains(InodeFlags2::NREXT64);
+            let limit = extent_limit(ForkKind::Data, large);
+            if most > limit {
+                return Err(Error::TooManyExtents { inode: entry.ino(), limit });
+            }
+        }
+        let blocks = 2 * (tree_blocks(geometry, most) + 2 * map_levels(geometry));
+        let need = Need::new(geometry).inodes(2).maps_at_once(1).exchange_at_once();
+        Ok(need.blocks(blocks).steps(2))
+    }
+
+    /// Says of both files which of the blocks that change hands are shared, before they do.
+    fn say_exchanged(&self, exchange: &ExchangeBlocks<'_>) -> Result<()> {
+        let mut runs = Vec::new();
+        for (nth, entry) in exchange.files.into_iter().enumerate() {
+            let blocks = exchange.range(nth);
+            let extents = self.extents(&entry.current(), ForkKind::Data)?;
+            let mut at = blocks.start;
+            while at < blocks.end
+                && let Some(extent) = extents.ending_behind(at).filter(|extent| extent.startoff < blocks.end)
+            {
+                let (from, end) = (at.max(extent.startoff), extent.end().min(blocks.end));
+                at = end;
+                if extent.unwritten {
+                    continue;
+                }
+                let start = FsBlock(extent.startblock.0 + (from.0 - extent.startoff.0));
+                let run = self.shared_run(start, end.0 - from.0)?;
+                at = FileBlock(from.0 + run.blocks.clamp(1, end.0 - from.0));
+                if run.shared {
+                    runs.push((start, at.0 - from.0));
+                }
+            }
+        }
+        for entry in exchange.files {
+            let copying = entry.copying();
+            copying.change(&copying.fork(), |shared| {
+                runs.iter().for_each(|&(start, blocks)| shared.add(start, blocks));
+            });
+            // Looks from before are void.
+            entry.sharing_changed();
+        }
+        Ok(())
+    }
+}
+
+/// Most blocks of the tree of a map of so many extents, whose blocks are half full.
+fn tree_blocks(geometry: &Geometry, extents: u64) -> u64 {
+    let body = geometry.block_size as usize - Bmbt::header_len(geometry.v5);
+    let (leaf, inner) = ((Bmbt::max_records(body) / 2).max(1), (Bmbt::max_children(body) / 2).max(2));
+    let mut level = extents.div_ceil(leaf as u64);
+    let mut sum = level;
+    while level > 1 {
+        level = level.div_ceil(inner as u64);
+        sum += level;
+    }
+    sum
+}
