@@ -25,22 +25,37 @@ pub fn scratch() -> Result<TempDir> {
 /// Makes a volume in a new sparse file.
 pub fn mkfs(image: &Path, kind: &VolumeKind) -> Result<()> {
     File::create(image)?.set_len(kind.size)?;
-    run(Command::new("mkfs.xfs").arg("-q").args(kind.mkfs_arguments()).arg(image))?;
+    run(kind.release().tool("mkfs.xfs")?.arg("-q").args(kind.mkfs_arguments()).arg(image))?;
     if kind.newer == 0 { Ok(()) } else { set_incompat(image, kind.newer) }
 }
 
 /// Sets incompatible feature bits in the superblock of a fresh volume; the other copies of it are not read.
 fn set_incompat(image: &Path, bits: u32) -> Result<()> {
-    const SECTOR: usize = 512;
-    const INCOMPAT: std::ops::Range<usize> = 216..220;
     const CRC: usize = 224;
     let file = File::options().read(true).write(true).open(image)?;
-    let mut sector = [0; SECTOR];
-    file.read_exact_at(&mut sector, 0)?;
-    let old = u32::from_be_bytes(sector[INCOMPAT].try_into().context("four bytes")?);
+    let (mut sector, old) = superblock(&file)?;
     sector[INCOMPAT].copy_from_slice(&(old | bits).to_be_bytes());
     ensure!(checksum::store(&mut sector, CRC), "the superblock has a checksum");
     Ok(file.write_all_at(&sector, 0)?)
+}
+
+const INCOMPAT: std::ops::Range<usize> = 216..220;
+
+/// The superblock's sector, and its incompatible feature bits.
+fn superblock(file: &File) -> Result<([u8; 512], u32)> {
+    let mut sector = [0; 512];
+    file.read_exact_at(&mut sector, 0)?;
+    let bits = u32::from_be_bytes(sector[INCOMPAT].try_into().context("four bytes")?);
+    Ok((sector, bits))
+}
+
+/// Whose `xfs_repair` judges a volume: the system's, or the newest where the volume has what that does not know.
+pub fn judging(image: &Path) -> Result<Release> {
+    /// Incompatible features up to large extent counts.
+    const KNOWN: u32 = 0x3f;
+    let (sector, bits) = superblock(&File::open(image)?)?;
+    let v5 = sector[101] & 0xf == 5;
+    Ok(if v5 && bits & !KNOWN != 0 { Release::Unstable } else { Release::System })
 }
 
 /// Copies an image, or what is on a block device; what is zero takes no space.
@@ -61,7 +76,7 @@ pub fn repair_finds_nothing(image: &Path) -> Result<()> {
 
 /// What `xfs_repair -n` finds, line by line: nothing if it says that all is well.
 pub fn repair_findings(image: &Path) -> Result<Vec<String>> {
-    repair_findings_by(Release::System, image)
+    repair_findings_by(judging(image)?, image)
 }
 
 /// The same of a release of it.

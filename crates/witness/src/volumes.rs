@@ -1,6 +1,8 @@
 //! The volumes that uxfs is judged by: what `mkfs.xfs` is asked for. Every feature is pinned, because what is on
 //! by default differs between versions.
 
+use oracles::xfsprogs::Release;
+
 /// A volume to make.
 #[derive(Clone, Copy, Debug)]
 pub struct VolumeKind {
@@ -85,6 +87,11 @@ pub const ALL: [VolumeKind; 23] = [
 ];
 
 impl VolumeKind {
+    /// Whose `mkfs.xfs` knows all of its options, and gives the root directory no attribute unasked.
+    pub fn release(&self) -> Release {
+        if self.says("-n", "parent") { Release::Stable } else { Release::System }
+    }
+
     /// The arguments of `mkfs.xfs` ahead of the image's name.
     pub fn mkfs_arguments(&self) -> Vec<String> {
         let mut arguments: Vec<String> = self.options.iter().map(|&word| word.to_owned()).collect();

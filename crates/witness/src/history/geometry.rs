@@ -63,7 +63,7 @@ const fn volume(name: &'static str, options: &'static [&'static str], mib: u64) 
 }
 
 /// All of them. `--unsupported` lets `mkfs.xfs` make small volumes and small logs.
-pub const ALL: [Geometry; 16] = [
+pub const ALL: [Geometry; 20] = [
     roomy("default", &["-b", "size=4096"]),
     roomy("b1024", &["-b", "size=1024"]),
     roomy("i2048", &["-i", "size=2048"]),
@@ -79,9 +79,14 @@ pub const ALL: [Geometry; 16] = [
     // With a reverse map: its own intents, and blocks of the AGFL that change hands.
     roomy("rmapbt", &["-m", "rmapbt=1"]),
     roomy("rmapbt-b1024", &["-b", "size=1024", "-m", "rmapbt=1", "-d", "agcount=8", "--unsupported"]),
+    // With parent pointers: each name is an attribute too, beside those of users, in leaves and trees of many links.
+    roomy("parent", &["-b", "size=4096", "-n", "parent=1"]),
+    roomy("parent-b1024", &["-b", "size=1024", "-n", "parent=1", "-m", "rmapbt=1", "-i", "nrext64=1"]),
+    roomy("parent-small-log", &["-b", "size=4096", "-n", "parent=1", "-l", "size=1568b", "--unsupported"]),
     tight("tight", &["-b", "size=4096", "-d", "agcount=2", "--unsupported"], 32),
     tight("tight-b1024", &["-b", "size=1024", "-d", "agcount=2", "--unsupported"], 32),
     tight("tight-rmapbt", &["-b", "size=1024", "-m", "rmapbt=1", "-d", "agcount=2", "--unsupported"], 64),
+    tight("tight-parent", &["-b", "size=1024", "-n", "parent=1", "-d", "agcount=2", "--unsupported"], 32),
 ];
 
 /// Those of these names; all if none is given.

@@ -4,7 +4,7 @@
 //! Invariant: nothing else passes for one.
 
 use super::judge;
-use crate::sandbox::repair_findings_by;
+use crate::sandbox::{judging, repair_findings_by};
 use anyhow::{Context, Result, ensure};
 use blockdev::FileDevice;
 use oracles::xfsprogs::Release;
@@ -18,7 +18,7 @@ const INCOMPLETE: &str = "attribute that is incomplete";
 
 /// Nothing but such attributes is wrong with a volume: gives what `xfs_repair -n` says of them.
 pub(super) fn nothing_else_is_wrong(image: &Path) -> Result<Vec<String>> {
-    let findings = by_repair(Release::System, image)?;
+    let findings = by_repair(judging(image)?, image)?;
     let clean = nothing_else_is_found(image)?;
     ensure!(clean, "uxfs check: the log is not clean");
     Ok(findings)
