@@ -125,7 +125,7 @@ pub const TABLE: &[Feature] = &[
     row("metadir", Mark::Incompat(Incompat::METADIR), READ).option('m', "metadir"),
     row("zoned", Mark::Incompat(Incompat::ZONED), NOTHING).option('r', "zoned"),
     row("zone-gaps", Mark::Incompat(Incompat::ZONE_GAPS), NOTHING),
-    // It allows items in the log (ATTRI), which recovery refuses to finish.
+    // It allows items in the log (ATTRI), and asks nothing of whoever logs none.
     row("log xattrs", Mark::LogIncompat(LogIncompat::XATTRS), WRITTEN),
     row("read-only flag", Mark::Flag(FLAG_READ_ONLY), READ),
     row("external log", Mark::ExternalLog, NOTHING).option('l', "logdev"),

@@ -77,6 +77,8 @@ struct Key<'a> {
     name: &'a [u8],
     /// Of a parent pointer: its value.
     value: &'a [u8],
+    /// Whether one is meant too that is not complete.
+    half_set: bool,
 }
 
 impl Key<'_> {
@@ -87,7 +89,8 @@ impl Key<'_> {
     /// Whether it is an attribute's. `value`: that of a parent pointer lies beside the name.
     fn is(&self, flags: AttrFlags, name: &[u8], value: Option<&[u8]>) -> bool {
         let value_counts = self.namespace == Namespace::Parent;
-        name == self.name
+        (self.half_set || !flags.contains(AttrFlags::INCOMPLETE))
+            && name == self.name
             && Namespace::of(flags) == self.namespace
             && (!value_counts || value == Some(self.value))
     }

@@ -102,7 +102,8 @@ fn is_at_once(intent: &Intent) -> bool {
 fn reservation(intent: &Intent, geometry: &Geometry) -> Reservation {
     let (promise, need) = (intent.promise(), Need::new(geometry));
     match is_at_once(intent) {
-        true => promise.need_at_once(need).reservation(),
+        // What an attribute takes is seldom needed, and must not keep a full volume from being recovered.
+        true => promise.need_at_once(need).reservation().or_no_blocks(),
         false => promise.need(need).steps(2).reservation(),
     }
 }

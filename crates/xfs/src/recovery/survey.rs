@@ -8,10 +8,10 @@
 
 use super::report::Counts;
 use super::transactions::{Item, Transaction};
-use crate::trans::Promise;
+use crate::trans::{AttrWork, Promise};
 use std::collections::{BTreeMap, HashMap};
 use xfs_format::error::FormatError;
-use xfs_format::log::{BufFlags, ExchangeFlags, ItemType, LogItem};
+use xfs_format::log::{AttrChange, BufFlags, ExchangeFlags, ItemType, LogItem};
 use xfs_format::superblock::Superblock;
 use xfs_format::types::{DiskAddr, Lsn};
 
@@ -60,12 +60,12 @@ impl Survey {
         self.counts.transactions += 1;
         for item in transaction.items()? {
             self.counts.items += 1;
-            self.add_item(transaction.lsn, &item);
+            self.add_item(transaction.lsn, &item)?;
         }
         Ok(())
     }
 
-    fn add_item(&mut self, lsn: Lsn, item: &Item<'_>) {
+    fn add_item(&mut self, lsn: Lsn, item: &Item<'_>) -> Result<(), FormatError> {
         match item.format {
             LogItem::Buf(buf) if buf.flags.contains(BufFlags::CANCEL) => {
                 *self.void.cancelled.entry((buf.daddr, buf.len.into())).or_default() += 1;
@@ -88,7 +88,11 @@ impl Survey {
                 let promise = (item.kind == ItemType::Cui).then(|| Promise::Count(intent.iter().collect()));
                 self.promise(item.kind, intent.id, lsn, promise);
             }
-            LogItem::AttrIntent(intent) => self.promise(item.kind, intent.id, lsn, None),
+            LogItem::AttrIntent(intent) => {
+                let change = AttrChange::parse(&intent, item.regions())?;
+                let promise = Promise::Attr(Box::new(AttrWork::from(&change)));
+                self.promise(item.kind, intent.id, lsn, Some(promise));
+            }
             LogItem::ExchangeIntent(intent) => {
                 // What is not a file's content is exchanged by the kernel's own repair alone.
                 let is_content = !intent.exchange.flags.contains(ExchangeFlags::ATTR_FORK);
@@ -103,6 +107,7 @@ impl Survey {
             }
             LogItem::Buf(_) | LogItem::Inode(_) | LogItem::Dquot(_) | LogItem::InodeCreate(_) => {}
         }
+        Ok(())
     }
 
     fn promise(&mut self, kind: ItemType, id: u64, lsn: Lsn, promise: Option<Promise>) {

@@ -34,6 +34,12 @@ pub(super) struct Item<'t> {
 }
 
 impl<'t> Item<'t> {
+    /// The regions behind the format structure.
+    pub(super) fn regions(&self) -> impl Iterator<Item = &'t [u8]> + use<'t> {
+        let item = *self;
+        (0..self.count).map_while(move |index| item.region(index))
+    }
+
     /// A region behind the format structure, from 0 on.
     pub(super) fn region(&self, index: usize) -> Option<&'t [u8]> {
         (index < self.count).then(|| self.transaction.region(self.first + index)).flatten()

@@ -61,6 +61,11 @@ impl<'g> Need<'g> {
         Self { geometry, bytes: 0, blocks: 0, count: 1, intents: 0 }
     }
 
+    /// Bytes a block.
+    pub(super) fn block_bytes(&self) -> u64 {
+        self.geometry.block_size.into()
+    }
+
     /// So many inodes are logged, with their forks.
     pub fn inodes(mut self, count: u64) -> Self {
         let each = InodeFormat::BYTES as u64 + u64::from(self.geometry.inode_size) + 5 * REGION_BYTES + 72;

@@ -5,7 +5,7 @@ use crate::da::draft::{Draft, identity};
 use crate::da::{LeafBlock, Path, Side, check_owner};
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
-use xfs_format::attr::{AttrFlags, AttrLeaf, AttrValue, INDEX, LeafItem, init_leaf, leaf_room};
+use xfs_format::attr::{AttrLeaf, AttrValue, INDEX, LeafItem, init_leaf, leaf_room};
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 
@@ -19,7 +19,7 @@ pub(super) struct Place {
     pub(super) found: Option<Option<(FileBlock, u32)>>,
 }
 
-/// Finds an attribute that is complete. Names of one hash may lie in several leaves.
+/// Finds an attribute. Names of one hash may lie in several leaves.
 pub(super) fn locate(fork: &dyn Fork, key: &Key<'_>) -> Result<Place> {
     let hash = key.hash();
     let first = Path::to_hash(fork, &index(), hash)?;
@@ -35,9 +35,8 @@ pub(super) fn locate(fork: &dyn Fork, key: &Key<'_>) -> Result<Place> {
                 break;
             }
             let attr = leaf.attr(entry).map_err(corrupt)?;
-            let complete = !attr.flags.contains(AttrFlags::INCOMPLETE);
             let inline = if let AttrValue::Inline(value) = attr.value { Some(value) } else { None };
-            if complete && key.is(attr.flags, attr.name, inline) {
+            if key.is(attr.flags, attr.name, inline) {
                 let remote = match attr.value {
                     AttrValue::Inline(_) => None,
                     AttrValue::Remote { block, len } => Some((block, len)),
@@ -118,6 +117,7 @@ pub(super) fn part<'a>(items: Vec<LeafItem<'a>>, large: usize, size: usize) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use xfs_format::attr::AttrFlags;
 
     fn items(lens: &[usize]) -> Vec<LeafItem<'static>> {
         let item = |(nth, &len): (usize, &usize)| {

@@ -11,9 +11,12 @@
 
 mod convert;
 mod leaf;
+mod promised;
 mod remote;
 mod short;
 mod tree;
+
+pub(crate) use promised::{new, put_new, take_old};
 
 use super::{Key, Namespace, ParentRecord};
 use crate::error::Error;
@@ -90,7 +93,7 @@ impl<'a> NewAttr<'a> {
     /// What it is found by.
     fn key(&self) -> Key<'a> {
         let Self { namespace, name, value } = *self;
-        Key { namespace, name, value }
+        Key { namespace, name, value, half_set: false }
     }
 }
 
@@ -126,7 +129,7 @@ pub fn add_parent(fork: &mut dyn ForkMut, name: &[u8], parent: ParentRecord) -> 
 /// Removes a parent pointer.
 pub fn remove_parent(fork: &mut dyn ForkMut, name: &[u8], parent: ParentRecord) -> Result<(), EditError> {
     check_volume(fork)?;
-    take(fork, &Key { namespace: Namespace::Parent, name, value: &parent.to_bytes() })
+    take(fork, &Key { namespace: Namespace::Parent, name, value: &parent.to_bytes(), half_set: false })
 }
 
 fn put(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Result<(), EditError> {
@@ -154,7 +157,7 @@ pub fn clear_root(fork: &mut dyn ForkMut) -> crate::error::Result<()> {
 pub fn remove(fork: &mut dyn ForkMut, namespace: Namespace, name: &[u8]) -> Result<(), EditError> {
     check_volume(fork)?;
     check_namespace(namespace)?;
-    take(fork, &Key { namespace, name, value: &[] })
+    take(fork, &Key { namespace, name, value: &[], half_set: false })
 }
 
 enum Form {

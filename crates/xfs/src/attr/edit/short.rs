@@ -4,7 +4,7 @@ use super::{EditError, NewAttr, Put, check_how, convert};
 use crate::attr::Key;
 use crate::error::{Error, Result};
 use crate::fork::ForkMut;
-use xfs_format::attr::{AttrFlags, ShortAttr, ShortAttrs, encode_short};
+use xfs_format::attr::{ShortAttr, ShortAttrs, encode_short};
 
 /// Sets an attribute of a fork that is in the inode or empty; makes a tree of it if it does not fit there.
 pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Result<(), EditError> {
@@ -47,8 +47,5 @@ fn parse<'a>(fork: &dyn ForkMut, local: Option<&'a [u8]>) -> Result<Vec<ShortAtt
 }
 
 fn position(attrs: &[ShortAttr<'_>], key: &Key<'_>) -> Option<usize> {
-    attrs.iter().position(|attr| {
-        let complete = !attr.flags.contains(AttrFlags::INCOMPLETE);
-        complete && key.is(attr.flags, attr.name, Some(attr.value))
-    })
+    attrs.iter().position(|attr| key.is(attr.flags, attr.name, Some(attr.value)))
 }

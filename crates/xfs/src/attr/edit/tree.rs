@@ -101,6 +101,7 @@ pub(super) fn remove(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditEr
             shrink(fork, place.path)?;
         }
         None if place.path.leaf_is_root() => {
+            unmap_values(fork)?;
             fork.unmap(FileBlock(index().root), 1)?;
             fork.remove_fork()?;
         }
@@ -108,6 +109,18 @@ pub(super) fn remove(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditEr
             remove_leaf(fork, &index(), &place.path)?;
             convert::to_short(fork)?;
         }
+    }
+    Ok(())
+}
+
+/// Gives back the blocks of values that no leaf names: a kernel that is cut while it sets an attribute may leave some.
+fn unmap_values(fork: &mut dyn ForkMut) -> Result<()> {
+    let mut at = FileBlock(index().root + 1);
+    while let Some(start) = fork.next_mapped(at)? {
+        let end = fork.next_unmapped(start)?;
+        let count = u32::try_from(end.0 - start.0).unwrap_or(u32::MAX);
+        fork.unmap(start, count)?;
+        at = end;
     }
     Ok(())
 }

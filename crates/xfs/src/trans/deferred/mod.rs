@@ -8,6 +8,7 @@
 //! - the order is that of [`queue`];
 //! - what is owed at a time never exceeds what the reservation set aside to log it again.
 
+mod attrs;
 mod captured;
 mod counts;
 mod exchange;
@@ -18,6 +19,7 @@ mod queue;
 mod rmaps;
 mod work;
 
+pub(crate) use attrs::AttrWork;
 pub(super) use counts::{PIECES, bytes as count_bytes};
 pub(super) use exchange::{REMAPPED, bytes as exchange_bytes};
 pub(super) use frees::bytes as free_bytes;

@@ -1,5 +1,6 @@
 //! What can be owed: the kinds of work, what each says in the log, and how it is carried out.
 
+use super::attrs::{self, AttrWork};
 use super::frees::{self, FreeWork};
 use super::{counts, exchange, maps, rmaps};
 use crate::error::Result;
@@ -29,6 +30,8 @@ pub(crate) enum Work {
     Map(BmapUpdate),
     /// Mappings of two files are exchanged.
     Exchange(Exchange),
+    /// An attribute is changed.
+    Attr(Box<AttrWork>),
 }
 
 /// What an intent promises: work of one kind. Ours promise one piece each, those that recovery finds several.
@@ -44,6 +47,8 @@ pub(crate) enum Promise {
     Map(SmallVec<[BmapUpdate; 1]>),
     /// XMI, XMD.
     Exchange(Exchange),
+    /// ATTRI, ATTRD.
+    Attr(Box<AttrWork>),
 }
 
 /// Bytes of the log that an intent takes.
@@ -70,6 +75,7 @@ impl Work {
             Self::Rmap(update) => update.start,
             Self::Count(update) => update.start,
             Self::Map(_) | Self::Exchange(_) => return None,
+            Self::Attr(work) => return geometry.split_inode(work.ino).map(|(ag, _)| ag),
         };
         geometry.split_block(start).map(|(ag, _)| ag)
     }
@@ -83,6 +89,7 @@ impl Work {
             Self::Count(update) => counts::count(trans, update).map(|rest| rest.map(Self::Count)),
             Self::Map(update) => maps::remap(trans, update).map(|rest| rest.map(Self::Map)),
             Self::Exchange(todo) => exchange::step(trans, todo).map(|rest| rest.map(Self::Exchange)),
+            Self::Attr(work) => attrs::change(trans, &work).map(|()| None),
         }
     }
 }
@@ -95,6 +102,7 @@ impl From<&Work> for Promise {
             Work::Count(update) => Self::Count(smallvec![*update]),
             Work::Map(update) => Self::Map(smallvec![*update]),
             Work::Exchange(exchange) => Self::Exchange(*exchange),
+            Work::Attr(work) => Self::Attr(work.clone()),
         }
     }
 }
@@ -112,6 +120,7 @@ impl Promise {
             Self::Count(updates) => updates.iter().copied().map(Work::Count).collect(),
             Self::Map(updates) => updates.iter().copied().map(Work::Map).collect(),
             Self::Exchange(exchange) => smallvec![Work::Exchange(*exchange)],
+            Self::Attr(work) => smallvec![Work::Attr(work.clone())],
         }
     }
 
@@ -128,6 +137,7 @@ impl Promise {
             Self::Count(updates) => updates.iter().try_for_each(|update| update.check(geometry)),
             Self::Map(updates) => updates.iter().try_for_each(|update| update.check(geometry)),
             Self::Exchange(exchange) => exchange.check(geometry),
+            Self::Attr(work) => work.check(geometry),
         }
     }
 
@@ -135,13 +145,14 @@ impl Promise {
     pub(super) fn log_size(&self, done: bool) -> VecSize {
         match self {
             Self::Free(extents) => VecSize::default().region(free_intent_bytes(extents.len())),
-            Self::Rmap(_) | Self::Count(_) | Self::Map(_) | Self::Exchange(_) if done => {
+            Self::Rmap(_) | Self::Count(_) | Self::Map(_) | Self::Exchange(_) | Self::Attr(_) if done => {
                 VecSize::default().region(Done::BYTES)
             }
             Self::Rmap(updates) => VecSize::default().region(RmapIntent::bytes(updates.len())),
             Self::Count(updates) => VecSize::default().region(RefcountIntent::bytes(updates.len())),
             Self::Map(updates) => VecSize::default().region(BmapIntent::bytes(updates.len())),
             Self::Exchange(_) => VecSize::default().region(ExchangeIntent::BYTES),
+            Self::Attr(work) => work.log_size(),
         }
     }
 
@@ -180,6 +191,10 @@ impl Promise {
                 let intent = ExchangeIntent { id, exchange: *exchange };
                 vector.region_with(ExchangeIntent::BYTES, |to| intent.encode(to));
             }
+            Self::Attr(_) if done => {
+                vector.region_with(Done::BYTES, |to| Done::new(ItemType::Attrd, id).encode(to));
+            }
+            Self::Attr(work) => work.encode(id, vector),
         }
     }
 
@@ -207,6 +222,7 @@ impl Promise {
             Self::Count(updates) => need.counts_at_once(updates.len() as u64),
             Self::Map(updates) => need.maps_at_once(updates.len() as u64),
             Self::Exchange(_) => need.exchange_at_once(),
+            Self::Attr(work) => work.need(need),
         }
     }
 
@@ -218,6 +234,7 @@ impl Promise {
             Self::Rmap(updates) => need.rmaps(updates.len() as u64),
             Self::Count(updates) => need.counts(updates.len() as u64),
             Self::Map(_) | Self::Exchange(_) => self.need_at_once(need),
+            Self::Attr(work) => work.need(need),
         }
     }
 }
