@@ -1,0 +1,182 @@
+//! What is written where blocks are, or were lately, shared: it is there afterwards, whatever was done to the blocks between.
+
+#[allow(dead_code, unused_imports, reason = "each test uses its part")]
+mod common;
+
+use common::{mounted, repair_finds_nothing};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use uxfs::{Changes, ErrorKind, File, NewNode, OpenOptions, Volume};
+
+const BLOCK: u64 = 4096;
+
+fn made(dir: &Path, mib: u64) -> PathBuf {
+    let image = dir.join("volume.img");
+    std::fs::File::create(&image).and_then(|file| file.set_len(mib << 20)).expect("a sparse image");
+    let out = Command::new("mkfs.xfs").args(["-q", "-f"]).arg(&image).output().expect("mkfs.xfs");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    image
+}
+
+/// A program that another test is just starting has, until it runs, all files open that this process had.
+fn open(image: &Path) -> Volume {
+    loop {
+        match Volume::open(image, &OpenOptions::new().writable(true)) {
+            Err(error) if error.kind() == ErrorKind::Locked => std::thread::yield_now(),
+            other => return other.expect("opens"),
+        }
+    }
+}
+
+fn new_file(volume: &Volume, name: &str) -> File {
+    let root = volume.root().unwrap().as_dir().unwrap();
+    root.create_file(name.as_bytes(), &NewNode::default()).unwrap().open().unwrap()
+}
+
+fn unlink(volume: &Volume, name: &str) {
+    volume.root().unwrap().as_dir().unwrap().remove_file(name.as_bytes()).unwrap();
+}
+
+/// `byte` in all of so many blocks.
+fn blocks(byte: u8, count: u64) -> Vec<u8> {
+    vec![byte; (count * BLOCK) as usize]
+}
+
+#[track_caller]
+fn holds(file: &File, block: u64, byte: u8) {
+    let mut found = blocks(!byte, 1);
+    file.read_at(&mut found, block * BLOCK).unwrap();
+    let wrong = found.iter().position(|&found| found != byte);
+    assert_eq!(wrong.map(|at| (at, found[at])), None, "block {block} of {byte:#x}");
+}
+
+/// Leaves nothing free.
+fn fill(volume: &Volume) -> File {
+    let filler = new_file(volume, "filler");
+    let (mut end, mut len) = (0, 64 << 20);
+    while len >= BLOCK {
+        match filler.allocate(end..end + len, false) {
+            Ok(()) => end += len,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                len /= 2;
+            }
+        }
+    }
+    filler
+}
+
+fn end(volume: Volume, image: &Path) {
+    volume.close().unwrap();
+    drop(volume);
+    repair_finds_nothing(image);
+    mounted(image, |_| ());
+}
+
+/// Space is staged for more blocks than a write needs. A block that is blanked meanwhile is the file's alone, and is written
+/// where it is: what was staged for it holds nothing, and must not come in its place.
+#[test]
+fn what_is_staged_does_not_take_the_place_of_blanked_blocks() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let image = made(dir.path(), 320);
+    let volume = open(&image);
+    let (file, other) = (new_file(&volume, "file"), new_file(&volume, "other"));
+    file.write_at(&blocks(0x11, 32), 0).unwrap();
+    file.clone_range(0, &other, 0, 0).unwrap();
+    // Stages for blocks beside it as well.
+    file.write_at(&blocks(0x22, 1), 0).unwrap();
+    drop(other);
+    unlink(&volume, "other");
+    volume.sync().unwrap();
+    file.zero_range(BLOCK..2 * BLOCK, false).unwrap();
+    file.write_at(&blocks(0x33, 1), BLOCK).unwrap();
+    holds(&file, 1, 0x33);
+    holds(&file, 0, 0x22);
+    holds(&file, 2, 0x11);
+    drop(file);
+    end(volume, &image);
+}
+
+/// A write that fails when its copies are to take their places, as the map finds no block to grow, leaves what was there;
+/// and nothing of it comes back when the place is written anew.
+#[test]
+fn what_a_failed_write_had_staged_does_not_come_back() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let image = made(dir.path(), 320);
+    let volume = open(&image);
+    let (file, other) = (new_file(&volume, "file"), new_file(&volume, "other"));
+    file.write_at(&blocks(0x11, 64), 0).unwrap();
+    file.clone_range(0, &other, 0, 0).unwrap();
+    file.overwrite_at(&blocks(0x22, 1), 0).unwrap();
+    let filler = fill(&volume);
+    // Every other block that something is staged for: more extents than fit into the inode.
+    let failed = (2..32).step_by(2).find(|block| match file.overwrite_at(&blocks(0x22, 1), block * BLOCK) {
+        Ok(()) => false,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+            true
+        }
+    });
+    let failed = failed.expect("the map grew without a block");
+    holds(&file, failed, 0x11);
+    holds(&file, failed - 2, 0x22);
+    file.set_len(4 * BLOCK).unwrap();
+    drop(filler);
+    unlink(&volume, "filler");
+    volume.sync().unwrap();
+    file.write_at(&blocks(0x33, 1), failed * BLOCK).unwrap();
+    holds(&file, failed, 0x33);
+    holds(&other, failed, 0x11);
+    drop((file, other));
+    end(volume, &image);
+}
+
+/// What is staged and not needed goes to whoever finds no space otherwise, another file be it, or a directory.
+#[test]
+fn what_is_staged_for_later_goes_back_when_space_is_short() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let image = made(dir.path(), 320);
+    let volume = open(&image);
+    let (file, other) = (new_file(&volume, "file"), new_file(&volume, "other"));
+    let hint = Changes { cow_extent_size: Some(32 << 20), ..Changes::default() };
+    file.node().change(&hint).unwrap();
+    file.write_at(&blocks(0x11, 64), 0).unwrap();
+    file.clone_range(0, &other, 0, 0).unwrap();
+    file.write_at(&blocks(0x22, 1), 0).unwrap();
+    drop(fill(&volume));
+    let before = volume.info().unwrap().free_blocks;
+    drop(file);
+    volume.sync().unwrap();
+    let after = volume.info().unwrap().free_blocks;
+    assert!(after < before + 64, "{} blocks were staged still", after - before);
+    drop(other);
+    end(volume, &image);
+}
+
+/// The same for a write to blocks that are shared.
+#[test]
+fn what_is_staged_for_later_goes_back_for_another_copy() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let image = made(dir.path(), 320);
+    let volume = open(&image);
+    let (file, other) = (new_file(&volume, "file"), new_file(&volume, "other"));
+    file.write_at(&blocks(0x11, 64), 0).unwrap();
+    file.clone_range(0, &other, 0, 0).unwrap();
+    let hint = Changes { cow_extent_size: Some(32 << 20), ..Changes::default() };
+    file.node().change(&hint).unwrap();
+    let filler = fill(&volume);
+    let kept_back = volume.info().unwrap().free_blocks;
+    let end_of_filler = filler.size();
+    filler.set_len(end_of_filler - (40 << 20)).unwrap();
+    volume.sync().unwrap();
+    file.write_at(&blocks(0x22, 1), 0).unwrap();
+    let free = volume.info().unwrap().free_blocks - kept_back;
+    assert!(free < 4096, "too little is staged: {free} blocks are free");
+    let more = filler.size() + (free - 20) * BLOCK;
+    filler.allocate(filler.size()..more, false).unwrap();
+    other.overwrite_at(&blocks(0x33, 60), 0).unwrap();
+    holds(&other, 59, 0x33);
+    holds(&file, 1, 0x11);
+    drop((file, other, filler));
+    end(volume, &image);
+}
