@@ -74,12 +74,7 @@ pub fn parts(
             (_, Mapped::Extent(extent)) if extent.unwritten => (until, Goes::InPlace(block_at(&extent, at))),
             (staged, Mapped::Extent(extent)) => {
                 let start = block_at(&extent, at);
-                let left = until.0 - at.0;
-                // What was never written is the file's alone, whatever is known of its blocks from before they were.
-                let known = match extent.unwritten {
-                    true => SharedRun { blocks: left, shared: false },
-                    false => shared(start, left)?,
-                };
+                let known = shared(start, until.0 - at.0)?;
                 // Nothing known is no reason to go round in circles.
                 let end = until.min(FileBlock(at.0 + known.blocks.max(1)));
                 match staged {
