@@ -381,8 +381,7 @@ fn features_that_cannot_be_are_refused() {
     // Large extent counts make deeper maps, and so ask for more of the log.
     let dir = scratch();
     let tight = dir.path().join("tight.img");
-    let nrext64 = ["-i", "nrext64=0"];
-    uxfs_ok(&[&"mkfs", &"-q", &"--small", &tight, &"40M", &"-b", &"size=1K", &nrext64[0], &nrext64[1]]);
+    uxfs_ok(&[&"mkfs", &"-q", &"--small", &tight, &"40M", &"-b", &"size=1K", &"--compat", &"6.1"]);
     refused(&tight, &[(&["upgrade", "-O", "nrext64"], 10, "nrext64 needs a log of")]);
     uxfs_fails(&[&"upgrade", &dir.path().join("none"), &"-O", &"bigtime"], 3, "no such");
 }

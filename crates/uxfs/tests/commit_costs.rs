@@ -9,7 +9,7 @@ use blockdev::{BlockDevice, MemoryOptions};
 use fileio::lockstat::{self, ClassCounts};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
-use uxfs::{Dir, MkfsOptions, NewNode, OpenOptions, Volume};
+use uxfs::{Dir, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, Volume};
 
 /// Counters are the process's, so that one test counts at a time.
 static COUNTING: Mutex<()> = Mutex::new(());
@@ -105,7 +105,9 @@ fn a_lock_that_is_shared_is_seen() {
     // The same with one directory for all: had nothing been counted above, nothing would be here.
     let device: Arc<dyn BlockDevice> =
         Arc::new(MemoryOptions::new().anonymous(1 << 30).expect("a device in memory"));
-    uxfs::mkfs_device(Arc::clone(&device), &MkfsOptions::new(), true).expect("a new volume");
+    // Parent pointers would be commits of their own.
+    let options = MkfsOptions::new().features(MkfsFeatures::of_kernel("6.1").expect("its set"));
+    uxfs::mkfs_device(Arc::clone(&device), &options, true).expect("a new volume");
     let volume = Volume::open_device(device, &OpenOptions::new().writable(true)).expect("it opens");
     let root = volume.open_dir("/").expect("a root");
     let dirs = [root.clone(), root];

@@ -11,8 +11,8 @@ use blockdev::{
     AlignedBuf, BlockDevice, Durability, Fate, HoldDevice, MemoryDevice, Op, PowerCuts, Recorder, Rewind,
 };
 use fileio::testing::{before_next_hold, behind_commits};
+use oracles::xfsprogs::Release;
 use std::path::Path;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 use uxfs::{ErrorKind, File, MkfsOptions, NewNode, OpenOptions, Volume, mkfs_device};
 
@@ -219,7 +219,8 @@ fn a_write_that_was_cut_short_does_not_come_back_after_a_crash() {
 
 /// As the others have it, for a volume of one group.
 fn repair_finds_nothing(image: &Path) {
-    let run = Command::new("xfs_repair").args(["-n", "-o", "force_geometry"]).arg(image).output();
+    let mut repair = Release::Unstable.tool("xfs_repair").expect("installed");
+    let run = repair.args(["-n", "-o", "force_geometry"]).arg(image).output();
     let run = run.expect("xfs_repair is installed");
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
 }

@@ -5,7 +5,7 @@ use crate::config::{Config, Place};
 use crate::error::{Error, Result};
 use crate::target::Label;
 use crate::volume::{place_dir, save};
-use ::uxfs::{Dir, MkfsOptions, NewNode, OpenOptions, Volume};
+use ::uxfs::{Dir, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, Volume};
 use blockdev::{BlockDevice, FileDevice, MemoryDevice, MemoryOptions};
 use std::fs::File;
 use std::path::Path;
@@ -29,7 +29,10 @@ impl UxfsTree {
     pub(crate) fn make(config: &Config, bytes: u64, groups: u32) -> Result<Box<dyn AnyTree>> {
         let (device, name, dir) = make_device(config, bytes)?;
         // Sectors of 4 KiB suit any disk that the image may lie on, and are those of a zram device.
+        // Features are those of figures that there are already, and of the kernel's volumes beside it.
+        let features = MkfsFeatures::of_kernel("6.1").expect("its set");
         let options = MkfsOptions::new().block_size(4096).sector_size(4096).group_count(groups);
+        let options = options.features(features);
         ::uxfs::mkfs_device(Arc::clone(&device), &options, true).map_err(Error::volume)?;
         let options = OpenOptions::new().writable(true).cache_size(CACHE_BYTES);
         let volume = Volume::open_device(Arc::clone(&device), &options).map_err(Error::volume)?;

@@ -455,14 +455,15 @@ mod tests {
 
     #[test]
     fn the_superblock_is_that_of_mkfs() {
-        let layout = plan(&Options { small: false, ..options() }, 300 << 20).unwrap();
+        let features = Features::of_kernel("6.18").unwrap();
+        let layout = plan(&Options { small: false, features, ..options() }, 300 << 20).unwrap();
         let raw = layout.superblock().raw();
-        // As xfs_db shows them of a volume of xfsprogs 6.1.
-        assert_eq!((raw.logstart.get(), raw.logblocks.get()), (65542, 16384));
+        // As xfs_db shows them of a volume of xfsprogs 7.2.
+        assert_eq!((raw.logstart.get(), raw.logblocks.get()), (65543, 16384));
         assert_eq!((raw.rootino.get(), raw.icount.get(), raw.ifree.get()), (128, 64, 61));
-        assert_eq!((raw.fdblocks.get(), raw.versionnum.get()), (60384, 0xb4a5));
+        assert_eq!((raw.fdblocks.get(), raw.versionnum.get()), (60380, 0xb4b5));
         assert_eq!((raw.inoalignmt.get(), raw.spino_align.get()), (8, 4));
-        assert_eq!((raw.features_ro_compat.get(), raw.features_incompat.get()), (0xd, 0xb));
+        assert_eq!((raw.features_ro_compat.get(), raw.features_incompat.get()), (0xf, 0xeb));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::attr::acl::AclKind;
 use crate::attr::edit::Put;
 use crate::check::{CheckOptions, check};
 use crate::log::ShutdownReason;
-use crate::mkfs::{Before, Options, format, plan};
+use crate::mkfs::{Before, Features, Options, format, plan};
 use crate::volume::{InodeHandle, OpenOptions, Volume};
 use blockdev::{BlockDevice, Durability, Fault, FaultDevice, MemoryDevice, Op, Repeat};
 use fileio::FileMapping;
@@ -38,8 +38,12 @@ fn new(mode: u16) -> NewInode {
 
 impl Site {
     fn new() -> Self {
+        Self::with(Features::default())
+    }
+
+    fn with(features: Features) -> Self {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
-        let options = Options { small: true, ..Options::new(Uuid([7; 16]), NOW) };
+        let options = Options { small: true, features, ..Options::new(Uuid([7; 16]), NOW) };
         format(&*device, &plan(&options, BYTES).unwrap(), Before::Zeroes).unwrap();
         Self::open(device)
     }
@@ -663,7 +667,8 @@ fn the_check_reports_an_unlinked_inode_behind_a_clean_log() {
 /// the creation had its space already.
 #[test]
 fn a_list_that_comes_in_front_of_a_creation_is_handed_down() {
-    let site = Site::new();
+    // With parent pointers, each directory has attributes, and space is reserved at once.
+    let site = Site::with(Features::of_kernel("6.1").unwrap());
     let dir = site.mkdir(&site.root, b"dir");
     let entry = |tag| AclEntry { tag, permissions: 7 };
     let mut list = vec![entry(AclTag::UserObj)];

@@ -137,6 +137,11 @@ mod tests {
 
     const BYTES: u64 = 48 << 20;
 
+    /// Those whose logs may be as small as these tests have them.
+    fn old() -> Features {
+        Features::of_kernel("6.1").unwrap()
+    }
+
     fn memory() -> Arc<dyn BlockDevice> {
         Arc::new(MemoryDevice::anonymous(BYTES).unwrap())
     }
@@ -169,7 +174,7 @@ mod tests {
     fn a_log_that_an_old_intent_keeps_full_is_recovered() {
         let device = memory();
         let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
-        let new = Options { small: true, log_size: Some(6 << 20), ..new };
+        let new = Options { small: true, log_size: Some(6 << 20), features: old(), ..new };
         format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
         let volume = open(&device);
         let blocks = taken(&volume, 8);
@@ -225,7 +230,7 @@ mod tests {
         const EXTENTS: u64 = 2500;
         let device = memory();
         let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
-        let new = Options { small: true, log_size: Some(6 << 20), ..new };
+        let new = Options { small: true, log_size: Some(6 << 20), features: old(), ..new };
         format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
         let volume = open(&device);
         // In all groups: the recovery writes to each.
@@ -270,7 +275,7 @@ mod tests {
     fn an_intent_that_holds_the_tail_moves_on() {
         let device = memory();
         let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
-        let new = Options { small: true, log_size: Some(6 << 20), ..new };
+        let new = Options { small: true, log_size: Some(6 << 20), features: old(), ..new };
         format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
         let volume = open(&device);
         let runs: Vec<FsBlock> = (0..20).map(|_| taken(&volume, 1)).collect();
@@ -332,7 +337,7 @@ mod tests {
         let device = memory();
         let time = Timestamp { secs: 1, nanos: 0 };
         let new = Options::new(Uuid([7; 16]), time);
-        let features = Features { rmapbt: true, ..new.features };
+        let features = Features { rmapbt: true, ..old() };
         let new = Options { small: true, log_size: Some(12 << 20), features, ..new };
         format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
         let volume = open(&device);

@@ -4,7 +4,7 @@
 use super::records::Records;
 use super::*;
 use crate::ialloc;
-use crate::mkfs::{Before, Options, format, plan};
+use crate::mkfs::{Before, Features, Options, format, plan};
 use crate::namespace::{NewInode, Removal};
 use crate::volume::{InodeHandle, OpenOptions, Volume};
 use blockdev::{Durability, MemoryDevice, Recorder, WriteRecord};
@@ -92,8 +92,14 @@ fn are_whole<'w>(
 
 fn buffers_are_written_whole(dir_block_size: u32) {
     let recorder = Arc::new(Recorder::new(memory()));
-    let new =
-        Options { small: true, dir_block_size: Some(dir_block_size), ..Options::new(Uuid([7; 16]), NOW) };
+    // With the logs of today there would be no room.
+    let features = Features::of_kernel("6.1").unwrap();
+    let new = Options {
+        small: true,
+        dir_block_size: Some(dir_block_size),
+        features,
+        ..Options::new(Uuid([7; 16]), NOW)
+    };
     format(&*recorder, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
     let volume = open(&recorder);
     let root = volume.handle(volume.geometry().root).unwrap();

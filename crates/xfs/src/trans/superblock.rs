@@ -182,7 +182,7 @@ mod tests {
     use crate::attr::Namespace;
     use crate::attr::edit::Put;
     use crate::check::{CheckOptions, check};
-    use crate::mkfs::{Before, Options, format, plan};
+    use crate::mkfs::{Before, Features, Options, format, plan};
     use crate::namespace::XattrChange;
     use crate::volume::OpenOptions;
     use blockdev::{BlockDevice, Durability, MemoryDevice};
@@ -195,7 +195,8 @@ mod tests {
     fn made() -> (Arc<dyn BlockDevice>, Arc<Volume>) {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
         let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
-        let new = Options { small: true, ..new };
+        // Without parent pointers, which are attributes from the start.
+        let new = Options { small: true, features: Features::of_kernel("6.1").unwrap(), ..new };
         format(&*device, &plan(&new, BYTES).unwrap(), Before::Zeroes).unwrap();
         let options = OpenOptions { writable: true, ..OpenOptions::default() };
         let volume = Volume::open(Arc::clone(&device), &options).unwrap();
