@@ -6,6 +6,8 @@ use std::thread;
 use uxfs::{Dir, MkfsOptions, NewNode, OpenOptions, Volume, check_device, mkfs_device};
 
 const BYTES: u64 = 40 << 20;
+/// Of 1,338 blocks: what lies behind it is where the directories come to lie as they must.
+const LOG_BYTES: u64 = 1338 << 12;
 /// As many extents as a directory's inode holds.
 const INLINE_EXTENTS: u64 = 21;
 /// Where the trees of free space have their roots: in the second and third block.
@@ -46,7 +48,7 @@ fn grow(dir: &Dir, next: &mut u32) {
 /// blocks, and with a directory `c`, whose inode holds no further name. Gives the numbers of the names in these blocks.
 fn crowded() -> (Arc<dyn BlockDevice>, Vec<u32>) {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
-    let options = MkfsOptions::new().small(true).group_count(1);
+    let options = MkfsOptions::new().small(true).group_count(1).log_size(LOG_BYTES);
     mkfs_device(Arc::clone(&device), &options, true).unwrap();
     let volume = open(Arc::clone(&device));
     let root = volume.root().unwrap().as_dir().unwrap();

@@ -70,23 +70,30 @@ impl<M: FileMapping> DirectFile<M> {
         let blocks = self.blocks_around(offset..offset + buf.len() as u64);
         let map = |source| FileError::Map { offset, source };
         copier.stage(blocks.clone()).map_err(map)?;
+        // Whatever fails from here on, nothing is claimed behind it.
+        self.write_where_staged(offset, buf)
+            .and_then(|()| copier.replace(blocks.clone()).map_err(map))
+            .inspect_err(|_| copier.unstage(blocks))
+    }
+
+    /// Puts data where they belong: in place, or where shared blocks of them are staged.
+    fn write_where_staged(&self, offset: u64, buf: &[u8]) -> Outcome<(), M> {
         let mut at = offset;
         let end = offset + buf.len() as u64;
         while at < end {
             let run = self.run_at(at)?;
             let data = &buf[(at - offset) as usize..];
             let data = &data[..run.take(data.len())];
-            let done = match run.kind {
-                Kind::SharedData => self.write_copies(at, run, data),
-                _ => run.check_overwritable(at).and_then(|()| Ok(self.write_device(run.device, data)?)),
-            };
-            if let Err(error) = done {
-                copier.unstage(blocks);
-                return Err(error);
+            match run.kind {
+                Kind::SharedData => self.write_copies(at, run, data)?,
+                _ => {
+                    run.check_overwritable(at)?;
+                    self.write_device(run.device, data)?;
+                }
             }
             at += data.len() as u64;
         }
-        copier.replace(blocks.clone()).map_err(map).inspect_err(|_| copier.unstage(blocks))
+        Ok(())
     }
 
     /// Writes `data` of byte `at`, all of it in a shared run, to where that is staged.

@@ -152,6 +152,8 @@ impl FileMap {
     #[cold]
     fn look_for_unmarked(&self, inode: &Inode) -> Result<()> {
         if self.volume.is_writable() && self.volume.geometry().reflink {
+            // What leaves the map meanwhile may be shared by another at once.
+            let _still = self.entry.share();
             let extents = self.extents()?;
             match inode.is_reflinked() {
                 false => self.volume.check_unmarked(&self.entry, FileBlock(0)..FileBlock(u64::MAX))?,

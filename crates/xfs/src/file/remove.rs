@@ -98,6 +98,7 @@ impl Volume {
         now: Timestamp,
     ) -> Result<()> {
         let first = FileBlock(size.div_ceil(self.geometry().block_size.into()));
+        self.give_back_copies(entry, first..BLOCKS_END)?;
         let mut is_cut = false;
         loop {
             let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;

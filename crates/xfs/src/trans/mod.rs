@@ -75,8 +75,18 @@ pub struct Trans<'v> {
 
 impl<'v> Trans<'v> {
     /// Reserves what `reservation` asks for, waiting for log space, and opens a transaction. No lock may be held that
-    /// a transaction takes. [`Error::NoSpace`] comes before anything has changed.
+    /// a transaction takes. [`Error::NoSpace`] comes before anything has changed, and once nothing is staged any more for
+    /// copies that nobody makes.
     pub fn start(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
+        match Self::reserve(volume, reservation) {
+            Err(Error::NoSpace) if volume.give_back_unused_copies()? > 0 => {
+                Self::reserve(volume, reservation)
+            }
+            other => other,
+        }
+    }
+
+    fn reserve(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
         let write = volume.write_side()?;
         volume.relieve_caches(&write.journal)?;
         let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
