@@ -74,7 +74,8 @@ pub fn repair_finds_nothing(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What `xfs_repair -n` finds, line by line: nothing if it says that all is well.
+/// What `xfs_repair -n` finds, line by line: nothing if it says that all is well. It is the system's, or the newest for
+/// volumes that the system's does not know.
 pub fn repair_findings(image: &Path) -> Result<Vec<String>> {
     repair_findings_by(judging(image)?, image)
 }

@@ -19,6 +19,8 @@ pub struct VolumeKind {
     /// Incompatible feature bits that `mkfs.xfs` 6.1 does not know and this kernel does: set in the superblock once
     /// the volume is made, which is not checked by `xfs_repair` then, as that knows them no better.
     pub newer: u32,
+    /// Whose `mkfs.xfs` makes it. Of a newer one than the system's, what is on by default is on: the kind is about that.
+    pub release: Release,
 }
 
 const GIB: u64 = 1 << 30;
@@ -40,7 +42,15 @@ const PINNED: [(&str, &[(&str, &str)]); 2] = [
 ];
 
 const fn v5(name: &'static str, options: &'static [&'static str]) -> VolumeKind {
-    VolumeKind { name, options, v4: false, size: 6 * GIB, beyond_repair: false, newer: 0 }
+    VolumeKind {
+        name,
+        options,
+        v4: false,
+        size: 6 * GIB,
+        beyond_repair: false,
+        newer: 0,
+        release: Release::System,
+    }
 }
 
 /// A volume that ignores the case of names. The kernel cannot fill one with any names but ASCII ones: up to 6.3 it
@@ -48,7 +58,15 @@ const fn v5(name: &'static str, options: &'static [&'static str]) -> VolumeKind 
 pub const IGNORING_CASE: VolumeKind = v4("v4-ci", &["-m", "crc=0", "-n", "version=ci"]);
 
 const fn v4(name: &'static str, options: &'static [&'static str]) -> VolumeKind {
-    VolumeKind { name, options, v4: true, size: 6 * GIB, beyond_repair: false, newer: 0 }
+    VolumeKind {
+        name,
+        options,
+        v4: true,
+        size: 6 * GIB,
+        beyond_repair: false,
+        newer: 0,
+        release: Release::System,
+    }
 }
 
 /// File content may be exchanged between inodes (kernel 6.10).
@@ -89,14 +107,18 @@ pub const ALL: [VolumeKind; 23] = [
 impl VolumeKind {
     /// Whose `mkfs.xfs` knows all of its options, and gives the root directory no attribute unasked.
     pub fn release(&self) -> Release {
-        if self.says("-n", "parent") { Release::Stable } else { Release::System }
+        if self.release == Release::System && self.says("-n", "parent") {
+            return Release::Stable;
+        }
+        self.release
     }
 
     /// The arguments of `mkfs.xfs` ahead of the image's name.
     pub fn mkfs_arguments(&self) -> Vec<String> {
         let mut arguments: Vec<String> = self.options.iter().map(|&word| word.to_owned()).collect();
         for (option, pins) in PINNED {
-            let open = pins.iter().filter(|(key, _)| !self.v4 && !self.says(option, key));
+            let is_pinned = !self.v4 && self.release == Release::System;
+            let open = pins.iter().filter(|(key, _)| is_pinned && !self.says(option, key));
             let pins: Vec<String> = open.map(|(key, value)| format!("{key}={value}")).collect();
             if !pins.is_empty() {
                 arguments.extend([option.to_owned(), pins.join(",")]);

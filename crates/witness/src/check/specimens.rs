@@ -7,13 +7,22 @@ use crate::fill::site::{Site, preallocate, punch};
 use crate::sandbox::Mounted;
 use crate::volumes::VolumeKind;
 use anyhow::Result;
+use oracles::xfsprogs::Release;
 use rustix::fs::{FileType, fsync, ioctl_ficlone};
 use rustix::io::Errno;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const fn kind(name: &'static str, options: &'static [&'static str]) -> VolumeKind {
-    VolumeKind { name, options, v4: false, size: 64 << 20, beyond_repair: false, newer: 0 }
+    VolumeKind {
+        name,
+        options,
+        v4: false,
+        size: 64 << 20,
+        beyond_repair: false,
+        newer: 0,
+        release: Release::System,
+    }
 }
 
 /// The volumes. Such small ones are made by `mkfs.xfs` only if it is told that nobody will support them.

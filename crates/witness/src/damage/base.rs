@@ -5,6 +5,7 @@ use crate::fill::{Sizes, fill};
 use crate::sandbox::{Mounted, mkfs, scratch};
 use crate::volumes::VolumeKind;
 use anyhow::{Context, Result};
+use oracles::xfsprogs::Release;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::process::Command;
 const MIB: u64 = 1 << 20;
 
 const fn kind(name: &'static str, v4: bool, options: &'static [&'static str]) -> VolumeKind {
-    VolumeKind { name, options, v4, size: 400 * MIB, beyond_repair: true, newer: 0 }
+    VolumeKind { name, options, v4, size: 400 * MIB, beyond_repair: true, newer: 0, release: Release::System }
 }
 
 /// Their shapes.

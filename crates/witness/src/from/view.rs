@@ -60,6 +60,8 @@ pub fn whole_volume(mut records: Vec<Record>, same_blocks: bool) -> Vec<Record> 
     for record in &mut records {
         let next = numbers.len() as u64;
         record.ino = *numbers.entry(record.ino).or_insert(next);
+        // Directories of old volumes do not say it; inodes do.
+        record.entry_type = None;
         let Some(inode) = &mut record.inode else { continue };
         (inode.blocks, inode.btime) = (0, None);
         if inode.file_type == FileType::Directory {

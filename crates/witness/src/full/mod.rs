@@ -22,6 +22,7 @@ use blockdev::FileDevice;
 use clap::Args as ClapArgs;
 use fastrand::Rng;
 use filler::{Filler, Tally};
+use oracles::xfsprogs::Release;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,7 +42,15 @@ pub struct Args {
 }
 
 const fn small(name: &'static str, options: &'static [&'static str], mib: u64) -> Geometry {
-    let volume = VolumeKind { name, options, v4: false, size: mib << 20, beyond_repair: false, newer: 0 };
+    let volume = VolumeKind {
+        name,
+        options,
+        v4: false,
+        size: mib << 20,
+        beyond_repair: false,
+        newer: 0,
+        release: Release::System,
+    };
     Geometry { volume, tight: true }
 }
 

@@ -58,6 +58,10 @@ struct Run {
     from: u64,
 }
 
+/// A range of a file's content.
+#[derive(Clone, Debug)]
+pub struct Piece(Vec<(u64, Run)>);
+
 /// Content of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
@@ -181,6 +185,35 @@ impl Content {
             self.reserved.insert(from + len, to + len);
         }
         self.size += len;
+    }
+
+    /// What `share` puts into another file, or elsewhere in the same: the runs of a range.
+    pub fn piece(&self, start: u64, end: u64) -> Piece {
+        let cut = |(&at, run): (&u64, &Run)| {
+            let (from, to) = (at.max(start), run.end.min(end));
+            (from - start, Run { end: to - start, seed: run.seed, from: run.from + (from - at) })
+        };
+        Piece(self.runs_in(start, end).map(cut).collect())
+    }
+
+    /// Puts a piece of `len` bytes in the place of what was there: what it does not hold is zeroes, and its blocks may be
+    /// gone.
+    pub fn put(&mut self, at: u64, len: u64, piece: Piece, block: u64) {
+        if len == 0 {
+            return;
+        }
+        self.punch(at, at + len, block);
+        self.runs
+            .extend(piece.0.into_iter().map(|(from, run)| (at + from, Run { end: at + run.end, ..run })));
+        self.size = self.size.max(at + len);
+    }
+
+    /// A run that begins with its pattern and with a block, and has at least one block: where, how long, which pattern.
+    pub fn whole_run(&self, block: u64, choice: usize) -> Option<(u64, u64, u64)> {
+        let fits = |&(&at, run): &(&u64, &Run)| at % block == 0 && run.from == 0 && run.end - at >= block;
+        let fitting: Vec<(&u64, &Run)> = self.runs.iter().filter(fits).take(16).collect();
+        let &(&at, run) = fitting.get(choice % fitting.len().max(1))?;
+        Some((at, run.end - at, run.seed))
     }
 
     fn split_run(&mut self, at: u64) {
@@ -340,7 +373,7 @@ mod tests {
             for step in 0..60 {
                 let offset = rng.usize(..3000);
                 let len = rng.usize(1..1000);
-                match rng.u32(..6) {
+                match rng.u32(..7) {
                     0 | 1 => {
                         content.write(offset as u64, len as u64, step);
                         plain.write(offset, len, step);
@@ -356,6 +389,14 @@ mod tests {
                     4 if offset + len < plain.0.len() => {
                         content.collapse(offset as u64, len as u64);
                         plain.0.drain(offset..offset + len);
+                    }
+                    6 if offset + len < plain.0.len() => {
+                        let at = rng.usize(..3000);
+                        let piece = content.piece(offset as u64, (offset + len) as u64);
+                        content.put(at as u64, len as u64, piece, 8);
+                        let bytes = plain.0[offset..offset + len].to_vec();
+                        plain.grow(at + len);
+                        plain.0[at..at + len].copy_from_slice(&bytes);
                     }
                     5 if offset < plain.0.len() => {
                         content.insert(offset as u64, len as u64);

@@ -123,6 +123,7 @@ pub fn fresh_actors(seed: u64, threads: usize, geometry: &Geometry) -> Result<Ve
             objects: OBJECTS / threads,
             literal: geometry.literal(),
             appetite: geometry.appetite(),
+            shares: geometry.shares(),
         };
         let generator = Generator::new(seed ^ geometry.salt(), bounds);
         actors.push(Actor { model, generator, trace: Vec::new(), counts: BTreeMap::new() });

@@ -304,7 +304,11 @@ impl Durable {
             Ref::Slot(slot) => model.slots()[*slot],
         };
         match op {
-            Op::Write { file, .. } | Op::Allocate { file, .. } | Op::Truncate { file, .. } => {
+            Op::Write { file, .. }
+            | Op::Allocate { file, .. }
+            | Op::Truncate { file, .. }
+            | Op::Clone { to: file, .. }
+            | Op::CopyRange { to: file, .. } => {
                 at(file).into_iter().for_each(|id| self.keep_content(model, id, span));
             }
             Op::Sync if ok => self.syncs.push(span),

@@ -2,6 +2,7 @@
 
 use crate::volumes::VolumeKind;
 use anyhow::{Result, ensure};
+use oracles::xfsprogs::Release;
 
 const MIB: u64 = 1 << 20;
 
@@ -37,6 +38,11 @@ impl Geometry {
         if self.tight { 8 } else { 1 }
     }
 
+    /// Whether its histories have files share blocks: on volumes of today's features.
+    pub fn shares(&self) -> bool {
+        self.volume.name.starts_with("today")
+    }
+
     /// What sets the history of a seed on this volume apart from that on others.
     pub fn salt(&self) -> u64 {
         let name = self.volume.name.bytes();
@@ -54,16 +60,30 @@ const fn roomy(name: &'static str, options: &'static [&'static str]) -> Geometry
     Geometry { volume: volume(name, options, 512), tight: false }
 }
 
+/// What the newest `mkfs.xfs` makes unasked, but for what is said.
+const fn today(name: &'static str, options: &'static [&'static str]) -> Geometry {
+    let volume = VolumeKind { release: Release::Unstable, ..volume(name, options, 512) };
+    Geometry { volume, tight: false }
+}
+
 const fn tight(name: &'static str, options: &'static [&'static str], mib: u64) -> Geometry {
     Geometry { volume: volume(name, options, mib), tight: true }
 }
 
 const fn volume(name: &'static str, options: &'static [&'static str], mib: u64) -> VolumeKind {
-    VolumeKind { name, options, v4: false, size: mib * MIB, beyond_repair: false, newer: 0 }
+    VolumeKind {
+        name,
+        options,
+        v4: false,
+        size: mib * MIB,
+        beyond_repair: false,
+        newer: 0,
+        release: Release::System,
+    }
 }
 
 /// All of them. `--unsupported` lets `mkfs.xfs` make small volumes and small logs.
-pub const ALL: [Geometry; 20] = [
+pub const ALL: [Geometry; 22] = [
     roomy("default", &["-b", "size=4096"]),
     roomy("b1024", &["-b", "size=1024"]),
     roomy("i2048", &["-i", "size=2048"]),
@@ -83,6 +103,9 @@ pub const ALL: [Geometry; 20] = [
     roomy("parent", &["-b", "size=4096", "-n", "parent=1"]),
     roomy("parent-b1024", &["-b", "size=1024", "-n", "parent=1", "-m", "rmapbt=1", "-i", "nrext64=1"]),
     roomy("parent-small-log", &["-b", "size=4096", "-n", "parent=1", "-l", "size=1568b", "--unsupported"]),
+    // All that is made today: the reverse map, parent pointers, exchange of mappings, large counts of extents.
+    today("today", &[]),
+    today("today-small-log", &["-b", "size=4096", "-l", "size=10m", "--unsupported"]),
     tight("tight", &["-b", "size=4096", "-d", "agcount=2", "--unsupported"], 32),
     tight("tight-b1024", &["-b", "size=1024", "-d", "agcount=2", "--unsupported"], 32),
     tight("tight-rmapbt", &["-b", "size=1024", "-m", "rmapbt=1", "-d", "agcount=2", "--unsupported"], 64),

@@ -303,7 +303,9 @@ pub(super) fn attributes(node: &Node) -> BTreeMap<String, Bytes> {
 
 /// What a manifest has, without the second names of access control lists.
 pub(super) fn listed(inode: &Inode) -> BTreeMap<String, Bytes> {
-    let all = inode.xattrs.iter().filter(|(name, _)| !name.starts_with("trusted.SGI_ACL_"));
+    // Lists are told by other names; what is about the whole volume is of its root from the start.
+    let besides = ["trusted.SGI_ACL_", "trusted.xfs:"];
+    let all = inode.xattrs.iter().filter(|(name, _)| !besides.iter().any(|begin| name.starts_with(begin)));
     all.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 

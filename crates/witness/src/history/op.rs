@@ -210,6 +210,30 @@ pub enum Op {
         file: Ref,
         size: u64,
     },
+    /// Has a file share a range of another's blocks, or of its own; a length of 0 is all up to the end.
+    Clone {
+        from: Ref,
+        offset: u64,
+        to: Ref,
+        at: u64,
+        len: u64,
+    },
+    /// Has two files share what is the same in both.
+    Dedupe {
+        from: Ref,
+        offset: u64,
+        to: Ref,
+        at: u64,
+        len: u64,
+    },
+    /// Copies a range, by sharing it where that can be.
+    CopyRange {
+        from: Ref,
+        offset: u64,
+        to: Ref,
+        at: u64,
+        len: u32,
+    },
     SeekData {
         file: Ref,
         offset: u64,
@@ -318,6 +342,9 @@ impl Op {
                 AllocateHow::InsertRange => "insert range",
             },
             Self::Truncate { .. } => "truncate",
+            Self::Clone { .. } => "clone",
+            Self::Dedupe { .. } => "dedupe",
+            Self::CopyRange { .. } => "copy range",
             Self::SeekData { .. } => "seek data",
             Self::SeekHole { .. } => "seek hole",
             Self::SetXattr { .. } => "setxattr",
@@ -355,6 +382,9 @@ impl Op {
                 | Self::Write { .. }
                 | Self::Allocate { .. }
                 | Self::Truncate { .. }
+                | Self::Clone { .. }
+                | Self::Dedupe { .. }
+                | Self::CopyRange { .. }
                 | Self::SetXattr { .. }
                 | Self::RemoveXattr { .. }
                 | Self::SetAcl { .. }
@@ -371,6 +401,8 @@ pub enum Outcome {
     Wrote(u32),
     /// These bytes, or this value, or this target.
     Bytes(Vec<u8>),
+    /// Whether two ranges were the same.
+    Same(bool),
     /// A place in the file; `None` if there is none.
     Place(Option<u64>),
     /// Names, in order of their bytes, with what the list says besides.

@@ -75,7 +75,15 @@ const ALL: [Shape; 9] = [
 pub(super) fn geometries() -> Vec<Geometry> {
     let of = |shape: &Shape| {
         let Shape { name, options, .. } = *shape;
-        let volume = VolumeKind { name, options, v4: false, size: BYTES, beyond_repair: false, newer: 0 };
+        let volume = VolumeKind {
+            name,
+            options,
+            v4: false,
+            size: BYTES,
+            beyond_repair: false,
+            newer: 0,
+            release: Release::System,
+        };
         Geometry { volume, tight: false }
     };
     ALL.iter().map(of).collect()

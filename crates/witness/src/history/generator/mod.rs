@@ -51,6 +51,8 @@ pub struct Bounds {
     pub literal: usize,
     /// Times that files are larger than usual: for volumes that are to be full.
     pub appetite: u64,
+    /// Whether files share blocks.
+    pub shares: bool,
 }
 
 /// Chooses operations.
@@ -63,13 +65,15 @@ pub struct Generator {
     freeing: u32,
     /// The volume was full when last asked.
     full: bool,
+    /// What comes next whatever is drawn.
+    pending: Option<Op>,
 }
 
 impl Generator {
     /// Chooses by this seed.
     pub fn new(seed: u64, bounds: Bounds) -> Self {
         let rng = Rng::with_seed(seed.wrapping_mul(1000).wrapping_add(bounds.thread as u64));
-        Self { rng, bounds, focus: None, freeing: 0, full: false }
+        Self { rng, bounds, focus: None, freeing: 0, full: false, pending: None }
     }
 
     /// Says that the volume was full just now.
@@ -83,6 +87,9 @@ impl Generator {
 
     /// The next operation.
     pub fn next(&mut self, model: &Model) -> Op {
+        if let Some(op) = self.pending.take() {
+            return op;
+        }
         if model.bytes() > self.bounds.bytes {
             self.freeing = self.freeing.max(60);
         }
@@ -113,7 +120,8 @@ impl Generator {
         if crowded && self.rng.bool() {
             return Op::Unlink { path: self.existing(model) };
         }
-        match self.rng.u32(..1000) {
+        match self.rng.u32(..if self.bounds.shares { 1060 } else { 1000 }) {
+            1000.. => self.share(model),
             0..80 => self.create(model),
             80..110 => Op::Mkdir { path: self.fresh(model), mode: self.mode() },
             110..140 => Op::Mknod { path: self.fresh(model), kind: self.node_kind(), mode: self.mode() },
@@ -222,6 +230,53 @@ impl Generator {
             len = len.min((size - offset) / 2).max(1).next_multiple_of(model.block());
         }
         Op::Allocate { file, how, offset, len }
+    }
+
+    /// Clones, copies, and finds what is the same.
+    fn share(&mut self, model: &Model) -> Op {
+        let (from, to) = (self.file(model), self.file(model));
+        let block = model.block();
+        let (size, there) = (self.size(model, &from), self.size(model, &to));
+        let place = |rng: &mut Rng, size: u64| rng.u64(..=size) / block * block;
+        let (offset, at) = (place(&mut self.rng, size), place(&mut self.rng, there));
+        match self.rng.u32(..20) {
+            0..=6 => Op::Clone { from, offset: 0, to, at: 0, len: 0 },
+            7..=9 => {
+                let most = (size - offset).min(512 << 10) / block;
+                Op::Clone { from, offset, to, at, len: self.rng.u64(..=most) * block }
+            }
+            10 => Op::Clone { from, offset, to, at, len: 0 },
+            11..=13 => {
+                let (offset, len) = self.range(model, &from, 256 << 10);
+                let at = if self.rng.bool() { at + offset % block } else { self.rng.u64(..=there) };
+                Op::CopyRange { from, offset, to, at, len: len as u32 }
+            }
+            14..=17 => self.same_twice(model, from, to, at),
+            // Of what cannot be, most is refused.
+            18 => {
+                let (offset, len) = self.range(model, &from, 64 << 10);
+                Op::Clone { from, offset, to, at, len }
+            }
+            _ => {
+                let (offset, len) = self.range(model, &from, 64 << 10);
+                Op::Dedupe { from, offset, to, at, len: len.max(1) }
+            }
+        }
+    }
+
+    /// Writes what one file has to another, and then has both share it.
+    fn same_twice(&mut self, model: &Model, from: Ref, to: Ref, at: u64) -> Op {
+        let id = match &from {
+            Ref::Path(path) => model.lookup(path).ok(),
+            Ref::Slot(slot) => model.slots()[*slot],
+        };
+        let choice = self.rng.usize(..16);
+        let run =
+            id.and_then(|id| model.content(id)).and_then(|content| content.whole_run(model.block(), choice));
+        let Some((offset, len, seed)) = run else { return Op::Fsync { file: from } };
+        let whole = len / model.block() * model.block();
+        self.pending = Some(Op::Dedupe { from, offset, to: to.clone(), at, len: whole });
+        Op::Write { file: to, offset: at, len: len as u32, seed }
     }
 
     fn truncate(&mut self, model: &Model) -> Op {

@@ -7,6 +7,15 @@ use rustix::io::Errno;
 
 type Applied = Result<Outcome, Errno>;
 
+/// A range of two files, or of one twice.
+struct Both {
+    from: Id,
+    offset: u64,
+    to: Id,
+    at: u64,
+    len: u64,
+}
+
 impl AllocateHow {
     /// Whether it changes nothing outside its range, the size included.
     pub fn stays_inside(self) -> bool {
@@ -90,6 +99,78 @@ impl Model {
             AllocateHow::InsertRange => content.insert(offset, len),
         });
         Ok(Outcome::Done)
+    }
+
+    /// The two files that an operation on a range of both is about; the first is opened first.
+    fn pair(&self, from: &Ref, to: &Ref) -> Result<(Id, Id, u64, u64), Errno> {
+        let (from, to) = (self.file(from)?, self.file(to)?);
+        let size = |id| self.content(id).map_or(0, Content::size);
+        Ok((from, to, size(from), size(to)))
+    }
+
+    /// Bytes that are shared of a range that two files have, as `FICLONERANGE` and `FIDEDUPERANGE` see it.
+    fn shareable(&self, both: &Both, dedupe: bool) -> Result<u64, Errno> {
+        let Both { from, offset, to, at, len } = *both;
+        let block = self.block;
+        let size = |id| self.content(id).map_or(0, Content::size);
+        let (size_from, size_to) = (size(from), size(to));
+        let ends = |start: u64| start.checked_add(len).ok_or(Errno::INVAL);
+        let aligned = offset.is_multiple_of(block) && at.is_multiple_of(block);
+        let (end, at_end) = (ends(offset)?, ends(at)?);
+        let beyond =
+            if dedupe { end > size_from || at_end > size_to || at >= size_to } else { end > size_from };
+        if !aligned || offset >= size_from || beyond {
+            return Err(Errno::INVAL);
+        }
+        let to_the_end = end == size_from && (!dedupe || at_end == size_to);
+        let shared = if to_the_end { len } else { len / block * block };
+        let blocks = shared.next_multiple_of(block);
+        if from == to && at + blocks > offset && at < offset + blocks {
+            return Err(Errno::INVAL);
+        }
+        // Half a block can be shared at the end of a file alone.
+        let shared = if at + shared < size_to { shared / block * block } else { shared };
+        if shared != len && !dedupe { Err(Errno::INVAL) } else { Ok(shared) }
+    }
+
+    pub(super) fn clone_range(&mut self, from: &Ref, offset: u64, to: &Ref, at: u64, len: u64) -> Applied {
+        let (from, to, size, _) = self.pair(from, to)?;
+        if len == 0 && offset == size {
+            return Ok(Outcome::Done);
+        }
+        let len = if len == 0 { size.checked_sub(offset).ok_or(Errno::INVAL)? } else { len };
+        let shared = self.shareable(&Both { from, offset, to, at, len }, false)?;
+        self.put(from, offset, to, at, shared);
+        Ok(Outcome::Done)
+    }
+
+    pub(super) fn dedupe(&mut self, from: &Ref, offset: u64, to: &Ref, at: u64, len: u64) -> Applied {
+        let (from, to, ..) = self.pair(from, to)?;
+        let shared = self.shareable(&Both { from, offset, to, at, len }, true)?;
+        let read = |id, at| self.content(id).map(|content: &Content| content.read(at, shared));
+        Ok(Outcome::Same(read(from, offset) == read(to, at)))
+    }
+
+    pub(super) fn copy_range(&mut self, from: &Ref, offset: u64, to: &Ref, at: u64, len: u32) -> Applied {
+        let (from, to, size, _) = self.pair(from, to)?;
+        let len = u64::from(len).min(size.saturating_sub(offset));
+        if from == to && at + len > offset && at < offset + len {
+            return Err(Errno::INVAL);
+        }
+        self.node_mut(from).atime = Time::Unknown;
+        if len > 0 {
+            self.put(from, offset, to, at, len);
+        }
+        Ok(Outcome::Wrote(len as u32))
+    }
+
+    fn put(&mut self, from: Id, offset: u64, to: Id, at: u64, len: u64) {
+        let block = self.block;
+        let Some(piece) = self.content(from).map(|content| content.piece(offset, offset + len)) else {
+            return;
+        };
+        let mtime = if len > 0 { Time::Running } else { Time::Unknown };
+        self.edit(to, mtime, |content| content.put(at, len, piece, block));
     }
 
     /// The size of a file that is there.

@@ -258,6 +258,9 @@ impl Model {
             Op::Read { file, offset, len } => self.read(file, *offset, *len),
             Op::Allocate { file, how, offset, len } => self.allocate(file, *how, *offset, *len),
             Op::Truncate { file, size } => self.truncate(file, *size),
+            Op::Clone { from, offset, to, at, len } => self.clone_range(from, *offset, to, *at, *len),
+            Op::Dedupe { from, offset, to, at, len } => self.dedupe(from, *offset, to, *at, *len),
+            Op::CopyRange { from, offset, to, at, len } => self.copy_range(from, *offset, to, *at, *len),
             Op::SeekData { file, .. } | Op::SeekHole { file, .. } => {
                 self.file(file)?;
                 Ok(Outcome::Place(None))
@@ -315,6 +318,9 @@ impl Model {
             Op::Write { file, .. } | Op::Read { file, .. } | Op::Fsync { file } => self.reachable(file),
             Op::Allocate { file, how, .. } => {
                 self.reachable(file) && (self.is_own(file) || how.stays_inside())
+            }
+            Op::Clone { from, to, .. } | Op::Dedupe { from, to, .. } | Op::CopyRange { from, to, .. } => {
+                [from, to].iter().all(|file| self.reachable(file) && self.is_own(file))
             }
             Op::Truncate { file, .. } | Op::SeekData { file, .. } | Op::SeekHole { file, .. } => {
                 self.reachable(file) && self.is_own(file)

@@ -69,6 +69,8 @@ impl Model {
                     | AllocateHow::InsertRange,
                 ..
             } if !rules.strict => Checked::Undone(file.clone()),
+            // What fails on the way leaves old content or new, block by block.
+            Op::Clone { to, .. } | Op::CopyRange { to, .. } => Checked::Undone(to.clone()),
             _ => Checked::NoSpace,
         }
     }
@@ -77,9 +79,11 @@ impl Model {
     /// had the new name for a moment.
     fn tried(&mut self, op: &Op) {
         let id = match op {
-            Op::Write { file, .. } | Op::Allocate { file, .. } | Op::Truncate { file, .. } => {
-                self.file(file).ok()
-            }
+            Op::Write { file, .. }
+            | Op::Allocate { file, .. }
+            | Op::Truncate { file, .. }
+            | Op::Clone { to: file, .. }
+            | Op::CopyRange { to: file, .. } => self.file(file).ok(),
             Op::Create { path, .. }
             | Op::LinkSlot { path, .. }
             | Op::Mkdir { path, .. }

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use std::path::Path;
 use std::sync::Arc;
 use uxfs::{
-    Changes, Dir, ErrorKind, File, FileType, Metadata, NewNode, Node, OpenOptions, Rename, SetXattr, Special,
-    Timestamp, Volume,
+    Changes, Deduped, Dir, ErrorKind, File, FileType, Metadata, NewNode, Node, OpenOptions, Rename, SetXattr,
+    Special, Timestamp, Volume,
 };
 
 /// An open file.
@@ -260,6 +260,19 @@ impl Target for EngineTarget {
 
     fn truncate(&self, file: &Handle, size: u64) -> Called<()> {
         file.file.set_len(size).map_err(errno)
+    }
+
+    fn clone_range(&self, from: &Handle, offset: u64, to: &Handle, at: u64, len: u64) -> Called<()> {
+        from.file.clone_range(offset, &to.file, at, len).map_err(errno)
+    }
+
+    fn dedupe(&self, from: &Handle, offset: u64, to: &Handle, at: u64, len: u64) -> Called<bool> {
+        let deduped = from.file.dedupe_range(offset, &to.file, at, len).map_err(errno)?;
+        Ok(matches!(deduped, Deduped::Same(_)))
+    }
+
+    fn copy_range(&self, from: &Handle, offset: u64, to: &Handle, at: u64, len: u64) -> Called<u64> {
+        from.file.copy_range(offset, &to.file, at, len).map_err(errno)
     }
 
     fn seek(&self, file: &Handle, offset: u64, data: bool) -> Called<Option<u64>> {

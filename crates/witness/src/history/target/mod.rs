@@ -60,6 +60,12 @@ pub trait Target: Sync {
     fn allocate(&self, file: &Self::File, how: AllocateHow, offset: u64, len: u64) -> Called<()>;
     /// Changes the size.
     fn truncate(&self, file: &Self::File, size: u64) -> Called<()>;
+    /// Has `to` share a range of `from`, up to its end with a length of 0.
+    fn clone_range(&self, from: &Self::File, offset: u64, to: &Self::File, at: u64, len: u64) -> Called<()>;
+    /// Has both share a range if that is the same, and says whether it is.
+    fn dedupe(&self, from: &Self::File, offset: u64, to: &Self::File, at: u64, len: u64) -> Called<bool>;
+    /// Copies a range, and says how many bytes.
+    fn copy_range(&self, from: &Self::File, offset: u64, to: &Self::File, at: u64, len: u64) -> Called<u64>;
     /// Where the next data (or the next hole) begin; `None`: behind the end, or no more data.
     fn seek(&self, file: &Self::File, offset: u64, data: bool) -> Called<Option<u64>>;
     /// Sets an extended attribute.
@@ -119,6 +125,17 @@ impl<T: Target> Slots<T> {
             Ref::Slot(slot) => run(self.file(*slot)?),
             Ref::Path(path) => run(&target.open(&path.0)?),
         }
+    }
+
+    /// Does something with two files.
+    fn with_both<R>(
+        &self,
+        target: &T,
+        from: &Ref,
+        to: &Ref,
+        run: impl FnOnce(&T::File, &T::File) -> Called<R>,
+    ) -> Called<R> {
+        self.with(target, from, |from| self.with(target, to, |to| run(from, to)))
     }
 
     /// The inode number behind a slot.
@@ -212,6 +229,18 @@ fn on_file<T: Target>(target: &T, slots: &Slots<T>, op: &Op) -> Called<Outcome> 
             slots.with(target, file, |file| target.truncate(file, *size))?;
             Ok(Outcome::Done)
         }
+        Op::Clone { from, offset, to, at, len } => {
+            slots.with_both(target, from, to, |from, to| target.clone_range(from, *offset, to, *at, *len))?;
+            Ok(Outcome::Done)
+        }
+        Op::Dedupe { from, offset, to, at, len } => slots
+            .with_both(target, from, to, |from, to| target.dedupe(from, *offset, to, *at, *len))
+            .map(Outcome::Same),
+        Op::CopyRange { from, offset, to, at, len } => slots
+            .with_both(target, from, to, |from, to| {
+                target.copy_range(from, *offset, to, *at, u64::from(*len))
+            })
+            .map(|copied| Outcome::Wrote(copied as u32)),
         Op::SeekData { file, offset } => {
             slots.with(target, file, |file| target.seek(file, *offset, true)).map(Outcome::Place)
         }
