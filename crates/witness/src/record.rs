@@ -129,6 +129,30 @@ pub struct Content {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapRun(pub u64, pub u64, pub u64, pub RunState);
 
+impl Record {
+    /// The same, with blocks where they are, whoever has them as well: another may have given up what was shared with it.
+    pub fn by_place(&self) -> Self {
+        let mut record = self.clone();
+        let content = record.inode.as_mut().and_then(|inode| inode.content.as_mut());
+        if let Some(runs) = content.and_then(|content| content.extents.as_mut()) {
+            let mut joined: Vec<MapRun> = Vec::with_capacity(runs.len());
+            for MapRun(offset, device, len, state) in runs.drain(..) {
+                let state = if state == RunState::Shared { RunState::Written } else { state };
+                match joined.last_mut() {
+                    Some(last)
+                        if last.3 == state && (last.0 + last.2, last.1 + last.2) == (offset, device) =>
+                    {
+                        last.2 += len;
+                    }
+                    _ => joined.push(MapRun(offset, device, len, state)),
+                }
+            }
+            *runs = joined;
+        }
+        record
+    }
+}
+
 /// State of a run of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RunState {

@@ -5,7 +5,7 @@ use super::verbs::{On, RANDOM, Verb};
 use super::volume::{Filled, script};
 use crate::command::{finish, said};
 use crate::kernel;
-use crate::record::{Hash, MapRun, Record, RunState};
+use crate::record::{Hash, Record};
 use crate::sandbox::copy_sparse;
 use anyhow::{Context, Result, ensure};
 use oracles::xfsprogs::Release;
@@ -233,7 +233,7 @@ fn others_are_as_they_were(before: &[Record], now: &[Record], verb: &Verb) -> Re
     };
     for record in before.iter().filter(|record| !is_touched(&record.path)) {
         let found = now.get(&*record.path);
-        let is_same = found.is_some_and(|found| by_place(found) == by_place(record));
+        let is_same = found.is_some_and(|found| found.by_place() == record.by_place());
         ensure!(is_same, "{} was {record:?} and is {found:?}", record.path);
     }
     let known: BTreeMap<&str, ()> = before.iter().map(|record| (&*record.path, ())).collect();
@@ -241,26 +241,6 @@ fn others_are_as_they_were(before: &[Record], now: &[Record], verb: &Verb) -> Re
         ensure!(known.contains_key(path), "{path} is new");
     }
     Ok(())
-}
-
-/// The same, with blocks where they are, whoever has them as well: another may have given up what was shared with it.
-fn by_place(record: &Record) -> Record {
-    let mut record = record.clone();
-    let content = record.inode.as_mut().and_then(|inode| inode.content.as_mut());
-    if let Some(runs) = content.and_then(|content| content.extents.as_mut()) {
-        let mut joined: Vec<MapRun> = Vec::with_capacity(runs.len());
-        for MapRun(offset, device, len, state) in runs.drain(..) {
-            let state = if state == RunState::Shared { RunState::Written } else { state };
-            match joined.last_mut() {
-                Some(last) if last.3 == state && (last.0 + last.2, last.1 + last.2) == (offset, device) => {
-                    last.2 += len;
-                }
-                _ => joined.push(MapRun(offset, device, len, state)),
-            }
-        }
-        *runs = joined;
-    }
-    record
 }
 
 /// Files that no operation changed have the same content, whatever their names are now.

@@ -73,6 +73,13 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(outcome.conclude("recover", "runs right", "operations"))
 }
 
+/// Whether a log promises to change the map of a file, which only a recovery on the device does.
+fn promises_mappings(image: &Path) -> Result<bool> {
+    let volume = Volume::open(image, &OpenOptions::new())?;
+    let kinds = volume.recovery().map(|recovery| recovery.unfinished.clone()).unwrap_or_default();
+    Ok(kinds.iter().any(|kind| kind.contains("(BUI)") || kind.contains("(XMI)")))
+}
+
 /// Does one run: how many operations, and what was there.
 fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     let mut rng = fastrand::Rng::with_seed(history.seed ^ history.geometry.salt());
@@ -91,7 +98,11 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     let expected = judge::by_kernel(&theirs, &history.mnt())?;
 
     let seen = judge::by_uxfs(&image).context("uxfs, reading")?;
-    same("what uxfs reads without recovery on the device", &expected, &seen)?;
+    // Who reads does not carry out what was promised: counts, and so marks of shared blocks, may be as they were before.
+    if !promises_mappings(&image)? {
+        let by_place = |records: &[Record]| records.iter().map(Record::by_place).collect::<Vec<_>>();
+        same("what uxfs reads without recovery on the device", &by_place(&expected), &by_place(&seen))?;
+    }
     let clean = half_set::nothing_else_is_found(&image).context("before the recovery")?;
     ensure!(!clean, "uxfs check: the log is clean");
     ensure!(equal(&image, &ours)?, "uxfs, open for reading, changed the image");
