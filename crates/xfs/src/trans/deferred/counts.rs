@@ -28,7 +28,6 @@ pub(in crate::trans) fn bytes() -> IntentBytes {
     Promise::Count(smallvec![update]).bytes()
 }
 
-#[allow(dead_code, reason = "clones and copies on write are to come")]
 impl Trans<'_> {
     /// Owes an owner more for the blocks of a mapping, which lie within one group.
     pub(crate) fn share_later(&mut self, start: FsBlock, len: u32) {

@@ -63,7 +63,6 @@ impl Trans<'_> {
 }
 
 /// Blocks that belong to no file get an owner, or lose it.
-#[allow(dead_code, reason = "copies on write are to come")]
 pub(super) fn owned(gets: bool, owner: RmapOwner, start: FsBlock, len: u32) -> RmapUpdate {
     update(if gets { RmapOp::Alloc } else { RmapOp::Free }, owner, start, len, false)
 }
