@@ -1,6 +1,6 @@
 //! Free space in a transaction: the seam of the allocator on [`Trans`].
 
-use super::trees::{self, InGroup};
+use super::trees::{self, GroupTree, InGroup};
 use super::{Allocated, Freed, Order, Purpose, Request, Run, SpaceStore, Spent, Target, VolumeStore};
 use crate::btree::edit::Editor;
 use crate::error::{Error, Result};
@@ -263,23 +263,29 @@ impl Trans<'_> {
         ag: AgNumber,
         change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Rmapbt>>) -> Result<()>,
     ) -> Result<()> {
-        let space = &self.volume().write_side()?.space;
-        let mut locked = LockedSpace::new(self);
-        space.prepare(&mut locked, ag)?;
-        change(&mut InGroup::editor(&mut locked, ag))
+        self.change_tree(ag, change)
     }
 
     /// Changes the reference counts of a group, where the volume has them.
-    pub(crate) fn change_counts<T>(
+    pub(crate) fn change_counts<R>(
         &mut self,
         ag: AgNumber,
-        change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Refcountbt>>) -> Result<T>,
-    ) -> Result<T> {
+        change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Refcountbt>>) -> Result<R>,
+    ) -> Result<R> {
         if !self.geometry().reflink {
             let problem = FormatError::new("CUI", "volume without reference counts");
             return Err(Error::Corrupt { daddr: None, inode: None, problem });
         }
         self.counts_change();
+        self.change_tree(ag, change)
+    }
+
+    /// Changes a tree of a group, whose ring has what that may need.
+    fn change_tree<T: GroupTree, R>(
+        &mut self,
+        ag: AgNumber,
+        change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, T>>) -> Result<R>,
+    ) -> Result<R> {
         let space = &self.volume().write_side()?.space;
         let mut locked = LockedSpace::new(self);
         space.prepare(&mut locked, ag)?;
