@@ -17,6 +17,8 @@ pub enum Workload {
     RangeLock,
     /// Threads make empty files in directories of their own, look at all of them, and remove them.
     FsMark,
+    /// A file is cloned, and threads overwrite random pages that it shares with the clone, by direct I/O.
+    Cow,
 }
 
 impl Workload {
@@ -27,6 +29,7 @@ impl Workload {
             Self::RandRw => "randrw",
             Self::RangeLock => "rangelock",
             Self::FsMark => "fsmark",
+            Self::Cow => "cow",
         }
     }
 }
@@ -102,6 +105,9 @@ pub struct Config {
     pub files: u64,
     /// Directories of each thread of `fsmark`, over which its files are spread.
     pub dirs: usize,
+    /// The kernel release whose features the volumes of `fsmark` and `cow` have, and more features by name
+    /// (`6.1+rmapbt+parent`); none: those of 6.1, and what `mkfs.xfs` gives the kernel's.
+    pub compat: Option<String>,
     /// Rounds that medians are taken over.
     pub rounds: usize,
     /// A measurement goes over its pages until about this much time has passed.
@@ -128,6 +134,7 @@ impl Default for Config {
             depths: Vec::new(),
             files: 10_000,
             dirs: 1,
+            compat: None,
             rounds: 5,
             min_time: Duration::from_millis(250),
             lockstat: false,

@@ -8,6 +8,7 @@
 
 mod config;
 mod content;
+mod cow;
 mod drive;
 mod error;
 mod fsmark;

@@ -5,6 +5,7 @@
 
 use crate::config::{Config, Versus, Workload};
 use crate::content::Content;
+use crate::cow;
 use crate::error::Result;
 use crate::fsmark;
 use crate::interrupt;
@@ -66,6 +67,10 @@ pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer)
             }
             Workload::FsMark => {
                 fsmark::run(config, observer, &mut report)?;
+                continue;
+            }
+            Workload::Cow => {
+                report.measurements.extend(cow::run(config, observer)?);
                 continue;
             }
             Workload::Overwrite | Workload::RandRw => {}

@@ -226,3 +226,25 @@ fn the_kernel_makes_and_removes_the_same_files() {
         assert!(!is_left(device), "{device} is still mounted");
     }
 }
+
+/// Copies on write on both volumes, which have today's features. The workload itself compares what the file and its
+/// clone hold after each round.
+#[test]
+fn pages_that_a_clone_shares_are_overwritten_beside_the_kernel() {
+    let _mounts = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let config = Config {
+        pages: 200,
+        depths: vec![1, 8],
+        compat: Some("6.18".to_owned()),
+        versus: vec![Versus::KernelXfs],
+        ..config()
+    };
+    let report = run(&config, &[Workload::Cow], &mut Silent).expect("it runs");
+    for target in ["uxfs", "kernel-xfs"] {
+        for op in ["clone", "clone + sync", "copy", "copy + sync", "again", "again + sync"] {
+            let lines = lines(&report, target, None, op);
+            assert_eq!(lines.len(), 4, "{target} {op}");
+            assert!(lines.iter().all(|line| line.ops_per_s > 0.0 && line.median_of == 2), "{lines:?}");
+        }
+    }
+}

@@ -15,7 +15,7 @@ mod uxfs;
 
 pub(crate) use sys::SysTree;
 pub(crate) use tree::{AnyTree, Named, Seen, Tree, TreeDir, Watch};
-pub(crate) use uxfs::UxfsTree;
+pub(crate) use uxfs::{UxfsTree, make_device};
 
 use crate::config::{Config, Versus};
 use crate::error::Result;
@@ -111,7 +111,7 @@ impl Scene {
                 Versus::KernelXfsLoop => RamDevice::Loop,
             };
             observer.note("making and mounting an XFS in memory");
-            let mount = KernelXfs::mount(device, bytes, Some(groups))?;
+            let mount = KernelXfs::mount_beside(config, device, bytes, groups)?;
             let suffix = if device == RamDevice::Loop { "-loop" } else { "" };
             trees.push(SysTree::in_dir(mount.dir(), suffix)?);
             mounts.push(mount);

@@ -3,9 +3,10 @@
 use super::{AnyTree, Named, Seen, Tree, TreeDir};
 use crate::config::{Config, Place};
 use crate::error::{Error, Result};
+use crate::setup::mkfs_options;
 use crate::target::Label;
 use crate::volume::{place_dir, save};
-use ::uxfs::{Dir, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, Volume};
+use ::uxfs::{Dir, NewNode, OpenOptions, Volume};
 use blockdev::{BlockDevice, FileDevice, MemoryDevice, MemoryOptions};
 use std::fs::File;
 use std::path::Path;
@@ -28,12 +29,8 @@ impl UxfsTree {
     /// A new volume at the place that is asked for.
     pub(crate) fn make(config: &Config, bytes: u64, groups: u32) -> Result<Box<dyn AnyTree>> {
         let (device, name, dir) = make_device(config, bytes)?;
-        // Sectors of 4 KiB suit any disk that the image may lie on, and are those of a zram device.
-        // Features are those of figures that there are already, and of the kernel's volumes beside it.
-        let features = MkfsFeatures::of_kernel("6.1").expect("its set");
-        let options = MkfsOptions::new().block_size(4096).sector_size(4096).group_count(groups);
-        let options = options.features(features);
-        ::uxfs::mkfs_device(Arc::clone(&device), &options, true).map_err(Error::volume)?;
+        ::uxfs::mkfs_device(Arc::clone(&device), &mkfs_options(config, groups)?, true)
+            .map_err(Error::volume)?;
         let options = OpenOptions::new().writable(true).cache_size(CACHE_BYTES);
         let volume = Volume::open_device(Arc::clone(&device), &options).map_err(Error::volume)?;
         let root = volume.open_dir("/").map_err(Error::volume)?;
@@ -43,7 +40,10 @@ impl UxfsTree {
 }
 
 /// A device of zeroes, its name in reports, and what holds it.
-fn make_device(config: &Config, bytes: u64) -> Result<(Arc<dyn BlockDevice>, String, Option<TempDir>)> {
+pub(crate) fn make_device(
+    config: &Config,
+    bytes: u64,
+) -> Result<(Arc<dyn BlockDevice>, String, Option<TempDir>)> {
     let image_in = |dir: &TempDir| {
         let image = dir.path().join("image");
         let made = File::create(&image).and_then(|file| file.set_len(bytes));

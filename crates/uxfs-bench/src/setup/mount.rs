@@ -2,8 +2,9 @@
 //!
 //! Whatever was made is taken down on drop, in reverse order: each step is a value of its own.
 
-use super::run;
 use super::zram::Zram;
+use super::{mkfs_options, run};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -42,8 +43,26 @@ struct Mount {
 }
 
 impl KernelXfs {
-    /// Makes and mounts an XFS of `bytes` bytes, in as many groups as are asked for.
+    /// Makes and mounts an XFS of `bytes` bytes, in as many groups as are asked for, with what `mkfs.xfs` gives it.
     pub fn mount(device: RamDevice, bytes: u64, groups: Option<u32>) -> Result<Self> {
+        Self::mount_made(device, bytes, |device| {
+            let mut mkfs = Command::new("mkfs.xfs");
+            mkfs.args(["-q", "-f"]).args(groups.map(|groups| format!("-dagcount={groups}")));
+            run("mkfs.xfs", mkfs.arg(device))
+        })
+    }
+
+    /// Makes and mounts an XFS of `bytes` bytes beside a volume of uxfs's own, in as many groups: by `mkfs.xfs`, or by
+    /// uxfs where a release's features are asked for, so that both volumes have the same.
+    pub(crate) fn mount_beside(config: &Config, device: RamDevice, bytes: u64, groups: u32) -> Result<Self> {
+        if config.compat.is_none() {
+            return Self::mount(device, bytes, Some(groups));
+        }
+        let options = mkfs_options(config, groups)?.overwrite(true);
+        Self::mount_made(device, bytes, |device| uxfs::mkfs(device, &options).map_err(Error::volume))
+    }
+
+    fn mount_made(device: RamDevice, bytes: u64, mkfs: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return Err(Error::Usage(
                 "kernel-xfs makes a RAM device and mounts it, which only root may; \
@@ -52,9 +71,7 @@ impl KernelXfs {
             ));
         }
         let device = Device::make(device, bytes)?;
-        let mut mkfs = Command::new("mkfs.xfs");
-        mkfs.args(["-q", "-f"]).args(groups.map(|groups| format!("-dagcount={groups}")));
-        run("mkfs.xfs", mkfs.arg(device.path()))?;
+        mkfs(&device.path())?;
         let dir = tempfile::Builder::new()
             .prefix("uxfs-bench-")
             .tempdir()

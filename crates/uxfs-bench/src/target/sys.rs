@@ -13,7 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tempfile::TempPath;
+use tempfile::{NamedTempFile, TempPath};
 
 /// A file in a mounted directory.
 #[derive(Debug)]
@@ -30,11 +30,7 @@ impl SysTarget {
     pub fn create(dir: &Path, pages: u64) -> Result<Self> {
         let place = || format!("cannot make a file in {}", dir.display());
         let bytes = pages * PAGE as u64;
-        let temp = tempfile::Builder::new()
-            .prefix("uxfs-bench-")
-            .suffix(".dat")
-            .tempfile_in(dir)
-            .map_err(Error::host(place()))?;
+        let temp = new_file(dir)?;
         match rustix::fs::fallocate(temp.as_file(), FallocateFlags::empty(), 0, bytes) {
             // Writing allocates too; a file system without preallocation is no worse for it here.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
@@ -43,7 +39,22 @@ impl SysTarget {
             Err(error) => return Err(Error::host(place())(error.into())),
             Ok(()) => {}
         }
+        Self::open(temp)
+    }
+
+    /// A new and empty file in `dir`.
+    pub(crate) fn empty(dir: &Path) -> Result<Self> {
+        Self::open(new_file(dir)?)
+    }
+
+    /// Has `to`, which is empty, share all that this file holds.
+    pub(crate) fn share(&self, to: &Self) -> Result<()> {
+        rustix::fs::ioctl_ficlone(&to.file, &self.file).map_err(|error| Error::host("FICLONE")(error.into()))
+    }
+
+    fn open(temp: NamedTempFile) -> Result<Self> {
         let path = temp.into_temp_path();
+        let place = || format!("cannot open {}", path.display());
         let mut options = OpenOptions::new();
         options.read(true).write(true);
         let direct = options.clone().custom_flags(OFlags::DIRECT.bits().cast_signed()).open(&path);
@@ -61,6 +72,15 @@ impl SysTarget {
         let how = if self.direct { "" } else { " (buffered)" };
         Ok(Label { target: format!("kernel-{target}"), device: format!("{source}{how}"), locking: None })
     }
+}
+
+/// A new file in `dir`.
+fn new_file(dir: &Path) -> Result<NamedTempFile> {
+    tempfile::Builder::new()
+        .prefix("uxfs-bench-")
+        .suffix(".dat")
+        .tempfile_in(dir)
+        .map_err(Error::host(format!("cannot make a file in {}", dir.display())))
 }
 
 /// The type and the source of the mount that holds `path`.

@@ -18,7 +18,13 @@ impl UxfsTarget {
         Self { open: Box::new(open), file: None }
     }
 
-    fn file(&self) -> Result<&File> {
+    /// A file that stays open: its volume is closed by whoever opened it.
+    pub(crate) fn opened(file: File) -> Self {
+        let closed = || Err(Error::Usage("the file was closed".to_owned()));
+        Self { open: Box::new(closed), file: Some(file) }
+    }
+
+    pub(crate) fn file(&self) -> Result<&File> {
         self.file.as_ref().ok_or_else(|| Error::Usage("the file is not open".to_owned()))
     }
 }

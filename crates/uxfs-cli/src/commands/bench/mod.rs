@@ -26,6 +26,8 @@ enum Asked {
     Rangelock,
     /// Make empty files in directories of each thread's own, look at all of them, remove them
     Fsmark,
+    /// Clone a file, and overwrite random pages that it shares with the clone
+    Cow,
     /// All of them
     All,
 }
@@ -75,6 +77,10 @@ pub struct Args {
     /// Directories of each thread of `fsmark`, over which its files are spread.
     #[arg(long, value_name = "N", default_value_t = 1)]
     dirs: usize,
+    /// Give the volumes of `fsmark` and `cow` the features of this kernel release, and others by name, the kernel's
+    /// volume too. Unsaid: those of 6.1, and for the kernel what mkfs.xfs makes.
+    #[arg(long, value_name = "RELEASE[+FEATURE…]")]
+    compat: Option<String>,
     /// Rounds, in each of which all take turns; the report is of medians.
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: usize,
@@ -103,9 +109,10 @@ impl Args {
                 return Err(Failure::new(Exit::Usage, message));
             }
             Asked::Fsmark => Workload::FsMark,
+            Asked::Cow => Workload::Cow,
             Asked::All => {
-                let all = [Workload::Overwrite, Workload::RandRw, Workload::RangeLock, Workload::FsMark];
-                return Ok(all.to_vec());
+                use Workload::{Cow, FsMark, Overwrite, RandRw, RangeLock};
+                return Ok(vec![Overwrite, RandRw, RangeLock, FsMark, Cow]);
             }
         };
         Ok(vec![one])
@@ -125,6 +132,7 @@ impl Args {
             depths: self.depth.clone(),
             files: self.files,
             dirs: self.dirs,
+            compat: self.compat.clone(),
             rounds: self.rounds,
             min_time: Duration::from_millis(self.min_time),
             lockstat: self.lockstat,

@@ -52,6 +52,10 @@ fn title(workload: &str, depth: u32, lines: &[&Measurement]) -> String {
         "fsmark" => {
             "fsmark: empty files in directories of each thread's own: made, looked at, removed".to_owned()
         }
+        "cow" => format!(
+            "cow: a file cloned, random 4 KiB pages that it shares overwritten, and once more; direct, \
+             {depth} in flight per thread"
+        ),
         other => other.to_owned(),
     };
     format!("{what} (operations a second, medians of {rounds})")

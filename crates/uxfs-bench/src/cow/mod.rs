@@ -1,0 +1,206 @@
+//! The `cow` workload: one file is cloned, and random pages that it shares with the clone are overwritten.
+//!
+//! A round is about a new file, written from its first page to its last. `clone` makes a second file share all of
+//! it; `copy` overwrites pages in random order, each once, so that each write finds blocks with two owners; `again`
+//! overwrites the same pages in the same order, which are the file's own by then. No write is made durable by itself;
+//! `+ sync` is the same over the time of the phase and of one sync of the volume behind it.
+//!
+//! Invariant: after each round the file holds what was written last, and the clone what the file held before.
+
+mod sys;
+mod uxfs;
+
+use crate::config::{Config, Versus};
+use crate::content::{Content, PAGE};
+use crate::drive;
+use crate::error::Result;
+use crate::measure::{Collector, Measurement, Sample, Series};
+use crate::setup::{KernelXfs, RamDevice};
+use crate::suite::Observer;
+use crate::target::{Label, Target};
+use crate::work::{Op, Work, random_pages};
+use std::time::{Duration, Instant};
+use sys::SysSite;
+use uxfs::UxfsSite;
+
+/// The name of the workload in reports.
+const NAME: &str = "cow";
+
+/// Groups of the volumes.
+const GROUPS: u32 = 4;
+
+/// A volume on which files can share blocks.
+trait Site: Send {
+    type File: Target;
+    /// A new file of this many pages, whose blocks can be overwritten.
+    fn create(&mut self, pages: u64) -> Result<Self::File>;
+    /// A new and empty file.
+    fn empty(&mut self) -> Result<Self::File>;
+    /// Has `to`, which is empty, share all of `file`.
+    fn share(&mut self, file: &Self::File, to: &Self::File) -> Result<()>;
+    /// Makes all that was done durable.
+    fn sync(&mut self) -> Result<()>;
+    /// Removes a file.
+    fn remove(&mut self, file: Self::File) -> Result<()>;
+    /// Takes down what was set up.
+    fn finish(self) -> Result<()>;
+}
+
+/// A [`Site`] with its name in reports.
+struct Named<T> {
+    label: Label,
+    site: T,
+}
+
+/// What a round does.
+#[derive(Clone, Copy)]
+struct Plan<'a> {
+    file_pages: u64,
+    pages: &'a [u32],
+    threads: usize,
+    depth: u32,
+}
+
+/// What a phase took.
+struct Timed {
+    op: &'static str,
+    ops: u64,
+    wall: Duration,
+}
+
+/// A [`Named`] site of any type.
+trait AnySite: Send {
+    fn label(&self) -> &Label;
+    fn round(&mut self, plan: Plan<'_>) -> Result<Vec<Timed>>;
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+impl<T: Site> AnySite for Named<T> {
+    fn label(&self) -> &Label {
+        &self.label
+    }
+
+    fn round(&mut self, plan: Plan<'_>) -> Result<Vec<Timed>> {
+        let mut content = Content::zeroed(plan.file_pages);
+        let all: Vec<u32> = (0..u32::try_from(plan.file_pages).unwrap_or(u32::MAX)).collect();
+        let mut file = self.site.create(plan.file_pages)?;
+        overwrite(&mut file, Plan { pages: &all, threads: 1, depth: 32, ..plan }, &mut content)?;
+        self.site.sync()?;
+
+        let mut clone = self.site.empty()?;
+        self.site.sync()?;
+        let start = Instant::now();
+        self.site.share(&file, &clone)?;
+        let mut timed = vec![Timed { op: "clone", ops: 1, wall: start.elapsed() }];
+        self.site.sync()?;
+        timed.push(Timed { op: "clone + sync", ops: 1, wall: start.elapsed() });
+
+        let cloned = content.clone();
+        for [op, synced] in [["copy", "copy + sync"], ["again", "again + sync"]] {
+            let (ops, wall) = overwrite(&mut file, plan, &mut content)?;
+            let start = Instant::now();
+            self.site.sync()?;
+            timed.push(Timed { op, ops, wall });
+            timed.push(Timed { op: synced, ops, wall: wall + start.elapsed() });
+        }
+        let name = self.label.to_string();
+        for (file, content) in [(&mut file, &content), (&mut clone, &cloned)] {
+            file.scan(plan.file_pages, &mut |first, bytes| content.check(&name, first, bytes))?;
+        }
+        self.site.remove(clone)?;
+        self.site.remove(file)?;
+        self.site.sync()?;
+        Ok(timed)
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.site.finish()
+    }
+}
+
+/// Overwrites the plan's pages; gives how many that were, and the time.
+fn overwrite<T: Target>(file: &mut T, plan: Plan<'_>, content: &mut Content) -> Result<(u64, Duration)> {
+    let depth = if file.has_queue() { plan.depth } else { 1 };
+    let (pages, threads, generation) = (plan.pages, plan.threads, content.next_generation());
+    let work = Work { pages, op: Op::Write, generation, threads, depth, passes: 1 };
+    let outcome = drive::run(file, &work)?;
+    content.apply(&work);
+    Ok((outcome.writes.ops, outcome.wall))
+}
+
+/// Volumes of the same size and shape, each with all that is mounted for it.
+struct Scene {
+    sites: Vec<Box<dyn AnySite>>,
+    _mounts: Vec<KernelXfs>,
+}
+
+impl Scene {
+    fn set(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
+        // The file, the copies of its pages with what is set aside around each, and room for metadata.
+        let bytes = (3 * config.size + (1 << 30)).next_multiple_of(1 << 20);
+        observer.note("making a volume");
+        let mut sites: Vec<Box<dyn AnySite>> = vec![UxfsSite::make(config, bytes, GROUPS)?];
+        let mut mounts = Vec::new();
+        for versus in &config.versus {
+            let device = match versus {
+                Versus::Dir(dir) => {
+                    sites.push(SysSite::in_dir(dir, "")?);
+                    continue;
+                }
+                Versus::KernelXfs => RamDevice::Zram,
+                Versus::KernelXfsLoop => RamDevice::Loop,
+            };
+            observer.note("making and mounting an XFS in memory");
+            let mount = KernelXfs::mount_beside(config, device, bytes, GROUPS)?;
+            let suffix = if device == RamDevice::Loop { "-loop" } else { "" };
+            sites.push(SysSite::in_dir(mount.dir(), suffix)?);
+            mounts.push(mount);
+        }
+        Ok(Self { sites, _mounts: mounts })
+    }
+}
+
+/// Measures all sites, round by round.
+pub(crate) fn run(config: &Config, observer: &mut dyn Observer) -> Result<Vec<Measurement>> {
+    let mut scene = Scene::set(config, observer)?;
+    let depths = config.depths(crate::config::Workload::Cow);
+    let steps = config.rounds * config.threads.len() * depths.len() * scene.sites.len();
+    observer.start(NAME, steps as u64);
+    let mut collector = Collector::default();
+    for round in 0..config.rounds {
+        let pages = random_pages(config.file_pages(), config.pages, config.seed.wrapping_add(round as u64));
+        for &depth in &depths {
+            for &threads in &config.threads {
+                let plan = Plan { file_pages: config.file_pages(), pages: &pages, threads, depth };
+                for site in &mut scene.sites {
+                    observer.step(&format!("{} × {threads}", site.label()));
+                    for timed in site.round(plan)? {
+                        collector.add(line(site.label(), plan, &timed), sample(&timed));
+                    }
+                }
+            }
+        }
+    }
+    for site in scene.sites.drain(..) {
+        observer.note(&format!("closing {}", site.label()));
+        site.finish()?;
+    }
+    Ok(collector.finish())
+}
+
+fn line(label: &Label, plan: Plan<'_>, timed: &Timed) -> Series {
+    Series {
+        workload: NAME,
+        label: label.clone(),
+        op: timed.op,
+        threads: plan.threads,
+        depth: plan.depth,
+        bytes: if timed.op.starts_with("clone") { 0 } else { PAGE as u64 },
+        samples: Vec::new(),
+    }
+}
+
+fn sample(timed: &Timed) -> Sample {
+    let ops_per_s = timed.ops as f64 / timed.wall.as_secs_f64().max(1e-9);
+    Sample { ops_per_s, ..Sample::default() }
+}
