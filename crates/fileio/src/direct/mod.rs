@@ -155,15 +155,28 @@ impl<M: FileMapping> DirectFile<M> {
         let seen = self.foresee(offset, true);
         point(CHANGE);
         let held = self.lock.hold(range, mode);
-        if let Err(error) = self.overwrite_held(offset, buf, seen) {
-            if !self.can_copy(&error) {
-                return Err(error);
-            }
-            drop(held);
-            self.overwrite_shared(offset, buf)?;
+        match self.overwrite_held(offset, buf, seen) {
+            Ok(_) => drop(held),
+            Err(error) => self.overwrite_elsewhere(held, error, offset, buf)?,
         }
         self.map.overwritten();
         Ok(buf.len())
+    }
+
+    /// An overwrite that failed in place: written elsewhere, if that is all that keeps it.
+    #[cold]
+    fn overwrite_elsewhere(
+        &self,
+        held: Held<'_>,
+        error: FileError<M::Error>,
+        offset: u64,
+        buf: &[u8],
+    ) -> Outcome<(), M> {
+        if !self.can_copy(&error) {
+            return Err(error);
+        }
+        drop(held);
+        self.overwrite_shared(offset, buf)
     }
 
     /// Makes everything that was written before durable.
@@ -347,7 +360,7 @@ impl<M: FileMapping> DirectFile<M> {
 
     /// The run at the first byte of an overwrite whose range is held, if that can be overwritten and the file does not
     /// end too early.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn first_run(&self, offset: u64, len: usize, seen: Option<Run>) -> Outcome<Run, M> {
         let run = self.known(offset, true, seen)?;
         // `write_range` has checked that the sum is a file offset.
