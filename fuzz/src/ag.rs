@@ -49,7 +49,7 @@ fn agf(bytes: &mut [u8], geometry: &Geometry, context: &VerifyContext, sealed: b
     let places = Places { magic: *b"XAGF", uuid: 64, daddr: None, lsn: 208, crc: 216 };
     if passes(&AGF, bytes, places, context, sealed) {
         let agf = Agf::view(bytes).expect("what was checked can be viewed");
-        for ag in 0..geometry.ag_count {
+        for ag in 0..geometry.ag_count() {
             let _ = agf.check_group(geometry, AgNumber(ag));
         }
         // Its ring of reserved blocks, over the same bytes.
@@ -63,7 +63,7 @@ fn agi(bytes: &mut [u8], geometry: &Geometry, context: &VerifyContext, sealed: b
     let places = Places { magic: *b"XAGI", uuid: 296, daddr: None, lsn: 320, crc: 312 };
     if passes(&AGI, bytes, places, context, sealed) {
         let agi = Agi::view(bytes).expect("what was checked can be viewed");
-        for ag in 0..geometry.ag_count {
+        for ag in 0..geometry.ag_count() {
             let _ = agi.check_group(geometry, AgNumber(ag));
         }
     }

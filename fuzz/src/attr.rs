@@ -1,6 +1,7 @@
 //! Attributes of every form, symlink targets, and ACLs.
 
 use std::ops::ControlFlow;
+use xfs::attr::ParentRecord;
 use xfs::testing::MemoryFork;
 use xfs::{attr, symlink};
 use xfs_format::acl;
@@ -51,6 +52,12 @@ fn attributes(data: &[u8]) {
     for (namespace, name) in &names {
         if let Ok(Some(value)) = attr::get(&fork, *namespace, name) {
             assert!(value.len() <= VALUE_MAX);
+        }
+    }
+    if let Ok(parents) = attr::parents(&fork) {
+        assert!(parents.len() <= entries.max(data.len()), "more parent pointers than attributes");
+        for (_, record) in &parents {
+            assert_eq!(ParentRecord::parse(&record.to_bytes()), Some(*record));
         }
     }
     if let Ok(full_names) = attr::linux::list(&fork) {

@@ -1,4 +1,4 @@
-//! A whole image: a small real volume as template, the input as changes of its metadata; opened and walked.
+//! A whole image: a small real volume as template, the input as changes of its metadata; checked, opened and walked.
 //!
 //! Templates are what `fuzz/seed` put into `fuzz/templates/`.
 
@@ -10,6 +10,7 @@ use witness::damage::layout::{Target, targets};
 use witness::damage::mutate::{apply, current};
 use witness::damage::overlay::Overlay;
 use witness::damage::walk::{Limits, walk};
+use xfs::check::{CheckOptions, check};
 use xfs_format::checksum;
 
 /// Most changes of one image.
@@ -70,5 +71,7 @@ pub fn run(data: &[u8]) {
             }
         }
     }
-    walk(Arc::new(device), &Limits::QUICK);
+    let device = Arc::new(device);
+    let _ = check(Arc::clone(&device) as _, &CheckOptions::default());
+    walk(device, &Limits::QUICK);
 }

@@ -8,10 +8,13 @@
 
 pub mod ag;
 pub mod attr;
+pub mod change;
 pub mod dir;
 pub mod image;
 pub mod inode;
+pub mod intents;
 pub mod log;
 pub mod recovery;
 pub mod seal;
 pub mod superblock;
+pub mod today;

@@ -1,27 +1,25 @@
 //! Recovery: checkpoints made of the input behind the head of a small sound volume's log, in records that pass their
-//! checks; then the volume is opened for reading, walked, and opened for writing.
+//! checks, with intents of every kind about what there is in the volume; then it is opened for reading, walked, and
+//! opened for writing.
 //!
 //! Held to: no panic, no write before everything was understood (a recovery that fails has changed nothing), and a
 //! volume that was recovered has a clean log.
 
+use crate::intents::intent;
 use crate::seal::UUID;
-use blockdev::{BlockDevice, Durability, MemoryDevice, Recorder, Rewind};
+use crate::today::Today;
+use blockdev::{BlockDevice, Durability, Recorder, Rewind};
 use std::sync::{Arc, OnceLock};
 use witness::damage::walk::{Limits, walk};
-use xfs::mkfs::{Before, Options, format, plan};
 use xfs::recovery::clean::log_ends;
 use xfs::volume::{OpenOptions, Volume};
-use xfs_format::geometry::Geometry;
 use xfs_format::log::{
     BLOCK_SIZE, BufFlags, BufHeader, BufType, InodeFields, InodeFormat, OpFlags, OpHeader, RecordHeader,
     TransHeader, pack,
 };
-use xfs_format::superblock::Superblock;
-use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{DiskAddr, InodeNumber, Lsn};
 use zerocopy::IntoBytes;
 
-const BYTES: u64 = 32 << 20;
 /// `h_size` of the records.
 const RECORD_BYTES: u32 = 32 << 10;
 /// Most bytes of regions in one checkpoint: it is a single record.
@@ -30,7 +28,7 @@ const REGIONS_BYTES: usize = 24 << 10;
 struct Template {
     /// Goes back to the sound volume after each run.
     device: Arc<Rewind>,
-    geometry: Geometry,
+    today: Today,
     log: u64,
     head: u32,
     cycle: u32,
@@ -39,29 +37,24 @@ struct Template {
 fn template() -> &'static Template {
     static TEMPLATE: OnceLock<Template> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
-        let device = Arc::new(Rewind::new(Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"))));
-        let options = Options { small: true, ..Options::new(UUID, Timestamp { secs: 0, nanos: 0 }) };
-        let layout = plan(&options, BYTES).expect("a plan");
-        format(&*device, &layout, Before::Zeroes).expect("a volume");
-        let mut sector = [0; 512];
-        device.read(0, &mut sector).expect("read");
-        let superblock = Superblock::parse(&sector).expect("a superblock");
-        let ends = log_ends(&*device, &superblock).expect("a log");
-        let geometry = Geometry::from_superblock(&superblock);
-        let log = superblock.log_daddr().0 * 512;
-        Template { device, geometry, log, head: ends.head, cycle: (ends.lsn.0 >> 32) as u32 }
+        let today = Today::default();
+        let device = Arc::new(Rewind::new(Arc::clone(&today.device)));
+        let ends = log_ends(&*device, &today.superblock).expect("a log");
+        let log = today.superblock.log_daddr().0 * 512;
+        Template { device, today, log, head: ends.head, cycle: (ends.lsn.0 >> 32) as u32 }
     })
 }
 
 /// Regions of a checkpoint, each with its operation's header.
 #[derive(Default)]
-struct Regions {
+pub struct Regions {
     bytes: Vec<u8>,
     count: u32,
 }
 
 impl Regions {
-    fn add(&mut self, region: &[u8]) {
+    /// Adds one, if it fits.
+    pub fn add(&mut self, region: &[u8]) {
         if self.bytes.len() + region.len() + 12 <= REGIONS_BYTES {
             self.bytes.extend_from_slice(OpHeader::transaction(1, region.len() as u32).as_bytes());
             self.bytes.extend_from_slice(region);
@@ -90,7 +83,7 @@ impl Regions {
 }
 
 /// Takes so many bytes off the input; zeroes behind its end.
-fn take<const N: usize>(data: &mut &[u8]) -> [u8; N] {
+pub fn take<const N: usize>(data: &mut &[u8]) -> [u8; N] {
     let mut bytes = [0; N];
     let len = N.min(data.len());
     bytes[..len].copy_from_slice(&data[..len]);
@@ -98,16 +91,19 @@ fn take<const N: usize>(data: &mut &[u8]) -> [u8; N] {
     bytes
 }
 
-fn slice<'a>(data: &mut &'a [u8], len: usize) -> &'a [u8] {
+/// So many bytes off the input, or what is left of it.
+pub fn slice<'a>(data: &mut &'a [u8], len: usize) -> &'a [u8] {
     let (now, later) = data.split_at(len.min(data.len()));
     *data = later;
     now
 }
 
-/// One item: raw regions, a buffer with some of its chunks, or an inode as it is on disk with some bytes changed.
+/// One item: raw regions, a buffer with some of its chunks, an inode as it is on disk with some bytes changed, or an
+/// intent.
 fn item(data: &mut &[u8], template: &Template, regions: &mut Regions) {
     let [kind, a, b, c] = take::<4>(data);
-    match kind % 4 {
+    match kind % 8 {
+        4.. => intent(data, &template.today, [kind, a, b, c], regions),
         0 | 1 => {
             let len = usize::from(u16::from_le_bytes([a, b]) % 600);
             regions.add(slice(data, len));
@@ -119,7 +115,8 @@ fn item(data: &mut &[u8], template: &Template, regions: &mut Regions) {
 
 /// A buffer near the start of a group. Its logged chunk is as it is on disk, but for bytes of the input.
 fn buffer(data: &mut &[u8], template: &Template, [place, flags, chunk]: [u8; 3], regions: &mut Regions) {
-    let group = u64::from(template.geometry.ag_blocks) * u64::from(template.geometry.block_size) / 512;
+    let group =
+        u64::from(template.today.geometry.ag_blocks) * u64::from(template.today.geometry.block_size) / 512;
     let (daddr, len) = match place % 64 {
         sector @ 0..4 => (u64::from(sector), 1),
         block => (u64::from(block - 3) * 8, if flags & 0x40 == 0 { 8 } else { 32 }),
@@ -152,10 +149,10 @@ fn buffer(data: &mut &[u8], template: &Template, [place, flags, chunk]: [u8; 3],
 
 /// One of the first inodes, with a core and forks of the input's bytes.
 fn inode(data: &mut &[u8], template: &Template, [number, low, high]: [u8; 3], regions: &mut Regions) {
-    let root = template.geometry.root.0;
+    let root = template.today.geometry.root.0;
     let ino = root + u64::from(number % 64);
-    let per_cluster = u64::from(template.geometry.inodes_per_cluster());
-    let size = u64::from(template.geometry.inode_size);
+    let per_cluster = u64::from(template.today.geometry.inodes_per_cluster());
+    let size = u64::from(template.today.geometry.inode_size);
     let at = ino * size;
     let cluster = (ino - ino % per_cluster) * size;
     let fields = InodeFields::from_bits_truncate(u32::from(u16::from_le_bytes([low, high])) & 0x1ff | 1);

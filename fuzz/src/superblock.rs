@@ -30,7 +30,7 @@ pub fn run(data: &[u8]) {
 /// Numbers taken from anywhere come back as they were, or are refused.
 fn addresses(geometry: &Geometry, bytes: &[u8]) {
     let _ = (geometry.bytes(), geometry.dir_block_size(), geometry.dir_block_blocks());
-    let last = AgNumber(geometry.ag_count - 1);
+    let last = AgNumber(geometry.ag_count() - 1);
     assert!(geometry.ag_blocks_of(last) <= geometry.ag_blocks && geometry.ag_blocks_of(last) > 0);
     for word in bytes.chunks_exact(8).take(64) {
         let number = u64::from_be_bytes(word.try_into().unwrap_or_default());

@@ -199,7 +199,7 @@ fn log_record(image: &[u8], at: usize, seeds: &mut Seeds) {
     if let Some(record) = image.get(at..at + heads * 512 + len) {
         seeds.add("log", u64::from(len > 4096), [&[0x0c], record].concat());
         let mut rest = &record[heads * 512..];
-        for _ in 0..be32(image, at + 40).min(400) {
+        for _ in 0..be32(image, at + 40).min(4000) {
             let (len, Some(body)) = (be32(rest, 4) as usize, rest.get(12..)) else { break };
             let Some(region) = body.get(..len) else { break };
             let kind = region.get(..2).map_or(0, |k| u64::from(u16::from_le_bytes([k[0], k[1]])));
