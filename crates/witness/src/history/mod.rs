@@ -21,6 +21,7 @@ pub(crate) mod half_set;
 pub(crate) mod judge;
 pub mod kill;
 mod large_dirs;
+pub(crate) mod map_trees;
 mod model;
 mod op;
 pub mod recover;

@@ -19,7 +19,7 @@ use super::drive::{self, Blind, Source};
 use super::model::{Model, Rules};
 use super::replay::{by_kernel, by_uxfs, is_sound_after, places, recover};
 use super::target::{EngineTarget, Target};
-use super::{History, Which, Who, growth, half_set, judge};
+use super::{History, Which, Who, growth, half_set, judge, map_trees};
 use crate::compare::compare;
 use crate::record::Record;
 use crate::sandbox::copy_sparse;
@@ -73,13 +73,6 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(outcome.conclude("recover", "runs right", "operations"))
 }
 
-/// Whether a log promises to change the map of a file, which only a recovery on the device does.
-fn promises_mappings(image: &Path) -> Result<bool> {
-    let volume = Volume::open(image, &OpenOptions::new())?;
-    let kinds = volume.recovery().map(|recovery| recovery.unfinished.clone()).unwrap_or_default();
-    Ok(kinds.iter().any(|kind| kind.contains("(BUI)") || kind.contains("(XMI)")))
-}
-
 /// Does one run: how many operations, and what was there.
 fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     let mut rng = fastrand::Rng::with_seed(history.seed ^ history.geometry.salt());
@@ -99,7 +92,8 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
 
     let seen = judge::by_uxfs(&image).context("uxfs, reading")?;
     // Who reads does not carry out what was promised: counts, and so marks of shared blocks, may be as they were before.
-    if !promises_mappings(&image)? {
+    let maps = map_trees::promised(&image)?;
+    if maps.is_none() {
         let by_place = |records: &[Record]| records.iter().map(Record::by_place).collect::<Vec<_>>();
         same("what uxfs reads without recovery on the device", &by_place(&expected), &by_place(&seen))?;
     }
@@ -115,7 +109,7 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
         left == left_too,
         "xfs_repair -n of the kernel's recovery: {left:?}; of that by uxfs: {left_too:?}"
     );
-    same("what uxfs recovered", &expected, &judge::by_kernel(&ours, &history.mnt())?)?;
+    same_but_trees("what uxfs recovered", &expected, judge::by_kernel(&ours, &history.mnt())?, maps)?;
     let again = beside(&image, "again");
     crash_again(&image, &again, &mut rng).context("the power fails while uxfs recovers")?;
     let cut = beside(&image, "cut");
@@ -123,11 +117,21 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
     recover(&cut, &history.mnt(), args.target)
         .context("the kernel's recovery behind one by uxfs that was cut")?;
     let found = judge::by_kernel(&cut, &history.mnt())?;
-    same("what the kernel recovered behind a recovery by uxfs that was cut", &expected, &found)?;
+    same_but_trees(
+        "what the kernel recovered behind a recovery by uxfs that was cut",
+        &expected,
+        found,
+        maps,
+    )?;
     std::fs::remove_file(&cut)?;
     EngineTarget::open(&again).context("the second recovery by uxfs")?.close()?;
     is_sound_after(&again, args.target).context("after the second recovery by uxfs")?;
-    same("what uxfs recovered the second time", &expected, &judge::by_kernel(&again, &history.mnt())?)?;
+    same_but_trees(
+        "what uxfs recovered the second time",
+        &expected,
+        judge::by_kernel(&again, &history.mnt())?,
+        maps,
+    )?;
     let places = places(&durable, &expected)?;
     let volume = Volume::open(&ours, &OpenOptions::new().writable(true))?;
     growth::of_all(&volume).context("growing what uxfs recovered")?;
@@ -188,6 +192,20 @@ fn remove_all(target: &EngineTarget, dir: &[u8]) -> Result<()> {
 
 pub(crate) fn beside(image: &Path, who: &str) -> PathBuf {
     image.with_extension(who)
+}
+
+/// The same, but for blocks of the trees of maps, where the log `promised` to change some.
+pub(crate) fn same_but_trees(
+    what: &str,
+    expected: &[Record],
+    found: Vec<Record>,
+    promised: Option<u64>,
+) -> Result<()> {
+    let found = match promised {
+        Some(block) => map_trees::leveled(expected, found, block),
+        None => found,
+    };
+    same(what, expected, &found)
 }
 
 pub(crate) fn same(what: &str, expected: &[Record], found: &[Record]) -> Result<()> {

@@ -3,7 +3,8 @@
 use super::{Stage, load};
 use crate::history::half_set::{by_repair, nothing_else_is_found};
 use crate::history::judge::by_kernel;
-use crate::history::recover::{beside, crash_again, equal, same};
+use crate::history::map_trees;
+use crate::history::recover::{beside, crash_again, equal, same_but_trees};
 use crate::sandbox::{Mounted, copy_sparse};
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
@@ -23,6 +24,7 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<String> {
     Mounted::new(&theirs, &mnt, false).context("recovery by the kernel")?.unmount()?;
     let left = sound(stage, &theirs).context("after the kernel's recovery")?;
     let expected = by_kernel(&theirs, &mnt)?;
+    let maps = map_trees::promised(&image)?;
 
     let clean = nothing_else_is_found(&image).context("before the recovery")?;
     ensure!(!clean, "uxfs check: the log is clean");
@@ -38,7 +40,7 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<String> {
         Ok(())
     };
     as_left(sound(stage, &ours).context("after the recovery by uxfs")?)?;
-    same("what uxfs recovered", &expected, &by_kernel(&ours, &mnt)?)?;
+    same_but_trees("what uxfs recovered", &expected, by_kernel(&ours, &mnt)?, maps)?;
 
     let again = beside(&image, "again");
     crash_again(&image, &again, &mut rng).context("the power fails while uxfs recovers")?;
@@ -46,14 +48,15 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<String> {
     copy_sparse(&again, &cut)?;
     Mounted::new(&cut, &mnt, false).context("recovery by the kernel behind one by uxfs")?.unmount()?;
     as_left(sound(stage, &cut).context("after the kernel's recovery behind one by uxfs that was cut")?)?;
-    same(
+    same_but_trees(
         "what the kernel recovered behind a recovery by uxfs that was cut",
         &expected,
-        &by_kernel(&cut, &mnt)?,
+        by_kernel(&cut, &mnt)?,
+        maps,
     )?;
     recover(&again).context("the second recovery by uxfs")?;
     as_left(sound(stage, &again).context("after the second recovery by uxfs")?)?;
-    same("what uxfs recovered the second time", &expected, &by_kernel(&again, &mnt)?)?;
+    same_but_trees("what uxfs recovered the second time", &expected, by_kernel(&again, &mnt)?, maps)?;
 
     let mounted = Mounted::new(&ours, &mnt, false).context("the kernel's mount of what uxfs recovered")?;
     load::run(mounted.dir(), &mut rng, stage.task.threads, GOES_ON, load::End::Done)?;
