@@ -1,11 +1,12 @@
 //! The `cow` workload: one file is cloned, and random pages that it shares with the clone are overwritten.
 //!
-//! A round is about a new file, written from its first page to its last. `clone` makes a second file share all of
-//! it; `copy` overwrites pages in random order, each once, so that each write finds blocks with two owners; `again`
+//! A round is about a new file, written from its first page to its last. `clone` makes [`CLONES`] files share all of
+//! it, one after the other, of which one is kept; `copy` overwrites pages in random order, each once, so that each write finds blocks with two owners; `again`
 //! overwrites the same pages in the same order, which are the file's own by then. No write is made durable by itself;
 //! `+ sync` is the same over the time of the phase and of one sync of the volume behind it.
 //!
-//! Invariant: after each round the file holds what was written last, and the clone what the file held before.
+//! Invariant: after each round the file holds what was written last, and the clone that was kept what the file held
+//! before.
 
 mod sys;
 mod uxfs;
@@ -28,6 +29,9 @@ const NAME: &str = "cow";
 
 /// Groups of the volumes.
 const GROUPS: u32 = 4;
+
+/// Clones that a round makes.
+const CLONES: usize = 16;
 
 /// A volume on which files can share blocks.
 trait Site: Send {
@@ -55,6 +59,8 @@ struct Named<T> {
 /// What a round does.
 #[derive(Clone, Copy)]
 struct Plan<'a> {
+    /// The round.
+    nth: usize,
     file_pages: u64,
     pages: &'a [u32],
     threads: usize,
@@ -87,13 +93,17 @@ impl<T: Site> AnySite for Named<T> {
         overwrite(&mut file, Plan { pages: &all, threads: 1, depth: 32, ..plan }, &mut content)?;
         self.site.sync()?;
 
-        let mut clone = self.site.empty()?;
+        let mut clones = (0..CLONES).map(|_| self.site.empty()).collect::<Result<Vec<_>>>()?;
         self.site.sync()?;
         let start = Instant::now();
-        self.site.share(&file, &clone)?;
-        let mut timed = vec![Timed { op: "clone", ops: 1, wall: start.elapsed() }];
+        clones.iter().try_for_each(|clone| self.site.share(&file, clone))?;
+        let mut timed = vec![Timed { op: "clone", ops: CLONES as u64, wall: start.elapsed() }];
         self.site.sync()?;
-        timed.push(Timed { op: "clone + sync", ops: 1, wall: start.elapsed() });
+        timed.push(Timed { op: "clone + sync", ops: CLONES as u64, wall: start.elapsed() });
+        // One is kept: each page has two owners.
+        let mut clone = clones.swap_remove(plan.nth % clones.len());
+        clones.into_iter().try_for_each(|clone| self.site.remove(clone))?;
+        self.site.sync()?;
 
         let cloned = content.clone();
         for [op, synced] in [["copy", "copy + sync"], ["again", "again + sync"]] {
@@ -171,7 +181,8 @@ pub(crate) fn run(config: &Config, observer: &mut dyn Observer) -> Result<Vec<Me
         let pages = random_pages(config.file_pages(), config.pages, config.seed.wrapping_add(round as u64));
         for &depth in &depths {
             for &threads in &config.threads {
-                let plan = Plan { file_pages: config.file_pages(), pages: &pages, threads, depth };
+                let plan =
+                    Plan { nth: round, file_pages: config.file_pages(), pages: &pages, threads, depth };
                 for site in &mut scene.sites {
                     observer.step(&format!("{} × {threads}", site.label()));
                     for timed in site.round(plan)? {
