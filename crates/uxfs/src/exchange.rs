@@ -46,7 +46,7 @@ struct Plan {
 
 impl File {
     /// Exchanges `len` bytes from byte `at` on with those of `other` from its byte `other_at` on: the content changes
-    /// hands, and nothing is copied. All of it is exchanged or nothing, also behind a crash. With `None` for `len`, all up to
+    /// hands, and nothing is copied. All of it is exchanged or nothing, also behind a crash; it is durable when this returns. With `None` for `len`, all up to
     /// the ends of both files is exchanged, which must begin at the same byte, and so are their sizes. `other` may be this
     /// file if the ranges have nothing in common.
     ///
@@ -91,14 +91,15 @@ impl File {
             }
         }
         let log = engine.geometry().block_log;
-        Ok(engine.exchange_blocks(&ExchangeBlocks {
+        engine.exchange_blocks(&ExchangeBlocks {
             files: [self.entry(), other.entry()],
             at: [at, other_at].map(|at| FileBlock(at >> log)),
             blocks: plan.blocks,
             sizes: plan.sizes,
             only_written: options.only_written,
             now: self.node.volume.now(),
-        })?)
+        })?;
+        self.moved()
     }
 
     /// Holds both ranges, and says what is to be exchanged as long as they are held.

@@ -251,7 +251,13 @@ impl File {
             size - (range.end - range.start),
             self.node.volume.now(),
         )?;
-        Ok(())
+        self.moved()
+    }
+
+    /// Blocks have moved that others wait to write to. It is made durable before they may: a write in place is in no log, and
+    /// would be found where the blocks were before if that was not in one either when the power goes.
+    pub(crate) fn moved(&self) -> Result<()> {
+        Ok(self.node.volume.engine().sync()?)
     }
 
     /// Puts a hole of whole blocks into the file: what lies at and behind its start moves back.
@@ -279,7 +285,7 @@ impl File {
         engine.check_block_change(entry)?;
         self.nothing_behind(size)?;
         engine.insert_blocks(entry, self.blocks_around(&range), grown, self.node.volume.now())?;
-        Ok(())
+        self.moved()
     }
 
     /// Sees to it that the parts of blocks at either end of a range, which is held, can be zeroed: those that other files
