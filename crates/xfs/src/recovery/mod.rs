@@ -16,6 +16,7 @@
 //! - intents that are not carried out yet hold the log's tail back, as they did before the crash;
 //! - memory goes with what the log holds, however large the volume is.
 
+mod chains;
 pub mod clean;
 mod finish;
 mod patch;
@@ -31,6 +32,7 @@ mod unlinked;
 #[cfg(all(test, not(shuttle)))]
 mod wholes;
 
+pub use chains::{LoggedChain, LoggedIntent, unfinished_chains};
 pub use report::{Counts, Report};
 pub(crate) use staged::free_staged;
 

@@ -66,46 +66,22 @@ impl Survey {
     }
 
     fn add_item(&mut self, lsn: Lsn, item: &Item<'_>) -> Result<(), FormatError> {
+        if let Some((id, promise)) = promised(item)? {
+            self.promise(item.kind, id, lsn, promise);
+        } else if let Some((kind, id)) = ended(item) {
+            self.keep(kind, id);
+        }
         match item.format {
             LogItem::Buf(buf) if buf.flags.contains(BufFlags::CANCEL) => {
                 *self.void.cancelled.entry((buf.daddr, buf.len.into())).or_default() += 1;
             }
             LogItem::QuotaOff(off) => self.void.quota_off |= off.flags.get(),
-            LogItem::FreeIntent(intent) => {
-                let promise =
-                    (item.kind == ItemType::Efi).then(|| Promise::Free(intent.extents.iter().collect()));
-                self.promise(item.kind, intent.id, lsn, promise);
-            }
-            LogItem::FreeDone(done) => self.keep(intent_of(item.kind), done.id),
-            LogItem::RmapIntent(intent) => {
-                let promise = (item.kind == ItemType::Rui).then(|| Promise::Rmap(intent.iter().collect()));
-                self.promise(item.kind, intent.id, lsn, promise);
-            }
-            LogItem::BmapIntent(intent) => {
-                self.promise(item.kind, intent.id, lsn, Some(Promise::Map(intent.iter().collect())));
-            }
-            LogItem::RefcountIntent(intent) => {
-                let promise = (item.kind == ItemType::Cui).then(|| Promise::Count(intent.iter().collect()));
-                self.promise(item.kind, intent.id, lsn, promise);
-            }
-            LogItem::AttrIntent(intent) => {
-                let change = AttrChange::parse(&intent, item.regions())?;
-                let promise = Promise::Attr(Box::new(AttrWork::from(&change)));
-                self.promise(item.kind, intent.id, lsn, Some(promise));
-            }
-            LogItem::ExchangeIntent(intent) => {
-                // What is not a file's content is exchanged by the kernel's own repair alone.
-                let is_content = !intent.exchange.flags.contains(ExchangeFlags::ATTR_FORK);
-                let promise = is_content.then_some(Promise::Exchange(intent.exchange));
-                self.promise(item.kind, intent.id, lsn, promise);
-            }
-            LogItem::Done(done) => self.keep(intent_of(item.kind), done.intent_id.get()),
             LogItem::Buf(buf) if buf.daddr == DiskAddr(0) => {
                 let begins = buf.runs().next().is_some_and(|run| run.offset == 0);
                 let size = item.region(0).filter(|_| begins).and_then(Superblock::size_in);
                 self.size = self.size.max(size);
             }
-            LogItem::Buf(_) | LogItem::Inode(_) | LogItem::Dquot(_) | LogItem::InodeCreate(_) => {}
+            _ => {}
         }
         Ok(())
     }
@@ -165,6 +141,45 @@ impl Void {
     pub(super) fn quota_is_off(&self, kind: u8) -> bool {
         // User, project, group: in dquots, and in the item that switches them off.
         [(1, 0x1), (2, 0x8), (4, 0x40)].iter().any(|&(of, off)| kind & 7 == of && self.quota_off & off != 0)
+    }
+}
+
+/// What an item promises: its id, and what it is about, if that can be carried out here. `None` if it is no intent.
+pub(super) fn promised(item: &Item<'_>) -> Result<Option<(u64, Option<Promise>)>, FormatError> {
+    Ok(Some(match &item.format {
+        LogItem::FreeIntent(intent) => {
+            let promise =
+                (item.kind == ItemType::Efi).then(|| Promise::Free(intent.extents.iter().collect()));
+            (intent.id, promise)
+        }
+        LogItem::RmapIntent(intent) => {
+            let promise = (item.kind == ItemType::Rui).then(|| Promise::Rmap(intent.iter().collect()));
+            (intent.id, promise)
+        }
+        LogItem::BmapIntent(intent) => (intent.id, Some(Promise::Map(intent.iter().collect()))),
+        LogItem::RefcountIntent(intent) => {
+            let promise = (item.kind == ItemType::Cui).then(|| Promise::Count(intent.iter().collect()));
+            (intent.id, promise)
+        }
+        LogItem::AttrIntent(intent) => {
+            let change = AttrChange::parse(intent, item.regions())?;
+            (intent.id, Some(Promise::Attr(Box::new(AttrWork::from(&change)))))
+        }
+        LogItem::ExchangeIntent(intent) => {
+            // What is not a file's content is exchanged by the kernel's own repair alone.
+            let is_content = !intent.exchange.flags.contains(ExchangeFlags::ATTR_FORK);
+            (intent.id, is_content.then_some(Promise::Exchange(intent.exchange)))
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// The intent that an item ends, if it is the done item of one.
+pub(super) fn ended(item: &Item<'_>) -> Option<(ItemType, u64)> {
+    match &item.format {
+        LogItem::FreeDone(done) => Some((intent_of(item.kind), done.id)),
+        LogItem::Done(done) => Some((intent_of(item.kind), done.intent_id.get())),
+        _ => None,
     }
 }
 

@@ -38,6 +38,16 @@ impl From<&AttrChange<'_>> for AttrWork {
 }
 
 impl AttrWork {
+    /// Whose attribute.
+    pub(crate) fn ino(&self) -> InodeNumber {
+        self.ino
+    }
+
+    /// What becomes of it.
+    pub(crate) fn op(&self) -> AttrOp {
+        self.op
+    }
+
     fn change(&self) -> AttrChange<'_> {
         let Self { ino, generation, op, filter, .. } = *self;
         let [name, new_name, value, new_value] = self.parts.each_ref().map(|part| &**part);
