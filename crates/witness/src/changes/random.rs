@@ -58,6 +58,7 @@ pub(super) fn run(image: &Path, seed: u64) -> Result<Outcome, Failure> {
                 | ErrorKind::ShutDown
                 | ErrorKind::Io
                 | ErrorKind::DirtyLog
+                | ErrorKind::Unsupported
                 | ErrorKind::Locked => {
                     return Err(Failure::Broken(format!("operation {nth}: {error}")));
                 }

@@ -13,6 +13,8 @@ pub(super) struct Verb {
     pub(super) touches: &'static [&'static str],
     /// On which volume.
     pub(super) on: On,
+    /// Refused on every volume, as it is asked for something that it must not do.
+    pub(super) refused: bool,
 }
 
 /// Which volume a verb is done on.
@@ -32,7 +34,7 @@ const fn verb(
     after: &'static str,
     touches: &'static [&'static str],
 ) -> Verb {
-    Verb { name, command, after, touches, on: On::Clean }
+    Verb { name, command, after, touches, on: On::Clean, refused: false }
 }
 
 /// The name of the cell that does random operations through the library.
@@ -58,7 +60,7 @@ pub(super) const VERBS: [Verb; 54] = [
     verb("rm of half a clone", "rm @/v/part", "! test -e v/part", &["/v/part"]),
     verb("rm of a self-sharer", "rm @/v/self", "! test -e v/self", &["/v/self"]),
     verb("rm of deduplicated", "rm @/v/same", "! test -e v/same", &["/v/same"]),
-    verb("rm of a fixed file", "rm @/v/fixed", "false", &["/v/fixed"]),
+    Verb { refused: true, ..verb("rm of a fixed file", "rm @/v/fixed", "false", &["/v/fixed"]) },
     verb("rm -r", "rm -r @/v/tree", "! test -e v/tree", &["/v/tree"]),
     verb("rm -r with clones", "rm -r @/v/mixed", "", &["/v/mixed"]),
     verb("rm -r of names", "rm -r @/names", "! test -e names", &["/names"]),
@@ -102,7 +104,7 @@ pub(super) const VERBS: [Verb; 54] = [
         &["/v/plain", "/v/hard"],
     ),
     verb("untar", "untar -i ^/tree.tar @/v/empty", "diff -r v/empty/tree $H/tree", &["/v/empty"]),
-    verb("mkfs", "mkfs %", "", &[]),
+    Verb { refused: true, ..verb("mkfs", "mkfs %", "", &[]) },
     verb("label", "label % new", "xfs_io -r -c label . | grep -qx 'label = \"new\"'", &[]),
     verb("uuid", "uuid % generate", "", &[]),
     verb("grow", "grow % 1500M", "test $(($(stat -f -c '%b * %S' .))) -gt $((1300 << 20))", &[]),
