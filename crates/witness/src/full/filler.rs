@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::iter::Sum;
 use std::ops::AddAssign;
-use uxfs::{Changes, Dir, ErrorKind, NewNode, Node, Rename, SetXattr, Volume};
+use uxfs::{Changes, Dir, ErrorKind, ExchangeOptions, NewNode, Node, Rename, SetXattr, Volume};
 
 /// Kinds of calls that need space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,19 +30,28 @@ enum Kind {
     Rename,
     Xattr,
     Shared,
+    /// A file that shares all blocks of another one.
+    Clone,
+    /// Content that is there, others' as well perhaps.
+    Overwrite,
+    /// What two files have in a range.
+    Exchange,
 }
 
 use Kind::*;
 
-const KINDS: [Kind; 12] =
-    [Write, Grow, Allocate, Zero, Insert, Create, Mkdir, Symlink, Link, Rename, Xattr, Shared];
+const KINDS: [Kind; 15] = [
+    Write, Grow, Allocate, Zero, Insert, Create, Mkdir, Symlink, Link, Rename, Xattr, Shared, Clone,
+    Overwrite, Exchange,
+];
 
 /// What a thread fills a volume with: how often of each kind. So that now blocks run out first, now inodes.
-const MIXTURES: [[u32; 12]; 4] = [
-    [8, 8, 4, 2, 1, 4, 4, 3, 3, 2, 8, 3],
-    [1, 1, 1, 1, 1, 30, 8, 2, 8, 4, 2, 20],
-    [2, 2, 1, 1, 1, 2, 2, 2, 1, 1, 30, 1],
-    [20, 20, 8, 8, 4, 1, 1, 1, 1, 1, 1, 1],
+const MIXTURES: [[u32; KINDS.len()]; 5] = [
+    [8, 8, 4, 2, 1, 4, 4, 3, 3, 2, 8, 3, 3, 4, 2],
+    [1, 1, 1, 1, 1, 30, 8, 2, 8, 4, 2, 20, 2, 1, 1],
+    [2, 2, 1, 1, 1, 2, 2, 2, 1, 1, 30, 1, 1, 1, 1],
+    [20, 20, 8, 8, 4, 1, 1, 1, 1, 1, 1, 1, 2, 4, 2],
+    [8, 4, 2, 4, 2, 1, 1, 1, 1, 1, 1, 1, 12, 30, 8],
 ];
 
 /// The largest content, and the largest value of an attribute, that is tried first.
@@ -106,7 +115,10 @@ pub struct Filler<'a> {
     /// Names of files: the directory's place in `dirs`, and the name.
     names: Vec<(usize, Vec<u8>)>,
     count: u64,
-    mixture: [u32; 12],
+    mixture: [u32; KINDS.len()],
+    /// Whether files may share blocks, and exchange them.
+    shares: bool,
+    exchanges: bool,
     /// What it did.
     pub tally: Tally,
 }
@@ -115,7 +127,11 @@ impl<'a> Filler<'a> {
     /// Fills the folder of a thread, which is there.
     pub fn new(volume: &'a Volume, thread: usize, seed: u64) -> Result<Self> {
         let mut rng = Rng::with_seed(seed.wrapping_mul(1000).wrapping_add(thread as u64));
+        let features = volume.info()?.features;
+        let has = |feature: &str| features.iter().any(|name| name == feature);
         Ok(Self {
+            shares: has("reflink"),
+            exchanges: has("exchange"),
             volume,
             prefix: prefix(thread),
             shared: volume.open_dir(SHARED)?,
@@ -142,7 +158,7 @@ impl<'a> Filler<'a> {
     pub fn fill(&mut self) -> Result<()> {
         // How large the next of each kind is at most: a part of what did not fit.
         let mut sizes = KINDS.map(|kind| match kind {
-            Write | Grow | Allocate | Zero => BYTES_MAX,
+            Write | Grow | Allocate | Zero | Overwrite => BYTES_MAX,
             Xattr => VALUE_BYTES_MAX,
             _ => 1,
         });
@@ -197,6 +213,10 @@ impl<'a> Filler<'a> {
             Rename => self.rename(),
             Xattr => self.xattr(bytes),
             Shared => self.share(),
+            Clone if self.shares => self.clone_one(),
+            Overwrite => self.overwrite(bytes),
+            Exchange if self.exchanges => self.exchange(),
+            Clone | Exchange => self.create(),
         }
     }
 
@@ -355,6 +375,50 @@ impl<'a> Filler<'a> {
         self.changing(&node, start..start + block, "inserting", || file.insert_range(start..start + block))
     }
 
+    /// A clone that found no space may share some blocks, and what it was made of is as it was.
+    fn clone_one(&mut self) -> Result<bool> {
+        let from = self.file()?;
+        if !self.create()? {
+            return Ok(false);
+        }
+        let to = self.node(self.files[self.files.len() - 1])?.open()?;
+        let before = Seen::of(&from, b"")?;
+        let fitted = fitted(from.open()?.clone_range(0, &to, 0, 0))?;
+        before.must_be_the_same(&from, "a clone of it")?;
+        Ok(fitted)
+    }
+
+    fn overwrite(&mut self, bytes: u64) -> Result<bool> {
+        let node = self.file()?;
+        let file = node.open()?;
+        if file.size() == 0 {
+            return Ok(false);
+        }
+        let start = self.rng.u64(..file.size());
+        let len = self.rng.u64(1..=bytes.min(file.size() - start));
+        let written = vec![self.rng.u8(..); len as usize];
+        self.changing(&node, start..start + len, "an overwrite", || file.write_at(&written, start))
+    }
+
+    fn exchange(&mut self) -> Result<bool> {
+        let (one, other) = (self.file()?, self.file()?);
+        let (file, theirs) = (one.open()?, other.open()?);
+        let block = u64::from(one.metadata()?.block_size);
+        let most = file.size().min(theirs.size()) / block;
+        if one.ino() == other.ino() || most == 0 {
+            return Ok(false);
+        }
+        let len = self.rng.u64(1..=most) * block;
+        let at = self.rng.u64(..=(file.size() - len) / block) * block;
+        let before = Seen::of(&other, b"")?;
+        let exchange = || file.exchange_range(at, &theirs, 0, Some(len), ExchangeOptions::new());
+        let fitted = self.changing(&one, at..at + len, "an exchange", exchange)?;
+        if !fitted {
+            before.must_be_the_same(&other, "an exchange")?;
+        }
+        Ok(fitted)
+    }
+
     /// Changes a part of a file: all of it, or nothing.
     fn changing(
         &mut self,
@@ -390,7 +454,9 @@ impl<'a> Filler<'a> {
         let file = node.open()?;
         if file.size() > 0 {
             let mut byte = [0];
-            if file.seek_data(0)? == Some(0) {
+            let first = file.extents().next().transpose()?;
+            // What others have as well is written elsewhere, which takes space.
+            if first.is_some_and(|first| first.logical == 0 && !first.unwritten && !first.shared) {
                 file.read_at(&mut byte, 0)?;
                 file.write_at(&byte, 0).context("an overwrite")?;
             }

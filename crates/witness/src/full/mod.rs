@@ -54,8 +54,14 @@ const fn small(name: &'static str, options: &'static [&'static str], mib: u64) -
     Geometry { volume, tight: true }
 }
 
+/// What the newest `mkfs.xfs` makes unasked, but for what is said.
+const fn today(name: &'static str, options: &'static [&'static str], mib: u64) -> Geometry {
+    let small = small(name, options, mib);
+    Geometry { volume: VolumeKind { release: Release::Unstable, ..small.volume }, ..small }
+}
+
 /// The volumes that are filled. `--unsupported` lets `mkfs.xfs` make small volumes and small logs.
-const ALL: [Geometry; 8] = [
+const ALL: [Geometry; 11] = [
     small("full-4k", &["-b", "size=4096", "-d", "agcount=2", "--unsupported"], 32),
     small("full-1k", &["-b", "size=1024", "-d", "agcount=2", "--unsupported"], 32),
     small("full-log", &["-b", "size=4096", "-l", "size=1368b", "-d", "agcount=4", "--unsupported"], 64),
@@ -71,6 +77,9 @@ const ALL: [Geometry; 8] = [
         &["-m", "reflink=0,finobt=0,bigtime=0,inobtcount=0", "-d", "agcount=3", "--unsupported"],
         48,
     ),
+    small("full-rmapbt", &["-m", "rmapbt=1", "-d", "agcount=3", "--unsupported"], 48),
+    today("full-today", &["-b", "size=4096", "-l", "size=10m", "-d", "agcount=2", "--unsupported"], 64),
+    today("full-today-1k", &["-b", "size=1024", "-l", "size=10m", "-d", "agcount=3", "--unsupported"], 64),
     // Inodes may take a hundredth of it, so that they run out before the blocks do.
     small("full-inodes", &["-b", "size=1024", "-i", "maxpct=1", "-d", "agcount=2", "--unsupported"], 64),
 ];

@@ -9,6 +9,7 @@ use super::HASH;
 use crate::record::{self, ContentHasher, FULL_HASH_MAX};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Fills `out` with the bytes of pattern `seed` from byte `from` on.
 pub fn fill(seed: u64, from: u64, out: &mut [u8]) {
@@ -206,6 +207,61 @@ impl Content {
         self.runs
             .extend(piece.0.into_iter().map(|(from, run)| (at + from, Run { end: at + run.end, ..run })));
         self.size = self.size.max(at + len);
+    }
+
+    /// Has two files, or two ranges of one, exchange `len` bytes.
+    pub fn exchange(&mut self, at: u64, other: &mut Self, other_at: u64, len: u64) {
+        let (mine, others) = (self.take(at, at + len), other.take(other_at, other_at + len));
+        self.give(at, others);
+        other.give(other_at, mine);
+    }
+
+    /// The same within one file.
+    pub fn exchange_within(&mut self, at: u64, other_at: u64, len: u64) {
+        let (one, other) = (self.take(at, at + len), self.take(other_at, other_at + len));
+        self.give(at, other);
+        self.give(other_at, one);
+    }
+
+    /// Has two files exchange their sizes. What lies behind them is exchanged before.
+    pub fn exchange_sizes(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.size, &mut other.size);
+    }
+
+    /// Takes out what a range holds, and what is reserved of it.
+    fn take(&mut self, start: u64, end: u64) -> (Piece, Vec<(u64, u64)>) {
+        let piece = self.piece(start, end);
+        let touched = self.reserved.range(..end).filter(|&(_, &to)| to > start);
+        let reserved = touched.map(|(&from, &to)| (from.max(start) - start, to.min(end) - start)).collect();
+        self.cut_runs(start, end);
+        self.unreserve(start, end);
+        (piece, reserved)
+    }
+
+    /// Puts that somewhere else, where nothing is.
+    fn give(&mut self, at: u64, (piece, reserved): (Piece, Vec<(u64, u64)>)) {
+        self.runs
+            .extend(piece.0.into_iter().map(|(from, run)| (at + from, Run { end: at + run.end, ..run })));
+        self.reserved.extend(reserved.into_iter().map(|(from, to)| (at + from, at + to)));
+    }
+
+    /// Forgets what is reserved of a range.
+    pub fn forget_reserved(&mut self, start: u64, end: u64) {
+        self.unreserve(start, end);
+    }
+
+    /// The blocks of a range, counted from its start, in which something was written.
+    pub fn written_blocks(&self, start: u64, end: u64, block: u64) -> Vec<Range<u64>> {
+        let mut blocks: Vec<Range<u64>> = Vec::new();
+        for (&at, run) in self.runs_in(start, end) {
+            let first = at.max(start) / block * block - start;
+            let last = (run.end.div_ceil(block) * block).min(end) - start;
+            match blocks.last_mut().filter(|before| first <= before.end) {
+                Some(before) => before.end = last,
+                None => blocks.push(first..last),
+            }
+        }
+        blocks
     }
 
     /// A run that begins with its pattern and with a block, and has at least one block: where, how long, which pattern.
@@ -412,6 +468,50 @@ mod tests {
                 assert!(content.any_written(start, end) || bytes.iter().all(|&byte| byte == 0));
             }
         }
+    }
+
+    #[test]
+    fn what_is_exchanged_is_as_with_plain_bytes() {
+        for seed in 0..200 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut files = [0, 1].map(|_| (Content::default(), Plain(Vec::new())));
+            for step in 0..60 {
+                let [(one, plain), (other, other_plain)] = &mut files;
+                for (content, plain) in [(&mut *one, &mut *plain), (&mut *other, &mut *other_plain)] {
+                    let (offset, len) = (rng.usize(..3000), rng.usize(1..1000));
+                    content.write(offset as u64, len as u64, step);
+                    plain.write(offset, len, step);
+                    content.reserve(rng.u64(..3000), rng.u64(..3000));
+                }
+                let reserved = |content: &Content| content.reserved.iter().map(|(a, b)| b - a).sum::<u64>();
+                let before = reserved(one) + reserved(other);
+                let within = rng.usize(1..=plain.0.len().min(other_plain.0.len()));
+                let (at, to) =
+                    (rng.usize(..=plain.0.len() - within), rng.usize(..=other_plain.0.len() - within));
+                one.exchange(at as u64, other, to as u64, within as u64);
+                let mine = plain.0[at..at + within].to_vec();
+                plain.0[at..at + within].copy_from_slice(&other_plain.0[to..to + within]);
+                other_plain.0[to..to + within].copy_from_slice(&mine);
+                let half = plain.0.len() / 2;
+                one.exchange_within(0, half as u64, half as u64);
+                plain.0[..2 * half].rotate_left(half);
+                for (content, plain) in &files {
+                    assert_eq!(content.read(0, u64::MAX), plain.0, "seed {seed} step {step}");
+                }
+                assert_eq!(reserved(&files[0].0) + reserved(&files[1].0), before);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_in_which_something_was_written() {
+        let mut content = Content::default();
+        content.write(5, 1, 1);
+        content.write(17, 8, 2);
+        content.write(63, 100, 3);
+        assert_eq!(content.written_blocks(0, 80, 8), [0..8, 16..32, 56..80]);
+        assert_eq!(content.written_blocks(24, 64, 8), [0..8, 32..40]);
+        assert_eq!(content.written_blocks(32, 48, 8), []);
     }
 
     #[test]

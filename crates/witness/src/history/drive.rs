@@ -124,6 +124,9 @@ pub fn fresh_actors(seed: u64, threads: usize, geometry: &Geometry) -> Result<Ve
             literal: geometry.literal(),
             appetite: geometry.appetite(),
             shares: geometry.shares(),
+            exchanges: geometry.exchanges(),
+            often: false,
+            same_sizes: false,
         };
         let generator = Generator::new(seed ^ geometry.salt(), bounds);
         actors.push(Actor { model, generator, trace: Vec::new(), counts: BTreeMap::new() });

@@ -311,6 +311,9 @@ impl Durable {
             | Op::CopyRange { to: file, .. } => {
                 at(file).into_iter().for_each(|id| self.keep_content(model, id, span));
             }
+            Op::Exchange { file, other, .. } => {
+                [file, other].into_iter().filter_map(at).for_each(|id| self.keep_content(model, id, span));
+            }
             Op::Sync if ok => self.syncs.push(span),
             Op::Fsync { file } if ok => {
                 at(file).into_iter().for_each(|id| self.fsynced(model, id, span.ended));

@@ -22,8 +22,8 @@ impl Geometry {
     /// Bytes a block.
     pub fn block(&self) -> u64 {
         let sizes = [("size=1024", 1024), ("size=65536", 65536)];
-        let found = sizes.iter().find(|(word, _)| self.volume.options.starts_with(&["-b", word]));
-        found.map_or(4096, |(_, bytes)| *bytes)
+        let said = self.volume.options.windows(2).find(|pair| pair[0] == "-b").map(|pair| pair[1]);
+        sizes.iter().find(|(word, _)| said == Some(*word)).map_or(4096, |(_, bytes)| *bytes)
     }
 
     /// Bytes of an inode behind its core.
@@ -38,9 +38,18 @@ impl Geometry {
         if self.tight { 8 } else { 1 }
     }
 
-    /// Whether its histories have files share blocks: on volumes of today's features.
+    /// Whether its histories have files share blocks: where there are reference counts.
     pub fn shares(&self) -> bool {
-        self.volume.name.starts_with("today")
+        !self.volume.v4 && !self.has("reflink=0")
+    }
+
+    /// Whether its histories have files exchange what they have: the newest `mkfs.xfs` lets them, unasked.
+    pub fn exchanges(&self) -> bool {
+        self.volume.release() == Release::Unstable && !self.has("exchange=0")
+    }
+
+    fn has(&self, word: &str) -> bool {
+        self.volume.options.iter().any(|option| option.split(',').any(|part| part == word))
     }
 
     /// What sets the history of a seed on this volume apart from that on others.
@@ -66,6 +75,18 @@ const fn today(name: &'static str, options: &'static [&'static str]) -> Geometry
     Geometry { volume, tight: false }
 }
 
+/// What Debian 13's `mkfs.xfs` makes unasked, but for what is said.
+const fn stable(name: &'static str, options: &'static [&'static str]) -> Geometry {
+    let volume = VolumeKind { release: Release::Stable, ..volume(name, options, 512) };
+    Geometry { volume, tight: false }
+}
+
+/// The same as [`today`], small enough to run out of space.
+const fn tight_today(name: &'static str, options: &'static [&'static str], mib: u64) -> Geometry {
+    let volume = VolumeKind { release: Release::Unstable, ..volume(name, options, mib) };
+    Geometry { volume, tight: true }
+}
+
 const fn tight(name: &'static str, options: &'static [&'static str], mib: u64) -> Geometry {
     Geometry { volume: volume(name, options, mib), tight: true }
 }
@@ -83,7 +104,7 @@ const fn volume(name: &'static str, options: &'static [&'static str], mib: u64) 
 }
 
 /// All of them. `--unsupported` lets `mkfs.xfs` make small volumes and small logs.
-pub const ALL: [Geometry; 22] = [
+pub const ALL: [Geometry; 28] = [
     roomy("default", &["-b", "size=4096"]),
     roomy("b1024", &["-b", "size=1024"]),
     roomy("i2048", &["-i", "size=2048"]),
@@ -106,9 +127,21 @@ pub const ALL: [Geometry; 22] = [
     // All that is made today: the reverse map, parent pointers, exchange of mappings, large counts of extents.
     today("today", &[]),
     today("today-small-log", &["-b", "size=4096", "-l", "size=10m", "--unsupported"]),
+    today("today-b1024", &["-b", "size=1024", "-d", "agcount=8", "--unsupported"]),
+    today("today-b65536", &["-b", "size=65536"]),
+    today("today-i2048", &["-i", "size=2048", "-s", "size=4096"]),
+    // As 6.13 makes them: no parent pointers, and nothing is exchanged.
+    stable("stable", &["-d", "agcount=3", "--unsupported"]),
+    // Nothing is shared, and no map is kept of who owns what.
+    roomy("no-reflink", &["-b", "size=4096", "-m", "reflink=0"]),
     tight("tight", &["-b", "size=4096", "-d", "agcount=2", "--unsupported"], 32),
     tight("tight-b1024", &["-b", "size=1024", "-d", "agcount=2", "--unsupported"], 32),
     tight("tight-rmapbt", &["-b", "size=1024", "-m", "rmapbt=1", "-d", "agcount=2", "--unsupported"], 64),
+    tight_today(
+        "tight-today",
+        &["-b", "size=1024", "-d", "agcount=2", "-l", "size=10m", "--unsupported"],
+        64,
+    ),
     tight("tight-parent", &["-b", "size=1024", "-n", "parent=1", "-d", "agcount=2", "--unsupported"], 32),
 ];
 

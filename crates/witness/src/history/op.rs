@@ -234,6 +234,16 @@ pub enum Op {
         at: u64,
         len: u32,
     },
+    /// Has two files exchange a range of their content; a length of 0 is all up to the ends of both.
+    Exchange {
+        file: Ref,
+        at: u64,
+        other: Ref,
+        other_at: u64,
+        len: u64,
+        /// Only what the first file has written.
+        only_written: bool,
+    },
     SeekData {
         file: Ref,
         offset: u64,
@@ -345,6 +355,8 @@ impl Op {
             Self::Clone { .. } => "clone",
             Self::Dedupe { .. } => "dedupe",
             Self::CopyRange { .. } => "copy range",
+            Self::Exchange { only_written: false, .. } => "exchange",
+            Self::Exchange { only_written: true, .. } => "exchange written",
             Self::SeekData { .. } => "seek data",
             Self::SeekHole { .. } => "seek hole",
             Self::SetXattr { .. } => "setxattr",
@@ -385,6 +397,7 @@ impl Op {
                 | Self::Clone { .. }
                 | Self::Dedupe { .. }
                 | Self::CopyRange { .. }
+                | Self::Exchange { .. }
                 | Self::SetXattr { .. }
                 | Self::RemoveXattr { .. }
                 | Self::SetAcl { .. }

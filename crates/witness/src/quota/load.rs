@@ -6,7 +6,7 @@
 use super::plan::{GROUPS, PROJECTS, Plan, USERS};
 use crate::command;
 use anyhow::{Context, Result};
-use rustix::fs::{Gid, Uid, chown};
+use rustix::fs::{Gid, Uid, chown, copy_file_range, ioctl_ficlone};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -127,7 +127,8 @@ impl Worker {
         let done = match what {
             0..60 if self.files.len() < FILES => return self.create(),
             0..100 => self.write(&path),
-            100..120 => {
+            100..106 => self.clone(&path),
+            106..120 => {
                 let size = self.rng.u64(0..SIZE_MAX);
                 OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(size))
             }
@@ -176,6 +177,24 @@ impl Worker {
         let bytes = vec![self.rng.u8(..); self.rng.usize(1..WRITE_MAX)];
         let at = self.rng.u64(0..SIZE_MAX - WRITE_MAX as u64);
         OpenOptions::new().write(true).open(path)?.write_all_at(&bytes, at)
+    }
+
+    /// Shares all that the file has with another one, or copies a part of it, by sharing where that can be.
+    fn clone(&mut self, path: &Path) -> std::io::Result<()> {
+        let other = &self.files[self.rng.usize(0..self.files.len())];
+        if other == path {
+            return Ok(());
+        }
+        let (from, to) = (File::open(path)?, OpenOptions::new().write(true).open(other)?);
+        if self.rng.bool() {
+            // A part of a block is shared at the end of both files alone.
+            to.set_len(0)?;
+            return Ok(ioctl_ficlone(&to, &from)?);
+        }
+        let mut at = self.rng.u64(0..SIZE_MAX / 2) / 4096 * 4096;
+        let mut into = at;
+        copy_file_range(&from, Some(&mut at), &to, Some(&mut into), WRITE_MAX)?;
+        Ok(())
     }
 
     fn chown(&mut self, path: &Path) -> std::io::Result<()> {

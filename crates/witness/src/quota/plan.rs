@@ -3,8 +3,12 @@
 use crate::history::geometry::{self, Geometry};
 use anyhow::{Context, Result};
 
-/// Volumes of a run: those where dquots lie in other ways, and a log that is so small that it wraps.
-const GEOMETRIES: [&str; 5] = ["default", "b1024", "s4096", "small-log-b1024", "small-log"];
+/// Volumes of a run: those where dquots lie in other ways, a log that is so small that it wraps, with a reverse map, and the
+/// newest defaults that the kernel with quota mounts.
+const GEOMETRIES: [&str; 7] =
+    ["default", "b1024", "s4096", "small-log-b1024", "small-log", "rmapbt-b1024", "stable"];
+/// So many of them are mounted by kernels that switch quota off in the log.
+const OLD: usize = 6;
 
 /// Kinds of quota that are kept, and whether their limits hold.
 const MOUNTED: [&[Kept]; 6] = [
@@ -75,7 +79,8 @@ impl Plan {
     /// The plan of a seed. With `quota_off`, quota is switched off in two of three runs.
     pub(super) fn new(seed: u64, quota_off: bool) -> Result<Self> {
         let mut rng = fastrand::Rng::with_seed(seed ^ 0x7175_6f74_6173);
-        let name = GEOMETRIES[seed as usize % GEOMETRIES.len()];
+        let known = if quota_off { OLD } else { GEOMETRIES.len() };
+        let name = GEOMETRIES[seed as usize % known];
         let geometry = geometry::ALL.into_iter().find(|geometry| geometry.volume.name == name);
         let kept = MOUNTED[seed as usize % MOUNTED.len()];
         let (flush, held) = (rng.bool(), rng.u8(0..4) == 0);

@@ -18,6 +18,8 @@ pub(super) enum Focus {
     ShrinkAttributes { id: Id, until: usize },
     /// Every second piece of a file is written.
     Scatter { id: Id, pieces: u64, at: u64, piece: u64, stride: u64, how: Piece },
+    /// Two files share blocks, exchange them, and part again.
+    Share { one: Id, other: Id, left: u32 },
     /// A file takes all the space that is left.
     Fill { id: Id, at: u64 },
     /// A file is cut shorter, piece by piece.
@@ -49,6 +51,15 @@ impl Focus {
         if generator.bounds.appetite > 1 && rng.u32(..3) == 0 {
             generator.full = false;
             return Some(Self::Fill { id: model.files().choose(rng)?, at: 0 });
+        }
+        if generator.bounds.often && rng.bool() {
+            // Few pieces, so that they are soon shared.
+            let (id, pieces) = (model.files().choose(rng)?, rng.u64(20..80));
+            return Some(Self::Scatter { id, pieces, at: 0, piece: 1, stride: 1, how: Piece::Write });
+        }
+        if generator.bounds.shares && rng.u32(..if generator.bounds.often { 2 } else { 4 }) == 0 {
+            let (one, other) = (model.files().choose(rng)?, model.files().choose(rng)?);
+            return Some(Self::Share { one, other, left: rng.u32(10..80) });
         }
         match rng.u32(..10) {
             0..=3 => {
@@ -132,6 +143,10 @@ impl Focus {
                     Piece::Zero => Op::Allocate { file, how: AllocateHow::ZeroRange, offset, len },
                 })
             }
+            Self::Share { one, other, left } => {
+                *left = left.checked_sub(1)?;
+                share(generator, model, *one, *other)
+            }
             Self::Fill { id, at } => {
                 model.content(*id).filter(|_| !generator.full)?;
                 let file = generator.ref_of(model, *id)?;
@@ -161,8 +176,16 @@ impl Focus {
                 let until = [0, 1, count / 2][rng.usize(..3)];
                 (rng.u32(..5) > 0).then_some(Self::ShrinkAttributes { id, until })
             }
+            Self::Scatter { id, how: Piece::Write, .. } if generator.bounds.often => {
+                let other = model.files().choose(rng)?;
+                Some(Self::Share { one: id, other, left: rng.u32(10..60) })
+            }
             Self::Scatter { id, how: Piece::Write, pieces, piece, stride, .. } => match rng.u32(..5) {
                 0 => Some(Self::Cut { id }),
+                1 if generator.bounds.shares => {
+                    let other = model.files().choose(rng)?;
+                    Some(Self::Share { one: id, other, left: rng.u32(5..40) })
+                }
                 1 => None,
                 choice => {
                     let how = [Piece::Punch, Piece::Reserve, Piece::Zero][choice as usize - 2];
@@ -232,6 +255,31 @@ fn shrink_dir(generator: &mut Generator, model: &Model, dir: Id, until: usize) -
         }
         _ => Some(Op::Unlink { path }),
     }
+}
+
+/// Something that makes two files share blocks, or part.
+fn share(generator: &mut Generator, model: &Model, one: Id, other: Id) -> Option<Op> {
+    let (size, block) = (model.content(one)?.size(), model.block());
+    model.content(other)?;
+    let (from, to) = (generator.ref_of(model, one)?, generator.ref_of(model, other)?);
+    let (from, to) = if generator.rng.u32(..4) == 0 { (to, from) } else { (from, to) };
+    let blocks = size.min(1 << 20) / block;
+    let at = generator.rng.u64(..=blocks) * block;
+    Some(match generator.rng.u32(..10) {
+        0 | 1 => Op::Clone { from, offset: 0, to, at: 0, len: 0 },
+        2 if at < size => {
+            let len = generator.rng.u64(..=(size - at).min(1 << 20) / block) * block;
+            Op::Clone { from, offset: at, to, at, len }
+        }
+        3 | 4 if generator.bounds.exchanges => generator.exchange_of(model, from, to),
+        5 => Op::Allocate { file: to, how: AllocateHow::PunchHole, offset: at, len: 3 * block },
+        6 => Op::Truncate { file: to, size: at },
+        7 => Op::Fsync { file: to },
+        _ => {
+            let (within, len) = (generator.rng.u64(..block), generator.rng.u64(1..=2 * block));
+            generator.write_to(to, at + within, len)
+        }
+    })
 }
 
 fn cut(generator: &mut Generator, model: &Model, id: Id) -> Option<Op> {

@@ -53,6 +53,12 @@ pub struct Bounds {
     pub appetite: u64,
     /// Whether files share blocks.
     pub shares: bool,
+    /// Whether files exchange what they have.
+    pub exchanges: bool,
+    /// Whether a third of what is done is about that.
+    pub often: bool,
+    /// Whether what is exchanged up to the end of two files leaves them with their sizes.
+    pub same_sizes: bool,
 }
 
 /// Chooses operations.
@@ -74,6 +80,17 @@ impl Generator {
     pub fn new(seed: u64, bounds: Bounds) -> Self {
         let rng = Rng::with_seed(seed.wrapping_mul(1000).wrapping_add(bounds.thread as u64));
         Self { rng, bounds, focus: None, freeing: 0, full: false, pending: None }
+    }
+
+    /// Has files share and exchange blocks all the time.
+    pub fn shares_often(&mut self) {
+        self.bounds.often = true;
+    }
+
+    /// Says that a kernel will recover the volume. Kernels (6.18 among them) that recover the exchange of whole files of
+    /// different sizes free what lies behind the size that a file had at the crash, and give the other one that size.
+    pub fn a_kernel_recovers(&mut self) {
+        self.bounds.same_sizes = true;
     }
 
     /// Says that the volume was full just now.
@@ -109,7 +126,7 @@ impl Generator {
                 return op;
             }
             self.focus = focus.then(self, model);
-        } else if self.rng.u32(..300) == 0 {
+        } else if self.rng.u32(..if self.bounds.often { 20 } else { 300 }) == 0 {
             self.focus = Focus::choose(self, model);
         }
         self.any(model)
@@ -120,7 +137,15 @@ impl Generator {
         if crowded && self.rng.bool() {
             return Op::Unlink { path: self.existing(model) };
         }
-        match self.rng.u32(..if self.bounds.shares { 1060 } else { 1000 }) {
+        let Bounds { shares, exchanges, often, .. } = self.bounds;
+        let most = match (shares, exchanges) {
+            (false, _) => 1000,
+            (true, false) => 1060,
+            (true, true) => 1090,
+        };
+        let least = if shares && often && self.rng.u32(..3) == 0 { 1000 } else { 0 };
+        match self.rng.u32(least..most) {
+            1060.. => self.exchange(model),
             1000.. => self.share(model),
             0..80 => self.create(model),
             80..110 => Op::Mkdir { path: self.fresh(model), mode: self.mode() },
@@ -262,6 +287,51 @@ impl Generator {
                 Op::Dedupe { from, offset, to, at, len: len.max(1) }
             }
         }
+    }
+
+    /// Has two files exchange what they have.
+    fn exchange(&mut self, model: &Model) -> Op {
+        let (file, other) = (self.file(model), self.file(model));
+        self.exchange_of(model, file, other)
+    }
+
+    /// The same of two files that were chosen.
+    fn exchange_of(&mut self, model: &Model, file: Ref, other: Ref) -> Op {
+        let block = model.block();
+        let (size, other_size) = (self.size(model, &file), self.size(model, &other));
+        let only_written = self.rng.u32(..4) == 0;
+        if self.rng.u32(..20) == 0 {
+            // Of what cannot be, most is refused.
+            let (at, len) = self.range(model, &file, 64 << 10);
+            let other_at = self.rng.u64(..=other_size);
+            return Op::Exchange { file, at, other, other_at, len: len.max(1), only_written };
+        }
+        if self.rng.u32(..5) < 2 {
+            let at = if self.rng.bool() { 0 } else { self.rng.u64(..=size.min(other_size)) / block * block };
+            let exchange = Op::Exchange {
+                file: file.clone(),
+                at,
+                other: other.clone(),
+                other_at: at,
+                len: 0,
+                only_written,
+            };
+            if size == other_size || !self.bounds.same_sizes && self.rng.bool() {
+                return exchange;
+            }
+            self.pending = Some(exchange);
+            return Op::Truncate { file: other, size };
+        }
+        let place = |rng: &mut Rng, size: u64| rng.u64(..=size / block) * block;
+        let (at, other_at) = (place(&mut self.rng, size), place(&mut self.rng, other_size));
+        let most = (size - at).min(other_size - other_at) / block;
+        if most == 0 {
+            let exchange =
+                Op::Exchange { file, at: 0, other: other.clone(), other_at: 0, len: block, only_written };
+            self.pending = Some(exchange);
+            return self.write_to(other, 0, 2 * block);
+        }
+        Op::Exchange { file, at, other, other_at, len: self.rng.u64(1..=most) * block, only_written }
     }
 
     /// Writes what one file has to another, and then has both share it.

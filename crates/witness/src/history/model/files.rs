@@ -4,6 +4,7 @@ use super::{Id, Key, Kind, Model, Time};
 use crate::history::content::Content;
 use crate::history::op::{AllocateHow, Outcome, Ref};
 use rustix::io::Errno;
+use std::ops::Range;
 
 type Applied = Result<Outcome, Errno>;
 
@@ -14,6 +15,13 @@ struct Both {
     to: Id,
     at: u64,
     len: u64,
+}
+
+/// What two files exchange, by their sizes.
+struct ExchangedRange {
+    ids: [Id; 2],
+    bytes: u64,
+    sizes: [u64; 2],
 }
 
 impl AllocateHow {
@@ -171,6 +179,106 @@ impl Model {
         };
         let mtime = if len > 0 { Time::Running } else { Time::Unknown };
         self.edit(to, mtime, |content| content.put(at, len, piece, block));
+    }
+
+    /// Two files, and of each where its part of what is exchanged begins and how large it is.
+    fn exchanged(
+        &self,
+        file: &Ref,
+        at: u64,
+        other: &Ref,
+        other_at: u64,
+        len: u64,
+    ) -> Result<ExchangedRange, Errno> {
+        let (one, two, size, other_size) = self.pair(file, other)?;
+        let aligned = [at, other_at, len].iter().all(|bytes| bytes.is_multiple_of(self.block));
+        if !aligned || at > size || other_at > other_size {
+            return Err(Errno::INVAL);
+        }
+        let bytes = match len {
+            0 if at != other_at || one == two => return Err(Errno::INVAL),
+            0 => (size.max(other_size) - at).next_multiple_of(self.block),
+            len if at + len > size || other_at + len > other_size => return Err(Errno::INVAL),
+            len if one == two && at < other_at + len && other_at < at + len => return Err(Errno::INVAL),
+            len => len,
+        };
+        Ok(ExchangedRange { ids: [one, two], bytes, sizes: [size, other_size] })
+    }
+
+    /// Whether it follows from what was written what an exchange does: of what is only set aside, or a hole, or zeroes that
+    /// somebody wrote, the model knows nothing. And whether all targets treat it alike.
+    pub(super) fn exchange_is_predictable(
+        &self,
+        file: &Ref,
+        at: u64,
+        other: &Ref,
+        other_at: u64,
+        len: u64,
+        only_written: bool,
+    ) -> bool {
+        let Ok(ExchangedRange { ids, bytes, sizes }) = self.exchanged(file, at, other, other_at, len) else {
+            // Up to the end of two files from different places, or of one file: what a kernel does is not asked.
+            return len > 0;
+        };
+        if !only_written {
+            return true;
+        }
+        let [Some(one), Some(two)] = ids.map(|id| self.content(id)) else { return false };
+        let mine = one.written_blocks(at, at + bytes, self.block);
+        let others = two.written_blocks(other_at, other_at + bytes, self.block);
+        let is_in_mine = |range: &Range<u64>| {
+            mine.iter().any(|written| written.start <= range.start && range.end <= written.end)
+        };
+        (len > 0 || sizes[0] == sizes[1]) && others.iter().all(is_in_mine)
+    }
+
+    pub(super) fn exchange_content(
+        &mut self,
+        file: &Ref,
+        at: u64,
+        other: &Ref,
+        other_at: u64,
+        len: u64,
+        only_written: bool,
+    ) -> Applied {
+        let ExchangedRange { ids: [one, two], bytes, sizes } =
+            self.exchanged(file, at, other, other_at, len)?;
+        let block = self.block;
+        let whole = std::iter::once(0..bytes).collect();
+        let ranges = match self.content(one) {
+            Some(content) if only_written => content.written_blocks(at, at + bytes, block),
+            _ => whole,
+        };
+        if one == two {
+            self.edit(one, Time::Unknown, |content| {
+                for range in ranges {
+                    let len = range.end - range.start;
+                    content.exchange_within(at + range.start, other_at + range.start, len);
+                }
+                if only_written {
+                    content.forget_reserved(at, at + bytes);
+                    content.forget_reserved(other_at, other_at + bytes);
+                }
+            });
+            return Ok(Outcome::Done);
+        }
+        let Some(mut others) = self.content(two).cloned() else { return Err(Errno::INVAL) };
+        // Kernels note no change where both files had the same blocks, or none.
+        self.edit(one, Time::Unknown, |content| {
+            for range in ranges {
+                let len = range.end - range.start;
+                content.exchange(at + range.start, &mut others, other_at + range.start, len);
+            }
+            if only_written {
+                content.forget_reserved(at, at + bytes);
+                others.forget_reserved(other_at, other_at + bytes);
+            }
+            if len == 0 && sizes[0] != sizes[1] {
+                content.exchange_sizes(&mut others);
+            }
+        });
+        self.edit(two, Time::Unknown, |content| *content = others);
+        Ok(Outcome::Done)
     }
 
     /// The size of a file that is there.

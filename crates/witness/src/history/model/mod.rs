@@ -261,6 +261,9 @@ impl Model {
             Op::Clone { from, offset, to, at, len } => self.clone_range(from, *offset, to, *at, *len),
             Op::Dedupe { from, offset, to, at, len } => self.dedupe(from, *offset, to, *at, *len),
             Op::CopyRange { from, offset, to, at, len } => self.copy_range(from, *offset, to, *at, *len),
+            Op::Exchange { file, at, other, other_at, len, only_written } => {
+                self.exchange_content(file, *at, other, *other_at, *len, *only_written)
+            }
             Op::SeekData { file, .. } | Op::SeekHole { file, .. } => {
                 self.file(file)?;
                 Ok(Outcome::Place(None))
@@ -321,6 +324,10 @@ impl Model {
             }
             Op::Clone { from, to, .. } | Op::Dedupe { from, to, .. } | Op::CopyRange { from, to, .. } => {
                 [from, to].iter().all(|file| self.reachable(file) && self.is_own(file))
+            }
+            Op::Exchange { file, at, other, other_at, len, only_written } => {
+                [file, other].iter().all(|file| self.reachable(file) && self.is_own(file))
+                    && self.exchange_is_predictable(file, *at, other, *other_at, *len, *only_written)
             }
             Op::Truncate { file, .. } | Op::SeekData { file, .. } | Op::SeekHole { file, .. } => {
                 self.reachable(file) && self.is_own(file)

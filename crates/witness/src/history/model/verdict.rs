@@ -39,12 +39,24 @@ impl Model {
             {
                 Some(*done)
             }
+            (Op::CopyRange { len, .. }, Ok(Outcome::Wrote(done)))
+                if rules.tight && !rules.strict && (1..*len).contains(done) =>
+            {
+                Some(*done)
+            }
             _ => None,
         };
         let expected = match (op, short) {
             (Op::Write { file, offset, seed, .. }, Some(len)) => {
                 self.apply(&Op::Write { file: file.clone(), offset: *offset, len, seed: *seed })
             }
+            (Op::CopyRange { from, offset, to, at, .. }, Some(len)) => self.apply(&Op::CopyRange {
+                from: from.clone(),
+                offset: *offset,
+                to: to.clone(),
+                at: *at,
+                len,
+            }),
             _ => self.apply(op),
         };
         if self.agree(op, &expected, got, rules.strict) {
@@ -83,7 +95,8 @@ impl Model {
             | Op::Allocate { file, .. }
             | Op::Truncate { file, .. }
             | Op::Clone { to: file, .. }
-            | Op::CopyRange { to: file, .. } => self.file(file).ok(),
+            | Op::CopyRange { to: file, .. }
+            | Op::Exchange { other: file, .. } => self.file(file).ok(),
             Op::Create { path, .. }
             | Op::LinkSlot { path, .. }
             | Op::Mkdir { path, .. }
@@ -93,7 +106,11 @@ impl Model {
             | Op::Rename { to: path, .. } => self.parent(path).ok().map(|(dir, _)| dir),
             _ => None,
         };
-        if let Some(id) = id {
+        let other = match op {
+            Op::Exchange { file, .. } => self.file(file).ok(),
+            _ => None,
+        };
+        for id in [id, other].into_iter().flatten() {
             self.node_mut(id).mtime = Time::Unknown;
         }
     }

@@ -4,7 +4,7 @@
 //! objects may have `user.` attributes, how long attributes may be, and that a new owner ends set-user-ID. They are
 //! added here, so that both targets do the same.
 
-use super::{Called, Target};
+use super::{Called, Exchanged, Target};
 use crate::history::acl::Acl;
 use crate::history::op::{AclKind, AllocateHow, Ino, Moment, NodeKind, RenameHow, Stat, XattrHow};
 use crate::record::Hints;
@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use std::path::Path;
 use std::sync::Arc;
 use uxfs::{
-    Changes, Deduped, Dir, ErrorKind, File, FileType, Metadata, NewNode, Node, OpenOptions, Rename, SetXattr,
-    Special, Timestamp, Volume,
+    Changes, Deduped, Dir, ErrorKind, ExchangeOptions, File, FileType, Metadata, NewNode, Node, OpenOptions,
+    Rename, SetXattr, Special, Timestamp, Volume,
 };
 
 /// An open file.
@@ -273,6 +273,12 @@ impl Target for EngineTarget {
 
     fn copy_range(&self, from: &Handle, offset: u64, to: &Handle, at: u64, len: u64) -> Called<u64> {
         from.file.copy_range(offset, &to.file, at, len).map_err(errno)
+    }
+
+    fn exchange(&self, file: &Handle, other: &Handle, what: Exchanged) -> Called<()> {
+        let ([at, other_at], len) = (what.at, (what.len > 0).then_some(what.len));
+        let options = ExchangeOptions::new().only_written(what.only_written);
+        file.file.exchange_range(at, &other.file, other_at, len, options).map_err(errno)
     }
 
     fn seek(&self, file: &Handle, offset: u64, data: bool) -> Called<Option<u64>> {

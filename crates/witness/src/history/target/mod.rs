@@ -21,6 +21,17 @@ use rustix::io::Errno;
 /// What a call gives.
 pub type Called<T> = Result<T, Errno>;
 
+/// What two files exchange.
+#[derive(Clone, Copy, Debug)]
+pub struct Exchanged {
+    /// Where it begins in each.
+    pub at: [u64; 2],
+    /// Bytes; 0 for all up to the ends of both.
+    pub len: u64,
+    /// Only what the first file has written.
+    pub only_written: bool,
+}
+
 /// A file system under test.
 pub trait Target: Sync {
     /// An open regular file.
@@ -66,6 +77,8 @@ pub trait Target: Sync {
     fn dedupe(&self, from: &Self::File, offset: u64, to: &Self::File, at: u64, len: u64) -> Called<bool>;
     /// Copies a range, and says how many bytes.
     fn copy_range(&self, from: &Self::File, offset: u64, to: &Self::File, at: u64, len: u64) -> Called<u64>;
+    /// Has two files exchange what they have in a range each.
+    fn exchange(&self, file: &Self::File, other: &Self::File, what: Exchanged) -> Called<()>;
     /// Where the next data (or the next hole) begin; `None`: behind the end, or no more data.
     fn seek(&self, file: &Self::File, offset: u64, data: bool) -> Called<Option<u64>>;
     /// Sets an extended attribute.
@@ -241,6 +254,11 @@ fn on_file<T: Target>(target: &T, slots: &Slots<T>, op: &Op) -> Called<Outcome> 
                 target.copy_range(from, *offset, to, *at, u64::from(*len))
             })
             .map(|copied| Outcome::Wrote(copied as u32)),
+        Op::Exchange { file, at, other, other_at, len, only_written } => {
+            let what = Exchanged { at: [*at, *other_at], len: *len, only_written: *only_written };
+            slots.with_both(target, file, other, |file, other| target.exchange(file, other, what))?;
+            Ok(Outcome::Done)
+        }
         Op::SeekData { file, offset } => {
             slots.with(target, file, |file| target.seek(file, *offset, true)).map(Outcome::Place)
         }

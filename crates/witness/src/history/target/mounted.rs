@@ -1,11 +1,12 @@
 //! A directory that the kernel has mounted, by system calls; for projects, by `xfs_io`.
 
-use super::{Called, Target};
+use super::{Called, Exchanged, Target};
 use crate::command;
 use crate::history::acl::Acl;
 use crate::history::op::{AclKind, AllocateHow, Ino, Moment, NodeKind, RenameHow, Stat, XattrHow};
 use crate::record::Hints;
 use anyhow::{Context, Result};
+use oracles::xfsprogs::Release;
 use rustix::fs::{
     AtFlags, Dev, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom, Statx, StatxFlags,
     Timespec, Timestamps, Uid, XattrFlags,
@@ -68,12 +69,20 @@ impl MountedTarget {
     }
 }
 
+/// The path of an open file, for other programs.
+fn path_of(file: &OwnedFd) -> String {
+    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd())
+}
+
 /// Shares ranges of two open files; whether they were the same. No safe library has these calls.
 fn share_by_xfs_io(verb: &str, from: &OwnedFd, offset: u64, to: &OwnedFd, at: u64, len: u64) -> Called<bool> {
-    let path = |file: &OwnedFd| format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-    let command = format!("{verb} {} {offset} {at} {len}", path(from));
-    let output = command::finish(Command::new("xfs_io").args(["-c", &command]).arg(path(to)));
-    let said = output.map_err(|_| Errno::IO)?;
+    let command = format!("{verb} {} {offset} {at} {len}", path_of(from));
+    on_both(Command::new("xfs_io"), verb, &command, to)
+}
+
+/// Has `xfs_io` do something to an open file and another one; whether that is the same, or was done.
+fn on_both(mut xfs_io: Command, verb: &str, command: &str, to: &OwnedFd) -> Called<bool> {
+    let said = command::finish(xfs_io.args(["-c", command]).arg(path_of(to))).map_err(|_| Errno::IO)?;
     let text = String::from_utf8_lossy(&said.stderr).into_owned();
     match text.trim_end() {
         "" if said.status.success() => Ok(true),
@@ -248,6 +257,20 @@ impl Target for MountedTarget {
             }
         }
         Ok(done)
+    }
+
+    fn exchange(&self, file: &OwnedFd, other: &OwnedFd, what: Exchanged) -> Called<()> {
+        let Exchanged { at: [at, other_at], len, only_written } = what;
+        let mut command = format!("exchangerange -s {at} -d {other_at}");
+        if len > 0 {
+            command.push_str(&format!(" -l {len}"));
+        }
+        if only_written {
+            command.push_str(" -w");
+        }
+        command.push_str(&format!(" {}", path_of(file)));
+        let xfs_io = Release::Unstable.tool("xfs_io").map_err(|_| Errno::NOENT)?;
+        on_both(xfs_io, "exchangerange", &command, other).map(drop)
     }
 
     fn seek(&self, file: &OwnedFd, offset: u64, data: bool) -> Called<Option<u64>> {
