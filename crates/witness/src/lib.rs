@@ -5,6 +5,7 @@
 //! xfsprogs do.
 #![forbid(unsafe_code)]
 
+pub mod chains;
 pub mod changes;
 pub mod check;
 pub mod command;
@@ -24,6 +25,7 @@ pub mod record;
 pub mod recover_time;
 pub mod sandbox;
 pub mod scale;
+pub mod torture;
 pub mod v4;
 pub mod vm;
 pub mod volumes;

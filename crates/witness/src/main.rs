@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use witness::{
     changes, check, compare, damage, engine, fill, from, full, history, hostile, kernel, leftovers, matrix,
-    quota, recover_time, scale, v4, vm,
+    quota, recover_time, scale, torture, v4, vm,
 };
 
 /// Outside witnesses for uxfs.
@@ -41,6 +41,7 @@ enum Command {
     RecoverTime(recover_time::Args),
     Replay(history::replay::Args),
     Scale(scale::Args),
+    Torture(torture::Args),
     V4(v4::Args),
     #[command(hide = true)]
     DamageWorker(damage::WorkerArgs),
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => history::replay::run(&args),
         Command::Scale(args) => scale::run(&args),
         Command::ScaleStep(args) => scale::step(&args),
+        Command::Torture(args) => torture::run(&args),
         Command::V4(args) => v4::run(&args),
         Command::VmGuest(args) => vm::guest(&args),
     };

@@ -20,6 +20,7 @@ use super::model::{Model, Rules};
 use super::replay::{by_kernel, by_uxfs, is_sound_after, places, recover};
 use super::target::{EngineTarget, Target};
 use super::{History, Which, Who, growth, half_set, judge, map_trees};
+use crate::chains::Tally;
 use crate::compare::compare;
 use crate::record::Record;
 use crate::sandbox::copy_sparse;
@@ -29,7 +30,7 @@ use clap::Args as ClapArgs;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
 use uxfs::{OpenOptions, Volume};
 
@@ -59,10 +60,11 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<bool> {
     let who = format!("recover {}", args.target.name());
     let tasks = args.which.tasks(args.runs, &who, &format!("--ops {}", args.ops))?;
+    let unfinished = Mutex::new(Tally::default());
     let outcome = args.which.all("", tasks, |task| {
         let start = Instant::now();
         let mut history = History::new(task)?;
-        match one(&mut history, args) {
+        match one(&mut history, args, &unfinished) {
             Ok((ops, what)) => Ok((ops, format!("{what}, {:.0} s", start.elapsed().as_secs_f64()))),
             Err(error) => {
                 args.which.keep.as_ref().map_or(Ok(()), |keep| history.keep(keep))?;
@@ -70,11 +72,12 @@ pub fn run(args: &Args) -> Result<bool> {
             }
         }
     })?;
+    print!("recover: what was unfinished:\n{}", unfinished.into_inner().expect("no panic"));
     Ok(outcome.conclude("recover", "runs right", "operations"))
 }
 
 /// Does one run: how many operations, and what was there.
-fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
+fn one(history: &mut History, args: &Args, unfinished: &Mutex<Tally>) -> Result<(u64, String)> {
     let mut rng = fastrand::Rng::with_seed(history.seed ^ history.geometry.salt());
     let threads = history.threads as u64;
     let ops = rng.u64(1..(args.ops / threads).max(2));
@@ -82,6 +85,8 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
         Who::Kernel => by_kernel(history, ops, rng.bool())?,
         Who::Uxfs => by_uxfs(history, ops)?,
     };
+    *unfinished.lock().expect("no panic") +=
+        Tally::of(&FileDevice::open(history.image())?).context("the log")?;
     let image = history.image();
     let (theirs, ours, on) = (beside(&image, "kernel"), beside(&image, "uxfs"), beside(&image, "on"));
     for to in [&theirs, &ours, &on] {

@@ -9,14 +9,17 @@ use super::durable::{self, Clock, Durable, Place};
 use super::model::Rules;
 use super::target::{EngineTarget, MountedTarget, Target};
 use super::{Failure, History, Source, Which, Who, drive, half_set, judge};
+use crate::chains::Tally;
 use crate::command;
 use crate::record::Record;
 use crate::sandbox::Mounted;
 use anyhow::{Context, Error, Result};
+use blockdev::FileDevice;
 use clap::Args as ClapArgs;
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Instant;
 
 /// Ends histories without closing the volume, and has the kernel recover it.
@@ -39,10 +42,11 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<bool> {
     let who = format!("replay {}", args.target.name());
     let tasks = args.which.tasks(args.runs, &who, &format!("--ops {}", args.ops))?;
+    let unfinished = Mutex::new(Tally::default());
     let outcome = args.which.all("", tasks, |task| {
         let start = Instant::now();
         let mut history = History::new(task)?;
-        match one(&mut history, args) {
+        match one(&mut history, args, &unfinished) {
             Ok((ops, what)) => Ok((ops, format!("{what}, {:.0} s", start.elapsed().as_secs_f64()))),
             Err(error) => {
                 args.which.keep.as_ref().map_or(Ok(()), |keep| history.keep(keep))?;
@@ -50,11 +54,12 @@ pub fn run(args: &Args) -> Result<bool> {
             }
         }
     })?;
+    print!("replay: what was unfinished:\n{}", unfinished.into_inner().expect("no panic"));
     Ok(outcome.conclude("replay", "runs right", "operations"))
 }
 
 /// Does one run: how many operations, and what was there in the end.
-fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
+fn one(history: &mut History, args: &Args, unfinished: &Mutex<Tally>) -> Result<(u64, String)> {
     let mut rng = fastrand::Rng::with_seed(history.seed ^ history.geometry.salt());
     let per_thread = (args.ops / history.threads as u64).max(2);
     let ops = rng.u64(1..per_thread);
@@ -62,6 +67,8 @@ fn one(history: &mut History, args: &Args) -> Result<(u64, String)> {
         Who::Kernel => by_kernel(history, ops, rng.bool())?,
         Who::Uxfs => by_uxfs(history, ops)?,
     };
+    *unfinished.lock().expect("no panic") +=
+        Tally::of(&FileDevice::open(history.image())?).context("the log")?;
     recover(&history.image(), &history.mnt(), args.target)?;
     let records = history.views_agree()?;
     let places = places(&durable, &records)?;
@@ -109,6 +116,7 @@ fn until<T: Target>(
 ) -> Result<Vec<Durable>> {
     history.set_out(target)?;
     target.sync()?;
+    history.actors.iter_mut().for_each(|actor| actor.generator.a_kernel_recovers());
     let mut durable = watchers(history, target, &Clock::counting())?;
     let rules = Rules { tight: history.geometry.tight, strict: T::STRICT };
     let source = Source::Generated(ops);

@@ -9,23 +9,23 @@
 //!   copy by the kernel, came to the same tree;
 //! - the kernel goes on with what uxfs recovered, with the same work, and nothing is found behind that either.
 //!
-//! The summary says how many logs held unfinished intents of each kind.
+//! The summary says how many logs held unfinished intents of each kind, and where their chains were cut.
 
 mod judge;
 mod load;
 mod shapes;
 
+use crate::chains::Tally;
 use crate::history::campaign::{Task, Which};
 use crate::sandbox::{Mounted, copy_sparse, scratch};
 use anyhow::{Context, Result};
+use blockdev::FileDevice;
 use clap::Args as ClapArgs;
 use fastrand::Rng;
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use uxfs::{OpenOptions, Volume};
 
 /// Leaves logs in the midst of chains of deferred work, and has both kernel and uxfs recover a copy.
 #[derive(ClapArgs, Debug)]
@@ -40,32 +40,24 @@ pub struct Args {
     count: bool,
 }
 
-/// Names of the kinds of intents, as a report has them in parentheses.
-const KINDS: [&str; 6] = ["EFI", "RUI", "CUI", "BUI", "ATTRI", "XMI"];
-
-/// How many logs held unfinished intents of each kind.
-type Found = BTreeMap<&'static str, u64>;
-
 /// Runs the command. `Ok(true)`: every volume was recovered as it must be.
 pub fn run(args: &Args) -> Result<bool> {
     let tasks = args.which.tasks_on(&shapes::geometries(), args.runs, "leftovers", "")?;
-    let found = Mutex::new(Found::new());
+    let found = Mutex::new(Tally::default());
     let outcome = args.which.all("", tasks, |task| {
         let start = Instant::now();
-        let (kinds, what) = one(task, args)?;
-        let mut found = found.lock().expect("no panic");
-        kinds.iter().for_each(|kind| *found.entry(kind).or_default() += 1);
-        let kinds = kinds.join(" ");
+        let (unfinished, what) = one(task, args)?;
+        let kinds = unfinished.kinds().join(" ");
+        *found.lock().expect("no panic") += unfinished;
         Ok((1, format!("unfinished: {kinds}; {what}{:.0} s", start.elapsed().as_secs_f64())))
     })?;
     let found = found.into_inner().expect("no panic");
-    let each = |kind| format!("{kind} {}", found.get(kind).copied().unwrap_or(0));
-    println!("logs with unfinished intents: {}", KINDS.map(each).join(", "));
+    print!("leftovers: what was unfinished:\n{found}");
     Ok(outcome.conclude("leftovers", "runs right", "logs"))
 }
 
-/// Does one run: which kinds of intents were unfinished, and what there is to say.
-fn one(task: &Task, args: &Args) -> Result<(Vec<&'static str>, String)> {
+/// Does one run: what was unfinished, and what there is to say.
+fn one(task: &Task, args: &Args) -> Result<(Tally, String)> {
     let folder = scratch()?;
     let stage = Stage { folder: folder.path(), shape: shapes::named(task.geometry.volume.name)?, task };
     stage.leave()?;
@@ -113,22 +105,14 @@ impl Stage<'_> {
         mounted.unmount()
     }
 
-    fn judged(&self, args: &Args) -> Result<(Vec<&'static str>, String)> {
-        let kinds = unfinished(&self.image()).context("uxfs, reading")?;
+    fn judged(&self, args: &Args) -> Result<(Tally, String)> {
+        let unfinished = Tally::of(&FileDevice::open(self.image())?).context("the log")?;
         if args.count {
-            return Ok((kinds, String::new()));
+            return Ok((unfinished, String::new()));
         }
         let mut what = String::new();
         let report = judge::judge(self)?;
         write!(what, "{report}, ")?;
-        Ok((kinds, what))
+        Ok((unfinished, what))
     }
-}
-
-/// Which kinds of intents the log of an image has unfinished.
-fn unfinished(image: &Path) -> Result<Vec<&'static str>> {
-    let volume = Volume::open(image, &OpenOptions::new())?;
-    let recovery = volume.recovery().context("the log is clean")?;
-    let has = |kind: &&str| recovery.unfinished.iter().any(|what| what.contains(&format!("({kind})")));
-    Ok(KINDS.into_iter().filter(has).collect())
 }

@@ -10,12 +10,15 @@ use super::super::{Failure, History, Source, drive, replay};
 use super::fate::Choice;
 use super::image::{Beside, Stage};
 use super::{Args, Counts};
+use crate::chains::Tally;
 use crate::sandbox::copy_sparse;
 use anyhow::{Context, Error, Result, bail};
 use blockdev::{MemoryOptions, PowerCuts, Recorder, Recording};
 use fastrand::Rng;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Sizes of the caches that a run may have: usual ones, and such as have changes written back all the time.
 const CACHES: [u64; 3] = [64 << 20, 1 << 20, 128 << 10];
@@ -28,6 +31,12 @@ const KERNEL_AGAIN: usize = 6;
 
 /// How many wrong images end a run.
 const FAILURES_MAX: u64 = 3;
+
+/// How long whoever has the log written waits in between.
+const SYNCED_EVERY: Duration = Duration::from_micros(20);
+
+/// An image is recovered, with [`Args::chains`], if fewer had something unfinished at the same place.
+const SELDOM: u64 = 3;
 
 /// A run that was recorded.
 struct Recorded {
@@ -43,7 +52,7 @@ pub fn one(task: &Task, args: &Args) -> Result<Counts> {
     let image = history.image();
     let base = image.with_extension("base");
     copy_sparse(&image, &base)?;
-    let recorded = record(&mut history, args.ops)?;
+    let recorded = record(&mut history, args)?;
     // What the run left is of no use any more.
     std::fs::remove_file(&image)?;
     let stage = Stage::new(&base, sector(&history))?;
@@ -68,7 +77,7 @@ pub fn sector(history: &History) -> u32 {
 }
 
 /// Does a history on a recorded device. Half of them end with files open, the others with the volume closed.
-fn record(history: &mut History, ops: u64) -> Result<Recorded> {
+fn record(history: &mut History, args: &Args) -> Result<Recorded> {
     let device = MemoryOptions::new().sector_size(sector(history)).map_file(&history.image())?;
     let recorder = Arc::new(Recorder::new(Arc::new(device)));
     let mut rng = Rng::with_seed(history.seed.wrapping_mul(history.geometry.salt()));
@@ -77,13 +86,30 @@ fn record(history: &mut History, ops: u64) -> Result<Recorded> {
     target.sync()?;
     let logged = (target.log_bytes()? * 5 / 4).min(LOGGED_BYTES_MAX);
     fill_log(&recorder, &target, rng.u64(..=logged))?;
+    for actor in &mut history.actors {
+        actor.generator.a_kernel_recovers();
+        if args.chains > 0 {
+            actor.generator.shares_often();
+        }
+    }
     let now = recorder.clone();
     let mut threads = replay::watchers(history, &target, &Clock::new(move || now.moment()))?;
     let begun = recorder.moment();
     let rules = Rules { tight: history.geometry.tight, strict: EngineTarget::STRICT };
-    let source = Source::Generated((ops / history.threads as u64).max(1));
-    let open = drive::run(&target, &mut history.actors, &mut threads, source, rules, true)
-        .map_err(|failure: Failure| Error::new(failure))?;
+    let source = Source::Generated((args.ops / history.threads as u64).max(1));
+    let over = AtomicBool::new(args.chains == 0);
+    let open = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // If it fails, so does what the others do.
+            while !over.load(Ordering::Relaxed) && target.sync().is_ok() {
+                // Who wakes up comes before those who are in the middle of a chain, also where there are few processors.
+                std::thread::sleep(SYNCED_EVERY);
+            }
+        });
+        let done = drive::run(&target, &mut history.actors, &mut threads, source, rules, true);
+        over.store(true, Ordering::Relaxed);
+        done.map_err(|failure: Failure| Error::new(failure))
+    })?;
     if history.seed.is_multiple_of(2) {
         drop(open);
         target.close()?;
@@ -127,6 +153,8 @@ struct Planned {
     choice: Choice,
     kernel: bool,
     again: bool,
+    /// Recovered only if something is unfinished at a place that was seldom cut.
+    look: bool,
 }
 
 impl Images<'_> {
@@ -141,7 +169,15 @@ impl Images<'_> {
                 continue;
             }
             cuts.make(planned.choice.chooser(recording.sector_size()))?;
-            self.image(planned)?;
+            let unfinished = Tally::of(&**self.stage.device()).context("the log");
+            let seldom = !unfinished
+                .as_ref()
+                .is_ok_and(|unfinished| !self.counts.chains.seldom_had(unfinished, SELDOM));
+            // A log that cannot be read is what the recovery is to tell of.
+            self.counts.chains += unfinished.unwrap_or_default();
+            if seldom || !planned.look {
+                self.image(planned)?;
+            }
             self.stage.device().rewind()?;
             if self.counts.failed >= FAILURES_MAX {
                 break;
@@ -153,13 +189,30 @@ impl Images<'_> {
     /// All images, in the order of time.
     fn plan(&mut self, recorded: &Recorded) -> Vec<Planned> {
         let Recorded { recording, begun, .. } = recorded;
-        let at = |cut, choice| Planned { cut, choice, kernel: false, again: false };
+        let at = |cut, choice| Planned { cut, choice, kernel: false, again: false, look: false };
         let flushes: Vec<u64> = recording.cuts().into_iter().filter(|cut| cut > begun).collect();
         let starts: Vec<u64> =
             recording.writes().iter().map(|write| write.started + 1).filter(|cut| cut > begun).collect();
         (self.counts.writes, self.counts.flushes) = (starts.len() as u64, flushes.len() as u64);
-        let mut plan: Vec<Planned> =
-            flushes.iter().flat_map(|&cut| [at(cut, Choice::Dropped), at(cut, Choice::Applied)]).collect();
+        let mut plan: Vec<Planned> = match self.args.chains {
+            0 => {
+                flushes.iter().flat_map(|&cut| [at(cut, Choice::Dropped), at(cut, Choice::Applied)]).collect()
+            }
+            looks => {
+                // Flushes with nothing written between them leave the same.
+                let mut last = 0;
+                let differs = |cut: &&u64| {
+                    let before = starts.partition_point(|start| start < cut);
+                    std::mem::replace(&mut last, before) != before
+                };
+                let mut cuts: Vec<u64> = flushes.iter().filter(differs).chain(&starts).copied().collect();
+                cuts.sort_unstable();
+                let some = cuts.iter().step_by(cuts.len().div_ceil(looks as usize).max(1));
+                let choice = |nth: usize| [Choice::Dropped, Choice::Applied][nth % 2];
+                let look = |(nth, &cut)| Planned { look: true, ..at(cut, choice(nth)) };
+                some.enumerate().map(look).collect()
+            }
+        };
         for _ in 0..self.args.samples {
             let times = if self.rng.bool() { &flushes } else { &starts };
             let Some(&cut) = self.rng.choice(times) else { break };

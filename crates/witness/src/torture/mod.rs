@@ -1,0 +1,199 @@
+//! One file and its clones, tortured: threads that write, directly and by queues, clone, dedupe, exchange, cut and move
+//! parts of them, all at once, on a volume that the power cuts.
+//!
+//! Invariants: a run succeeds only if
+//! - each thread read in its part of the files what it had put there, all the time, and in the end so did the kernel;
+//! - what was in files that all changed at once was zeroes, or what somebody had written there;
+//! - behind a power cut, at flushes and at other times with any part of what was in doubt, each sector held what was in it
+//!   for certain when the last sync began, or something newer: by uxfs's recovery, and by the kernel's;
+//! - `uxfs check` and `xfs_repair -n` found nothing in any of these.
+
+mod cuts;
+mod field;
+mod site;
+mod work;
+
+use crate::chains::Tally;
+use crate::history::campaign::{Task, Which};
+use crate::history::geometry::Geometry;
+use crate::history::is_sound;
+use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
+use anyhow::{Context, Result, ensure};
+use blockdev::{MemoryOptions, Recorder, Recording};
+use clap::Args as ClapArgs;
+use fastrand::Rng;
+use site::{Expected, Site};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use uxfs::{ErrorKind, NewNode, OpenOptions, Volume};
+use work::Worker;
+
+/// Tortures one file and its clones by several threads, and has the power fail.
+#[derive(ClapArgs, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    which: Which,
+    /// How many runs on each geometry, with one seed after the other.
+    #[arg(long, default_value_t = 1)]
+    runs: u64,
+    /// Calls of a run, all threads together.
+    #[arg(long, default_value_t = 3_000)]
+    ops: u64,
+    /// Power cuts of a run.
+    #[arg(long, default_value_t = 30)]
+    cuts: u64,
+    /// How many of them the kernel recovers too.
+    #[arg(long, default_value_t = 3)]
+    kernel: u64,
+}
+
+/// Sizes of the caches that a run may have.
+const CACHES: [u64; 3] = [64 << 20, 1 << 20, 128 << 10];
+
+/// Blocks that are left free on a volume that is to be full.
+const LEFT_FREE: u64 = 2 << 20;
+
+/// Runs the command. `Ok(true)`: every run was right.
+pub fn run(args: &Args) -> Result<bool> {
+    let all: Vec<Geometry> =
+        crate::history::geometry::ALL.into_iter().filter(|geometry| geometry.shares()).collect();
+    let rest = format!("--ops {} --cuts {} --kernel {}", args.ops, args.cuts, args.kernel);
+    let tasks = args.which.tasks_on(&all, args.runs, "torture", &rest)?;
+    let unfinished = Mutex::new(Tally::default());
+    let outcome = args.which.all("", tasks, |task| {
+        let start = Instant::now();
+        let (found, said) = one(task, args)?;
+        *unfinished.lock().expect("no panic") += found;
+        Ok((args.ops, format!("{said}, {:.0} s", start.elapsed().as_secs_f64())))
+    })?;
+    print!("torture: what was unfinished:\n{}", unfinished.into_inner().expect("no panic"));
+    Ok(outcome.conclude("torture", "runs right", "calls"))
+}
+
+/// What was done, and what must be there.
+struct Done {
+    recording: Recording,
+    begun: u64,
+    expected: Expected,
+    full: u64,
+}
+
+fn one(task: &Task, args: &Args) -> Result<(Tally, String)> {
+    let folder = scratch()?;
+    let (image, base, mnt) =
+        (folder.path().join("image"), folder.path().join("base"), folder.path().join("mnt"));
+    mkfs(&image, &task.geometry.volume)?;
+    copy_sparse(&image, &base)?;
+    let result = (|| {
+        let done = torture(task, args, &image)?;
+        if task.seed.is_multiple_of(2) {
+            in_the_end(&image, &mnt, &done.expected)?;
+        }
+        std::fs::remove_file(&image)?;
+        let tally = cuts::all(task, args, &base, &mnt, &done).inspect_err(|_| {
+            if let Some(keep) = &args.which.keep {
+                let path = keep.join(format!("torture-{}-{}.trace", task.geometry.volume.name, task.seed));
+                // That it failed is what has to be told.
+                let _ =
+                    std::fs::create_dir_all(keep).and_then(|()| std::fs::write(path, done.expected.trace()));
+            }
+        })?;
+        Ok((tally, format!("{} calls, {} without space, {} cuts", args.ops, done.full, args.cuts)))
+    })();
+    if let (Err(_), Some(keep)) = (&result, &args.which.keep) {
+        std::fs::create_dir_all(keep)?;
+        let kept = keep.join(format!("torture-{}-{}.img", task.geometry.volume.name, task.seed));
+        copy_sparse(if image.exists() { &image } else { &base }, &kept)?;
+        println!("torture: kept {}", kept.display());
+    }
+    result
+}
+
+/// Bytes that a device of the volume writes as a whole.
+fn sector(task: &Task) -> u32 {
+    if task.geometry.volume.options.contains(&"-s") { 4096 } else { 512 }
+}
+
+/// Has the threads do it. Every other run ends with the volume closed.
+fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
+    let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
+    let device = MemoryOptions::new().sector_size(sector(task)).map_file(image)?;
+    let recorder = Arc::new(Recorder::new(Arc::new(device)));
+    let cache = CACHES[rng.usize(..CACHES.len())];
+    let options = OpenOptions::new().writable(true).cache_size(cache);
+    let volume = Volume::open_device(recorder.clone(), &options)?;
+    let exchanges = task.geometry.exchanges();
+    let site = Site::new(&volume, Arc::clone(&recorder), task.threads, exchanges, args.kernel > 0)?;
+    if task.geometry.tight {
+        let info = volume.info()?;
+        let file = volume.root()?.as_dir()?.create_file(b"filler", &NewNode::default())?.open()?;
+        let mut most = (info.free_blocks * u64::from(info.block_size)).saturating_sub(LEFT_FREE);
+        // Groups keep some of what is free for their trees.
+        while let Err(error) = file.allocate(0..most, true) {
+            ensure!(error.kind() == ErrorKind::NoSpace && most > LEFT_FREE, "filling the volume: {error}");
+            most -= LEFT_FREE;
+        }
+    }
+    site.sync(&volume)?;
+    let begun = recorder.moment();
+    let stop = AtomicBool::new(false);
+    let seeds: Vec<u64> = (0..task.threads).map(|_| rng.u64(..)).collect();
+    let full = std::thread::scope(|scope| {
+        let threads: Vec<_> = seeds
+            .into_iter()
+            .enumerate()
+            .map(|(thread, seed)| {
+                let (site, volume, stop) = (&site, &volume, &stop);
+                let steps = args.ops / task.threads as u64;
+                let mut worker = Worker {
+                    site,
+                    volume,
+                    thread,
+                    rng: Rng::with_seed(seed),
+                    tight: task.geometry.tight,
+                    full: 0,
+                };
+                scope.spawn(move || -> Result<u64> {
+                    for nth in 0..steps {
+                        if stop.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        worker.step().with_context(|| format!("call {nth}")).inspect_err(|_| {
+                            stop.store(true, Ordering::Relaxed);
+                        })?;
+                    }
+                    Ok(worker.full)
+                })
+            })
+            .collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<u64>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).sum::<Result<u64>>()
+    })?;
+    let expected = site.into_expected();
+    expected
+        .check(None, |name| {
+            let file = volume.open_file(name)?;
+            let mut bytes = vec![0; file.size() as usize];
+            file.read_at(&mut bytes, 0)?;
+            Ok(bytes)
+        })
+        .context("before the end")?;
+    if task.seed.is_multiple_of(2) {
+        volume.close()?;
+    }
+    drop(volume);
+    Ok(Done { recording: recorder.recording(), begun, expected, full })
+}
+
+/// What all judges say of a volume that was closed.
+fn in_the_end(image: &Path, mnt: &Path, expected: &Expected) -> Result<()> {
+    is_sound(image)?;
+    let mounted = Mounted::new(image, mnt, true).context("the kernel's mount")?;
+    let by_kernel = expected.check(None, |name| Ok(std::fs::read(mounted.dir().join(name))?));
+    mounted.unmount()?;
+    by_kernel.context("what the kernel sees in the end")
+}

@@ -1,0 +1,185 @@
+//! The files, and what must be in them.
+//!
+//! Invariants:
+//! - of the files that are known, each thread has a part in all, which it alone changes, at the same place; what moves
+//!   others' parts is done by one thread while the others wait;
+//! - what is in the common files nobody knows: but each sector of them is zero, or as somebody wrote it for them.
+
+use super::field::{Place, SECTOR, Span, number};
+use anyhow::{Context, Result, ensure};
+use blockdev::Recorder;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use uxfs::{File, NewNode, Volume};
+
+/// A file and its clones.
+pub(super) const KNOWN: [&str; 3] = ["file", "clone", "other"];
+/// Files that all change all the time.
+pub(super) const COMMON: [&str; 2] = ["common", "commons"];
+/// Numbers of what is written to common files have this bit.
+const OF_COMMON: u64 = 1 << 63;
+/// Bytes of a common file, most of the time.
+pub(super) const COMMON_BYTES: u64 = 1 << 20;
+
+/// A thread's part of each file, by sectors.
+pub(super) type Parts = [Vec<Place>; KNOWN.len()];
+
+/// What there is, and what must be in it.
+pub(super) struct Site {
+    pub(super) known: [File; KNOWN.len()],
+    pub(super) common: [File; COMMON.len()],
+    /// One a thread.
+    pub(super) parts: Vec<Mutex<Parts>>,
+    /// Sizes of the files that are known.
+    pub(super) sizes: Mutex<[Place; KNOWN.len()]>,
+    /// Who moves what others have holds it alone.
+    pub(super) order: RwLock<()>,
+    pub(super) block: u64,
+    /// Sectors of a part.
+    pub(super) part: usize,
+    pub(super) exchanges: bool,
+    /// What is in the files is also recovered by kernels.
+    pub(super) same_sizes: bool,
+    next: AtomicU64,
+    syncs: Mutex<Vec<Span>>,
+    trace: Mutex<Vec<(Span, String)>>,
+    clock: Arc<Recorder>,
+}
+
+/// What must be in the files, at any time.
+pub(super) struct Expected {
+    parts: Vec<Parts>,
+    sizes: [Place; KNOWN.len()],
+    syncs: Vec<Span>,
+    last: u64,
+    /// All that was done to the files that are known.
+    trace: Vec<(Span, String)>,
+}
+
+impl Site {
+    /// Makes the files on a fresh volume.
+    pub(super) fn new(
+        volume: &Volume,
+        clock: Arc<Recorder>,
+        threads: usize,
+        exchanges: bool,
+        same_sizes: bool,
+    ) -> Result<Self> {
+        let root = volume.root()?.as_dir()?;
+        let file = |name: &str, bytes: u64| -> Result<File> {
+            let file = root.create_file(name.as_bytes(), &NewNode::default())?.open()?;
+            file.set_len(bytes)?;
+            Ok(file)
+        };
+        let block = u64::from(root.node().metadata()?.block_size);
+        let part = (256 << 10).max(block * 16);
+        let bytes = part * threads as u64;
+        let part = part as usize / SECTOR;
+        let known = [file(KNOWN[0], bytes)?, file(KNOWN[1], bytes)?, file(KNOWN[2], bytes)?];
+        let common = [file(COMMON[0], COMMON_BYTES)?, file(COMMON[1], COMMON_BYTES)?];
+        let empty = || Mutex::new([(); KNOWN.len()].map(|()| vec![Place::new(0); part]));
+        volume.sync()?;
+        Ok(Self {
+            known,
+            common,
+            parts: (0..threads).map(|_| empty()).collect(),
+            sizes: Mutex::new([(); KNOWN.len()].map(|()| Place::new(bytes))),
+            order: RwLock::new(()),
+            block,
+            part,
+            exchanges,
+            same_sizes,
+            next: AtomicU64::new(1),
+            syncs: Mutex::default(),
+            trace: Mutex::default(),
+            clock,
+        })
+    }
+
+    /// A time that nothing else has.
+    pub(super) fn now(&self) -> u64 {
+        self.clock.moment()
+    }
+
+    /// A number that nothing else has.
+    pub(super) fn number(&self, of_common: bool) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed) | if of_common { OF_COMMON } else { 0 }
+    }
+
+    /// Everything that had ended before this time was synced.
+    pub(super) fn durable(&self) -> u64 {
+        self.syncs.lock().expect("no panic").iter().map(|sync| sync.begun).max().unwrap_or(0)
+    }
+
+    /// Makes all durable.
+    pub(super) fn sync(&self, volume: &Volume) -> Result<()> {
+        let begun = self.now();
+        volume.sync()?;
+        let sync = Span { begun, ended: self.now() };
+        self.syncs.lock().expect("no panic").push(sync);
+        self.note(sync, "sync".to_owned());
+        Ok(())
+    }
+
+    /// Whether this can be in a common file.
+    pub(super) fn is_common(&self, number: u64) -> bool {
+        is_common(number, self.next.load(Ordering::Relaxed))
+    }
+
+    /// Keeps for people what was done when.
+    pub(super) fn note(&self, span: Span, what: String) {
+        self.trace.lock().expect("no panic").push((span, what));
+    }
+
+    /// What must be there, when nobody changes it any more.
+    pub(super) fn into_expected(self) -> Expected {
+        Expected {
+            parts: self.parts.into_iter().map(|part| part.into_inner().expect("no panic")).collect(),
+            sizes: self.sizes.into_inner().expect("no panic"),
+            syncs: self.syncs.into_inner().expect("no panic"),
+            trace: self.trace.into_inner().expect("no panic"),
+            last: self.next.into_inner(),
+        }
+    }
+}
+
+fn is_common(number: u64, next: u64) -> bool {
+    number == 0 || number & OF_COMMON != 0 && number & !OF_COMMON < next
+}
+
+impl Expected {
+    /// What was done, a line a call, in the order in which the calls ended.
+    pub(super) fn trace(&self) -> String {
+        let line = |(span, what): &(Span, String)| format!("{} to {}: {what}\n", span.begun, span.ended);
+        self.trace.iter().map(line).collect()
+    }
+
+    /// Whether all files are as they may be behind a crash at `cut`; without one, as they must be in the end.
+    pub(super) fn check(&self, cut: Option<u64>, read: impl Fn(&str) -> Result<Vec<u8>>) -> Result<()> {
+        let before = |sync: &&Span| cut.is_none_or(|cut| sync.ended < cut);
+        let durable = self.syncs.iter().filter(before).map(|sync| sync.begun).max().unwrap_or(0);
+        let may_be = |place: &Place, number: u64| match cut {
+            Some(cut) => place.may_be_behind(number, cut, durable),
+            None => place.may_be(number),
+        };
+        for (file, name) in KNOWN.into_iter().enumerate() {
+            let bytes = read(name)?;
+            ensure!(may_be(&self.sizes[file], bytes.len() as u64), "{name} has {} bytes", bytes.len());
+            let places = self.parts.iter().flat_map(|parts| &parts[file]);
+            for (nth, (sector, place)) in bytes.chunks(SECTOR).zip(places).enumerate() {
+                let found = number(sector).with_context(|| format!("{name}, sector {nth}"))?;
+                ensure!(
+                    may_be(place, found),
+                    "{name}, sector {nth}: {found:x} at {cut:?}, synced at {durable}, instead of one of {place:?}"
+                );
+            }
+        }
+        for name in COMMON {
+            for (nth, sector) in read(name)?.chunks(SECTOR).enumerate() {
+                let found = number(sector).with_context(|| format!("{name}, sector {nth}"))?;
+                ensure!(is_common(found, self.last), "{name}, sector {nth}: {found:x} is not of this file");
+            }
+        }
+        Ok(())
+    }
+}
