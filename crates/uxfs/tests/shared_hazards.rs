@@ -4,12 +4,14 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, MemoryDevice};
+use blockdev::{BlockDevice, DeviceError, Durability, Layer, MemoryDevice};
 use common::{mounted, repair_finds_nothing};
 use fileio::testing::{CHANGE, at};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 use uxfs::{
     AlignedBuf, ErrorKind, Extent, File, MkfsOptions, NewNode, OpenOptions, Result, Volume, check_device,
@@ -252,6 +254,31 @@ fn too_little_space_for_copies_changes_nothing() {
     ends_well(&device, volume);
 }
 
+/// There is room for all copies of a write: what is set aside for later writes beside the first must not be what the last
+/// one lacks.
+#[test]
+fn what_is_staged_for_later_is_not_what_the_write_lacks() {
+    // Around what is set aside for one piece, and for several.
+    for left in [40, 70, 100, 140] {
+        let (device, volume) = made();
+        let (one, other) = (file(&volume, "one"), file(&volume, "other"));
+        one.write_at(&vec![1; 640 * BLOCK as usize], 0).expect("written");
+        for at in 0..20 {
+            one.clone_range(at * 32 * BLOCK, &other, at * 32 * BLOCK, BLOCK).expect("a clone");
+        }
+        let filler = fill(&volume, left);
+        one.overwrite_at(&vec![2; 640 * BLOCK as usize], 0).unwrap_or_else(|error| panic!("{left}: {error}"));
+        let mut found = vec![0; 640 * BLOCK as usize];
+        one.read_at(&mut found, 0).expect("read");
+        assert!(found.iter().all(|&byte| byte == 2));
+        other.read_at(&mut found[..BLOCK as usize], 19 * 32 * BLOCK).expect("read");
+        assert!(found[..BLOCK as usize].iter().all(|&byte| byte == 1), "the other has changed");
+        remove(&volume, filler);
+        drop((one, other));
+        ends_well(&device, volume);
+    }
+}
+
 /// Space that is staged for later writes goes back when somebody needs it.
 #[test]
 fn what_is_staged_is_given_back_when_space_is_short() {
@@ -373,4 +400,56 @@ fn threads_share_and_write_at_once() {
     }
     drop((golden, pool));
     ends_well(&device, volume);
+}
+
+/// Panics at a write of the thread that made it while it is armed.
+#[derive(Debug)]
+struct Panics {
+    armed: AtomicBool,
+    of: ThreadId,
+    inner: Arc<dyn BlockDevice>,
+}
+
+impl Layer for Panics {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
+    }
+
+    fn pass_write(
+        &self,
+        offset: u64,
+        buf: &[u8],
+        durability: Durability,
+    ) -> std::result::Result<(), DeviceError> {
+        let panics = thread::current().id() == self.of && self.armed.swap(false, Ordering::SeqCst);
+        assert!(!panics, "a device that panics");
+        self.inner.write(offset, buf, durability)
+    }
+}
+
+/// A device that panics in the midst of a copy: the next to write there finds his own bytes.
+#[test]
+fn a_write_that_panicked_leaves_no_claim() {
+    let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
+    mkfs_device(Arc::clone(&memory), &MkfsOptions::new().small(true), true).expect("a volume");
+    let device = Arc::new(Panics {
+        armed: AtomicBool::new(false),
+        of: thread::current().id(),
+        inner: Arc::clone(&memory),
+    });
+    let volume = Volume::open_device(device.clone(), &OpenOptions::new().writable(true)).expect("it opens");
+    let (one, other) = (file(&volume, "one"), file(&volume, "other"));
+    one.write_at(&[1; 8 * BLOCK as usize], 0).expect("written");
+    one.clone_range(0, &other, 0, 0).expect("a clone");
+    one.overwrite_at(&[1; 100], 4 * BLOCK).expect("what is shared is known");
+    device.armed.store(true, Ordering::SeqCst);
+    catch_unwind(AssertUnwindSafe(|| one.write_at(&[2; BLOCK as usize], 0))).expect_err("it panics");
+    assert!(!device.armed.load(Ordering::SeqCst));
+    one.punch_hole(0..BLOCK).expect("a hole");
+    one.write_at(&[3; BLOCK as usize], 0).expect("written");
+    let mut found = [0; BLOCK as usize];
+    one.read_at(&mut found, 0).expect("read");
+    assert!(found == [3; BLOCK as usize], "found {}", found[0]);
+    drop((one, other));
+    ends_well(&memory, volume);
 }

@@ -17,6 +17,30 @@ use super::{DirectFile, Outcome};
 use crate::testing::{CHANGE, point};
 use crate::{CopyOnWrite, FileError, FileMapping, Refusal};
 
+/// What a write has staged. However that ends, by a device that panics too, nothing is claimed behind it: the next to write
+/// there would have what this one left in the place of its own.
+pub(super) struct Claim<'a, M: FileMapping> {
+    file: &'a DirectFile<M>,
+    blocks: Range<u64>,
+}
+
+impl<M: FileMapping> Claim<'_, M> {
+    /// The write is over.
+    pub(super) fn was_taken(mut self) {
+        self.blocks = 0..0;
+    }
+}
+
+impl<M: FileMapping> Drop for Claim<'_, M> {
+    fn drop(&mut self) {
+        if !self.blocks.is_empty()
+            && let Some(copier) = self.file.map().copy_on_write()
+        {
+            copier.unstage(self.blocks.clone());
+        }
+    }
+}
+
 impl<M: FileMapping> DirectFile<M> {
     /// Whether an overwrite was refused that can be done by copying.
     #[cold]
@@ -70,10 +94,16 @@ impl<M: FileMapping> DirectFile<M> {
         let blocks = self.blocks_around(offset..offset + buf.len() as u64);
         let map = |source| FileError::Map { offset, source };
         copier.stage(blocks.clone()).map_err(map)?;
-        // Whatever fails from here on, nothing is claimed behind it.
-        self.write_where_staged(offset, buf)
-            .and_then(|()| copier.replace(blocks.clone()).map_err(map))
-            .inspect_err(|_| copier.unstage(blocks))
+        let claim = self.claim(blocks.clone());
+        self.write_where_staged(offset, buf)?;
+        copier.replace(blocks).map_err(map)?;
+        claim.was_taken();
+        Ok(())
+    }
+
+    /// What was staged in `blocks` for a write that is about to begin.
+    pub(super) fn claim(&self, blocks: Range<u64>) -> Claim<'_, M> {
+        Claim { file: self, blocks }
     }
 
     /// Puts data where they belong: in place, or where shared blocks of them are staged.

@@ -181,14 +181,11 @@ impl<M: FileMappingMut> DirectFile<M> {
             self.zero_behind_end(size, offset)?;
         }
         self.map().allocate(blocks.clone()).map_err(|source| FileError::Map { offset, source })?;
+        let claim = self.claim(blocks.clone());
         let grown = (end > size).then_some(end);
-        let written = self.write_blocks(offset, buf, blocks.clone()).and_then(|()| {
-            self.map().written(blocks.clone(), grown).map_err(|source| FileError::Map { offset, source })
-        });
-        if let (Err(_), Some(copier)) = (&written, self.map().copy_on_write()) {
-            copier.unstage(blocks);
-        }
-        written?;
+        self.write_blocks(offset, buf, blocks.clone())?;
+        self.map().written(blocks, grown).map_err(|source| FileError::Map { offset, source })?;
+        claim.was_taken();
         Ok(buf.len())
     }
 

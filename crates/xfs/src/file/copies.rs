@@ -128,14 +128,33 @@ impl Volume {
             return Ok(());
         }
         self.check_block_change(entry)?;
-        for (part, goes) in parts {
-            if let Goes::Elsewhere(start) = goes {
-                self.stage_part(entry, &mut fork, part, start)?;
+        match self.stage_parts(entry, &mut fork, &blocks, hint(&entry.peek())) {
+            // What was staged beside some of it may be what the rest lacks.
+            Err(Error::NoSpace) => {
+                self.give_back(entry, &mut fork, &(FileBlock(0)..FileBlock(u64::MAX)))?;
+                self.stage_parts(entry, &mut fork, &blocks, 1)?;
             }
+            staged => staged?,
         }
         for (part, goes) in self.parts_of(entry, &fork, blocks)? {
             if matches!(goes, Goes::Staged(_)) {
                 fork.mark(&part, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stages space for all shared blocks of a file in `blocks`, by this hint.
+    fn stage_parts(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        fork: &mut CowFork,
+        blocks: &Blocks,
+        hint: u32,
+    ) -> Result<()> {
+        for (part, goes) in self.parts_of(entry, fork, blocks.clone())? {
+            if let Goes::Elsewhere(start) = goes {
+                self.stage_part(entry, fork, part, (start, hint))?;
             }
         }
         Ok(())
@@ -147,7 +166,7 @@ impl Volume {
         entry: &Arc<InodeEntry>,
         fork: &mut CowFork,
         part: Blocks,
-        start: FsBlock,
+        (start, hint): (FsBlock, u32),
     ) -> Result<()> {
         let mut at = part.start;
         while at < part.end {
@@ -162,7 +181,7 @@ impl Volume {
                 continue;
             }
             while let Some(missing) = first_unstaged(fork, at..end) {
-                self.stage_some(entry, fork, missing, from)?;
+                self.stage_some(entry, fork, missing, (from, hint))?;
             }
             at = end;
         }
@@ -176,9 +195,9 @@ impl Volume {
         entry: &Arc<InodeEntry>,
         fork: &mut CowFork,
         missing: Blocks,
-        near: FsBlock,
+        (near, hint): (FsBlock, u32),
     ) -> Result<()> {
-        let mut staging = Staging::new(fork, missing, hint(&entry.peek()));
+        let mut staging = Staging::new(fork, missing, hint);
         let mut len = staging.blocks().min(EXTENT_BLOCKS_MAX);
         let mut trans = loop {
             let need = Need::new(self.geometry()).blocks(len).extents(1).counts(1).rmaps(1).steps(2);
