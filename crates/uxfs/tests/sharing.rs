@@ -4,38 +4,12 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
+use common::files::{Random, new_file, opened, said};
 use common::{mounted, repair_finds_nothing};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uxfs::{AlignedBuf, Deduped, ErrorKind, File, NewNode, OpenOptions, Result, Volume};
-
-/// A small generator (xorshift64*), so that a printed seed replays a run.
-struct Random(u64);
-
-impl Random {
-    /// Seeded from UXFS_SEED or the clock; prints the seed, which the harness shows if the test fails.
-    fn seeded() -> Self {
-        let now = || std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
-        let seed = std::env::var("UXFS_SEED").ok().map_or_else(now, |seed| seed.parse().expect("UXFS_SEED"));
-        println!("replay with UXFS_SEED={seed}");
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) % bound
-    }
-}
-
-fn run(command: &mut Command) -> String {
-    let out = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{command:?}: {text}");
-    text
-}
+use uxfs::{AlignedBuf, Deduped, ErrorKind, File, Result, Volume};
 
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").expect("a place in memory")
@@ -44,28 +18,13 @@ fn scratch() -> tempfile::TempDir {
 fn made(dir: &Path, options: &[&str]) -> PathBuf {
     let image = dir.join("volume.img");
     std::fs::File::create(&image).and_then(|file| file.set_len(320 << 20)).expect("a sparse image");
-    run(Command::new("mkfs.xfs").args(["-q", "-f"]).args(options).arg(&image));
+    said(Command::new("mkfs.xfs").args(["-q", "-f"]).args(options).arg(&image));
     image
 }
 
 /// What volumes differ in that matters here.
 const VOLUMES: [&[&str]; 3] =
     [&["-m", "rmapbt=0"], &["-m", "rmapbt=1"], &["-m", "rmapbt=1", "-b", "size=1024"]];
-
-/// A program that another test is just starting has, until it runs, all files open that this process had.
-fn open(image: &Path) -> Volume {
-    loop {
-        match Volume::open(image, &OpenOptions::new().writable(true)) {
-            Err(error) if error.kind() == ErrorKind::Locked => std::thread::yield_now(),
-            other => return other.expect("opens"),
-        }
-    }
-}
-
-fn new_file(volume: &Volume, name: &str) -> File {
-    let root = volume.root().unwrap().as_dir().unwrap();
-    root.create_file(name.as_bytes(), &NewNode::default()).unwrap().open().unwrap()
-}
 
 /// The content of all files, as the kernel reads them.
 fn content(image: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -93,7 +52,7 @@ fn judge(image: &Path, expected: &BTreeMap<String, Vec<u8>>, what: &str) {
     }
     repair_finds_nothing(image);
     mounted(image, |at| {
-        run(Command::new("bash")
+        said(Command::new("bash")
             .args([
                 "-euc",
                 "cd $1; for f in *; do s=$(stat -c %s $f); \
@@ -104,7 +63,7 @@ fn judge(image: &Path, expected: &BTreeMap<String, Vec<u8>>, what: &str) {
             .arg(at));
     });
     repair_finds_nothing(image);
-    mounted(image, |at| drop(run(Command::new("bash").args(["-euc", "rm -rf $1/*; sync", "bash"]).arg(at))));
+    mounted(image, |at| drop(said(Command::new("bash").args(["-euc", "rm -rf $1/*; sync", "bash"]).arg(at))));
     repair_finds_nothing(image);
 }
 
@@ -131,7 +90,7 @@ struct Site {
 
 impl Site {
     fn new(image: &Path, count: usize) -> Self {
-        let volume = open(image);
+        let volume = opened(image);
         let files = (0..count).map(|n| new_file(&volume, &format!("f{n}"))).collect();
         Self { volume, files, model: vec![Vec::new(); count] }
     }
@@ -180,7 +139,7 @@ impl Site {
         // What a crash would leave now, with what is staged, for the kernel to recover.
         volume.sync().unwrap();
         let copy = image.with_file_name("crashed.img");
-        run(Command::new("cp").arg("--sparse=always").args([image, &copy]));
+        said(Command::new("cp").arg("--sparse=always").args([image, &copy]));
         drop((files, volume));
         judge(&copy, &expected, what);
     }
@@ -335,7 +294,7 @@ fn a_kernel_says_and_does_the_same() {
             }
         });
         let twin = dir.path().join("twin.img");
-        run(Command::new("cp").arg("--sparse=always").args([&image, &twin]));
+        said(Command::new("cp").arg("--sparse=always").args([&image, &twin]));
         let asked: Vec<Ask> = (0..120).map(|_| ask(&mut random, block)).collect();
         let mut answers = Vec::new();
         let mut states = Vec::new();
@@ -347,7 +306,7 @@ fn a_kernel_says_and_does_the_same() {
                 }));
             }
         });
-        let volume = open(&image);
+        let volume = opened(&image);
         let files: Vec<_> = (0..TWINS).map(|n| volume.open_file(format!("f{n}")).unwrap()).collect();
         for (nth, ask) in asked.iter().enumerate() {
             let came = ask_us(&files, ask);

@@ -3,10 +3,11 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
+use common::files::{fill, new_file, opened, remove};
 use common::{mounted, repair_finds_nothing};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uxfs::{Changes, ErrorKind, File, NewNode, OpenOptions, Volume};
+use uxfs::{Changes, ErrorKind, File, Volume};
 
 const BLOCK: u64 = 4096;
 
@@ -16,25 +17,6 @@ fn made(dir: &Path, mib: u64) -> PathBuf {
     let out = Command::new("mkfs.xfs").args(["-q", "-f"]).arg(&image).output().expect("mkfs.xfs");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     image
-}
-
-/// A program that another test is just starting has, until it runs, all files open that this process had.
-fn open(image: &Path) -> Volume {
-    loop {
-        match Volume::open(image, &OpenOptions::new().writable(true)) {
-            Err(error) if error.kind() == ErrorKind::Locked => std::thread::yield_now(),
-            other => return other.expect("opens"),
-        }
-    }
-}
-
-fn new_file(volume: &Volume, name: &str) -> File {
-    let root = volume.root().unwrap().as_dir().unwrap();
-    root.create_file(name.as_bytes(), &NewNode::default()).unwrap().open().unwrap()
-}
-
-fn unlink(volume: &Volume, name: &str) {
-    volume.root().unwrap().as_dir().unwrap().remove_file(name.as_bytes()).unwrap();
 }
 
 /// `byte` in all of so many blocks.
@@ -50,22 +32,6 @@ fn holds(file: &File, block: u64, byte: u8) {
     assert_eq!(wrong.map(|at| (at, found[at])), None, "block {block} of {byte:#x}");
 }
 
-/// Leaves nothing free.
-fn fill(volume: &Volume) -> File {
-    let filler = new_file(volume, "filler");
-    let (mut end, mut len) = (0, 64 << 20);
-    while len >= BLOCK {
-        match filler.allocate(end..end + len, false) {
-            Ok(()) => end += len,
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-                len /= 2;
-            }
-        }
-    }
-    filler
-}
-
 fn end(volume: Volume, image: &Path) {
     volume.close().unwrap();
     drop(volume);
@@ -79,14 +45,14 @@ fn end(volume: Volume, image: &Path) {
 fn what_is_staged_does_not_take_the_place_of_blanked_blocks() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let image = made(dir.path(), 320);
-    let volume = open(&image);
+    let volume = opened(&image);
     let (file, other) = (new_file(&volume, "file"), new_file(&volume, "other"));
     file.write_at(&blocks(0x11, 32), 0).unwrap();
     file.clone_range(0, &other, 0, 0).unwrap();
     // Stages for blocks beside it as well.
     file.write_at(&blocks(0x22, 1), 0).unwrap();
     drop(other);
-    unlink(&volume, "other");
+    remove(&volume, "other");
     volume.sync().unwrap();
     file.zero_range(BLOCK..2 * BLOCK, false).unwrap();
     file.write_at(&blocks(0x33, 1), BLOCK).unwrap();
@@ -103,12 +69,12 @@ fn what_is_staged_does_not_take_the_place_of_blanked_blocks() {
 fn what_a_failed_write_had_staged_does_not_come_back() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let image = made(dir.path(), 320);
-    let volume = open(&image);
+    let volume = opened(&image);
     let (file, other) = (new_file(&volume, "file"), new_file(&volume, "other"));
     file.write_at(&blocks(0x11, 64), 0).unwrap();
     file.clone_range(0, &other, 0, 0).unwrap();
     file.overwrite_at(&blocks(0x22, 1), 0).unwrap();
-    let filler = fill(&volume);
+    let filler = fill(&volume, "filler");
     // Every other block that something is staged for: more extents than fit into the inode.
     let failed = (2..32).step_by(2).find(|block| match file.overwrite_at(&blocks(0x22, 1), block * BLOCK) {
         Ok(()) => false,
@@ -122,7 +88,7 @@ fn what_a_failed_write_had_staged_does_not_come_back() {
     holds(&file, failed - 2, 0x22);
     file.set_len(4 * BLOCK).unwrap();
     drop(filler);
-    unlink(&volume, "filler");
+    remove(&volume, "filler");
     volume.sync().unwrap();
     file.write_at(&blocks(0x33, 1), failed * BLOCK).unwrap();
     holds(&file, failed, 0x33);
@@ -136,14 +102,14 @@ fn what_a_failed_write_had_staged_does_not_come_back() {
 fn what_is_staged_for_later_goes_back_when_space_is_short() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let image = made(dir.path(), 320);
-    let volume = open(&image);
+    let volume = opened(&image);
     let (file, other) = (new_file(&volume, "file"), new_file(&volume, "other"));
     let hint = Changes { cow_extent_size: Some(32 << 20), ..Changes::default() };
     file.node().change(&hint).unwrap();
     file.write_at(&blocks(0x11, 64), 0).unwrap();
     file.clone_range(0, &other, 0, 0).unwrap();
     file.write_at(&blocks(0x22, 1), 0).unwrap();
-    drop(fill(&volume));
+    drop(fill(&volume, "filler"));
     let before = volume.info().unwrap().free_blocks;
     drop(file);
     volume.sync().unwrap();
@@ -158,13 +124,13 @@ fn what_is_staged_for_later_goes_back_when_space_is_short() {
 fn what_is_staged_for_later_goes_back_for_another_copy() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let image = made(dir.path(), 320);
-    let volume = open(&image);
+    let volume = opened(&image);
     let (file, other) = (new_file(&volume, "file"), new_file(&volume, "other"));
     file.write_at(&blocks(0x11, 64), 0).unwrap();
     file.clone_range(0, &other, 0, 0).unwrap();
     let hint = Changes { cow_extent_size: Some(32 << 20), ..Changes::default() };
     file.node().change(&hint).unwrap();
-    let filler = fill(&volume);
+    let filler = fill(&volume, "filler");
     let kept_back = volume.info().unwrap().free_blocks;
     let end_of_filler = filler.size();
     filler.set_len(end_of_filler - (40 << 20)).unwrap();

@@ -1,6 +1,8 @@
 //! Volumes to write to, and the kernel's view of them.
 
 mod crash;
+#[allow(dead_code, reason = "each test uses its part")]
+pub mod files;
 
 #[allow(unused_imports, reason = "not every test names its type")]
 pub use crash::Opened;

@@ -1,0 +1,77 @@
+//! Volumes that are opened, files that are made in them, and space that is taken.
+
+use std::path::Path;
+use std::process::Command;
+use uxfs::{ErrorKind, File, NewNode, OpenOptions, Volume};
+
+/// A small generator (xorshift64*), so that a printed seed replays a run.
+pub struct Random(pub u64);
+
+impl Random {
+    /// Seeded from UXFS_SEED or the clock; prints the seed, which the harness shows if the test fails.
+    pub fn seeded() -> Self {
+        let now = || std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+        let seed = std::env::var("UXFS_SEED").ok().map_or_else(now, |seed| seed.parse().expect("UXFS_SEED"));
+        println!("replay with UXFS_SEED={seed}");
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) % bound
+    }
+}
+
+/// What a program says that must not fail.
+pub fn said(command: &mut Command) -> String {
+    let out = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{command:?}: {text}");
+    text
+}
+
+/// Opens a volume for writing. A program that another test is just starting has, until it runs, all files open that this
+/// process had.
+pub fn opened(image: &Path) -> Volume {
+    loop {
+        match Volume::open(image, &OpenOptions::new().writable(true)) {
+            Err(error) if error.kind() == ErrorKind::Locked => std::thread::yield_now(),
+            other => return other.expect("opens"),
+        }
+    }
+}
+
+/// Makes a file in the root directory.
+pub fn new_file(volume: &Volume, name: &str) -> File {
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    root.create_file(name.as_bytes(), &NewNode::default()).expect("made").open().expect("opened")
+}
+
+/// Takes a name out of the root directory.
+pub fn remove(volume: &Volume, name: &str) {
+    volume
+        .root()
+        .expect("root")
+        .as_dir()
+        .expect("a directory")
+        .remove_file(name.as_bytes())
+        .expect("removed");
+}
+
+/// A file that has all space that a file can have.
+pub fn fill(volume: &Volume, name: &str) -> File {
+    let filler = new_file(volume, name);
+    let (mut end, mut len) = (0, 64 << 20);
+    while len >= 1024 {
+        match filler.allocate(end..end + len, false) {
+            Ok(()) => end += len,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                len /= 2;
+            }
+        }
+    }
+    filler
+}
