@@ -124,6 +124,26 @@ fn exchanges_are_the_kernels() {
     }
 }
 
+/// Power that goes behind an exchange and a write to one of the files, before anybody synced: the other file has all that
+/// it had or all that it got, and not what was just written.
+#[test]
+fn a_write_behind_an_exchange_is_in_no_other_file_behind_a_crash() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
+    let image = made(dir.path(), &[]);
+    let before = content(&image);
+    let (volume, cut) = (open(&image), dir.path().join("cut.img"));
+    let (one, other) = (volume.open_file("two").unwrap(), volume.open_file("other").unwrap());
+    one.exchange_range(0, &other, 0, None, ExchangeOptions::new()).unwrap();
+    other.write_at(&[99; 8 << 10], 4 << 10).unwrap();
+    run(Command::new("cp").arg("--sparse=always").args([&image, &cut]));
+    let behind = content(&cut);
+    repair_finds_nothing(&cut);
+    let whole = ["two", "other"].map(|name| behind["two"] == before[name]);
+    assert!(whole == [true, false] || whole == [false, true], "neither what it had nor what it got");
+    drop((one, other));
+    volume.close().unwrap();
+}
+
 /// Writes behind an exchange go where the blocks are now, and leave those who share them alone.
 #[test]
 fn writes_behind_an_exchange_spare_who_shares() {

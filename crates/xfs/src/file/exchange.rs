@@ -6,7 +6,9 @@
 //! Invariants:
 //! - blocks for all that either map may need are reserved before anything changes, and what the maps' trees give back on
 //!   the way stays with the transaction: it never lacks space half-way;
-//! - if either file has the flag for shared blocks, both have it before any block moves.
+//! - if either file has the flag for shared blocks, both have it before any block moves;
+//! - it is in the log for good before anybody can write to either range: such a write goes in place, to what the other file
+//!   would have again behind a crash.
 
 use super::{Blocks, join_file};
 use crate::bmap::edit::extent_limit;
@@ -63,8 +65,8 @@ impl Volume {
         }
     }
 
-    /// Has two files exchange blocks. The caller keeps everybody off both ranges, whole blocks; where sizes change, off all
-    /// behind them too, and nothing holds data behind the ends.
+    /// Has two files exchange blocks; durable when this returns. The caller keeps everybody off both ranges, whole blocks;
+    /// where sizes change, off all behind them too, and nothing holds data behind the ends.
     pub fn exchange_blocks(self: &Arc<Self>, exchange: &ExchangeBlocks<'_>) -> Result<()> {
         self.check_exchanging()?;
         let mut files = exchange.files.to_vec();
@@ -107,8 +109,8 @@ impl Volume {
             flags,
             sizes: exchange.sizes.unwrap_or([u64::MAX; 2]),
         });
-        trans.commit()?;
-        Ok(())
+        let seq = trans.commit()?;
+        self.write_side()?.journal.force(seq)
     }
 
     /// What it takes at most. [`Error::TooManyExtents`] if either file could get more than it may have.
