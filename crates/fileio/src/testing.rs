@@ -19,8 +19,15 @@ pub const COMMITTED: &str = "a transaction is committed";
 #[inline(always)]
 pub fn point(_: &'static str) {}
 
+/// Whether each part of a transaction is to be in the log for good before the next one begins.
+#[cfg(not(feature = "testing"))]
+#[inline(always)]
+pub const fn parts_land() -> bool {
+    false
+}
+
 #[cfg(feature = "testing")]
-pub use hooks::{at, at_each, before_next_hold, behind_commits, point};
+pub use hooks::{at, at_each, before_next_hold, behind_commits, part_by_part, parts_land, point};
 
 #[cfg(feature = "testing")]
 mod hooks {
@@ -43,6 +50,7 @@ mod hooks {
         static WAITING: RefCell<Vec<Waiting>> = const { RefCell::new(Vec::new()) };
         static EACH: RefCell<Option<Each>> = const { RefCell::new(None) };
         static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+        static PARTS_LAND: Cell<bool> = const { Cell::new(false) };
     }
 
     /// Has `work` happen when this thread comes to `place` next. Of several at one place, each has its turn, in order.
@@ -66,6 +74,20 @@ mod hooks {
     /// [`at_each`] commit.
     pub fn behind_commits<R>(step: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
         at_each(COMMITTED, step, work)
+    }
+
+    /// Has each part of each transaction of this thread be in the log for good before the next one begins, during `work`:
+    /// so that a crash can come between any two.
+    pub fn part_by_part<R>(work: impl FnOnce() -> R) -> R {
+        let before = PARTS_LAND.replace(true);
+        let done = work();
+        PARTS_LAND.set(before);
+        done
+    }
+
+    /// Whether [`part_by_part`] asks for it.
+    pub fn parts_land() -> bool {
+        PARTS_LAND.get()
     }
 
     /// A point that a thread comes to.
