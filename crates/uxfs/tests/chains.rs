@@ -3,7 +3,7 @@
 //! them.
 //!
 //! Cut at flushes all over the run, uxfs finishes what the log has unfinished, and so does the kernel; of an exchange, all
-//! is there or nothing.
+//! is there or nothing, also for who only reads the volume as it was left.
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
@@ -103,6 +103,15 @@ fn pair_of(content: impl Fn(&str) -> Vec<u8>) -> [u8; 2] {
     })
 }
 
+fn pair_in(volume: &Volume) -> [u8; 2] {
+    pair_of(|name| {
+        let file = volume.open_file(name).unwrap();
+        let mut bytes = vec![0; file.size() as usize];
+        file.read_at(&mut bytes, 0).unwrap();
+        bytes
+    })
+}
+
 fn judge(image: &Path, what: &str) {
     repair_finds_nothing(image);
     mounted(image, |at| {
@@ -173,15 +182,15 @@ fn chains_that_are_cut_are_finished_by_us_and_by_the_kernel() {
             mounted(&theirs, |_| ());
             judge(&theirs, &format!("{what}, by the kernel"));
         }
+        // Who only reads sees what is there once all of it is finished.
+        let reader = Volume::open_device(stage.clone(), &OpenOptions::new()).expect("read");
+        let seen = pair_in(&reader);
+        drop(reader);
         let volume =
             Volume::open_device(stage.clone(), &OpenOptions::new().writable(true)).expect("recovered");
-        let pair = pair_of(|name| {
-            let file = volume.open_file(name).unwrap();
-            let mut bytes = vec![0; file.size() as usize];
-            file.read_at(&mut bytes, 0).unwrap();
-            bytes
-        });
+        let pair = pair_in(&volume);
         assert!(pair == [1, 2] || pair == [2, 1], "{what}: {pair:?}");
+        assert_eq!(pair, seen, "{what}");
         volume.close().expect("closed");
         drop(volume);
         let report = check_device(stage.clone(), &OpenOptions::new()).expect("checked");

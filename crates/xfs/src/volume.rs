@@ -149,8 +149,16 @@ impl Volume {
                 replayed.check_writable()?;
                 recovered = Some(replayed.write()?);
             } else {
-                let (patched, what) = replayed.into_device();
+                let (patched, what) = if replayed.owes() {
+                    // Files that the unfinished work is about would be neither as they were nor as they were to be.
+                    let finished = recovery::finish_in_memory(&device, options);
+                    finished.unwrap_or_else(|error| replayed.into_device_despite(&error))
+                } else {
+                    replayed.into_device()
+                };
                 device = patched;
+                // With the counters of what was finished.
+                superblock = read_superblock(&*device)?;
                 report = OnceLock::from(what);
             }
         }

@@ -5,7 +5,7 @@
 //!   (clean)           (records)   (transactions)        │
 //!                                                 replay, into sectors in memory ──> verify ──> counters
 //!                                                       │ (replay, patch)                     (settle)
-//!                       open for reading: they stay a layer over the device
+//!                       open for reading: they stay a layer over the device, if nothing was promised (else: scratch)
 //!                       open for writing: written, flushed; then the journal goes on behind the head, and
 //!                       what was promised is carried out (finish)
 //! ```
@@ -24,6 +24,7 @@ mod reading;
 mod records;
 mod replay;
 mod report;
+mod scratch;
 mod settle;
 mod staged;
 mod survey;
@@ -34,6 +35,7 @@ mod wholes;
 
 pub use chains::{LoggedChain, LoggedIntent, unfinished_chains};
 pub use report::{Counts, Report};
+pub(crate) use scratch::finish_in_memory;
 pub(crate) use staged::free_staged;
 
 use crate::error::{Error, Result};
@@ -141,6 +143,17 @@ impl Replayed {
     /// The superblock after the replay, with counters that are right.
     pub(crate) fn superblock(&self) -> &Superblock {
         &self.superblock
+    }
+
+    /// Whether work was begun and not finished.
+    pub(crate) fn owes(&self) -> bool {
+        !self.unfinished.is_empty()
+    }
+
+    /// The volume as it is after the replay, for reading, though what was promised cannot be done.
+    pub(crate) fn into_device_despite(mut self, error: &Error) -> (Arc<dyn BlockDevice>, Report) {
+        self.report.obstacle.get_or_insert_with(|| error.to_string());
+        self.into_device()
     }
 
     /// The volume as it is after the replay, for reading.
