@@ -1,7 +1,7 @@
 //! Small runs of the workloads on files: what they report, and what they leave on the volume, as the kernel and
 //! `xfs_repair` see it. Needs root and xfsprogs, as the kernel has to mount the volume.
 
-use oracles::Mounted;
+use oracles::{Mounted, xfsprogs::Release};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -44,7 +44,7 @@ fn is_left(device: &str) -> bool {
 
 /// Lets `xfs_repair` look at the image, and compares the file as the kernel reads it, byte by byte.
 fn check_volume(image: &Path, dir: &Path, content: &Content) {
-    must(Command::new("xfs_repair").arg("-n").arg(image));
+    must(Release::Unstable.tool("xfs_repair").expect("installed").arg("-n").arg(image));
     let mounted = Mounted::new(image, &dir.join("mnt"), "loop,ro");
     let file = File::open(mounted.join(FILE_NAME)).expect("the file is there");
     assert_eq!(file.metadata().expect("it has metadata").len(), content.pages() * PAGE as u64);
@@ -201,7 +201,7 @@ fn files_that_are_made_are_looked_at_and_removed_and_a_sound_volume_is_left() {
             assert!(class(name).exclusive >= files && class(name).per_commit.is_some(), "{name} of {target}");
         }
     }
-    must(Command::new("xfs_repair").arg("-n").arg(&image));
+    must(Release::Unstable.tool("xfs_repair").expect("installed").arg("-n").arg(&image));
     // Nothing of the mounted directory is left but the volume that was asked for.
     assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 1);
 }

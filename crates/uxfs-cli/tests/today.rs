@@ -59,7 +59,7 @@ fn mkfs_makes_what_mkfs_xfs_makes_today() {
     for size in ["300M", "1G", "77G", "3T", "100T"] {
         run("truncate", &[&"-s", &size, &theirs]);
         tool("mkfs.xfs", &[&"-q", &"-f", &theirs]);
-        uxfs_ok(&[&"mkfs", &"-q", &"--compat", &"6.18", &ours, &size]);
+        uxfs_ok(&[&"mkfs", &"-q", &ours, &size]);
         assert_eq!(words(&ours), words(&theirs), "{size}");
         // `autofsck`, an attribute of the root directory, is made by mkfs.xfs 7 alone.
         let features = |image: &Path| {
@@ -71,6 +71,38 @@ fn mkfs_makes_what_mkfs_xfs_makes_today() {
         std::fs::remove_file(&ours).unwrap();
         std::fs::remove_file(&theirs).unwrap();
     }
+}
+
+/// A log for today's features is larger than one for those of old, and so must the smallest volume be.
+#[test]
+fn small_volumes_are_made_where_mkfs_xfs_makes_them() {
+    let dir = scratch();
+    let [ours, theirs] = ["ours", "theirs"].map(|name| Image { path: dir.path().join(name), dir: scratch() });
+    let (mut made, mut refused) = (0, 0);
+    for block in ["1k", "4k", "16k", "32k", "64k"] {
+        let block = format!("-bsize={block}");
+        for size in [16, 20, 24, 32, 48, 64, 100, 200, 300] {
+            File::create(&theirs.path).unwrap().set_len(size * MIB).unwrap();
+            let mut mkfs = Command::new(Release::Unstable.path("mkfs.xfs").unwrap());
+            let mkfs = mkfs.args(["-q", "--unsupported", &block]).arg(&theirs.path);
+            let size = format!("{size}M");
+            if mkfs.output().unwrap().status.success() {
+                uxfs_ok(&[&"mkfs", &"-qf", &"--small", &ours.path, &size, &block]);
+                let log = |image: &Image| info(&image.path)["log_blocks"].clone();
+                assert_eq!(log(&ours), log(&theirs), "{block} {size}");
+                sound(&ours.path);
+                drop(ours.mount(&[]));
+                uxfs_ok(&[&"mkdir", &"-p", &ours.at("/some/where")]);
+                sound(&ours.path);
+                made += 1;
+            } else {
+                let args: [&dyn AsRef<OsStr>; 6] = [&"mkfs", &"-qf", &"--small", &ours.path, &size, &block];
+                uxfs_fails(&args, 2, "make fewer groups, or a larger volume");
+                refused += 1;
+            }
+        }
+    }
+    assert!(made > 20 && refused > 10, "{made} {refused}");
 }
 
 #[test]

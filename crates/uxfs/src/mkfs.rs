@@ -23,7 +23,8 @@ use xfs_format::timestamp::Timestamp as EngineTime;
 
 pub use xfs::mkfs::Features as MkfsFeatures;
 
-/// What is wanted of a new volume. The default is what `mkfs.xfs` of xfsprogs 6.1 makes of a file.
+/// What is wanted of a new volume. The default is what `mkfs.xfs` of xfsprogs 6.18 makes of a file: kernels from 6.10 on
+/// mount it. For older ones there is [`MkfsFeatures::of_kernel`].
 ///
 /// ```no_run
 /// use uxfs::{MkfsOptions, mkfs};
@@ -134,7 +135,8 @@ impl MkfsOptions {
         xfs::mkfs::unwritable(&self.engine.features)
     }
 
-    /// Which features are on. [`MkfsFeatures::of_kernel`] has the sets that long-term kernels mount.
+    /// Which features are on. [`MkfsFeatures::of_kernel`] has the sets that long-term kernels mount; unasked, it is that
+    /// of the newest.
     pub fn features(mut self, features: MkfsFeatures) -> Self {
         self.engine.features = features;
         self

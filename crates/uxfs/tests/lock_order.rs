@@ -3,7 +3,7 @@
 use blockdev::{BlockDevice, Durability, HoldDevice, MemoryDevice, Op};
 use std::sync::Arc;
 use std::thread;
-use uxfs::{Dir, MkfsOptions, NewNode, OpenOptions, Volume, check_device, mkfs_device};
+use uxfs::{Dir, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, Volume, check_device, mkfs_device};
 
 const BYTES: u64 = 40 << 20;
 /// Of 1,338 blocks: what lies behind it is where the directories come to lie as they must.
@@ -48,7 +48,8 @@ fn grow(dir: &Dir, next: &mut u32) {
 /// blocks, and with a directory `c`, whose inode holds no further name. Gives the numbers of the names in these blocks.
 fn crowded() -> (Arc<dyn BlockDevice>, Vec<u32>) {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).unwrap());
-    let options = MkfsOptions::new().small(true).group_count(1).log_size(LOG_BYTES);
+    let old = MkfsFeatures::of_kernel("6.1").expect("its set");
+    let options = MkfsOptions::new().features(old).small(true).group_count(1).log_size(LOG_BYTES);
     mkfs_device(Arc::clone(&device), &options, true).unwrap();
     let volume = open(Arc::clone(&device));
     let root = volume.root().unwrap().as_dir().unwrap();

@@ -41,7 +41,12 @@ pub fn run(_args: &Args, global: &Global) -> Result<Exit> {
     let pages = check_content(&after)?;
     line(&format!("{pages} pages read back: each holds what its last writer wrote, whole"))?;
     let repaired = repair(&after)?;
-    line(if repaired { "xfs_repair -n: clean" } else { "xfs_repair is not installed: not asked" })?;
+    line(match repaired {
+        Some(Judge::Content) => "xfs_repair -n: clean",
+        Some(Judge::TooOld) => "xfs_repair is too old for a volume of today: it cannot say",
+        None => "xfs_repair is not installed: not asked",
+    })?;
+    let repaired = repaired == Some(Judge::Content);
     say("In short")?;
     line(&summary(&measured, pages, repaired))?;
     Ok(Exit::Ok)
@@ -170,15 +175,27 @@ fn check_content(image: &Path) -> Result<u64> {
     Ok(offset / PAGE as u64)
 }
 
-/// Asks xfs_repair: whether it is there. What it finds is a failure.
-fn repair(image: &Path) -> Result<bool> {
+/// What xfs_repair says where it finds no damage.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Judge {
+    Content,
+    /// Releases before 6.10 do not know parent pointers.
+    TooOld,
+}
+
+/// Asks xfs_repair, if it is there. What it finds is a failure.
+fn repair(image: &Path) -> Result<Option<Judge>> {
     let output = Command::new("xfs_repair").arg("-n").arg(image).stdin(Stdio::null()).output();
     match output {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(Failure::new(Exit::Io, format!("demo: xfs_repair: {error}"))),
-        Ok(output) if output.status.success() => Ok(true),
+        Ok(output) if output.status.success() => Ok(Some(Judge::Content)),
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+            let said = String::from_utf8_lossy(&output.stderr);
+            if said.contains("unsupported filesystem features") {
+                return Ok(Some(Judge::TooOld));
+            }
+            let said = said.trim().replace('\n', "; ");
             Err(Failure::new(Exit::Damaged, format!("demo: xfs_repair -n found damage: {said}")))
         }
     }

@@ -64,8 +64,9 @@ pub struct Args {
     /// Metadata: uuid=…, finobt=0|1, inobtcount=0|1, reflink=0|1, bigtime=0|1, rmapbt=0|1
     #[arg(short, value_name = "KEY=VALUE,…", value_delimiter = ',')]
     metadata: Vec<String>,
-    /// Only features that this kernel and later ones write: those that mkfs.xfs had on when it came out. Others may be
-    /// switched on or off beside it, but for those that it does not know
+    /// Only features that this kernel and later ones write: those that mkfs.xfs had on when it came out (without it, the
+    /// set of 6.18, which kernels from 6.10 on write). Others may be switched on or off beside it, but for those that it
+    /// does not know
     #[arg(long, value_name = "KERNEL", value_parser = PossibleValuesParser::new(MkfsFeatures::KERNELS))]
     compat: Option<String>,
     /// Overwrite what is there

@@ -9,7 +9,7 @@ pub use crash::Opened;
 #[allow(unused_imports, reason = "nor opens one to write to it")]
 pub use crash::open;
 
-use oracles::Mounted;
+use oracles::{Mounted, xfsprogs::Release};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,9 +22,10 @@ pub fn made(dir: &Path, more: &[&str]) -> PathBuf {
     image
 }
 
-/// `xfs_repair -n` is content with a volume.
+/// The newest `xfs_repair -n` is content with a volume.
 pub fn repair_finds_nothing(image: &std::path::Path) {
-    let run = Command::new("xfs_repair").arg("-n").arg(image).output().expect("xfs_repair is installed");
+    let mut newest = Release::Unstable.tool("xfs_repair").expect("installed");
+    let run = newest.arg("-n").arg(image).output().expect("it runs");
     let text = format!("{}{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
     assert!(run.status.success(), "{text}");
 }

@@ -52,9 +52,9 @@ impl Features {
 }
 
 impl Default for Features {
-    /// What xfsprogs 6.1 has on: the set of kernel 6.1.
+    /// The set of the newest: what `mkfs.xfs` of xfsprogs 6.18 has on.
     fn default() -> Self {
-        Self::of_kernel("6.1").expect("its set is known")
+        Self::of_kernel(Self::KERNELS[Self::KERNELS.len() - 1]).expect("its set is known")
     }
 }
 

@@ -69,7 +69,8 @@ pub enum Refusal {
     LogSize { blocks: u64, least: u64, most: u64, small: bool },
     /// No group holds the log.
     #[error(
-        "no group is large enough for a log of {blocks} blocks: groups have {group} blocks; make fewer groups"
+        "no group is large enough for a log of {blocks} blocks: groups have {group} blocks; make fewer groups, or a larger \
+         volume"
     )]
     LogRoom { blocks: u32, group: u32 },
     /// The first group does not hold what it must.
