@@ -9,6 +9,10 @@ use crate::error::FormatError;
 const NAME: &str = "short attributes";
 const HEADER_LEN: usize = 4;
 
+/// From so many bytes of name or value on, kernels put an attribute into a leaf, though the length fits into its byte here.
+/// What is longer is read all the same.
+const LONG: usize = 255;
+
 /// Attributes inside the inode.
 #[derive(Clone, Copy, Debug)]
 pub struct ShortAttrs<'a> {
@@ -26,6 +30,13 @@ pub struct ShortAttr<'a> {
     pub name: &'a [u8],
     /// Its value.
     pub value: &'a [u8],
+}
+
+impl ShortAttr<'_> {
+    /// Whether kernels would put it into an inode that has room for it.
+    pub fn is_short(&self) -> bool {
+        self.name.len() < LONG && self.value.len() < LONG
+    }
 }
 
 impl<'a> ShortAttrs<'a> {

@@ -61,7 +61,11 @@ pub(super) fn to_short(fork: &mut dyn ForkMut) -> Result<()> {
         if attr.flags.contains(AttrFlags::INCOMPLETE) {
             return Ok(());
         }
-        attrs.push(ShortAttr { flags: attr.flags, name: attr.name, value });
+        let attr = ShortAttr { flags: attr.flags, name: attr.name, value };
+        if !attr.is_short() {
+            return Ok(());
+        }
+        attrs.push(attr);
     }
     let Some(bytes) = encode_short(attrs).filter(|bytes| bytes.len() <= fork.local_capacity()) else {
         return Ok(());

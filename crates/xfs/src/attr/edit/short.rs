@@ -16,8 +16,10 @@ pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Resul
         attrs.remove(old);
     }
     let kept = attrs.len();
-    attrs.push(ShortAttr { flags: attr.namespace.flags(), name: attr.name, value: attr.value });
-    match encode_short(attrs.iter().copied()).filter(|bytes| bytes.len() <= fork.local_capacity()) {
+    let new = ShortAttr { flags: attr.namespace.flags(), name: attr.name, value: attr.value };
+    attrs.push(new);
+    let short = if new.is_short() { encode_short(attrs.iter().copied()) } else { None };
+    match short.filter(|bytes| bytes.len() <= fork.local_capacity()) {
         Some(bytes) => Ok(fork.set_local(&bytes)?),
         None => {
             convert::to_tree(fork, attrs.get(..kept).unwrap_or_default())?;
