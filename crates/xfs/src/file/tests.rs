@@ -163,7 +163,7 @@ fn a_log_that_is_too_small_is_noticed_while_nothing_has_changed() {
         site.entry().ino()
     };
     let (mut refused, mut done) = (0, 0);
-    for log_blocks in (34..110).step_by(2) {
+    for log_blocks in (34..420).step_by(6) {
         let site = Site::again(with_log_of(&*made, log_blocks), ino);
         let before = site.state();
         let (volume, entry) = (&site.volume, site.entry());
