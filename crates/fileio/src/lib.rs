@@ -21,7 +21,7 @@ mod queue;
 #[doc(hidden)]
 pub mod testing;
 
-pub use direct::{DirectFile, FILE_END_MAX, HeldEnd, HeldFile};
+pub use direct::{DirectFile, FILE_END_MAX, HeldCopies, HeldEnd, HeldFile};
 pub use error::{FileError, Refusal};
 pub use lock::Held;
 pub use locking::{Locking, UnknownLocking};

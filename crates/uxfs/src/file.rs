@@ -7,7 +7,8 @@ use crate::open_files::Data;
 use crate::queue::Queue;
 use crate::still;
 use fileio::{
-    DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FILE_END_MAX, FileMapping, HeldEnd, HeldFile,
+    DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FILE_END_MAX, FileMapping, HeldCopies,
+    HeldEnd, HeldFile,
 };
 use rangelock::Mode;
 use std::ops::Range;
@@ -183,7 +184,7 @@ impl File {
         let range = self.checked(range)?;
         let _held = self.data.hold_blocks(&range);
         self.content_changes()?;
-        self.stage_ends(&range)?;
+        let _staged = self.stage_ends(&range)?;
         self.clear(&range)
     }
 
@@ -193,7 +194,7 @@ impl File {
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         let (held, grown) = self.hold_for(&range, keep_size)?;
-        self.stage_ends(&range)?;
+        let _staged = self.stage_ends(&range)?;
         engine.check_block_change(entry)?;
         self.zero_end(&held, grown)?;
         let blocks = self.blocks_around(&range);
@@ -288,16 +289,15 @@ impl File {
         self.moved()
     }
 
-    /// Sees to it that the parts of blocks at either end of a range, which is held, can be zeroed: those that other files
-    /// share get space to be copied to.
-    fn stage_ends(&self, range: &Range<u64>) -> Result<()> {
+    /// Sees to it that the parts of blocks at either end of a range, which is held, can be zeroed, as long as what this gives
+    /// lives: those that other files share get space to be copied to.
+    fn stage_ends(&self, range: &Range<u64>) -> Result<[Option<HeldCopies<'_, FileMap>>; 2]> {
         let block = self.block();
         let (first, last) = (range.start.next_multiple_of(block), range.end & !(block - 1));
         if first >= last {
-            return Ok(self.data.stage_held(range.clone())?);
+            return Ok([self.data.stage_held(range.clone())?, None]);
         }
-        self.data.stage_held(range.start..first)?;
-        Ok(self.data.stage_held(last..range.end)?)
+        Ok([self.data.stage_held(range.start..first)?, self.data.stage_held(last..range.end)?])
     }
 
     /// Zeroes the parts of blocks at both ends of a range that is held, and frees the blocks between.

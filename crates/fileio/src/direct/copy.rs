@@ -17,21 +17,25 @@ use super::{DirectFile, Outcome};
 use crate::testing::{CHANGE, point};
 use crate::{CopyOnWrite, FileError, FileMapping, Refusal};
 
-/// What a write has staged. However that ends, by a device that panics too, nothing is claimed behind it: the next to write
-/// there would have what this one left in the place of its own.
-pub(super) struct Claim<'a, M: FileMapping> {
+/// Space that is set aside for a change of what is shared: as long as this lives, nobody else gets it. However the change
+/// ends, by a device that panics too, nothing is claimed behind it: the next to write there would have what this one left in
+/// the place of its own.
+#[derive(Debug)]
+#[must_use = "the space is anybody's again when this is dropped"]
+pub struct HeldCopies<'a, M: FileMapping> {
     file: &'a DirectFile<M>,
     blocks: Range<u64>,
 }
 
-impl<M: FileMapping> Claim<'_, M> {
+impl<M: FileMapping> HeldCopies<'_, M> {
     /// The write is over.
     pub(super) fn was_taken(mut self) {
         self.blocks = 0..0;
     }
 }
 
-impl<M: FileMapping> Drop for Claim<'_, M> {
+impl<M: FileMapping> Drop for HeldCopies<'_, M> {
+    /// What was changed by then does not need it any more.
     fn drop(&mut self) {
         if !self.blocks.is_empty()
             && let Some(copier) = self.file.map().copy_on_write()
@@ -74,18 +78,16 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// Sets space aside for what is shared of the blocks around `range`, which the caller holds exclusively, for a change
-    /// that comes later.
-    pub fn stage_held(&self, range: Range<u64>) -> Outcome<(), M> {
+    /// that comes later, by [`zero_held`](Self::zero_held).
+    pub fn stage_held(&self, range: Range<u64>) -> Outcome<Option<HeldCopies<'_, M>>, M> {
         let blocks = self.blocks_around(range);
         if blocks.is_empty() || !self.is_shared(blocks.clone())? {
-            return Ok(());
+            return Ok(None);
         }
         let offset = blocks.start;
         let copier = self.copier(offset)?;
         copier.stage(blocks.clone()).map_err(|source| FileError::Map { offset, source })?;
-        // Whoever writes there claims it anew: a claim that outlived a change that failed would be taken for its data.
-        copier.unstage(blocks);
-        Ok(())
+        Ok(Some(self.claim(blocks)))
     }
 
     /// Writes to data, shared or not, whose whole blocks are held exclusively.
@@ -102,8 +104,8 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// What was staged in `blocks` for a write that is about to begin.
-    pub(super) fn claim(&self, blocks: Range<u64>) -> Claim<'_, M> {
-        Claim { file: self, blocks }
+    pub(super) fn claim(&self, blocks: Range<u64>) -> HeldCopies<'_, M> {
+        HeldCopies { file: self, blocks }
     }
 
     /// Puts data where they belong: in place, or where shared blocks of them are staged.

@@ -100,7 +100,7 @@ impl<M: FileMappingMut> DirectFile<M> {
     /// Writes zeroes over the part of `range` that holds data. The caller holds it exclusively, in whole blocks. What is
     /// [staged](Self::stage_held) already needs no space.
     pub fn zero_held(&self, range: Range<u64>) -> Outcome<(), M> {
-        self.stage_held(range.clone())?;
+        let _staged = self.stage_held(range.clone())?;
         let mut at = range.start;
         while at < range.end {
             let run = self.run_at(at)?;

@@ -1,6 +1,6 @@
 //! Blocks for holes, and what becomes of them once they hold data.
 
-use super::{Blocks, check_unmarked, join_file};
+use super::{Blocks, join_file};
 use crate::alloc::{Purpose, Request, Target};
 use crate::bmap::Mapped;
 use crate::error::{Error, Result};
@@ -48,13 +48,7 @@ impl Volume {
         let mut given = Given::default();
         // Whoever is given blocks must be able to give them back, and to say that they hold data.
         self.check_log_for_blocks()?;
-        let missing = self.missing_blocks(entry, blocks.clone())?;
-        let counters = &self.write_side()?.counters;
-        let is_short = || missing > counters.available_blocks();
-        // What is staged for copies that nobody makes may be enough.
-        if is_short() && (self.give_back_unused_copies()? == 0 || is_short()) {
-            return Err(Error::NoSpace);
-        }
+        self.check_room(|| self.missing_blocks(entry, blocks.clone()))?;
         let mut at = blocks.start;
         while let Some(hole) = self.next_hole(entry, at..blocks.end)? {
             let start = hole.start;
@@ -224,34 +218,16 @@ impl Volume {
         now: Timestamp,
     ) -> Result<()> {
         self.check_block_change(entry)?;
-        let shared = self.shared_blocks(entry, &blocks)?;
-        if shared.iter().map(|run| run.end.0 - run.start.0).sum::<u64>()
-            > self.write_side()?.counters.available_blocks()
-        {
-            return Err(Error::NoSpace);
-        }
-        let need = || need_to_mark(self);
-        // Cutting extents at both ends is all that can need space.
-        let mut trans = Trans::start(self, need().reservation())?;
-        join_file(&mut trans, entry)?;
-        check_unmarked(&trans, entry.ino(), blocks.clone())?;
-        trans.split_map(entry.ino(), blocks.start)?;
-        trans.split_map(entry.ino(), blocks.end)?;
-        trans.commit()?;
         // Others keep what they share with this file, which gets blocks of its own.
-        for run in &shared {
-            self.remove_blocks(entry, run.clone(), now)?;
-        }
-        for run in shared {
-            match self.allocate_blocks(entry, run) {
-                // Somebody else was faster: a hole reads as zeroes too.
-                Err(Error::NoSpace) => break,
-                other => drop(other?),
-            }
-        }
+        self.stage_copies(entry, blocks.clone())?;
+        let taken = self
+            .split_ends(entry, &blocks)
+            .and_then(|()| self.take_claimed(entry, blocks.clone(), true))
+            .inspect_err(|_| self.unclaim_copies(entry, &blocks));
+        taken?;
         let mut todo = Some(blocks);
         while let Some(blocks) = todo {
-            let mut trans = Trans::start(self, need().reservation().or_no_blocks())?;
+            let mut trans = Trans::start(self, need_to_mark(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             todo = trans.mark(entry.ino(), blocks, true, CONVERTED_AT_ONCE)?;
             let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
@@ -263,39 +239,15 @@ impl Volume {
         Ok(())
     }
 
-    /// The runs of a file's written blocks in `blocks` that others have as well. The caller keeps others off `blocks`: none
-    /// can become shared meanwhile.
-    pub(super) fn shared_blocks(
-        self: &Arc<Self>,
-        entry: &InodeEntry,
-        blocks: &Blocks,
-    ) -> Result<Vec<Blocks>> {
-        let inode = entry.current();
-        let mut runs: Vec<Blocks> = Vec::new();
-        if !inode.is_reflinked() {
-            return Ok(runs);
-        }
-        let extents = self.extents(&inode, ForkKind::Data)?;
-        let mut at = blocks.start;
-        while at < blocks.end
-            && let Some(extent) = extents.ending_behind(at).filter(|extent| extent.startoff < blocks.end)
-        {
-            let from = at.max(extent.startoff);
-            let end = extent.end().min(blocks.end);
-            at = end;
-            if extent.unwritten {
-                continue;
-            }
-            let start = FsBlock(extent.startblock.0 + (from.0 - extent.startoff.0));
-            let run = self.shared_run(start, end.0 - from.0)?;
-            at = FileBlock(from.0 + run.blocks.clamp(1, end.0 - from.0));
-            match runs.last_mut() {
-                Some(last) if run.shared && last.end == from => last.end = at,
-                _ if run.shared => runs.push(from..at),
-                _ => {}
-            }
-        }
-        Ok(runs)
+    /// Cuts extents at both ends of `blocks`, which is all that blanking can need space for.
+    fn split_ends(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
+        let mut trans = Trans::start(self, need_to_mark(self).reservation())?;
+        join_file(&mut trans, entry)?;
+        self.check_unmarked(entry, blocks.clone())?;
+        trans.split_map(entry.ino(), blocks.start)?;
+        trans.split_map(entry.ino(), blocks.end)?;
+        trans.commit()?;
+        Ok(())
     }
 
     /// Says that all unwritten blocks in `blocks` hold data now, and that the file ends at `size` at the earliest.

@@ -9,6 +9,7 @@
 //! - whoever would write to the source knows that its blocks are shared before they are counted: they are named in what is
 //!   known of it, and looks at its map from before are void.
 
+use super::shared::written_runs;
 use super::{Blocks, join_file};
 use crate::bmap::Mapped;
 use crate::error::{Error, Result};
@@ -69,13 +70,16 @@ impl Volume {
     pub fn share_blocks(self: &Arc<Self>, share: &Share<'_>) -> Result<()> {
         self.check_sharing()?;
         self.check_block_change(share.to)?;
+        let end = FileBlock(share.at.0 + (share.blocks.end.0 - share.blocks.start.0));
         self.know_shared(share.from)?;
         self.know_shared(share.to)?;
         self.mark_sharing(share.from)?;
         self.mark_sharing(share.to)?;
-        self.say_shared(share)?;
+        let source = self.extents(&share.from.current(), ForkKind::Data)?;
+        let runs: Vec<_> = written_runs(&source, share.blocks.clone()).collect();
+        drop(source);
+        self.say_shared([share.from, share.to], &runs);
         // What was staged for content that goes.
-        let end = FileBlock(share.at.0 + (share.blocks.end.0 - share.blocks.start.0));
         self.give_back_copies(share.to, share.at..end)?;
         let mut at = share.blocks.start;
         while at < share.blocks.end {
@@ -122,30 +126,6 @@ impl Volume {
         join_file(&mut trans, entry)?;
         trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().flags2 |= InodeFlags2::REFLINK;
         trans.commit()?;
-        Ok(())
-    }
-
-    /// Says of both files that the blocks are shared, before they are.
-    fn say_shared(&self, share: &Share<'_>) -> Result<()> {
-        let extents = self.extents(&share.from.current(), ForkKind::Data)?;
-        let mut runs = Vec::new();
-        let mut at = share.blocks.start;
-        while let Some(extent) = extents.ending_behind(at).filter(|extent| extent.startoff < share.blocks.end)
-        {
-            let (from, end) = (at.max(extent.startoff), extent.end().min(share.blocks.end));
-            at = extent.end();
-            if !extent.unwritten {
-                runs.push((FsBlock(extent.startblock.0 + (from.0 - extent.startoff.0)), end.0 - from.0));
-            }
-        }
-        for entry in [share.from, share.to] {
-            let copying = entry.copying();
-            copying.change(&copying.fork(), |shared| {
-                runs.iter().for_each(|&(start, blocks)| shared.add(start, blocks));
-            });
-            // Looks from before are void.
-            entry.sharing_changed();
-        }
         Ok(())
     }
 

@@ -8,6 +8,8 @@
 //!
 //! Invariants:
 //! - what a write has claimed stays until it is taken or the claim is given up; the rest may go back at any time;
+//! - blocks that the map may need to tell of all that a write has claimed are reserved with the claim: taking it does not find
+//!   that there are none;
 //! - more is staged than a write needs, by the file's hint, so that those who write beside it later find space, and what
 //!   was one extent stays one; it goes back when the file is cut or closed, and when space is short.
 
@@ -17,7 +19,7 @@ use crate::alloc::{Purpose, Request, Target};
 use crate::bmap::SharedRun;
 use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts};
 use crate::error::{Error, Result};
-use crate::inode::{BlockSet, ForkKind, Inode, InodeEntry};
+use crate::inode::{ForkKind, Inode, InodeEntry};
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
@@ -30,44 +32,6 @@ use xfs_format::types::{FileBlock, FsBlock};
 const GIVEN_BACK_AT_ONCE: usize = 2;
 
 impl Volume {
-    /// Finds out which blocks of a file are shared, unless that is known, and what of `start` and so many blocks from it on.
-    pub(crate) fn known_run(&self, entry: &InodeEntry, start: FsBlock, blocks: u64) -> Result<SharedRun> {
-        self.know_shared(entry)?;
-        Ok(entry.copying().run(start, blocks).unwrap_or(SharedRun { blocks, shared: true }))
-    }
-
-    /// Finds out which blocks of a file are shared, unless that is known.
-    pub(crate) fn know_shared(&self, entry: &InodeEntry) -> Result<()> {
-        let copying = entry.copying();
-        if copying.is_known() {
-            return Ok(());
-        }
-        let fork = copying.fork();
-        if copying.is_known() {
-            return Ok(());
-        }
-        // Nobody is in the middle of a change whose counts are still owed.
-        let _still = entry.share();
-        let inode = entry.current();
-        let mut shared = BlockSet::default();
-        if inode.is_reflinked() {
-            let extents = self.extents(&inode, ForkKind::Data)?;
-            for extent in extents.iter().filter(|extent| !extent.unwritten) {
-                let (mut at, count) = (0, u64::from(extent.blockcount));
-                while at < count {
-                    let start = FsBlock(extent.startblock.0 + at);
-                    let run = self.shared_run(start, count - at)?;
-                    if run.shared {
-                        shared.add(start, run.blocks);
-                    }
-                    at += run.blocks.max(1);
-                }
-            }
-        }
-        copying.know(shared, &fork);
-        Ok(())
-    }
-
     /// Fails with [`Error::NoSpace`] if there is too little for the holes of a file in `blocks` and for copies of what is
     /// shared there. What is staged for others goes back first.
     pub(crate) fn check_room_with_copies(
@@ -78,22 +42,22 @@ impl Volume {
         if !entry.peek().is_reflinked() {
             return Ok(());
         }
-        let copies = self.missing_copies(entry, blocks)?;
-        if copies == 0 {
+        if self.missing_copies(entry, blocks)? == 0 {
             return Ok(());
         }
-        let wanted = self.missing_blocks(entry, blocks.clone())? + copies;
-        let counters = &self.write_side()?.counters;
-        if wanted > counters.available_blocks() && self.give_back_unused_copies()? > 0 {
-            // Some of that may have been for this very range.
-            return self.check_room_once(entry, blocks);
-        }
-        if wanted > counters.available_blocks() { Err(Error::NoSpace) } else { Ok(()) }
+        self.check_room(|| {
+            Ok(self.missing_blocks(entry, blocks.clone())? + self.missing_copies(entry, blocks)?)
+        })
     }
 
-    fn check_room_once(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
-        let wanted = self.missing_blocks(entry, blocks.clone())? + self.missing_copies(entry, blocks)?;
-        if wanted > self.write_side()?.counters.available_blocks() { Err(Error::NoSpace) } else { Ok(()) }
+    /// Fails with [`Error::NoSpace`] if there is less than what is `wanted`; what is staged for copies that nobody makes goes
+    /// back first, and as some of it may have been for the same, it is asked again then what is wanted.
+    pub(super) fn check_room(self: &Arc<Self>, wanted: impl Fn() -> Result<u64>) -> Result<()> {
+        let lacks = || Ok::<_, Error>(wanted()? > self.write_side()?.counters.available_blocks());
+        if lacks()? && (self.give_back_unused_copies()? == 0 || lacks()?) {
+            return Err(Error::NoSpace);
+        }
+        Ok(())
     }
 
     /// How many shared blocks in `blocks` have nothing staged for them.
@@ -136,11 +100,32 @@ impl Volume {
             }
             staged => staged?,
         }
-        for (part, goes) in self.parts_of(entry, &fork, blocks)? {
+        for (part, goes) in self.parts_of(entry, &fork, blocks.clone())? {
             if matches!(goes, Goes::Staged(_)) {
                 fork.mark(&part, true);
             }
         }
+        self.keep_for_map(entry, &mut fork, &blocks).inspect_err(|_| fork.mark(&blocks, false))
+    }
+
+    /// Reserves what the map may need to tell of all that is claimed in `blocks`.
+    fn keep_for_map(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        fork: &mut CowFork,
+        blocks: &Blocks,
+    ) -> Result<()> {
+        let kept = self.blocks_to_take(entry, fork, blocks)?;
+        let counters = &self.write_side()?.counters;
+        let mut reserved = counters.reserve_blocks(kept);
+        if matches!(reserved, Err(Error::NoSpace)) {
+            // This file's fork is held here, and so is not among the others.
+            self.give_back(entry, fork, &(FileBlock(0)..FileBlock(u64::MAX)))?;
+            self.give_back_unused_copies()?;
+            reserved = counters.reserve_blocks(kept);
+        }
+        reserved?;
+        entry.copying().keep(blocks.start, kept);
         Ok(())
     }
 
@@ -158,6 +143,20 @@ impl Volume {
             }
         }
         Ok(())
+    }
+
+    /// How many blocks the map may need to tell of what is claimed in `blocks`.
+    fn blocks_to_take(&self, entry: &InodeEntry, fork: &CowFork, blocks: &Blocks) -> Result<u64> {
+        // Each further piece may be in the midst of another leaf, which it splits, and now and then a block above.
+        const FURTHER: u64 = 3;
+        let data = self.extents(&entry.current(), ForkKind::Data)?;
+        let (mut fork, mut pieces) = (fork.clone(), 0_u64);
+        while let Some(remap) = next_remap(&data, &fork, blocks) {
+            fork.take(&(remap.new.startoff..remap.new.end()));
+            pieces += 1;
+        }
+        let first = need_to_take(self).reservation().blocks;
+        Ok(if pieces == 0 { 0 } else { first + FURTHER * (pieces - 1) })
     }
 
     /// Stages space for a part of a file whose blocks, from `start` on, were shared when that was last asked.
@@ -234,25 +233,47 @@ impl Volume {
 
     /// What was claimed in `blocks` holds the data now, and becomes the file's. The caller keeps others off `blocks`.
     pub fn take_copies(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<()> {
+        self.take_claimed(entry, blocks, false)
+    }
+
+    /// What was claimed in `blocks` becomes the file's, as never written if `unwritten`.
+    pub(super) fn take_claimed(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        unwritten: bool,
+    ) -> Result<()> {
         let Some(copying) = entry.copying_if_any() else { return Ok(()) };
         let mut fork = copying.fork();
-        loop {
-            let data = self.extents(&entry.current(), ForkKind::Data)?;
-            let Some(remap) = next_remap(&data, &fork, &blocks) else { break };
-            // Who holds a map while it changes has it copied.
-            drop(data);
-            self.take_copy(entry, &remap)?;
-            fork.take(&(remap.new.startoff..remap.new.end()));
-            // The old blocks stay known as shared: the file may have them in another place as well.
-        }
+        let mut kept = copying.kept(&blocks);
+        let taken = self.take_all(entry, &mut fork, &blocks, (unwritten, &mut kept));
+        self.write_side()?.counters.return_blocks(kept);
+        taken?;
         self.forget_if_nothing_staged(entry, &fork)
     }
 
-    fn take_copy(self: &Arc<Self>, entry: &Arc<InodeEntry>, remap: &Remap) -> Result<()> {
-        let need = Need::new(self.geometry()).inodes(1).map_changes(2).counts(2).rmaps(1).steps(2);
-        let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
+    fn take_all(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        fork: &mut CowFork,
+        blocks: &Blocks,
+        (unwritten, kept): (bool, &mut u64),
+    ) -> Result<()> {
+        loop {
+            let data = self.extents(&entry.current(), ForkKind::Data)?;
+            let Some(Remap { new, .. }) = next_remap(&data, fork, blocks) else { return Ok(()) };
+            // Who holds a map while it changes has it copied.
+            drop(data);
+            self.take_copy(entry, Extent { unwritten, ..new }, kept)?;
+            fork.take(&(new.startoff..new.end()));
+            // The old blocks stay known as shared: the file may have them in another place as well.
+        }
+    }
+
+    fn take_copy(self: &Arc<Self>, entry: &Arc<InodeEntry>, new: Extent, kept: &mut u64) -> Result<()> {
+        let mut trans = Trans::start_with(self, need_to_take(self).reservation(), kept)?;
         join_file(&mut trans, entry)?;
-        let (ino, new) = (entry.ino(), remap.new);
+        let ino = entry.ino();
         let gone = trans.unmap(ino, ForkKind::Data, new.startoff..new.end(), 1)?;
         debug_assert!(gone.rest.is_none(), "one piece at a time");
         for extent in &gone.freed {
@@ -260,7 +281,8 @@ impl Volume {
         }
         // Nobody's any more before they are the file's.
         trans.unstage_later(new.startblock, new.blockcount);
-        trans.map(ino, ForkKind::Data, Extent { unwritten: false, ..new })?;
+        trans.map(ino, ForkKind::Data, new)?;
+        *kept = trans.unused_blocks();
         trans.commit()?;
         Ok(())
     }
@@ -269,6 +291,9 @@ impl Volume {
     pub(crate) fn unclaim_copies(&self, entry: &InodeEntry, blocks: &Blocks) {
         if let Some(copying) = entry.copying_if_any() {
             copying.fork().mark(blocks, false);
+            if let Ok(write) = self.write_side() {
+                write.counters.return_blocks(copying.kept(blocks));
+            }
         }
     }
 
@@ -337,6 +362,11 @@ impl Volume {
         }
         Ok(())
     }
+}
+
+/// A copy comes in the place of what it is a copy of.
+fn need_to_take(volume: &Volume) -> Need<'_> {
+    Need::new(volume.geometry()).inodes(1).map_changes(2).counts(2).rmaps(1).steps(2)
 }
 
 /// The first run of `blocks` for which nothing is staged.

@@ -24,7 +24,7 @@ use xfs_format::geometry::Geometry;
 use xfs_format::inode::InodeFlags2;
 use xfs_format::log::{Exchange, ExchangeFlags, InodeFields};
 use xfs_format::timestamp::Timestamp;
-use xfs_format::types::{FileBlock, FsBlock};
+use xfs_format::types::FileBlock;
 
 /// Blocks of two files that are to be exchanged.
 #[derive(Clone, Debug)]
@@ -84,7 +84,12 @@ impl Volume {
         let need = self.need_to_exchange(exchange)?;
         Trans::check_log(self, need.reservation())?;
         if files.iter().any(|entry| entry.peek().is_reflinked()) {
-            self.say_exchanged(exchange)?;
+            let mut runs = Vec::new();
+            for (nth, entry) in exchange.files.into_iter().enumerate() {
+                let extents = self.extents(&entry.current(), ForkKind::Data)?;
+                runs.extend(self.shared_runs(&extents, exchange.range(nth))?);
+            }
+            self.say_shared(exchange.files, &runs);
         }
         let mut trans = Trans::start(self, need.reservation())?;
         trans.keep_what_is_freed();
@@ -133,40 +138,6 @@ impl Volume {
         let blocks = 2 * (tree_blocks(geometry, most) + 2 * map_levels(geometry));
         let need = Need::new(geometry).inodes(2).maps_at_once(1).exchange_at_once();
         Ok(need.blocks(blocks).steps(2))
-    }
-
-    /// Says of both files which of the blocks that change hands are shared, before they do.
-    fn say_exchanged(&self, exchange: &ExchangeBlocks<'_>) -> Result<()> {
-        let mut runs = Vec::new();
-        for (nth, entry) in exchange.files.into_iter().enumerate() {
-            let blocks = exchange.range(nth);
-            let extents = self.extents(&entry.current(), ForkKind::Data)?;
-            let mut at = blocks.start;
-            while at < blocks.end
-                && let Some(extent) = extents.ending_behind(at).filter(|extent| extent.startoff < blocks.end)
-            {
-                let (from, end) = (at.max(extent.startoff), extent.end().min(blocks.end));
-                at = end;
-                if extent.unwritten {
-                    continue;
-                }
-                let start = FsBlock(extent.startblock.0 + (from.0 - extent.startoff.0));
-                let run = self.shared_run(start, end.0 - from.0)?;
-                at = FileBlock(from.0 + run.blocks.clamp(1, end.0 - from.0));
-                if run.shared {
-                    runs.push((start, at.0 - from.0));
-                }
-            }
-        }
-        for entry in exchange.files {
-            let copying = entry.copying();
-            copying.change(&copying.fork(), |shared| {
-                runs.iter().for_each(|&(start, blocks)| shared.add(start, blocks));
-            });
-            // Looks from before are void.
-            entry.sharing_changed();
-        }
-        Ok(())
     }
 }
 

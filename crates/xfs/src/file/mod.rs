@@ -19,6 +19,7 @@ mod exchange;
 mod limits;
 mod remove;
 mod resize;
+mod shared;
 mod shift;
 mod times;
 
@@ -28,26 +29,17 @@ pub use exchange::ExchangeBlocks;
 pub(crate) use remove::free_all;
 
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, InodeEntry};
+use crate::inode::InodeEntry;
 use crate::trans::Trans;
 use std::ops::Range;
 use std::sync::Arc;
-use xfs_format::types::{FileBlock, InodeNumber};
+use xfs_format::types::FileBlock;
 
 /// A run of a file's blocks.
 pub type Blocks = Range<FileBlock>;
 
 /// No file has blocks from here on.
 const BLOCKS_END: FileBlock = FileBlock(1 << xfs_format::bmbt::STARTOFF_BITS);
-
-/// Fails with [`Error::Shared`] if any block of a joined file in `blocks` has more than one owner, and the file's flag says
-/// that none has.
-fn check_unmarked(trans: &Trans<'_>, ino: InodeNumber, blocks: Blocks) -> Result<()> {
-    if trans.inode(ino).is_reflinked() {
-        return Ok(());
-    }
-    trans.volume().sharing().check(ino, &*trans.extents(ino, ForkKind::Data)?, blocks)
-}
 
 /// Locks and joins a regular file that exists.
 fn join_file(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Blocks that a file gives back.
 
-use super::{BLOCKS_END, Blocks, check_unmarked, join_file};
+use super::{BLOCKS_END, Blocks, join_file};
 use crate::attr;
 use crate::bmap::ExtentList;
 use crate::buf::Piece;
@@ -49,7 +49,7 @@ impl Volume {
             let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             if !std::mem::replace(&mut checked, true) {
-                check_unmarked(&trans, entry.ino(), blocks.clone())?;
+                self.check_unmarked(entry, blocks.clone())?;
             }
             let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, blocks.clone())?;
             change(trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut());
@@ -104,7 +104,7 @@ impl Volume {
             let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
             if !is_cut {
-                check_unmarked(&trans, entry.ino(), first..BLOCKS_END)?;
+                self.check_unmarked(entry, first..BLOCKS_END)?;
             }
             let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, first..BLOCKS_END)?;
             if !is_cut {

@@ -4,13 +4,13 @@ use super::*;
 use crate::bmap::edit::few;
 use crate::mkfs::{Before, Options, format, plan};
 use crate::namespace::NewInode;
-use crate::volume::{OpenOptions, Volume};
+use crate::volume::{ForkKind, OpenOptions, Volume};
 use blockdev::{BlockDevice, Durability, MemoryDevice};
 use fileio::FileMappingMut;
 use xfs_format::bmbt::Extent;
 use xfs_format::checksum;
 use xfs_format::timestamp::Timestamp;
-use xfs_format::types::Uuid;
+use xfs_format::types::{InodeNumber, Uuid};
 
 const BYTES: u64 = 48 << 20;
 const NOW: Timestamp = Timestamp { secs: 1, nanos: 0 };

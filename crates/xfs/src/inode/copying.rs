@@ -6,6 +6,8 @@
 //!   as others have given up since, until somebody who would write there asks the tree of reference counts again. Only who
 //!   clones the file's own blocks makes more of them shared: they are told before the counts change;
 //! - blocks are named by their place on the volume: whatever moves within the file stays known;
+//! - what a write has claimed comes with blocks of the volume that the map may need to tell of it: they are reserved from the
+//!   claim on until it is taken or given up;
 //! - the lock of the CoW fork is taken behind the file's range and before anything that a transaction locks; whoever stages
 //!   or remaps holds it from the first look at the fork until the fork says what was committed.
 
@@ -13,6 +15,8 @@ use crate::bmap::cow::CowFork;
 use crate::bmap::{ExtentList, Mapped, SharedRun};
 use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use xfs_format::bmbt::Extent;
 use xfs_format::types::{FileBlock, FsBlock};
@@ -22,6 +26,8 @@ use xfs_format::types::{FileBlock, FsBlock};
 pub(crate) struct Copying {
     shared: ArcSwapOption<BlockSet>,
     fork: Mutex<CowFork>,
+    /// Blocks that are reserved for the map, by the first block that a write has claimed.
+    kept: Mutex<BTreeMap<FileBlock, u64>>,
 }
 
 impl Copying {
@@ -45,6 +51,19 @@ impl Copying {
     /// The same, if nobody has it.
     pub(crate) fn try_fork(&self) -> Option<MutexGuard<'_, CowFork>> {
         self.fork.try_lock()
+    }
+
+    /// Notes that so many blocks are reserved for the map, for what was claimed from `first` on.
+    pub(crate) fn keep(&self, first: FileBlock, blocks: u64) {
+        *self.kept.lock().entry(first).or_default() += blocks;
+    }
+
+    /// Gives what is reserved for the map, for what was claimed in `blocks`: the caller's to use, or to return.
+    pub(crate) fn kept(&self, blocks: &Range<FileBlock>) -> u64 {
+        let mut all = self.kept.lock();
+        let mut inside = all.split_off(&blocks.start);
+        all.append(&mut inside.split_off(&blocks.end));
+        inside.into_values().sum()
     }
 
     /// Says which blocks are shared, with the fork locked.

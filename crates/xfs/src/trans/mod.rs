@@ -86,6 +86,23 @@ impl<'v> Trans<'v> {
         }
     }
 
+    /// The same, with all of the `kept` blocks, which the caller reserved before. What it does not take is the caller's again
+    /// by [`unused_blocks`](Self::unused_blocks), or else everybody's.
+    pub(crate) fn start_with(
+        volume: &'v Arc<Volume>,
+        reservation: Reservation,
+        kept: &mut u64,
+    ) -> Result<Self> {
+        let mut trans = Self::start(volume, Reservation { blocks: 0, ..reservation })?;
+        trans.blocks = std::mem::take(kept);
+        Ok(trans)
+    }
+
+    /// Takes out of it what it has reserved and not taken.
+    pub(crate) fn unused_blocks(&mut self) -> u64 {
+        std::mem::take(&mut self.blocks)
+    }
+
     fn reserve(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
         let write = volume.write_side()?;
         volume.relieve_caches(&write.journal)?;
