@@ -5,6 +5,9 @@
 //! - The set-aside of the volume: blocks of each group that a change of its trees may need when all else is used.
 //! - A group's reserve: what the tree of free inodes and the tree of shared blocks may grow by. A kernel reserves as
 //!   much when it mounts the volume, and does without if it cannot; so does this code keep it free.
+//! - The same for the reverse map, as far as each block has one owner. Of shared blocks it has a record for each, and so may
+//!   need more than that: whoever adds owners, or cuts what they have into more pieces, asks before whether there is room,
+//!   and some of it is kept for those who asked.
 
 use super::Purpose;
 use xfs_format::ag::{Agf, MAX_LEVELS};
@@ -15,6 +18,11 @@ use xfs_format::types::AgNumber;
 
 /// Blocks of each group that are left out of what the volume offers.
 const SET_ASIDE_PER_GROUP: u64 = 8;
+
+/// Changes that find room for the reverse map and have not taken it yet: each may split every level of it.
+const OWNERS_AT_ONCE: u32 = 8;
+/// Of what is kept for the reverse map, whoever adds owners leaves one part in so many.
+const PART_LEFT: u32 = 10;
 
 /// Bounds that follow from the volume's shape.
 #[derive(Clone, Debug)]
@@ -93,7 +101,31 @@ impl Limits {
         let free_inodes = free_inode_tree.unwrap_or(1);
         most.free_inodes.saturating_sub(free_inodes)
             + most.shared.saturating_sub(shared)
-            + most.reverse_map.saturating_sub(agf.rmap_blocks.get())
+            + self.kept_for_owners(ag, agf.rmap_blocks.get())
+    }
+
+    /// Blocks that a group keeps for its reverse map to grow, which has so many. However large it is, something is kept for
+    /// changes of blocks that have their owners already.
+    pub fn kept_for_owners(&self, ag: AgNumber, rmap_blocks: u32) -> u32 {
+        let most = self.reserve_of(ag).reverse_map;
+        most.saturating_sub(rmap_blocks).max(most.min(OWNERS_AT_ONCE * self.rmap_levels))
+    }
+
+    /// Blocks that the reverse map of a group may take in all, beyond what the ring has for it.
+    pub fn room_for_owners(&self, ag: AgNumber, agf: &Agf, free_inode_tree: Option<u32>) -> u32 {
+        let others =
+            self.group_reserve(ag, agf, free_inode_tree) - self.kept_for_owners(ag, agf.rmap_blocks.get());
+        self.room(agf, others, Purpose::Metadata).available
+    }
+
+    /// The fewest of them with which blocks may get one owner more.
+    pub fn least_to_share(&self, ag: AgNumber) -> u32 {
+        (self.reserve_of(ag).reverse_map / PART_LEFT).max(OWNERS_AT_ONCE * self.rmap_levels)
+    }
+
+    /// The fewest of them with which what owners have may be cut into more pieces.
+    pub fn least_to_cut(&self, ag: AgNumber) -> u32 {
+        self.reserve_of(ag).reverse_map.min(OWNERS_AT_ONCE * self.rmap_levels) / 2
     }
 
     /// The most that [`group_reserve`](Self::group_reserve) of all groups can be together.

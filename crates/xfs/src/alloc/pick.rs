@@ -94,18 +94,30 @@ impl Space {
     pub fn kept_back(&self, bufs: &BufCache, geometry: &Geometry) -> Result<u64> {
         let limits = self.limits();
         let mut kept = limits.set_aside();
-        let sector = geometry.sector_size.into();
         for ag in (0..geometry.ag_count()).map(AgNumber) {
-            let (agf_at, agi_at) = (AgHeader::Agf.daddr(geometry, ag), AgHeader::Agi.daddr(geometry, ag));
-            let agf_buf = bufs.read(agf_at, sector, &AGF)?;
-            let agf = Agf::view(&agf_buf).map_err(|problem| Error::corrupt_block(agf_at, None, problem))?;
-            let agi_buf = bufs.read(agi_at, sector, &AGI)?;
-            let agi = Agi::view(&agi_buf).map_err(|problem| Error::corrupt_block(agi_at, None, problem))?;
-            let tree = (geometry.finobt && geometry.inobt_counts).then(|| agi.fblocks.get());
+            let (agf, tree) = headers(bufs, geometry, ag)?;
             kept += u64::from(agf.btreeblks.get());
-            kept += u64::from(limits.group_reserve(ag, agf, tree));
+            kept += u64::from(limits.group_reserve(ag, &agf, tree));
         }
         Ok(kept)
+    }
+
+    /// Whether blocks of a group may get one owner more each, as the group is now; or, if not `shared` anew, whether what
+    /// owners have of them may be cut into more pieces: the reverse map has room for that, if there is one.
+    pub fn has_room_for_owners(
+        &self,
+        bufs: &BufCache,
+        geometry: &Geometry,
+        ag: AgNumber,
+        shared: bool,
+    ) -> Result<bool> {
+        if !geometry.rmapbt {
+            return Ok(true);
+        }
+        let limits = self.limits();
+        let (agf, tree) = headers(bufs, geometry, ag)?;
+        let least = if shared { limits.least_to_share(ag) } else { limits.least_to_cut(ag) };
+        Ok(limits.room_for_owners(ag, &agf, tree) >= least)
     }
 
     /// Allocates blocks. [`Error::NoSpace`]: no group that may be waited for has them.
@@ -259,4 +271,18 @@ impl Space {
             Target::In(ag) => (AgNumber(ag.0.min(self.bounds().groups.saturating_sub(1))), Place::Any),
         })
     }
+}
+
+/// A group's AGF, and how many blocks its tree of free inodes has, where the AGI says so.
+fn headers(bufs: &BufCache, geometry: &Geometry, ag: AgNumber) -> Result<(Agf, Option<u32>)> {
+    let sector = geometry.sector_size.into();
+    let (agf_at, agi_at) = (AgHeader::Agf.daddr(geometry, ag), AgHeader::Agi.daddr(geometry, ag));
+    let agf_buf = bufs.read(agf_at, sector, &AGF)?;
+    let agf = *Agf::view(&agf_buf).map_err(|problem| Error::corrupt_block(agf_at, None, problem))?;
+    if !geometry.finobt || !geometry.inobt_counts {
+        return Ok((agf, None));
+    }
+    let agi_buf = bufs.read(agi_at, sector, &AGI)?;
+    let agi = Agi::view(&agi_buf).map_err(|problem| Error::corrupt_block(agi_at, None, problem))?;
+    Ok((agf, Some(agi.fblocks.get())))
 }

@@ -5,7 +5,7 @@
 
 use super::agfl::{self, RingUse};
 use super::locked::LockedSpace;
-use super::seam::SpaceStore;
+use super::seam::{SpaceStore, Spent};
 use super::{Order, Place, Purpose, Request, Run};
 use crate::btree::edit::{Block, Editor, RootRef, TreeStore};
 use crate::error::{Error, Result};
@@ -131,6 +131,20 @@ impl<'a, 't, 'v, T: GroupTree> InGroup<'a, 't, 'v, T> {
     }
 }
 
+impl<T: GroupTree> InGroup<'_, '_, '_, T> {
+    /// A reverse map that has all that is kept for it grows by what the volume has left for everybody, and gives it back.
+    fn keep_for_map(&mut self, of: RingUse, by: i32) -> Result<()> {
+        if of != RingUse::ReverseMap {
+            return Ok(());
+        }
+        let blocks = self.space.agf(self.ag)?.rmap_blocks.get();
+        let limits = self.space.trans().volume().write_side()?.space.limits();
+        let taken = |blocks: u32| i64::from(blocks) + i64::from(limits.kept_for_owners(self.ag, blocks));
+        let more = taken(blocks.saturating_add_signed(by)) - taken(blocks);
+        if more == 0 { Ok(()) } else { self.space.spend(Spent::SpaceTrees(more)) }
+    }
+}
+
 impl<T: GroupTree> TreeStore for InGroup<'_, '_, '_, T> {
     type Tree = T;
 
@@ -163,7 +177,10 @@ impl<T: GroupTree> TreeStore for InGroup<'_, '_, '_, T> {
 
     fn allocate(&mut self, near: u64) -> Result<u64> {
         let block = match T::SOURCE {
-            Source::Ring(to) => agfl::take(self.space, self.ag, to)?,
+            Source::Ring(to) => {
+                self.keep_for_map(to, 1)?;
+                agfl::take(self.space, self.ag, to)?
+            }
             Source::Reserve(owner) => {
                 let place = Place::Near(self.block(near)?);
                 let request = Request::block(Purpose::ReservedTree).owned_by(owner);
@@ -181,7 +198,10 @@ impl<T: GroupTree> TreeStore for InGroup<'_, '_, '_, T> {
         let daddr = self.space.geometry().daddr_of(self.ag, block);
         self.space.trans_mut().forget_block(daddr, T::verifier())?;
         match T::SOURCE {
-            Source::Ring(from) => agfl::put(self.space, self.ag, block, from)?,
+            Source::Ring(from) => {
+                self.keep_for_map(from, -1)?;
+                agfl::put(self.space, self.ag, block, from)?;
+            }
             Source::Reserve(owner) => {
                 let space = &self.space.trans().volume().write_side()?.space;
                 let run = Run { start: block, len: 1 };

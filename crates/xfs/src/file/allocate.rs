@@ -94,6 +94,7 @@ impl Volume {
     /// then needs none. [`Error::NoSpace`] and the others come before any data are written.
     pub fn prepare_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
         self.check_block_change(entry)?;
+        self.check_room_to_cut(entry, blocks)?;
         if self.write_side()?.counters.available_blocks() >= PLENTY {
             return Ok(());
         }
@@ -218,6 +219,7 @@ impl Volume {
         now: Timestamp,
     ) -> Result<()> {
         self.check_block_change(entry)?;
+        self.check_room_to_cut(entry, &blocks)?;
         // Others keep what they share with this file, which gets blocks of its own.
         self.stage_copies(entry, blocks.clone())?;
         let taken = self

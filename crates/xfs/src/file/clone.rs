@@ -22,7 +22,7 @@ use xfs_format::bmbt::Extent;
 use xfs_format::inode::InodeFlags2;
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
-use xfs_format::types::{AgNumber, FileBlock, FsBlock};
+use xfs_format::types::{FileBlock, FsBlock};
 
 /// Where blocks of one file are to be shared with another.
 #[derive(Clone, Debug)]
@@ -71,6 +71,7 @@ impl Volume {
         self.check_sharing()?;
         self.check_block_change(share.to)?;
         let end = FileBlock(share.at.0 + (share.blocks.end.0 - share.blocks.start.0));
+        self.check_room_to_cut(share.to, &(share.at..end))?;
         self.know_shared(share.from)?;
         self.know_shared(share.to)?;
         self.mark_sharing(share.from)?;
@@ -166,7 +167,7 @@ impl Volume {
 
     fn share_piece(self: &Arc<Self>, share: &Share<'_>, piece: &Piece) -> Result<()> {
         if let Some(new) = piece.new {
-            self.check_group_has_room(new.startblock)?;
+            self.check_room_to_share(new.startblock)?;
         }
         let need = Need::new(self.geometry()).inodes(1).map_changes(2).counts(2).steps(2);
         let mut trans = Trans::start(self, need.reservation())?;
@@ -188,16 +189,5 @@ impl Volume {
         core.size = core.size.max(share.size.min(end));
         trans.commit()?;
         Ok(())
-    }
-
-    /// [`Error::NoSpace`] if the group of a block is so full that its trees might not grow: who shares blocks takes none,
-    /// but their owners are written down.
-    fn check_group_has_room(&self, start: FsBlock) -> Result<()> {
-        const OWNERS: u32 = 8;
-        let Some((ag, _)) = self.geometry().split_block(start) else { return Ok(()) };
-        let roots = self.group_space(AgNumber(ag.0))?;
-        let levels =
-            [roots.rmapbt, roots.refcountbt].into_iter().flatten().map(|root| root.levels + 1).sum::<u32>();
-        if roots.free_blocks < OWNERS * levels { Err(Error::NoSpace) } else { Ok(()) }
     }
 }

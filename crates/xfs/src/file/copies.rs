@@ -92,6 +92,7 @@ impl Volume {
             return Ok(());
         }
         self.check_block_change(entry)?;
+        self.check_room_to_cut(entry, &blocks)?;
         match self.stage_parts(entry, &mut fork, &blocks, hint(&entry.peek())) {
             // What was staged beside some of it may be what the rest lacks.
             Err(Error::NoSpace) => {

@@ -77,6 +77,7 @@ impl Volume {
         }
         for (nth, entry) in exchange.files.into_iter().enumerate() {
             self.check_unmarked(entry, exchange.range(nth))?;
+            self.check_room_to_cut(entry, &exchange.range(nth))?;
             self.know_shared(entry)?;
             // What was staged for content that goes.
             self.give_back_copies(entry, exchange.range(nth))?;

@@ -6,7 +6,7 @@
 //! - of the extents that a file may have, [`SPARE`] are for changes that are on their way: whoever would begin one finds
 //!   them spoken for. Several at once, of different parts of a file, thus do not take them from each other.
 
-use super::{allocate, remove, shift};
+use super::{Blocks, allocate, remove, shift};
 use crate::bmap::edit::extent_limit;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, InodeEntry};
@@ -14,6 +14,7 @@ use crate::trans::Trans;
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::inode::InodeFlags2;
+use xfs_format::types::FsBlock;
 
 /// Extents that a change makes at most more than there were: it cuts one at each of its ends.
 const MORE: u64 = 2;
@@ -22,6 +23,8 @@ const MORE: u64 = 2;
 const AT_ONCE: u64 = 4096;
 #[cfg(test)]
 const AT_ONCE: u64 = 2;
+/// Changes of reference counts that find room for their tree and have not taken it yet.
+const COUNTS_AT_ONCE: u32 = 8;
 /// Extents that are left to changes on their way.
 pub(super) const SPARE: u64 = AT_ONCE * MORE;
 
@@ -31,6 +34,40 @@ impl Volume {
     pub fn check_block_change(self: &Arc<Self>, entry: &InodeEntry) -> Result<()> {
         self.check_log_for_blocks()?;
         self.check_extents_left(entry)
+    }
+
+    /// [`Error::NoSpace`] if what tells of owners may not have room for one more of a block: who shares blocks takes none, but
+    /// their owners are written down.
+    pub(super) fn check_room_to_share(&self, start: FsBlock) -> Result<()> {
+        let Some((ag, _)) = self.geometry().split_block(start) else { return Ok(()) };
+        let space = &self.write_side()?.space;
+        let counted = self.group_space(ag)?;
+        let levels = counted.refcountbt.map_or(0, |root| root.levels + 1);
+        let has_room = counted.free_blocks >= COUNTS_AT_ONCE * levels
+            && space.has_room_for_owners(self.bufs(), self.geometry(), ag, true)?;
+        if has_room { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// [`Error::NoSpace`] if the reverse map may not have room for it that what a file has in `blocks` is cut into more
+    /// pieces: of what is shared no block becomes free with that, and so the map may need more than is kept for it.
+    pub(super) fn check_room_to_cut(self: &Arc<Self>, entry: &InodeEntry, blocks: &Blocks) -> Result<()> {
+        let geometry = self.geometry();
+        if !geometry.rmapbt || !geometry.reflink {
+            return Ok(());
+        }
+        let space = &self.write_side()?.space;
+        let extents = self.extents(&entry.current(), ForkKind::Data)?;
+        let (mut at, mut asked) = (blocks.start, None);
+        while let Some(extent) = extents.ending_behind(at).filter(|extent| extent.startoff < blocks.end) {
+            at = extent.end();
+            let group = geometry.split_block(extent.startblock).map(|(ag, _)| ag);
+            let Some(ag) = group.filter(|_| group != asked) else { continue };
+            if !space.has_room_for_owners(self.bufs(), geometry, ag, false)? {
+                return Err(Error::NoSpace);
+            }
+            asked = group;
+        }
+        Ok(())
     }
 
     /// [`Error::LogTooSmall`] if it is for any of the transactions that change a file's blocks.

@@ -27,13 +27,17 @@ const REMOVED_AT_ONCE: usize = 2;
 const ATTR_BLOCKS_AT_ONCE: u64 = 128;
 
 impl Volume {
-    /// Gives up the blocks of a file in `blocks`: a hole is left. What nobody else has is freed.
+    /// Gives up the blocks of a file in `blocks`: a hole is left. What nobody else has is freed. [`Error::NoSpace`] comes
+    /// before anything has changed, and only where blocks are shared.
     pub fn remove_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
         blocks: Blocks,
         now: Timestamp,
     ) -> Result<()> {
+        if entry.peek().is_reflinked() {
+            self.check_room_to_cut(entry, &blocks)?;
+        }
         self.remove_blocks_and(entry, blocks, |core| (core.mtime, core.ctime) = (now, now))
     }
 

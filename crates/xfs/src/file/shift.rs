@@ -41,6 +41,7 @@ impl Volume {
         now: Timestamp,
     ) -> Result<()> {
         self.check_block_change(entry)?;
+        self.check_room_to_cut(entry, &blocks)?;
         // All that can need space comes first, in one step.
         let mut trans = Trans::start(self, need_to_shift(self).reservation())?;
         join_file(&mut trans, entry)?;

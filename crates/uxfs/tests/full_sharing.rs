@@ -1,0 +1,277 @@
+//! Shared blocks where there is hardly any space: what finds too little has changed nothing, and no group is so full of
+//! owners that a change has to be given up half-way.
+
+#[allow(dead_code, unused_imports, reason = "each test uses its part")]
+mod common;
+
+use blockdev::{BlockDevice, MemoryDevice};
+use common::files::{Random, fill, new_file, remove, said};
+use common::mounted;
+use fileio::testing::{COMMITTED, at};
+use std::cell::Cell;
+use std::path::Path;
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::Arc;
+use uxfs::{
+    Changes, ErrorKind, Extent, File, MkfsFeatures, MkfsOptions, OpenOptions, Result, Volume, check_device,
+    mkfs_device,
+};
+
+const BLOCK: u64 = 4096;
+
+fn made(bytes: u64, options: MkfsOptions) -> (Arc<dyn BlockDevice>, Volume) {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(bytes).expect("memory"));
+    mkfs_device(Arc::clone(&device), &options.small(true), true).expect("a volume");
+    let options = OpenOptions::new().writable(true);
+    let volume = Volume::open_device(Arc::clone(&device), &options).expect("clean");
+    (device, volume)
+}
+
+fn bytes(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; file.size() as usize];
+    assert_eq!(file.read_at(&mut bytes, 0).expect("read"), bytes.len());
+    bytes
+}
+
+/// Blocks of a file that are mapped, written or not.
+fn mapped_blocks(file: &File) -> u64 {
+    let extents: Vec<Extent> = file.extents().collect::<Result<_>>().expect("a map");
+    extents.iter().map(|extent| extent.length).sum::<u64>() / BLOCK
+}
+
+fn ends_well(device: &Arc<dyn BlockDevice>, volume: Volume) {
+    volume.close().expect("closes");
+    drop(volume);
+    let report = check_device(Arc::clone(device), &OpenOptions::new()).expect("checked");
+    assert!(report.is_clean(), "{:?}", report.findings);
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
+    let image = dir.path().join("volume.img");
+    let mut all = vec![0; device.size() as usize];
+    device.read(0, &mut all).expect("read");
+    std::fs::write(&image, all).expect("an image");
+    repair_finds_nothing_in_one_group(&image);
+    // The kernel goes on with it: it changes what is shared, and removes it.
+    mounted(&image, |at| {
+        let script = "cd $1; rm -f filler* scrap*; for f in *; do \
+                      dd if=/dev/zero of=$f bs=4k count=9 conv=notrunc status=none || :; done; sync; rm -rf *; sync";
+        let out = Command::new("bash").args(["-euc", script, "bash"]).arg(at).output().expect("bash");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    });
+    repair_finds_nothing_in_one_group(&image);
+}
+
+/// `xfs_repair` wants to be told that a volume may have a single group.
+fn repair_finds_nothing_in_one_group(image: &Path) {
+    said(Command::new("xfs_repair").args(["-n", "-o", "force_geometry"]).arg(image));
+}
+
+/// Zeroing shared blocks takes new ones. Another writer takes all space that is left, at whatever moment: the range is zeroed
+/// and has its space, or it is as it was.
+#[test]
+fn zeroing_of_shared_blocks_leaves_no_hole() {
+    let mut zeroed = 0;
+    for nth in 1..12 {
+        let (device, volume) = made(64 << 20, MkfsOptions::new());
+        let (one, other) = (new_file(&volume, "one"), new_file(&volume, "other"));
+        let content: Vec<u8> = (0..256 * BLOCK).map(|at| (at / BLOCK % 250) as u8 + 1).collect();
+        one.write_at(&content, 0).expect("written");
+        one.clone_range(0, &other, 0, 0).expect("a clone");
+        let filler = fill(&volume, "filler");
+        filler.set_len(filler.size() - 300 * BLOCK).expect("cut");
+        volume.sync().expect("synced");
+        // Whoever takes the rest does so behind the nth commit.
+        fn then(volume: Volume, left: u32, happened: Rc<Cell<bool>>) {
+            at(COMMITTED, move || match left {
+                0 => {
+                    happened.set(true);
+                    drop(fill(&volume, "filler too"));
+                }
+                left => then(volume, left - 1, happened),
+            });
+        }
+        let happened = Rc::new(Cell::new(false));
+        then(volume.clone(), nth - 1, Rc::clone(&happened));
+        let done = one.zero_range(10 * BLOCK..210 * BLOCK, true);
+        let found = bytes(&one);
+        match done {
+            Ok(()) => {
+                zeroed += 1;
+                assert!(found[10 * BLOCK as usize..210 * BLOCK as usize].iter().all(|&byte| byte == 0));
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                assert!(found == content, "behind commit {nth}: refused, and something has changed");
+            }
+        }
+        assert_eq!(mapped_blocks(&one), 256, "behind commit {nth}: a part has lost its space");
+        assert!(bytes(&other) == content, "behind commit {nth}");
+        // What is still to come must not come later.
+        let is_over = !happened.get();
+        while !happened.get() {
+            volume.root().expect("root").as_dir().expect("a directory");
+            drop(new_file(&volume, &format!("scrap{}", volume.info().expect("info").free_inodes)));
+        }
+        drop((one, other, filler));
+        remove(&volume, "filler");
+        ends_well(&device, volume);
+        if is_over {
+            break;
+        }
+    }
+    assert!(zeroed > 0, "it never fitted");
+}
+
+/// Nothing is free but single blocks, so that a copy is of as many pieces as it has blocks, and the map needs blocks of its
+/// own to tell of them: there is room for all of it, or nothing is written.
+#[test]
+fn a_copy_in_pieces_is_whole_or_not_at_all() {
+    const COPIED: u64 = 40;
+    let (device, volume) = made(64 << 20, MkfsOptions::new().group_count(1));
+    let (one, other) = (new_file(&volume, "one"), new_file(&volume, "other"));
+    let content = vec![7; 64 * BLOCK as usize];
+    one.write_at(&content, 0).expect("written");
+    one.node()
+        .change(&Changes { cow_extent_size: Some(BLOCK as u32), ..Changes::default() })
+        .expect("a hint");
+    one.clone_range(0, &other, 0, 0).expect("a clone");
+    for nth in 0..400 {
+        drop(new_file(&volume, &format!("scrap{nth}")));
+    }
+    let filler = fill(&volume, "filler");
+    // Every other block of the end, as many as there are files to take them.
+    let last = filler.size() / BLOCK;
+    for nth in 0..200 {
+        let at = (last - 2 * nth - 2) * BLOCK;
+        filler.punch_hole(at..at + BLOCK).expect("a hole");
+    }
+    volume.sync().expect("synced");
+    let scrap = |nth: u64| volume.open_file(format!("scrap{nth}")).expect("opened");
+    let mut taken = 0;
+    while taken < 400 && scrap(taken).allocate(0..BLOCK, false).is_ok() {
+        taken += 1;
+    }
+    assert!(taken > COPIED + 20 && taken < 400, "{taken} scraps");
+    let written = vec![9; (COPIED * BLOCK) as usize];
+    let mut attempts = 0;
+    loop {
+        let done = one.overwrite_at(&written, 5 * BLOCK);
+        let found = bytes(&one);
+        let Err(error) = done else {
+            assert!(found[5 * BLOCK as usize..][..written.len()] == written);
+            break;
+        };
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+        let changed = found.chunks(BLOCK as usize).filter(|block| block[0] != 7).count();
+        assert_eq!(changed, 0, "{attempts} blocks were free: {changed} were written");
+        taken = taken.checked_sub(1).expect("it fits in the end");
+        scrap(taken).set_len(0).expect("cut");
+        volume.sync().expect("synced");
+        attempts += 1;
+    }
+    println!("{attempts} attempts, {taken} scraps are left");
+    assert!(attempts > COPIED / 2, "it fitted at once");
+    assert!(bytes(&other) == content);
+    drop((one, other, filler));
+    remove(&volume, "filler");
+    ends_well(&device, volume);
+}
+
+/// Fails unless it was done, or there is no space for it.
+#[track_caller]
+fn fits(done: Result<()>) -> bool {
+    match done {
+        Ok(()) => true,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+            false
+        }
+    }
+}
+
+/// A small group that is full but for what it keeps back, beside one that has space, and in it more and more is shared, in
+/// smaller and smaller pieces: each piece of each owner is a record of the reverse map. What does not fit is refused; the
+/// volume goes on.
+#[test]
+fn a_group_full_of_owners_lacks_space_and_nothing_else() {
+    const GROUP: u64 = 16 << 20;
+    const PIECES: u64 = 400;
+    const LARGE: u64 = 800;
+    const CLONES: u64 = 80;
+    // So many that are refused in a row, and the next file is tried.
+    const PATIENCE: u32 = 4;
+    let mut random = Random::seeded();
+    let features = MkfsFeatures::of_kernel("6.12").expect("known");
+    let (device, volume) = made(2 * GROUP, MkfsOptions::new().group_count(2).features(features));
+    let [pieces, large, set_aside] = ["pieces", "large", "aside"].map(|name| new_file(&volume, name));
+    let gaps = new_file(&volume, "scrap gaps");
+    for nth in 0..PIECES {
+        pieces.write_at(&[1; BLOCK as usize], nth * BLOCK).expect("written");
+        gaps.write_at(&[2; BLOCK as usize], nth * BLOCK).expect("written");
+    }
+    large.write_at(&vec![3; (LARGE * BLOCK) as usize], 0).expect("written");
+    set_aside.allocate(0..LARGE * BLOCK, false).expect("allocated");
+    let clones: Vec<File> = (0..CLONES).map(|nth| new_file(&volume, &format!("clone{nth}"))).collect();
+    // All of the first group that a file can have.
+    let filler = new_file(&volume, "filler");
+    let is_behind = |file: &File| file.extents().any(|extent| extent.expect("a map").physical >= GROUP);
+    while !is_behind(&filler) {
+        filler.allocate(filler.size()..filler.size() + 8 * BLOCK, false).expect("space");
+    }
+    assert!(![&pieces, &large, &set_aside].into_iter().any(is_behind));
+    volume.sync().expect("synced");
+    // As many owners as there can be.
+    let (mut cloned, mut done) = (0, 0_u64);
+    for (nth, clone) in clones.iter().enumerate() {
+        let of = if nth % 2 == 0 { &pieces } else { &large };
+        cloned += u64::from(fits(of.clone_range(0, clone, 0, 0)));
+    }
+    println!("{cloned} clones");
+    // Records of all kinds are cut in pieces.
+    for (nth, clone) in clones.iter().enumerate() {
+        let mut refused = 0;
+        for at in (1..clone.size() / BLOCK).step_by(2) {
+            let range = at * BLOCK..(at + 1) * BLOCK;
+            let fitted = match nth % 6 {
+                0 | 3 | 5 => fits(clone.punch_hole(range)),
+                1 => fits(clone.write_at(&[4; BLOCK as usize], range.start)),
+                _ => fits(clone.zero_range(range, true)),
+            };
+            refused = if fitted { 0 } else { refused + 1 };
+            done += u64::from(fitted);
+            if refused == PATIENCE {
+                break;
+            }
+        }
+    }
+    println!("{done} changes");
+    for at in (0..LARGE).step_by(2) {
+        done += u64::from(fits(set_aside.write_at(&[5; BLOCK as usize], at * BLOCK)));
+    }
+    println!("{done} changes with those of what was set aside");
+    // Some goes, and comes again.
+    for _ in 0..800 {
+        let clone = &clones[random.below(CLONES) as usize];
+        let of = &clones[random.below(CLONES) as usize];
+        let (at, len) = (random.below(LARGE), 1 + random.below(50));
+        let range = at * BLOCK..(at + len) * BLOCK;
+        let fitted = match random.below(12) {
+            0..=3 => fits(clone.write_at(&vec![6; (len * BLOCK) as usize], range.start)),
+            4 => fits(clone.punch_hole(range)),
+            5 => fits(clone.zero_range(range, true)),
+            6 => fits(clone.set_len(range.start)),
+            7 => fits(clone.allocate(range, true)),
+            8 => fits(large.clone_range(0, clone, 0, 0)),
+            9 => fits(pieces.clone_range(0, clone, 0, 0)),
+            _ if range.end <= of.size() && !std::ptr::eq(of, clone) => {
+                fits(of.clone_range(range.start, clone, at / 2 * BLOCK, len * BLOCK))
+            }
+            _ => true,
+        };
+        done += u64::from(fitted);
+    }
+    println!("{done} changes in the end");
+    assert!(large.size() == LARGE * BLOCK && bytes(&large).iter().all(|&byte| byte == 3));
+    drop((pieces, large, set_aside, gaps, filler, clones));
+    ends_well(&device, volume);
+}
