@@ -187,6 +187,8 @@ impl Volume {
         let end = piece.end().0.saturating_mul(self.geometry().block_size.into());
         let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
         core.size = core.size.max(share.size.min(end));
+        // Whoever cut off the last that the file had beside this took the flag off.
+        core.flags2 |= InodeFlags2::REFLINK;
         trans.commit()?;
         Ok(())
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use xfs_format::attr::RAW;
 use xfs_format::bmbt::Extent;
 use xfs_format::error::FormatError;
-use xfs_format::inode::{ForkFormat, InodeCore};
+use xfs_format::inode::{ForkFormat, InodeCore, InodeFlags2};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
@@ -94,7 +94,8 @@ impl Volume {
     }
 
     /// Sets the end of a file, and frees what lies behind it. The bytes of the last block behind the end are the
-    /// caller's to zero, before. A crash in between leaves blocks behind the end.
+    /// caller's to zero, before. A crash in between leaves blocks behind the end. A file that has no blocks then has no flag
+    /// for shared ones either.
     pub fn truncate_blocks(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
@@ -119,9 +120,29 @@ impl Volume {
             }
             trans.commit()?;
             if !more {
-                return Ok(());
+                return self.forget_sharing(entry);
             }
         }
+    }
+
+    /// Takes the flag for shared blocks off a file that has no blocks, neither its own nor staged.
+    fn forget_sharing(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
+        let has_none = |inode: &Inode| inode.fork_state(ForkKind::Data).is_none_or(|fork| fork.nextents == 0);
+        if !entry.peek().is_reflinked() || !has_none(&entry.peek()) {
+            return Ok(());
+        }
+        // Nobody stages anything meanwhile.
+        let fork = entry.copying().fork();
+        if !fork.extents().is_empty() {
+            return Ok(());
+        }
+        let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
+        join_file(&mut trans, entry)?;
+        if has_none(trans.inode(entry.ino())) {
+            trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().flags2.remove(InodeFlags2::REFLINK);
+            trans.commit()?;
+        }
+        Ok(())
     }
 }
 
