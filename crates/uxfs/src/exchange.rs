@@ -39,6 +39,8 @@ impl ExchangeOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Plan {
     blocks: u64,
+    /// Whether all up to the ends of both files is exchanged, so that data come to lie behind them.
+    to_end: bool,
     /// What the files have then.
     sizes: Option<[u64; 2]>,
     held: [Range<u64>; 2],
@@ -46,12 +48,13 @@ struct Plan {
 
 impl File {
     /// Exchanges `len` bytes from byte `at` on with those of `other` from its byte `other_at` on: the content changes
-    /// hands, and nothing is copied. All of it is exchanged or nothing, also behind a crash; it is durable when this returns. With `None` for `len`, all up to
-    /// the ends of both files is exchanged, which must begin at the same byte, and so are their sizes. `other` may be this
-    /// file if the ranges have nothing in common.
+    /// hands, and nothing is copied. All of it is exchanged or nothing, also behind a crash; it is durable when this returns.
+    /// With `None` for `len`, all up to the ends of both files is exchanged, as long as the longer of the two, and so are
+    /// their sizes, wherever the ranges begin: what lies behind a file's new end is gone. `other` may be this file if the
+    /// ranges have nothing in common.
     ///
-    /// Offsets and `len` are whole blocks, and a range with a length ends within both files. Where the volume does not
-    /// have the feature: [`ErrorKind::Unsupported`].
+    /// Offsets are whole blocks, and so is `len`, unless both files end there; a range with a length ends within both files.
+    /// Where the volume does not have the feature: [`ErrorKind::Unsupported`].
     ///
     /// ```no_run
     /// # fn main() -> Result<(), uxfs::Error> {
@@ -80,13 +83,13 @@ impl File {
             file.check_unprotected()?;
             file.check_writable()?;
         }
-        let (plan, _held) = self.hold_to_exchange(at, other, other_at, len)?;
-        if plan.blocks == 0 || options.dry_run {
+        let Some((plan, _held)) = self.hold_to_exchange(at, other, other_at, len)? else { return Ok(()) };
+        if options.dry_run {
             return Ok(());
         }
         for file in [self, other] {
             file.content_changes()?;
-            if plan.sizes.is_some() {
+            if plan.to_end {
                 file.nothing_behind(file.size())?;
             }
         }
@@ -99,19 +102,27 @@ impl File {
             only_written: options.only_written,
             now: self.node.volume.now(),
         })?;
+        if plan.to_end {
+            for file in [self, other] {
+                engine.free_data_behind_end(file.entry())?;
+            }
+        }
         self.moved()
     }
 
-    /// Holds both ranges, and says what is to be exchanged as long as they are held.
+    /// Holds both ranges, and says what is to be exchanged as long as they are held; `None` if nothing is.
     fn hold_to_exchange<'a>(
         &'a self,
         at: u64,
         other: &'a Self,
         other_at: u64,
         len: Option<u64>,
-    ) -> Result<(Plan, HeldBoth<'a>)> {
+    ) -> Result<Option<(Plan, HeldBoth<'a>)>> {
         loop {
             let plan = self.plan_exchange(at, other, other_at, len)?;
+            if plan.blocks == 0 && plan.sizes.is_none() {
+                return Ok(None);
+            }
             let [mine, others] = plan.held.clone();
             let held = two_files::hold(
                 Part { file: self, bytes: mine, changes: true },
@@ -119,40 +130,43 @@ impl File {
             )?;
             // By the sizes of now, which stay as far as they matter.
             if self.plan_exchange(at, other, other_at, len)? == plan {
-                return Ok((plan, held));
+                return Ok(Some((plan, held)));
             }
         }
     }
 
     fn plan_exchange(&self, at: u64, other: &Self, other_at: u64, len: Option<u64>) -> Result<Plan> {
         let (block, sizes) = (self.block(), [self.size(), other.size()]);
-        let is_same = self.node.ino() == other.node.ino();
-        if (at | other_at | len.unwrap_or(0)) & (block - 1) != 0 {
-            return Err(invalid(format!("ranges that are exchanged are whole blocks of {block} bytes")));
-        }
         if at > sizes[0] || other_at > sizes[1] {
             return Err(invalid("a range begins behind the end of its file"));
         }
-        let Some(len) = len else {
-            if at != other_at || is_same {
-                return Err(invalid("up to the end, two files are exchanged from the same byte on"));
-            }
-            let blocks = (sizes[0].max(sizes[1]) - at).div_ceil(block);
-            let swapped = (sizes[0] != sizes[1]).then_some([sizes[1], sizes[0]]);
-            let held = sizes.map(|size| at.min(size & !(block - 1))..u64::MAX);
-            return Ok(Plan { blocks, sizes: swapped, held });
-        };
-        let end = |start: u64| start.checked_add(len).filter(|&end| end <= FILE_END_MAX);
+        let to_end = len.is_none();
+        let len = len.unwrap_or_else(|| (sizes[0] - at).max(sizes[1] - other_at));
+        let end = |start: u64| start.checked_add(len).filter(|&end| end <= FILE_END_MAX & !(block - 1));
         let (Some(mine), Some(others)) = (end(at), end(other_at)) else {
             return Err(invalid("the range ends behind what a file can have"));
         };
-        if mine > sizes[0] || others > sizes[1] {
+        if !to_end && (mine > sizes[0] || others > sizes[1]) {
             return Err(invalid("a range reaches behind the end of its file"));
         }
-        if is_same && at < others && other_at < mine {
+        // A part of a block must not come into the midst of a file.
+        let ends_both = mine >= sizes[0] && others >= sizes[1];
+        if (at | other_at) & (block - 1) != 0 || len & (block - 1) != 0 && !ends_both {
+            return Err(invalid(format!("ranges that are exchanged are whole blocks of {block} bytes")));
+        }
+        let whole = len.next_multiple_of(block);
+        let is_same = self.node.ino() == other.node.ino();
+        if is_same && at < other_at + whole && other_at < at + whole {
             return Err(invalid("a file cannot exchange a range with a part of itself that overlaps it"));
         }
-        Ok(Plan { blocks: len / block, sizes: None, held: [at..mine, other_at..others] })
+        let held = match to_end {
+            true => {
+                [at.min(sizes[0] & !(block - 1))..u64::MAX, other_at.min(sizes[1] & !(block - 1))..u64::MAX]
+            }
+            false => [at..at + whole, other_at..other_at + whole],
+        };
+        let swapped = (to_end && sizes[0] != sizes[1]).then_some([sizes[1], sizes[0]]);
+        Ok(Plan { blocks: whole / block, to_end, sizes: swapped, held })
     }
 }
 

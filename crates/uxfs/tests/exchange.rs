@@ -3,12 +3,13 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
+use common::files::{Random, opened};
 use common::mounted;
 use oracles::xfsprogs::Release;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uxfs::{ErrorKind, ExchangeOptions, OpenOptions, Volume};
+use uxfs::{ErrorKind, ExchangeOptions};
 
 fn run(command: &mut Command) {
     let out = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -44,16 +45,6 @@ fn made(dir: &Path, options: &[&str]) -> PathBuf {
         )
     });
     image
-}
-
-fn open(image: &Path) -> Volume {
-    loop {
-        match Volume::open(image, &OpenOptions::new().writable(true)) {
-            // A program that another test is just starting has, until it runs, all files open that this process had.
-            Err(error) if error.kind() == ErrorKind::Locked => std::thread::yield_now(),
-            other => return other.expect("opens"),
-        }
-    }
 }
 
 fn content(image: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -94,7 +85,7 @@ fn exchanges_are_the_kernels() {
                 );
                 run(Command::new(tool("xfs_io")).arg("-c").arg(range).arg(mnt.join("two")));
             });
-            let volume = open(&ours);
+            let volume = opened(&ours);
             let (one, two) = (volume.open_file("one").unwrap(), volume.open_file("two").unwrap());
             let how = ExchangeOptions::new().only_written(only_written);
             one.exchange_range(at, &two, other_at, len, how.dry_run(true)).unwrap();
@@ -150,7 +141,7 @@ fn writes_behind_an_exchange_spare_who_shares() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
     let image = made(dir.path(), &[]);
     let mut expected = content(&image);
-    let volume = open(&image);
+    let volume = opened(&image);
     let (one, two) = (volume.open_file("one").unwrap(), volume.open_file("two").unwrap());
     one.exchange_range(0, &two, 0, None, ExchangeOptions::new()).unwrap();
     for (file, byte) in [(&one, 1), (&two, 2)] {
@@ -172,7 +163,7 @@ fn what_cannot_be_exchanged_is_refused_and_changes_nothing() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
     let image = made(dir.path(), &[]);
     let before = content(&image);
-    let volume = open(&image);
+    let volume = opened(&image);
     let [one, two] = ["one", "two"].map(|name| volume.open_file(name).unwrap());
     let how = ExchangeOptions::new();
     for (at, other_at, len) in [
@@ -181,7 +172,6 @@ fn what_cannot_be_exchanged_is_refused_and_changes_nothing() {
         (0, 0, Some(5000)),
         (0, 0, Some(1 << 30)),
         (1 << 30, 0, Some(4096)),
-        (4096, 0, None),
         (1 << 30, 1 << 30, None),
     ] {
         let error = one.exchange_range(at, &two, other_at, len, how).unwrap_err();
@@ -197,8 +187,111 @@ fn what_cannot_be_exchanged_is_refused_and_changes_nothing() {
     assert!(content(&image) == before);
     let plain = common::made(dir.path(), &[]);
     mounted(&plain, |at| script(at, "cd $1; echo 1 > one; echo 2 > two"));
-    let volume = open(&plain);
+    let volume = opened(&plain);
     let [one, two] = ["one", "two"].map(|name| volume.open_file(name).unwrap());
     let error = one.exchange_range(0, &two, 0, None, how).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+}
+
+/// An exchange that may be refused.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    files: [usize; 2],
+    at: [u64; 2],
+    len: Option<u64>,
+    only_written: bool,
+}
+
+const NAMES: [&str; 3] = ["one", "two", "other"];
+
+fn asked(random: &mut Random, sizes: [u64; 3], block: u64) -> Asked {
+    let files = [0; 2].map(|_| random.below(3) as usize);
+    let mut at = files.map(|file| random.below(sizes[file] / block + 2) * block);
+    match random.below(8) {
+        0 => at[0] = at[1],
+        1 => at[random.below(2) as usize] += random.below(block),
+        2 => at = [sizes[files[0]], sizes[files[1]]],
+        _ => {}
+    }
+    let len = match random.below(4) {
+        0 | 1 => None,
+        // To the end of the first file, whole blocks or not.
+        2 => Some(sizes[files[0]].saturating_sub(at[0])),
+        _ => Some(random.below(20) * block),
+    };
+    Asked { files, at, len, only_written: random.below(3) == 0 }
+}
+
+/// Whatever the offsets and lengths are, and wherever the files end: what the kernel refuses is refused, and what it does is
+/// done.
+#[test]
+fn exchanges_at_any_offsets_are_the_kernels() {
+    let mut random = Random::seeded();
+    for (options, block) in [(&[][..], 4096), (&["-b", "size=1024"], 1024)] {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
+        let ours = made(dir.path(), options);
+        let theirs = dir.path().join("kernel.img");
+        run(Command::new("cp").arg("--sparse=always").args([&ours, &theirs]));
+        let before = content(&ours);
+        let mut sizes = NAMES.map(|name| before[name].len() as u64);
+        let mut asks = Vec::new();
+        mounted(&theirs, |mnt| {
+            for _ in 0..150 {
+                let ask = asked(&mut random, sizes, block);
+                let [at, other_at] = ask.at;
+                let len = ask.len.map_or(String::new(), |len| format!("-l {len}"));
+                let written = if ask.only_written { "-w" } else { "" };
+                let [one, other] = ask.files.map(|file| mnt.join(NAMES[file]));
+                let range = format!("exchangerange {written} -s {at} -d {other_at} {len} {}", one.display());
+                let out = Command::new(tool("xfs_io")).arg("-c").arg(range).arg(other).output().unwrap();
+                let said = String::from_utf8_lossy(&out.stderr).into_owned();
+                let refused = said.contains("Invalid argument");
+                assert!(refused || said.is_empty(), "{ask:?}: {said}");
+                // What has come to lie behind an end stays there in a kernel, and the next exchange could show it.
+                for name in NAMES {
+                    let file = std::fs::File::options().write(true).open(mnt.join(name)).unwrap();
+                    file.set_len(file.metadata().unwrap().len()).unwrap();
+                }
+                let state = NAMES.map(|name| std::fs::read(mnt.join(name)).unwrap());
+                sizes = state.each_ref().map(|bytes| bytes.len() as u64);
+                asks.push((ask, refused, state));
+            }
+        });
+        let done = asks.iter().filter(|(_, refused, _)| !refused).count();
+        assert!(done > 20 && done < 140, "{done} of {} were done", asks.len());
+        let volume = opened(&ours);
+        let files = NAMES.map(|name| volume.open_file(name).unwrap());
+        for (nth, (ask, refused, state)) in asks.iter().enumerate() {
+            let [one, other] = ask.files.map(|file| &files[file]);
+            let how = ExchangeOptions::new().only_written(ask.only_written);
+            let came = one.exchange_range(ask.at[0], other, ask.at[1], ask.len, how);
+            assert!(
+                came.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::InvalidInput),
+                "{came:?}"
+            );
+            assert_eq!(came.is_err(), *refused, "{nth}: {ask:?}: {came:?}");
+            for (file, expected) in files.iter().zip(state) {
+                let mut bytes = vec![0; file.size() as usize];
+                file.read_at(&mut bytes, 0).unwrap();
+                assert_eq!(bytes.len(), expected.len(), "{nth}: {ask:?}");
+                let first = bytes.iter().zip(expected).position(|(ours, theirs)| ours != theirs);
+                assert_eq!(first, None, "{nth}: {ask:?}");
+            }
+        }
+        // What lies behind the ends now must not show.
+        for file in &files {
+            file.set_len(file.size() + 50_000).unwrap();
+        }
+        let expected = mounted(&theirs, |mnt| {
+            script(mnt, "cd $1; for f in one two other; do truncate -s +50000 $f; done; sync");
+            NAMES.map(|name| std::fs::read(mnt.join(name)).unwrap())
+        });
+        volume.close().unwrap();
+        drop((files, volume));
+        repair_finds_nothing(&ours);
+        let found = content(&ours);
+        for (name, expected) in NAMES.iter().zip(expected) {
+            assert!(found[*name] == expected, "{name}, made longer");
+        }
+    }
 }

@@ -107,14 +107,21 @@ impl Volume {
         let mut flags = ExchangeFlags::empty();
         flags.set(ExchangeFlags::INO1_WRITTEN, exchange.only_written);
         flags.set(ExchangeFlags::SET_SIZES, exchange.sizes.is_some());
-        trans.exchange_later(Exchange {
-            inodes: exchange.files.map(|entry| entry.ino()),
-            generations,
-            offsets: exchange.at,
-            blocks: exchange.blocks,
-            flags,
-            sizes: exchange.sizes.unwrap_or([u64::MAX; 2]),
-        });
+        if exchange.blocks > 0 {
+            trans.exchange_later(Exchange {
+                inodes: exchange.files.map(|entry| entry.ino()),
+                generations,
+                offsets: exchange.at,
+                blocks: exchange.blocks,
+                flags,
+                sizes: exchange.sizes.unwrap_or([u64::MAX; 2]),
+            });
+        } else {
+            // Kernels take an exchange of no blocks in the log for damage.
+            for (entry, size) in exchange.files.into_iter().zip(exchange.sizes.into_iter().flatten()) {
+                trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().size = size;
+            }
+        }
         let seq = trans.commit()?;
         self.write_side()?.journal.force(seq)
     }
