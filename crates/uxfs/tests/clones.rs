@@ -335,7 +335,9 @@ fn an_inode_without_a_name_that_shares_blocks_is_freed() {
         let image = made_with(dir.path(), options);
         crash_with(&image, &format!("seq 1 60000 > b; cp --reflink=always b a; {gone} echo x > c"), "a");
         let volume = open(&image);
-        assert_eq!(volume.recovery().unwrap().inodes_freed, 1);
+        // The kernel may have the other on its way as well.
+        let most = if gone.is_empty() { 1 } else { 2 };
+        assert!((1..=most).contains(&volume.recovery().unwrap().inodes_freed));
         if gone.is_empty() {
             assert_eq!(volume.open_file("b").unwrap().size(), 348_894);
         }

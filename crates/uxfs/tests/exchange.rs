@@ -4,7 +4,7 @@
 mod common;
 
 use common::files::{Random, opened};
-use common::mounted;
+use common::{mounted, open};
 use oracles::xfsprogs::Release;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

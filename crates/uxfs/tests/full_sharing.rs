@@ -8,6 +8,7 @@ use blockdev::{BlockDevice, MemoryDevice};
 use common::files::{Random, fill, new_file, remove, said};
 use common::mounted;
 use fileio::testing::{COMMITTED, at};
+use oracles::xfsprogs::Release;
 use std::cell::Cell;
 use std::path::Path;
 use std::process::Command;
@@ -63,7 +64,8 @@ fn ends_well(device: &Arc<dyn BlockDevice>, volume: Volume) {
 
 /// `xfs_repair` wants to be told that a volume may have a single group.
 fn repair_finds_nothing_in_one_group(image: &Path) {
-    said(Command::new("xfs_repair").args(["-n", "-o", "force_geometry"]).arg(image));
+    let repair = Release::Unstable.path("xfs_repair").expect("ci/xfsprogs installs it");
+    said(Command::new(repair).args(["-n", "-o", "force_geometry"]).arg(image));
 }
 
 /// Zeroing shared blocks takes new ones. Another writer takes all space that is left, at whatever moment: the range is zeroed

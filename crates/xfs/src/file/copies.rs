@@ -14,6 +14,7 @@
 //!   was one extent stays one; it goes back when the file is cut or closed, and when space is short.
 
 use super::allocate::EXTENT_BLOCKS_MAX;
+use super::exchange::tree_blocks;
 use super::{Blocks, join_file};
 use crate::alloc::{Purpose, Request, Target};
 use crate::bmap::SharedRun;
@@ -156,8 +157,13 @@ impl Volume {
             fork.take(&(remap.new.startoff..remap.new.end()));
             pieces += 1;
         }
+        if pieces == 0 {
+            return Ok(0);
+        }
         let first = need_to_take(self).reservation().blocks;
-        Ok(if pieces == 0 { 0 } else { first + FURTHER * (pieces - 1) })
+        // A map has no more leaves to split than that.
+        let tree = tree_blocks(self.geometry(), data.len() as u64 + 2 * pieces);
+        Ok(first + (FURTHER * (pieces - 1)).min(2 * tree))
     }
 
     /// Stages space for a part of a file whose blocks, from `start` on, were shared when that was last asked.

@@ -150,7 +150,7 @@ impl Volume {
 }
 
 /// Most blocks of the tree of a map of so many extents, whose blocks are half full.
-fn tree_blocks(geometry: &Geometry, extents: u64) -> u64 {
+pub(super) fn tree_blocks(geometry: &Geometry, extents: u64) -> u64 {
     let body = geometry.block_size as usize - Bmbt::header_len(geometry.v5);
     let (leaf, inner) = ((Bmbt::max_records(body) / 2).max(1), (Bmbt::max_children(body) / 2).max(2));
     let mut level = extents.div_ceil(leaf as u64);
