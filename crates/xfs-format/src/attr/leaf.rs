@@ -199,6 +199,11 @@ impl<'a> AttrLeaf<'a> {
         self.bytes.len()
     }
 
+    /// Where the table ends.
+    pub fn entries_end(&self) -> usize {
+        header_len(self.header.magic == LEAF_MAGIC_V5) + size_of_val(self.entries)
+    }
+
     /// The three pieces of the block that the header lists as free: base and size.
     pub fn free_map(&self) -> [(usize, usize); 3] {
         self.counts.free_map.map(|free| (free.base.get().into(), free.size.get().into()))

@@ -194,9 +194,16 @@ fn check_layout(
     {
         report.add(place, FormatError::new(LEAF, "holes between the names that the header denies"));
     }
-    for (base, len) in leaf.free_map() {
+    let mut free = leaf.free_map();
+    free.sort_unstable();
+    let mut behind = leaf.entries_end();
+    for (base, len) in free {
         let near = pieces.partition_point(|piece| piece.0 + piece.1 <= base);
-        let taken = len != 0 && pieces.get(near).is_some_and(|piece| piece.0 < base + len);
+        // Some kernels leave empty pieces that begin anywhere.
+        let taken = len != 0 && (base < behind || pieces.get(near).is_some_and(|piece| piece.0 < base + len));
+        if len != 0 {
+            behind = behind.max(base + len);
+        }
         if base % 4 != 0 || len % 4 != 0 || taken {
             report.add(place, FormatError::value(LEAF, "free map", base as u64));
         }

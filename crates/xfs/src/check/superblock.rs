@@ -149,6 +149,10 @@ fn check_features(copy: &RawSuperblock, primary: &RawSuperblock, place: Place, r
     ] {
         report.same(place, COPY, field, found, expected);
     }
+    // A kernel that is mounted may have set some in the first one alone, and no other place.
+    let (found, expected) = (copy.features_log_incompat.get(), primary.features_log_incompat.get());
+    let expected = if report.log_clean { expected } else { expected & found };
+    report.same(place, COPY, "log-incompatible features", found, expected);
     if Incompat::from_bits_retain(primary.features_incompat.get()).contains(Incompat::SPINODES) {
         let (found, expected) = (copy.spino_align.get(), primary.spino_align.get());
         report.same(place, COPY, "alignment of sparse inodes", found, expected);

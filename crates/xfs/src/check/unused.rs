@@ -65,6 +65,12 @@ fn check_free(
     if raw.size.get() > i64::MAX.cast_unsigned() {
         wrong("size of a free one", raw.size.get());
     }
+    if raw.nblocks.get() != 0 {
+        wrong("block count of a free one", raw.nblocks.get());
+    }
+    if raw.onlink.get() != 0 {
+        wrong("link count of version 1", raw.onlink.get().into());
+    }
     let large_counts = flags2.contains(InodeFlags2::NREXT64);
     if large_counts && raw.anextents.get() != 0 {
         wrong("padding", raw.anextents.get().into());
@@ -78,6 +84,9 @@ fn check_free(
     {
         wrong("fork offset of a free one", raw.forkoff.into());
     }
+    if flags.intersects(InodeFlags::EXTSIZE | InodeFlags::EXTSZINHERIT) {
+        wrong("flags of a free one", flags.bits().into());
+    }
     if flags.contains(InodeFlags::REALTIME) {
         wrong("flags: data on a realtime section", flags.bits().into());
     }
@@ -88,18 +97,13 @@ fn check_free(
     if v3.cowextsize.get() > most {
         wrong("copy-on-write extent size hint", v3.cowextsize.get().into());
     }
-    let unset = InodeFlags2::REFLINK | InodeFlags2::METADATA;
     let mut allowed = InodeFlags2::DAX;
-    for (on, flag) in [
-        (geometry.reflink, InodeFlags2::COWEXTSIZE),
-        (geometry.bigtime, InodeFlags2::BIGTIME),
-        (geometry.nrext64, InodeFlags2::NREXT64),
-    ] {
+    for (on, flag) in [(geometry.bigtime, InodeFlags2::BIGTIME), (geometry.nrext64, InodeFlags2::NREXT64)] {
         if on {
             allowed |= flag;
         }
     }
-    if !allowed.contains(flags2) || flags2.intersects(unset) {
+    if !allowed.contains(flags2) {
         wrong("flags2 of a free one", flags2.bits());
     }
 }
