@@ -15,8 +15,16 @@ use xfs::check::{CheckOptions, check};
 /// explained, and that is little. Half as many cases as there are different fields.
 #[test]
 fn one_damaged_field_gets_the_same_verdict_from_both() {
-    let plan =
-        Plan { seed: 1, draw: Draw::Fields, cases: 350, jobs: 2, folder: None, case: None, field: None };
+    let plan = Plan {
+        seed: 1,
+        draw: Draw::Fields,
+        cases: 350,
+        jobs: 2,
+        folder: None,
+        case: None,
+        field: None,
+        volumes: Vec::new(),
+    };
     let outcomes = campaign::run(&plan, &|outcome| {
         if outcome.differs() {
             println!("{}: {}", outcome.what(), outcome.verdicts());

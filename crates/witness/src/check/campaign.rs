@@ -159,6 +159,20 @@ pub struct Plan {
     pub case: Option<u64>,
     /// Only fields whose structure's or own name holds this.
     pub field: Option<String>,
+    /// Only volumes of these names; all, if there are none.
+    pub volumes: Vec<String>,
+}
+
+impl Plan {
+    fn wants(&self, kind: &VolumeKind) -> bool {
+        self.volumes.is_empty() || self.volumes.iter().any(|name| name == kind.name)
+    }
+
+    /// Where the results are: a part of the volumes has numbers of its own.
+    fn results(&self) -> String {
+        let of: String = self.volumes.iter().map(|name| format!("-{name}")).collect();
+        format!("{}-{}{of}.jsonl", self.draw.name(), self.seed)
+    }
 }
 
 /// The volumes, whole.
@@ -180,7 +194,7 @@ impl Volumes {
                 specimens::fill(&half, kind, folder)?;
                 std::fs::rename(&half, &image)?;
             }
-            for verdict in [ours(&image)?, theirs(&image)?] {
+            for verdict in [ours(&image)?, theirs(kind.release(), &image)?] {
                 ensure!(verdict.is_ok(), "{} is not clean: {verdict:?}", kind.name);
             }
             charts.push(Chart::of(&image).with_context(|| kind.name.to_owned())?);
@@ -191,7 +205,8 @@ impl Volumes {
     /// The cases, all different.
     fn cases(&self, plan: &Plan) -> Result<Vec<Case>> {
         let mut names: BTreeMap<Name, Vec<usize>> = BTreeMap::new();
-        for (index, chart) in self.charts.iter().enumerate() {
+        let wanted = |(index, _): &(usize, &Chart)| plan.wants(&KINDS[*index]);
+        for (index, chart) in self.charts.iter().enumerate().filter(wanted) {
             chart.names().for_each(|name| names.entry(name).or_default().push(index));
         }
         let wanted = |name: &Name| match &plan.field {
@@ -199,7 +214,7 @@ impl Volumes {
             None => true,
         };
         let names: Vec<(Name, Vec<usize>)> = names.into_iter().filter(|(name, _)| wanted(name)).collect();
-        ensure!(!names.is_empty(), "no such field");
+        ensure!(!names.is_empty(), "no such field, or no such volume");
         let files: Vec<File> =
             KINDS.iter().map(|kind| Ok(File::open(image(&self.folder, kind))?)).collect::<Result<_>>()?;
         let mut rng = Rng::with_seed(plan.seed);
@@ -217,7 +232,7 @@ impl Volumes {
                     let (name, volumes) = &names[order.pop().context("a field")?];
                     (*name, volumes[rng.usize(..volumes.len())])
                 }
-                Draw::Places => self.place(&mut rng, &names),
+                Draw::Places => self.place(&mut rng, &names, plan),
             };
             if let Some(case) = self.draw(&mut rng, name, volume, &files[volume])?
                 && seen.insert((volume, case.piece.at, case.spot.bit(), case.new))
@@ -229,9 +244,12 @@ impl Volumes {
     }
 
     /// The field at any place of any volume.
-    fn place(&self, rng: &mut Rng, names: &[(Name, Vec<usize>)]) -> (Name, usize) {
+    fn place(&self, rng: &mut Rng, names: &[(Name, Vec<usize>)], plan: &Plan) -> (Name, usize) {
         loop {
             let volume = rng.usize(..self.charts.len());
+            if !plan.wants(&KINDS[volume]) {
+                continue;
+            }
             let places = |name: Name| self.charts[volume].spots(name).len();
             let all: usize = names.iter().map(|(name, _)| places(*name)).sum();
             let mut nth = rng.usize(..all.max(1));
@@ -302,7 +320,7 @@ impl Bench {
         case.spot.set(&mut damaged, case.new);
         ensure!(checksum::store(&mut damaged, case.piece.crc), "{:?} has a checksum", case.name);
         file.write_all_at(&damaged, case.piece.at)?;
-        let verdicts = ours(&path).and_then(|ours| Ok((ours, theirs(&path)?)));
+        let verdicts = ours(&path).and_then(|ours| Ok((ours, theirs(kind.release(), &path)?)));
         file.write_all_at(&sound, case.piece.at)?;
         let (ours, theirs) = verdicts.with_context(|| format!("{case:?}"))?;
         Ok(outcome(case, ours, theirs))
@@ -339,7 +357,7 @@ pub fn run(plan: &Plan, each: &(dyn Fn(&Outcome) + Sync)) -> Result<Vec<Outcome>
     if let Some(number) = plan.case {
         cases.retain(|case| case.number == number);
     }
-    let results = folder.join(format!("{}-{}.jsonl", plan.draw.name(), plan.seed));
+    let results = folder.join(plan.results());
     // A part of the fields has numbers of its own, and a single case is one that is to be looked at again.
     let noted = plan.folder.is_some() && plan.case.is_none() && plan.field.is_none();
     let mut outcomes = if noted { done_before(&results)? } else { Vec::new() };

@@ -2,8 +2,10 @@
 //! to them. In all of these, what uxfs says is right.
 
 use super::campaign::Outcome;
+use super::specimens::KINDS;
+use oracles::xfsprogs::Release;
 
-/// Why uxfs finds what `xfs_repair` 6.1 does not.
+/// Why uxfs finds what `xfs_repair` does not: 6.1, or that of today where a volume has what 6.1 does not know.
 #[derive(Debug)]
 pub struct Reason {
     /// The structures that it holds for; all, if there are none.
@@ -18,6 +20,14 @@ pub struct Reason {
 
 const fn always(_: &Outcome) -> bool {
     true
+}
+
+/// The bit of `features2` for types in directory entries.
+const FTYPE: u64 = 0x200;
+
+/// Whether the system's `xfs_repair` judged: 6.1.
+fn judged_by_old(outcome: &Outcome) -> bool {
+    KINDS.iter().any(|kind| kind.name == outcome.volume && kind.release() == Release::System)
 }
 
 /// The owner that the reverse map gives the trees of free space, and the blocks that wait to be used for them.
@@ -164,6 +174,54 @@ const REASONS: &[Reason] = &[
         fields: &["dirblklog"],
         when: always,
         why: "xfs_repair leaves it out of the shape that copies must agree on",
+    },
+    Reason {
+        structures: &["superblock copy"],
+        fields: &["features_log_incompat"],
+        when: judged_by_old,
+        why: "xfs_repair 6.1 does not compare features of the log with those of copies; later ones do",
+    },
+    Reason {
+        structures: &["superblock"],
+        fields: &["features_log_incompat"],
+        when: judged_by_old,
+        why: "xfs_repair 6.1 does not compare features of the log with those of copies; later ones do",
+    },
+    Reason {
+        structures: &["free inode"],
+        fields: &["nblocks", "onlink"],
+        when: judged_by_old,
+        why: "xfs_repair 6.1 lets a free inode have blocks and an old link count; later ones do not",
+    },
+    Reason {
+        structures: &["superblock"],
+        fields: &["uquotino", "gquotino", "pquotino"],
+        when: |outcome| outcome.new >> 40 != 0,
+        why: "xfs_repair 7 takes the number of a quota inode that no volume can have for none",
+    },
+    Reason {
+        structures: &["refcountbt leaf"],
+        fields: &["numrecs"],
+        when: |outcome| outcome.said("order of records") && outcome.new == outcome.old + 1,
+        why: "xfs_repair lets the first record of a leaf stand at the end of the leaf before it, too",
+    },
+    Reason {
+        structures: &["refcountbt leaf"],
+        fields: &["startblock"],
+        when: |outcome| outcome.said("order of records"),
+        why: "xfs_repair does not ask that what is staged comes behind what is shared",
+    },
+    Reason {
+        structures: &["bmbt node"],
+        fields: &["rightsib"],
+        when: |outcome| outcome.said("right sibling of the last block"),
+        why: "xfs_repair does not look at what the last inner block of a map has to its right",
+    },
+    Reason {
+        structures: &["superblock copy"],
+        fields: &["features2"],
+        when: |outcome| (outcome.old ^ outcome.new) & !FTYPE == 0,
+        why: "xfs_repair lets copies of version 5 have the bit that says of version 4 that entries have types",
     },
     Reason {
         structures: &["AGFL"],

@@ -3,6 +3,7 @@
 //! Invariant: small, as `xfs_repair` reads each of them thousands of times, and yet with trees of several levels,
 //! which small blocks give: 64 MiB, in groups of 16 MiB.
 
+use super::staging;
 use crate::fill::site::{Site, preallocate, punch};
 use crate::sandbox::Mounted;
 use crate::volumes::VolumeKind;
@@ -25,8 +26,17 @@ const fn kind(name: &'static str, options: &'static [&'static str]) -> VolumeKin
     }
 }
 
+/// One with all that the newest `mkfs.xfs` turns on: the reverse map, shared extents, large extent counts, parent
+/// pointers, the exchange of mappings. Its `xfs_repair` judges it.
+const fn today(name: &'static str, options: &'static [&'static str]) -> VolumeKind {
+    VolumeKind { release: Release::Unstable, ..kind(name, options) }
+}
+
+/// The volume on which space is staged for copies on write.
+const STAGED: &str = "staged";
+
 /// The volumes. Such small ones are made by `mkfs.xfs` only if it is told that nobody will support them.
-pub const KINDS: [VolumeKind; 5] = [
+pub const KINDS: [VolumeKind; 8] = [
     kind("b1024", &["-b", "size=1024", "-d", "agcount=4", "--unsupported"]),
     kind(
         "rmapbt",
@@ -60,6 +70,9 @@ pub const KINDS: [VolumeKind; 5] = [
         ],
     ),
     kind("sparse", &["-b", "size=1024", "-d", "agcount=4", "-m", "rmapbt=1", "--unsupported"]),
+    today("today", &["-b", "size=1024", "-d", "agcount=4", "--unsupported"]),
+    today("today-b4096", &["-d", "agcount=4", "--unsupported"]),
+    today(STAGED, &["-b", "size=1024", "-d", "agcount=4", "--unsupported"]),
 ];
 
 /// How much one of the volumes gets.
@@ -81,6 +94,8 @@ pub fn fill(image: &Path, kind: &VolumeKind, folder: &Path) -> Result<()> {
     let amount = match kind.name {
         "b1024" => Amount { links: 9_000, files: 6_000, extents: 1_500, attributes: 2_500 },
         "rmapbt" => Amount { links: 600, files: 200, extents: 600, attributes: 100 },
+        // As many parent pointers of one inode.
+        "today" => Amount { links: 3_500, files: 200, extents: 1_500, attributes: 300 },
         "plain" => Amount { links: 1_000, files: 4_500, extents: 300, attributes: 300 },
         _ => Amount { links: 900, files: 200, extents: 700, attributes: 200 },
     };
@@ -92,9 +107,11 @@ pub fn fill(image: &Path, kind: &VolumeKind, folder: &Path) -> Result<()> {
     if kind.name == "sparse" {
         scattered(&mut root.child(b"scattered")?)?;
     }
+    names(&mut root.child(b"names")?)?;
     root.sync()?;
     drop(root);
-    mounted.unmount()
+    mounted.unmount()?;
+    if kind.name == STAGED { staging::leave(image, folder) } else { Ok(()) }
 }
 
 /// Files in each form of a map, and free space in many pieces.
@@ -200,6 +217,24 @@ fn attributes(site: &mut Site, most: usize) -> Result<()> {
     let dir = site.child(b"directory")?;
     dir.touch(b"entry")?;
     site.set_attr(b"directory", b"user.of a directory", b"value")?;
+    Ok(())
+}
+
+/// Names in several directories, the same and others: where inodes say them, in an inode, in a leaf, in a tree, and beside
+/// values that lie in blocks of their own.
+fn names(site: &mut Site) -> Result<()> {
+    site.child(b"elsewhere")?;
+    for (name, links) in [("alone", 0), ("few", 3), ("some", 12), ("many", 150)] {
+        site.touch(name.as_bytes())?;
+        for index in 0..links {
+            let other =
+                if index % 3 == 0 { format!("elsewhere/{name}-{index}") } else { format!("{name} {index}") };
+            site.link(site, name.as_bytes(), other.as_bytes())?;
+        }
+    }
+    site.link(site, b"few", b"elsewhere/few")?;
+    let value = site.bytes(3000);
+    site.set_attr(b"some", b"user.in blocks of its own", &value)?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use super::inodes::Extent;
 use super::tables::{
     ATTR_ENTRY, ATTR_LEAF, DA, DA_NODE, DIR_DATA, DIR_FREE, DIR_LEAF, HASHED, NODE_ENTRY, REMOTE,
 };
-use super::{Survey, number};
+use super::{Field, Survey, number};
 use anyhow::Result;
 
 /// Where an inode's data fork begins.
@@ -12,6 +12,10 @@ const FORK: usize = 176;
 /// The header of directory and attribute blocks: that of attribute leaves is longer.
 const HEADER: usize = 64;
 const ATTR_HEADER: usize = 80;
+
+/// Flag of an attribute: it is a parent pointer, and its value a directory, number and generation.
+const PARENT: u64 = 8;
+const DIRECTORY: &[Field] = &[("directory", 0, 8), ("generation", 8, 4)];
 
 /// Entries inside an inode. Volumes here are too small for inode numbers of eight bytes.
 pub(super) fn short_directory(survey: &mut Survey<'_>, piece: u32, bytes: &[u8]) {
@@ -33,13 +37,17 @@ pub(super) fn short_attributes(survey: &mut Survey<'_>, piece: u32, bytes: &[u8]
     let mut at = fork + 4;
     for _ in 0..number(bytes, fork + 2, 1) {
         let (name, value) = (number(bytes, at, 1) as usize, number(bytes, at + 1, 1) as usize);
+        let is_parent = number(bytes, at + 2, 1) & PARENT != 0;
+        let structure = if is_parent { "short parent pointer" } else { NAME };
         survey.fields(
             piece,
-            NAME,
+            structure,
             at,
             &[("namelen", 0, 1), ("valuelen", 1, 1), ("flags", 2, 1), ("name", 3, 1)],
         );
-        if value > 0 {
+        if is_parent {
+            survey.fields(piece, structure, at + 3 + name, DIRECTORY);
+        } else if value > 0 {
             survey.field(piece, (NAME, "value"), at + 3 + name, 1);
         }
         at += 3 + name + value;
@@ -189,8 +197,14 @@ fn attribute_leaf(survey: &mut Survey<'_>, at: u64, bytes: &[u8]) -> Result<()> 
         let entry = ATTR_HEADER + 8 * nth;
         survey.fields(piece, NAME, entry, ATTR_ENTRY);
         let name = number(bytes, entry + 4, 2) as usize;
-        if number(bytes, entry + 6, 1) & 1 == 1 {
-            survey.fields(piece, "attribute", name, &[("valuelen", 0, 2), ("namelen", 2, 1), ("name", 3, 1)]);
+        let flags = number(bytes, entry + 6, 1);
+        if flags & 1 == 1 {
+            let is_parent = flags & PARENT != 0;
+            let structure = if is_parent { "parent pointer" } else { "attribute" };
+            survey.fields(piece, structure, name, &[("valuelen", 0, 2), ("namelen", 2, 1), ("name", 3, 1)]);
+            if is_parent {
+                survey.fields(piece, structure, name + 3 + number(bytes, name + 2, 1) as usize, DIRECTORY);
+            }
         } else {
             let table = &[("valueblk", 0, 4), ("valuelen", 4, 4), ("namelen", 8, 1), ("name", 9, 1)];
             survey.fields(piece, "remote attribute", name, table);
