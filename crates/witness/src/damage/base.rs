@@ -17,8 +17,15 @@ const fn kind(name: &'static str, v4: bool, options: &'static [&'static str]) ->
     VolumeKind { name, options, v4, size: 400 * MIB, beyond_repair: true, newer: 0, release: Release::System }
 }
 
+/// One with all that the newest `mkfs.xfs` turns on.
+const fn today(name: &'static str, options: &'static [&'static str]) -> VolumeKind {
+    VolumeKind { release: Release::Unstable, ..kind(name, false, options) }
+}
+
 /// Their shapes.
-const KINDS: [VolumeKind; 10] = [
+const KINDS: [VolumeKind; 12] = [
+    today("today", &[]),
+    today("today-b1024", &["-b", "size=1024"]),
     kind("default", false, &[]),
     kind("b1024", false, &["-b", "size=1024"]),
     kind("b1024-rmapbt", false, &["-b", "size=1024", "-m", "rmapbt=1", "-i", "nrext64=1"]),

@@ -1,5 +1,6 @@
 //! The volumes that are damaged: small ones with everything in them, made by the command from one tree.
 
+use super::chains::{self, Item};
 use super::{GUARD, GUARD_BYTE};
 use crate::command::run;
 use crate::damage::layout::targets;
@@ -26,14 +27,17 @@ pub struct Base {
     pub menu: Menu,
     /// The tree in it as an archive.
     pub archive: Vec<u8>,
+    /// What its log promises.
+    pub items: Vec<Item>,
 }
 
 /// Names of one hash.
 const CROWD: usize = 2000;
 /// Bytes of each volume.
 pub const SIZE: u64 = 24 << 20;
-const SHAPES: [&[&str]; 5] = [
+const SHAPES: [&[&str]; 6] = [
     &[],
+    &["--compat", "5.15"],
     &["-b", "size=1024"],
     &["-n", "size=8192"],
     &["-i", "size=1024", "-m", "finobt=0"],
@@ -52,10 +56,27 @@ pub fn make(uxfs: &Path, dir: &Path) -> Result<Vec<Base>> {
         .arg(&tree)
         .arg("."))?;
     let archive = fs::read(&archive)?;
-    SHAPES.iter().enumerate().map(|(nth, options)| one(uxfs, dir, &tree, nth, options, &archive)).collect()
+    let mut bases = Vec::new();
+    for (nth, options) in SHAPES.iter().enumerate() {
+        let name = format!("[{}]", options.join(" "));
+        let volume = made(uxfs, dir, &tree, nth, options)?;
+        let is_shared = chains::share(&volume).with_context(|| name.clone())?;
+        let owing = match nth {
+            0 | 2 if is_shared => chains::owing(&volume).with_context(|| name.clone())?,
+            _ => Vec::new(),
+        };
+        let mut bytes = vec![0; SIZE as usize];
+        volume.read(0, &mut bytes)?;
+        bases.push(base(dir.join(format!("image-{nth}")), name.clone(), &bytes, &archive)?);
+        for (number, (what, bytes)) in owing.iter().enumerate() {
+            let image = dir.join(format!("image-{nth}-{number}"));
+            bases.push(base(image, format!("{name}, {what}"), bytes, &archive)?);
+        }
+    }
+    Ok(bases)
 }
 
-fn one(uxfs: &Path, dir: &Path, tree: &Path, nth: usize, options: &[&str], archive: &[u8]) -> Result<Base> {
+fn made(uxfs: &Path, dir: &Path, tree: &Path, nth: usize, options: &[&str]) -> Result<Arc<dyn BlockDevice>> {
     let volume = dir.join(format!("volume-{nth}"));
     let size = SIZE.to_string();
     run(Command::new(uxfs)
@@ -64,12 +85,18 @@ fn one(uxfs: &Path, dir: &Path, tree: &Path, nth: usize, options: &[&str], archi
         .args(options)
         .arg(&volume)
         .arg(size))?;
-    let bytes = fs::read(&volume)?;
+    in_memory(&fs::read(&volume)?)
+}
+
+fn in_memory(bytes: &[u8]) -> Result<Arc<dyn BlockDevice>> {
     let device = MemoryDevice::anonymous(SIZE)?;
-    device.write(0, &bytes, Durability::Volatile)?;
-    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    device.write(0, bytes, Durability::Volatile)?;
+    Ok(Arc::new(device))
+}
+
+fn base(image: PathBuf, name: String, bytes: &[u8], archive: &[u8]) -> Result<Base> {
+    let device = in_memory(bytes)?;
     let menu = Menu::new(&targets(&*device, std::slice::from_ref(&(0..bytes.len())))?);
-    let image = dir.join(format!("image-{nth}"));
     let file = File::create(&image)?;
     file.set_len(SIZE + 2 * GUARD as u64)?;
     let guard = vec![GUARD_BYTE; GUARD];
@@ -80,8 +107,9 @@ fn one(uxfs: &Path, dir: &Path, tree: &Path, nth: usize, options: &[&str], archi
             file.write_all_at(block, at)?;
         }
     }
-    let name = format!("[{}]", options.join(" "));
-    Ok(Base { name, image, device, size: SIZE, menu, archive: archive.to_vec() })
+    let is_dirty = name.contains("owing");
+    let items = if is_dirty { chains::items(bytes)? } else { Vec::new() };
+    Ok(Base { name, image, device, size: SIZE, menu, archive: archive.to_vec(), items })
 }
 
 /// Files of every kind, directories of every form.

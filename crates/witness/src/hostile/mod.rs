@@ -5,10 +5,12 @@
 //!   threads take part);
 //! - each run is a process of its own, with a limit on its time and its memory, and a panic, a signal, an exit code that
 //!   is not promised, or a byte written outside of the volume and the destination is a failure;
+//! - who only reads has changed no byte of the image;
 //! - each run is a line of the results file; what is there is not done again.
 
 mod archive;
 mod bases;
+mod chains;
 mod process;
 mod verbs;
 
@@ -147,9 +149,17 @@ fn one(args: &Args, uxfs: &Path, bases: &[Base], dir: &Path, run: u64) -> Result
         wall: Duration::from_secs(6 * args.seconds),
         rss: args.mib << 20,
     };
+    let before = if verb.only_reads() { Some(fs::read(&image)?) } else { None };
     let done = process::run(uxfs, &verb.args, &dir.join("out/stdout"), &limits)?;
-    let wrong =
-        done.wrong().or_else(|| guards(dir, &image, base.size as usize).err().map(|error| error.to_string()));
+    let untouched = || -> Result<()> {
+        guards(dir, &image, base.size as usize)?;
+        ensure!(
+            before.is_none_or(|before| fs::read(&image).is_ok_and(|now| now == before)),
+            "the image was written"
+        );
+        Ok(())
+    };
+    let wrong = done.wrong().or_else(|| untouched().err().map(|error| error.to_string()));
     let outcome = Outcome {
         seed: args.seed,
         run,
@@ -185,7 +195,13 @@ fn lay(base: &Base, image: &Path, rng: &mut Rng) -> Result<Vec<String>> {
     if rng.u8(..8) == 0 {
         return Ok(vec![format!("volume {}", base.name)]);
     }
-    let mut story = damage(&base.menu, rng, &mut overlay);
+    // What a log promises is damaged alone, or with other things.
+    let promised = if rng.bool() { &base.items[..] } else { &[] };
+    let mut story =
+        if promised.is_empty() || rng.bool() { damage(&base.menu, rng, &mut overlay) } else { Vec::new() };
+    if !promised.is_empty() {
+        story.extend(chains::damage_items(promised, rng, &mut overlay)?);
+    }
     story.insert(0, format!("volume {}", base.name));
     let file = File::options().write(true).open(image)?;
     for (offset, sector) in overlay.changed() {

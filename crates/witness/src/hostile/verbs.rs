@@ -14,8 +14,16 @@ pub struct Verb {
     pub args: Vec<OsString>,
 }
 
+impl Verb {
+    /// Whether it changes nothing of the volume.
+    pub fn only_reads(&self) -> bool {
+        ["cp out", "tar", "mkfs --from", "check", "find", "ls", "tree", "du", "cat", "stat"]
+            .contains(&self.name)
+    }
+}
+
 /// Paths of the tree.
-const PATHS: [&str; 16] = [
+const PATHS: [&str; 19] = [
     "/",
     "/dirs",
     "/dirs/short",
@@ -31,11 +39,14 @@ const PATHS: [&str; 16] = [
     "/files/long-link",
     "/files/many",
     "/files/wide",
+    "/base",
+    "/clone",
+    "/third",
     "/nothing",
 ];
 
 /// Calls: `@` is a path of the image, `%` the folder of the run, `#` the image alone.
-const VERBS: [(&str, &str); 42] = [
+const VERBS: [(&str, &str); 52] = [
     ("rm", "rm @"),
     ("rm -r", "rm -r @"),
     ("rm -r", "rm -rf #:/dirs"),
@@ -51,6 +62,16 @@ const VERBS: [(&str, &str); 42] = [
     ("cp in", "cp -r %/out #:/dirs"),
     ("cp in", "cp %/guard #:/files/holes"),
     ("cp within", "cp -a @ #:/copy"),
+    ("clone", "cp --reflink=always @ #:/cloned"),
+    ("clone", "cp -r --reflink=auto @ #:/cloned"),
+    ("clone", "cp --reflink=always #:/clone #:/base"),
+    ("rm", "rm #:/clone #:/base #:/third"),
+    ("truncate", "truncate -s 5000 #:/clone"),
+    ("cp in", "cp %/archive #:/third"),
+    ("stat", "stat @"),
+    ("label", "label # new"),
+    ("uuid", "uuid # generate"),
+    ("upgrade", "upgrade -O bigtime,inobtcount,nrext64 #"),
     ("cp out", "cp -a @ %/out/copy"),
     ("cp out", "cp -r @ %/out/copy"),
     ("cp out", "cp -r --untrusted #:/. %/out"),
