@@ -145,6 +145,15 @@ fn parent_pointers_are_compared_with_names() {
     assert_eq!(found.len(), 5, "{found:?}");
 }
 
+/// A volume of so many groups, with the features of today.
+fn today(groups: &str, size: &str) -> Forged {
+    let dir = common::scratch();
+    let forged = Forged { path: dir.path().join("volume.img"), dir };
+    let groups = format!("agcount={groups}");
+    common::uxfs_ok(&[&"mkfs", &"-q", &"--small", &"--compat", &"6.18", &"-d", &groups, &forged.path, &size]);
+    forged
+}
+
 /// Where the attributes begin that an inode holds.
 fn attributes(inode: &[u8]) -> usize {
     176 + usize::from(inode[82]) * 8
@@ -193,7 +202,7 @@ fn each_way_in_which_pointers_and_names_differ_is_named() {
     const SAY: &str = "directories or names that they say";
     const MISSING: &str = "count: names without one";
     const EXTRA: &str = "count: pointers without a name";
-    let forged = Forged::new("40M");
+    let forged = today("1", "60M");
     for dir in ["/here", "/there"] {
         common::uxfs_ok(&[&"mkdir", &forged.at(dir)]);
     }
@@ -296,9 +305,7 @@ fn each_way_in_which_pointers_and_names_differ_is_named() {
 /// of today finds them.
 #[test]
 fn what_nobody_uses_is_looked_at() {
-    let dir = common::scratch();
-    let forged = Forged { path: dir.path().join("volume.img"), dir };
-    common::uxfs_ok(&[&"mkfs", &"-q", &"--small", &"-d", &"agcount=2", &forged.path, &"80M"]);
+    let forged = today("4", "128M");
     let sound = std::fs::read(&forged.path).unwrap();
     let group = u32::from_be_bytes(*sound[84..].first_chunk().unwrap()) as usize * 4096;
     let free = forged.ino("/") + 20;
@@ -308,7 +315,7 @@ fn what_nobody_uses_is_looked_at() {
         (&|| forged.inode(free, |inode| inode[71] = 1), "block count of a free one"),
         (&|| forged.inode(free, |inode| inode[7] = 1), "link count of version 1"),
         (&|| forged.inode(free, |inode| inode[127] |= 4), "flags2 of a free one"),
-        (&|| forged.sealed(group, 512, 224, |sb| sb[223] = 1), "log-incompatible features"),
+        (&|| forged.sealed(2 * group, 512, 224, |sb| sb[223] = 1), "log-incompatible features"),
     ];
     for (damage, what) in cases {
         damage();
@@ -317,7 +324,9 @@ fn what_nobody_uses_is_looked_at() {
         assert_eq!(found[0]["what"], what);
         let mut repair = Release::Unstable.tool("xfs_repair").unwrap();
         let output = repair.arg("-n").arg(&forged.path).output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{what}: {}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        // Of a copy it says so, and ends as if nothing were wrong.
+        assert!(output.status.code() == Some(1) || said.contains("would sync"), "{what}: {said}");
         std::fs::write(&forged.path, &sound).unwrap();
     }
 }

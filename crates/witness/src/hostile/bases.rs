@@ -36,9 +36,9 @@ const CROWD: usize = 2000;
 /// Bytes of each volume.
 pub const SIZE: u64 = 24 << 20;
 const SHAPES: [&[&str]; 6] = [
-    &[],
+    &["--compat", "6.18"],
     &["--compat", "5.15"],
-    &["-b", "size=1024"],
+    &["--compat", "6.18", "-b", "size=1024"],
     &["-n", "size=8192"],
     &["-i", "size=1024", "-m", "finobt=0"],
     &["-m", "reflink=0,bigtime=0", "-i", "sparse=0"],
