@@ -78,12 +78,13 @@ pub fn short(path: &[u8]) -> String {
 }
 
 /// Does something for each location. A failure ends it where there is just one; where there are more, it is said
-/// and the rest goes on.
+/// and the rest goes on. Where none of it was done, as nothing of these volumes is, the exit code says why.
 pub fn for_each(
     locations: &[Location],
     problems: &mut Problems,
     mut run: impl FnMut(&Location, &mut Problems) -> Result<()>,
 ) -> Result<Exit> {
+    let mut failed = Vec::new();
     for location in locations {
         interrupt::check()?;
         match run(location, problems) {
@@ -93,8 +94,17 @@ pub fn for_each(
             {
                 return Err(failure);
             }
-            Err(failure) => problems.say(&failure.to_string()),
+            Err(failure) => {
+                failed.push(failure.exit());
+                problems.say(&failure.to_string());
+            }
         }
     }
-    Ok(problems.exit())
+    let of_volume = |exit: &Exit| matches!(exit, Exit::Unsupported | Exit::DirtyLog | Exit::Locked);
+    match failed.first().copied().filter(of_volume) {
+        Some(exit) if failed.len() == locations.len() && failed.iter().all(|other| *other == exit) => {
+            Ok(exit)
+        }
+        _ => Ok(problems.exit()),
+    }
 }

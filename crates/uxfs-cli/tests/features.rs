@@ -120,12 +120,25 @@ fn says_why(image: &Image, because: &[&str]) {
     assert!(text.contains(&format!("\n            {}: not written", because[0])), "{text}");
 }
 
-fn untouched_and_refused(kind: &Kind) {
+/// The flag by which a kernel that fills a volume has none: it is set behind that.
+fn flagged_read_only(image: &Image, flag: &str) {
+    run("xfs_db", &[&"-x", &"-c", &"sb 0", &"-c", &format!("write flags {flag}"), &image.path]);
+}
+
+#[test]
+fn a_volume_that_must_not_be_changed_is_refused_by_every_verb() {
+    let because = &["read-only flag"];
+    let kind = Kind { mkfs: "mkfs.xfs".into(), repair: "xfs_repair".into(), options: &[], because };
     for dirty in [false, true] {
         let image = kind.image(dirty);
+        flagged_read_only(&image, "0x80");
         refuses_all(&image, kind.because, dirty);
-        says_why(&image, kind.because);
+        // A log that is replayed in memory says that there was no flag.
+        if !dirty {
+            says_why(&image, kind.because);
+        }
         // The kernel finds what it left.
+        flagged_read_only(&image, "0");
         drop(image.mount(&[]));
         run(kind.repair.to_str().unwrap(), &[&"-n", &image.path]);
     }
@@ -220,16 +233,40 @@ fn stat_shows_all_names() {
     assert!(found.get("names").is_none(), "{found}");
 }
 
+/// Without a realtime section, which is refused. `mkfs.xfs` gives it to every volume that is to have quota, too.
 #[test]
-fn volumes_with_a_metadata_directory_are_not_written() {
-    let options = &["-m", "metadir=1"];
-    untouched_and_refused(&Kind { options, ..of_release(Release::Unstable, &["metadir"]) });
+fn volumes_with_a_metadata_directory_are_written() {
+    for option in ["metadir=1", "metadir=1,uquota,gquota"] {
+        let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), &["-m", option]);
+        let mount = image.mount(&[]);
+        run("cp", &[&"-r", &"src", &mount.dir().join("theirs")]);
+        drop(mount);
+        uxfs_ok(&[&"cp", &"-r", &"tests", &image.at("/ours")]);
+        uxfs_ok(&[&"cp", &"--reflink=always", &image.at("/theirs/main.rs"), &image.at("/clone")]);
+        uxfs_ok(&[&"mv", &image.at("/theirs/main.rs"), &image.at("/ours/moved")]);
+        uxfs_ok(&[&"rm", &"-r", &image.at("/theirs/commands")]);
+        uxfs_ok(&[&"grow", &image.path, &"500M"]);
+        uxfs_ok(&[&"check", &image.path]);
+        run("xfs_repair", &[&"-n", &image.path]);
+        let mount = image.mount(&[]);
+        assert!(std::fs::read(mount.dir().join("clone")).unwrap() == std::fs::read("src/main.rs").unwrap());
+        run("diff", &[&"-r", &"tests/common", &mount.dir().join("ours/common")]);
+        run("mv", &[&mount.dir().join("ours"), &mount.dir().join("theirs/in")]);
+        run("rm", &[&"-r", &mount.dir().join("theirs/in/common")]);
+        drop(mount);
+        run("xfs_repair", &[&"-n", &image.path]);
+    }
 }
 
 #[test]
 fn names_that_ignore_case_are_not_written() {
     let image = Image::new(&["-n", "version=ci"]);
     refused(&[&"mkdir", &image.at("/made")], &["ascii-ci"]);
+    // Of several paths, as none can be made.
+    for verb in ["mkdir", "rm"] {
+        let out = uxfs(&[&verb, &image.at("/made"), &image.at("/other")]);
+        assert_eq!(out.status.code(), Some(4), "{verb}");
+    }
     assert_eq!(uxfs_ok(&[&"ls", &image.path]), b"");
 }
 

@@ -150,7 +150,11 @@ impl Kernels {
 
 /// Of a bit that nobody here knows, the word that it is in tells what a kernel that does not know it does.
 fn row(feature: &Present) -> (String, Since) {
-    let unknown = if feature.support.read { READ_ONLY } else { NEVER };
+    let unknown = match feature.support.read {
+        _ if feature.is_ignored => OLD,
+        true => READ_ONLY,
+        false => NEVER,
+    };
     (feature.name.clone(), feature.row.map_or(unknown, |row| row.mark.since()))
 }
 
@@ -170,7 +174,7 @@ fn youngest(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::feature_table::TABLE as FEATURES;
+    use crate::feature_table::{Support, TABLE as FEATURES};
 
     #[test]
     fn every_feature_has_one_row_and_is_read_before_it_is_written() {
@@ -182,6 +186,18 @@ mod tests {
             assert!(since.read.is_some() || since.written.is_none(), "{}", feature.name);
         }
         assert_eq!(TABLE.len(), FEATURES.len());
+    }
+
+    /// Kernels mount volumes with such bits, and those of the log, and write to them.
+    #[test]
+    fn bits_that_a_kernel_ignores_keep_none_off() {
+        let support = |read| Support { read, written: false, checked: false, made: false };
+        let since = |read, is_ignored| {
+            row(&Present { name: "bit".to_owned(), support: support(read), is_ignored, row: None }).1
+        };
+        assert_eq!(since(true, true), OLD);
+        assert_eq!(since(true, false), READ_ONLY);
+        assert_eq!(since(false, false), NEVER);
     }
 
     #[test]
