@@ -18,11 +18,6 @@ struct Kind {
     because: &'static [&'static str],
 }
 
-fn of_release(release: Release, because: &'static [&'static str]) -> Kind {
-    let (mkfs, repair) = (release.path("mkfs.xfs").unwrap(), release.path("xfs_repair").unwrap());
-    Kind { mkfs, repair, options: &[], because }
-}
-
 impl Kind {
     /// A volume that the kernel filled; `dirty`: and left with a log to replay.
     fn image(&self, dirty: bool) -> Image {
