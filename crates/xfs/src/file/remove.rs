@@ -16,7 +16,7 @@ use std::sync::Arc;
 use xfs_format::attr::RAW;
 use xfs_format::bmbt::Extent;
 use xfs_format::error::FormatError;
-use xfs_format::inode::{ForkFormat, InodeCore, InodeFlags2};
+use xfs_format::inode::{ForkFormat, InodeCore, InodeFlags, InodeFlags2};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
@@ -86,6 +86,23 @@ impl Volume {
             at = run.end;
             self.remove_blocks_and(entry, run, |_| {})?;
         }
+    }
+
+    /// Frees all blocks of a file that lie behind its end, unless that was set aside on purpose: what a kernel does when it
+    /// lets go of a file, as it then may have speculated. It does not look behind the end of an empty file, and we neither.
+    pub(crate) fn free_speculated(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
+        let inode = entry.current();
+        let kept = InodeFlags::PREALLOC | InodeFlags::APPEND;
+        if !inode.is_file() || inode.size() == 0 || inode.core().flags.intersects(kept) {
+            return Ok(());
+        }
+        let from = self.block_behind_end(&inode);
+        if self.extents(&inode, ForkKind::Data)?.end() <= from {
+            return Ok(());
+        }
+        // Who holds a version of the inode holds its map, which is copied then.
+        drop(inode);
+        self.remove_blocks_and(entry, from..BLOCKS_END, |_| {})
     }
 
     /// The first block of which nothing lies before the end of the file.

@@ -13,6 +13,7 @@ use crate::log::Journal;
 use crate::trans::reservation::{Need, Reservation};
 use crate::trans::{Intent, Trans, ids_behind};
 use crate::volume::Volume;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
 use xfs_format::geometry::Geometry;
@@ -47,7 +48,8 @@ impl Recovered {
         }
         // In this order: each that is done lets the tail move on.
         if let Some(first) = intents.first() {
-            let Reservation { log_bytes, log_count, .. } = reservation(first, geometry);
+            let (_, Reservation { log_bytes, log_count, .. }) =
+                reservation(first, geometry, journal, relog_bytes(&intents));
             journal.check_room(log_bytes, log_count)?;
         }
         Ok(Owed { intents, report: self.report })
@@ -57,13 +59,17 @@ impl Recovered {
 impl Owed {
     /// Does what is owed. Nobody else uses the volume yet.
     pub(crate) fn finish(self, volume: &Arc<Volume>) -> Result<Report> {
-        let mut report = self.report;
+        let mut report = self.report.clone();
         let mut arisen = Vec::new();
+        let mut owed = relog_bytes(&self.intents);
         for intent in &self.intents {
-            let mut trans = Trans::start(volume, reservation(intent, volume.geometry()))?;
+            let journal = &volume.write_side()?.journal;
+            let (pieces, reservation) = reservation(intent, volume.geometry(), journal, owed);
+            let mut trans = Trans::start_alone(volume, reservation, owed)?;
+            owed -= intent.promise().relog_bytes();
             report.extents_freed += intent.promise().frees().len() as u64;
             match is_at_once(intent) {
-                true => trans.keep_promise(intent)?,
+                true => trans.keep_promise(intent, pieces)?,
                 false => trans.take_over(intent),
             }
             arisen.extend(trans.capture()?);
@@ -74,6 +80,7 @@ impl Owed {
                 left = work.step(volume)?;
             }
         }
+        self.free_speculated(volume)?;
         for ag in (0..volume.geometry().ag_count()).map(AgNumber) {
             for ino in unlinked(volume, ag)? {
                 match volume.entry(ino).and_then(|entry| volume.release_if_unused(&entry)) {
@@ -87,6 +94,20 @@ impl Owed {
         volume.sync()?;
         Ok(report)
     }
+
+    /// Files whose maps were changed give back what they have behind their ends, as they do when a kernel lets go of them
+    /// behind its recovery: a mapping that was promised may be of a write that the file's size was never told of.
+    fn free_speculated(&self, volume: &Arc<Volume>) -> Result<()> {
+        let inodes: BTreeSet<_> =
+            self.intents.iter().flat_map(|intent| intent.promise().remapped()).collect();
+        for ino in inodes {
+            let entry = volume.entry(ino)?;
+            if entry.peek().nlink() > 0 {
+                volume.free_speculated(&entry)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Freeings that one transaction does at most: as many as a kernel of today promises in one intent.
@@ -98,14 +119,30 @@ fn is_at_once(intent: &Intent) -> bool {
     intent.promise().frees().len() <= FREED_AT_ONCE
 }
 
-/// What it takes to do what an intent promised.
-fn reservation(intent: &Intent, geometry: &Geometry) -> Reservation {
-    let (promise, need) = (intent.promise(), Need::new(geometry));
-    match is_at_once(intent) {
-        // What an attribute takes is seldom needed, and must not keep a full volume from being recovered.
-        true => promise.need_at_once(need).reservation().or_no_blocks(),
-        false => promise.need(need).steps(2).reservation(),
+/// Bytes that it takes to log intents again.
+fn relog_bytes(intents: &[Arc<Intent>]) -> u64 {
+    intents.iter().map(|intent| intent.promise().relog_bytes()).sum()
+}
+
+/// What it takes to do what an intent promised, and how many of its pieces are done at once: of counts no more than the log
+/// has room for, beside intents that take `owed` bytes to be logged again.
+fn reservation(intent: &Intent, geometry: &Geometry, journal: &Journal, owed: u64) -> (usize, Reservation) {
+    let promise = intent.promise();
+    let all = promise.pieces();
+    if !is_at_once(intent) {
+        return (0, promise.need(Need::new(geometry)).steps(2).reservation());
     }
+    let at_once = |pieces| {
+        let need = promise.need_at_once(Need::new(geometry), pieces);
+        // What an attribute takes is seldom needed, and must not keep a full volume from being recovered.
+        (pieces, need.reservation().or_no_blocks())
+    };
+    let fits = |of: &(usize, Reservation)| {
+        let Reservation { log_bytes, log_count, intent_bytes, .. } = of.1;
+        journal.check_beside(log_bytes, log_count, intent_bytes, owed).is_ok()
+    };
+    let least = if promise.is_count() { all.min(1) } else { all };
+    (least..=all).rev().map(at_once).find(fits).unwrap_or_else(|| at_once(least))
 }
 
 /// The inodes of a group that have no name and were in use.

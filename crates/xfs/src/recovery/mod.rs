@@ -16,9 +16,13 @@
 //! - intents that are not carried out yet hold the log's tail back, as they did before the crash;
 //! - memory goes with what the log holds, however large the volume is.
 
+#[cfg(all(test, not(shuttle)))]
+mod behind_end;
 mod chains;
 pub mod clean;
 mod finish;
+#[cfg(all(test, not(shuttle)))]
+mod many;
 mod patch;
 mod reading;
 mod records;
