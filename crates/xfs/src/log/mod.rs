@@ -328,17 +328,6 @@ impl Journal {
         self.ticket(unit, count, intents).map(|_| ())
     }
 
-    /// [`Error::LogTooSmall`] if [`reserve`](Self::reserve) could wait for ever, as what tickets hold now is not given
-    /// back before: for whoever alone uses the journal. `owed`: what it takes to log intents again that hold the tail, and
-    /// for which no ticket has anything.
-    pub(crate) fn check_beside(&self, unit: u32, count: u32, intents: u32, owed: u64) -> Result<()> {
-        let core = &*self.core;
-        let ticket = self.ticket(unit, count, intents)?;
-        let held = core.grant.promised() + 2 * core.layout.charge(owed);
-        let (needed, room) = (held + ticket.space().promised, core.grant.promisable());
-        if needed > room { Err(Error::LogTooSmall { needed, room }) } else { Ok(()) }
-    }
-
     /// A ticket of which nothing was taken yet.
     fn ticket(&self, unit: u32, count: u32, intents: u32) -> Result<Ticket> {
         let core = &*self.core;

@@ -48,8 +48,7 @@ impl Recovered {
         }
         // In this order: each that is done lets the tail move on.
         if let Some(first) = intents.first() {
-            let (_, Reservation { log_bytes, log_count, .. }) =
-                reservation(first, geometry, journal, relog_bytes(&intents));
+            let Reservation { log_bytes, log_count, .. } = reservation(first, geometry);
             journal.check_room(log_bytes, log_count)?;
         }
         Ok(Owed { intents, report: self.report })
@@ -61,15 +60,11 @@ impl Owed {
     pub(crate) fn finish(self, volume: &Arc<Volume>) -> Result<Report> {
         let mut report = self.report.clone();
         let mut arisen = Vec::new();
-        let mut owed = relog_bytes(&self.intents);
         for intent in &self.intents {
-            let journal = &volume.write_side()?.journal;
-            let (pieces, reservation) = reservation(intent, volume.geometry(), journal, owed);
-            let mut trans = Trans::start_alone(volume, reservation, owed)?;
-            owed -= intent.promise().relog_bytes();
+            let mut trans = Trans::start(volume, reservation(intent, volume.geometry()))?;
             report.extents_freed += intent.promise().frees().len() as u64;
             match is_at_once(intent) {
-                true => trans.keep_promise(intent, pieces)?,
+                true => trans.keep_promise(intent)?,
                 false => trans.take_over(intent),
             }
             arisen.extend(trans.capture()?);
@@ -119,30 +114,14 @@ fn is_at_once(intent: &Intent) -> bool {
     intent.promise().frees().len() <= FREED_AT_ONCE
 }
 
-/// Bytes that it takes to log intents again.
-fn relog_bytes(intents: &[Arc<Intent>]) -> u64 {
-    intents.iter().map(|intent| intent.promise().relog_bytes()).sum()
-}
-
-/// What it takes to do what an intent promised, and how many of its pieces are done at once: of counts no more than the log
-/// has room for, beside intents that take `owed` bytes to be logged again.
-fn reservation(intent: &Intent, geometry: &Geometry, journal: &Journal, owed: u64) -> (usize, Reservation) {
-    let promise = intent.promise();
-    let all = promise.pieces();
-    if !is_at_once(intent) {
-        return (0, promise.need(Need::new(geometry)).steps(2).reservation());
-    }
-    let at_once = |pieces| {
-        let need = promise.need_at_once(Need::new(geometry), pieces);
+/// What it takes to do what an intent promised.
+fn reservation(intent: &Intent, geometry: &Geometry) -> Reservation {
+    let (promise, need) = (intent.promise(), Need::new(geometry));
+    match is_at_once(intent) {
         // What an attribute takes is seldom needed, and must not keep a full volume from being recovered.
-        (pieces, need.reservation().or_no_blocks())
-    };
-    let fits = |of: &(usize, Reservation)| {
-        let Reservation { log_bytes, log_count, intent_bytes, .. } = of.1;
-        journal.check_beside(log_bytes, log_count, intent_bytes, owed).is_ok()
-    };
-    let least = if promise.is_count() { all.min(1) } else { all };
-    (least..=all).rev().map(at_once).find(fits).unwrap_or_else(|| at_once(least))
+        true => promise.need_at_once(need).reservation().or_no_blocks(),
+        false => promise.need(need).steps(2).reservation(),
+    }
 }
 
 /// The inodes of a group that have no name and were in use.

@@ -131,16 +131,6 @@ impl<'v> Trans<'v> {
         journal.check_size(log_bytes + more, log_count, reservation.intent_bytes)
     }
 
-    /// As [`start`](Self::start), for whoever alone uses the volume, and holds log space that is not given back before:
-    /// [`Error::LogTooSmall`] where it would wait for itself. `owed`: bytes that it takes to log intents again which hold
-    /// nothing.
-    pub(crate) fn start_alone(volume: &'v Arc<Volume>, reservation: Reservation, owed: u64) -> Result<Self> {
-        let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
-        let Reservation { log_bytes, log_count, intent_bytes, .. } = reservation;
-        volume.write_side()?.journal.check_beside(log_bytes + more, log_count, intent_bytes, owed)?;
-        Self::start(volume, reservation)
-    }
-
     /// Opens a transaction that covers the log (see [`Journal::reserve_to_cover`]), if there is need, without waiting.
     pub(crate) fn to_cover(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Option<Self>> {
         let write = volume.write_side()?;

@@ -113,14 +113,13 @@ impl<'g> Need<'g> {
         self.intents(count, each)
     }
 
-    /// So many runs of blocks get an owner more or less at once, and those without one are freed. What is left of the runs
-    /// is owed.
+    /// So many runs of blocks get an owner more or less at once. What arises of that is owed.
     pub fn counts_at_once(self, count: u64) -> Self {
-        let mut need = self.extents(count * u64::from(PIECES));
+        let mut need = self;
         for _ in 0..count {
             need = need.count_step();
         }
-        need.counts(count)
+        need.counts(count).intents(count * u64::from(PIECES), free_bytes())
     }
 
     /// The counts of the pieces of a run change. Blocks that their tree takes or gives back are allocated and freed.

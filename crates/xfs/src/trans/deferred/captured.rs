@@ -41,7 +41,7 @@ impl Trans<'_> {
 impl Captured {
     /// Carries out the first piece of it, in a transaction of its own; gives what is owed then.
     pub(crate) fn step(mut self, volume: &Arc<Volume>) -> Result<Option<Self>> {
-        let mut trans = Trans::start_alone(volume, self.reservation(volume), 0)?;
+        let mut trans = Trans::start(volume, self.reservation(volume))?;
         if let (Some(mine), Some(kept)) = (trans.ticket.as_mut(), self.ticket.take()) {
             trans.journal.take_in(mine, kept);
         }
@@ -55,10 +55,7 @@ impl Captured {
     fn reservation(&self, volume: &Volume) -> Reservation {
         let need = Need::new(volume.geometry());
         let first = self.deferred.queue.iter().next();
-        first
-            .map_or(need, |owed| Promise::from(&owed.work).need_at_once(need, 1))
-            .reservation()
-            .or_no_blocks()
+        first.map_or(need, |owed| Promise::from(&owed.work).need_at_once(need)).reservation().or_no_blocks()
     }
 }
 

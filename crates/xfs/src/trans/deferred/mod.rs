@@ -75,36 +75,16 @@ impl Trans<'_> {
     /// Does what an older intent promised, all of it in this very transaction, which ends it. An intent of its own would
     /// lie behind those that are to be carried out after it, and so would the work of whoever recovers the log next. That
     /// nobody shares what is to be freed was asked before anything of the log was carried out.
-    ///
-    /// `pieces`: as many are done; what is behind them is owed anew. Less than all of them only of counts, as in a kernel.
-    pub(crate) fn keep_promise(&mut self, old: &Arc<Intent>, pieces: usize) -> Result<()> {
+    pub(crate) fn keep_promise(&mut self, old: &Arc<Intent>) -> Result<()> {
         let mut works = old.promise().works();
         // Headers are waited for group by group. What is said of one block is said of it in its order.
         works.sort_by_key(|work| work.group(self.geometry()));
-        let behind = works.drain(pieces.min(works.len())..).collect::<Vec<_>>();
         for work in works {
-            let frees = matches!(work, Work::Count(_));
             if let Some(rest) = work.carry_out(self)? {
                 self.owe(rest);
             }
-            if frees {
-                self.free_at_once()?;
-            }
         }
-        behind.into_iter().for_each(|work| self.owe(work));
         self.extra.push(old.end());
-        Ok(())
-    }
-
-    /// Frees what has lost its last owner, in this very transaction: promises to do so, of which there may be several for
-    /// each that recovery found, would hold more log space than those did.
-    fn free_at_once(&mut self) -> Result<()> {
-        for owed in self.deferred.queue.take() {
-            match owed.work {
-                Work::Free(work) => frees::free_now(self, work)?,
-                work => self.owe(work),
-            }
-        }
         Ok(())
     }
 

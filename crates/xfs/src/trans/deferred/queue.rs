@@ -36,11 +36,6 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Takes all out, in order.
-    pub(super) fn take(&mut self) -> VecDeque<T> {
-        std::mem::take(&mut self.waiting)
-    }
-
     /// Takes the first one out, to be carried out.
     pub(super) fn begin(&mut self) -> Option<T> {
         let first = self.waiting.pop_front()?;

@@ -213,7 +213,7 @@ impl Promise {
     }
 
     /// Bytes of the log that it takes to log the intent again.
-    pub(crate) fn relog_bytes(&self) -> u64 {
+    pub(super) fn relog_bytes(&self) -> u64 {
         u64::from(self.log_size(true).log_bytes()) + u64::from(self.log_size(false).log_bytes())
     }
 
@@ -222,27 +222,13 @@ impl Promise {
         IntentBytes { begin: self.log_size(false).log_bytes().into(), relog: self.relog_bytes() }
     }
 
-    /// How many pieces it has.
-    pub(crate) fn pieces(&self) -> usize {
-        match self {
-            Self::Free(extents) => extents.len(),
-            Self::Rmap(updates) => updates.len(),
-            Self::Count(updates) => updates.len(),
-            Self::Map(updates) => updates.len(),
-            Self::Exchange(_) | Self::Attr(_) => 1,
-        }
-    }
-
-    /// What it takes to keep it at once, of counts so many pieces ([`Trans::keep_promise`]).
-    pub(crate) fn need_at_once<'g>(&self, need: Need<'g>, pieces: usize) -> Need<'g> {
+    /// What it takes to keep it at once ([`Trans::keep_promise`]).
+    pub(crate) fn need_at_once<'g>(&self, need: Need<'g>) -> Need<'g> {
         let need = need.bytes(self.log_size(true).log_bytes().into());
         match self {
             Self::Free(extents) => need.extents(extents.len() as u64),
             Self::Rmap(updates) => need.extents(updates.len() as u64),
-            Self::Count(updates) => {
-                let behind = updates.len().saturating_sub(pieces);
-                need.counts_at_once(pieces as u64).counts(behind as u64)
-            }
+            Self::Count(updates) => need.counts_at_once(updates.len() as u64),
             Self::Map(updates) => need.maps_at_once(updates.len() as u64),
             Self::Exchange(_) => need.exchange_at_once(),
             Self::Attr(work) => work.need(need),
@@ -256,7 +242,7 @@ impl Promise {
             Self::Free(extents) => need.frees(extents.len() as u64),
             Self::Rmap(updates) => need.rmaps(updates.len() as u64),
             Self::Count(updates) => need.counts(updates.len() as u64),
-            Self::Map(_) | Self::Exchange(_) => self.need_at_once(need, self.pieces()),
+            Self::Map(_) | Self::Exchange(_) => self.need_at_once(need),
             Self::Attr(work) => work.need(need),
         }
     }
