@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::io::BufReader;
 use std::process::Command;
-use uxfs::{MkfsOptions, NewNode, OpenOptions, Volume};
+use uxfs::{MkfsFeatures, MkfsOptions, NewNode, OpenOptions, Volume};
 use witness::sandbox::{repair_finds_nothing, scratch};
 use witness::{command, record};
 
@@ -14,7 +14,9 @@ fn a_distributions_kernel_replays_what_an_idle_log_is_covered_by() {
     let folder = scratch().unwrap();
     let (image, manifest) = (folder.path().join("image"), folder.path().join("manifest"));
     File::create(&image).unwrap().set_len(512 << 20).unwrap();
-    uxfs::mkfs(&image, &MkfsOptions::new()).unwrap();
+    // What that kernel knows.
+    let features = MkfsFeatures::of_kernel("6.1").expect("known");
+    uxfs::mkfs(&image, &MkfsOptions::new().features(features)).unwrap();
     let volume = Volume::open(&image, &OpenOptions::new().writable(true)).unwrap();
     let root = volume.root().unwrap().as_dir().unwrap();
     root.create_file(b"hello", &NewNode::default()).unwrap();

@@ -30,7 +30,9 @@ fn options() -> Options {
     let mut uuid = [0x5a; 16];
     uuid[..8].copy_from_slice(&u64::from(std::process::id()).to_be_bytes());
     uuid[8..].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
-    Options::new(Uuid(uuid), Timestamp { secs: 1_700_000_000, nanos: 123_456_789 })
+    // What the system's tools know; what is newer is asked of the newest, where a test says so.
+    let features = Features::of_kernel("6.1").expect("a set");
+    Options { features, ..Options::new(Uuid(uuid), Timestamp { secs: 1_700_000_000, nanos: 123_456_789 }) }
 }
 
 /// A sparse file with a volume in it.

@@ -81,7 +81,7 @@ fn by_mount(mounted: Mounted) -> Result<Vec<Record>> {
 }
 
 /// What uxfs says of an image, open for reading.
-pub(super) fn by_uxfs(image: &Path) -> Result<Vec<Record>> {
+pub(crate) fn by_uxfs(image: &Path) -> Result<Vec<Record>> {
     by_uxfs_on(Arc::new(FileDevice::open(image)?))
 }
 

@@ -96,12 +96,8 @@ fn one(history: &mut History, args: &Args, unfinished: &Mutex<Tally>) -> Result<
     let expected = judge::by_kernel(&theirs, &history.mnt())?;
 
     let seen = judge::by_uxfs(&image).context("uxfs, reading")?;
-    // Who reads does not carry out what was promised: counts, and so marks of shared blocks, may be as they were before.
     let maps = map_trees::promised(&image)?;
-    if maps.is_none() {
-        let by_place = |records: &[Record]| records.iter().map(Record::by_place).collect::<Vec<_>>();
-        same("what uxfs reads without recovery on the device", &by_place(&expected), &by_place(&seen))?;
-    }
+    same_but_trees("what uxfs reads without recovery on the device", &expected, seen, maps)?;
     let clean = half_set::nothing_else_is_found(&image).context("before the recovery")?;
     ensure!(!clean, "uxfs check: the log is clean");
     ensure!(equal(&image, &ours)?, "uxfs, open for reading, changed the image");

@@ -2,7 +2,7 @@
 
 use super::{Stage, load};
 use crate::history::half_set::{by_repair, nothing_else_is_found};
-use crate::history::judge::by_kernel;
+use crate::history::judge::{by_kernel, by_uxfs};
 use crate::history::map_trees;
 use crate::history::recover::{beside, crash_again, equal, same_but_trees};
 use crate::sandbox::{Mounted, copy_sparse};
@@ -28,6 +28,8 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<String> {
 
     let clean = nothing_else_is_found(&image).context("before the recovery")?;
     ensure!(!clean, "uxfs check: the log is clean");
+    let seen = by_uxfs(&image).context("uxfs, reading")?;
+    same_but_trees("what uxfs reads without recovery on the device", &expected, seen, maps)?;
     ensure!(equal(&image, &kept)?, "uxfs, open for reading, changed the image");
     std::fs::remove_file(&kept)?;
 
