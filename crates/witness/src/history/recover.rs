@@ -97,7 +97,10 @@ fn one(history: &mut History, args: &Args, unfinished: &Mutex<Tally>) -> Result<
 
     let seen = judge::by_uxfs(&image).context("uxfs, reading")?;
     let maps = map_trees::promised(&image)?;
-    same_but_trees("what uxfs reads without recovery on the device", &expected, seen, maps)?;
+    // An inode without a name that recovery frees may share blocks until then: that is a mark, and no content.
+    let by_place = |records: &[Record]| records.iter().map(Record::by_place).collect::<Vec<_>>();
+    let what = "what uxfs reads without recovery on the device";
+    same_but_trees(what, &by_place(&expected), by_place(&seen), maps)?;
     let clean = half_set::nothing_else_is_found(&image).context("before the recovery")?;
     ensure!(!clean, "uxfs check: the log is clean");
     ensure!(equal(&image, &ours)?, "uxfs, open for reading, changed the image");
