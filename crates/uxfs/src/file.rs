@@ -230,7 +230,8 @@ impl File {
         Ok(())
     }
 
-    /// Cuts `range`, whole blocks before the end of the file, out of it: what lies behind moves to the front.
+    /// Cuts `range`, whole blocks before the end of the file, out of it: what lies behind moves to the front, one extent after
+    /// the other. A crash on the way leaves some moved and some not, with a hole between, as a kernel does.
     pub fn collapse_range(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         let range = self.whole_blocks(range)?;
@@ -261,7 +262,8 @@ impl File {
         Ok(self.node.volume.engine().sync()?)
     }
 
-    /// Puts a hole of whole blocks into the file: what lies at and behind its start moves back.
+    /// Puts a hole of whole blocks into the file: what lies at and behind its start moves back, one extent after the other. A
+    /// crash on the way leaves some moved and some not, with a hole between, as a kernel does.
     pub fn insert_range(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         let range = self.whole_blocks(range)?;

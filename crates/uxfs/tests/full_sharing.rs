@@ -179,6 +179,49 @@ fn a_copy_in_pieces_is_whole_or_not_at_all() {
     ends_well(&device, volume);
 }
 
+/// So little is free that a call that copies shared blocks at its ends finds some of its space at most: with each block more
+/// it is refused and nothing has changed, or it is done.
+#[test]
+fn a_call_that_is_refused_for_space_has_changed_nothing() {
+    const SIZE: u64 = 64 * BLOCK;
+    type Call = fn(&File) -> Result<()>;
+    const CALLS: [(&str, Call); 9] = [
+        ("punch", |file| file.punch_hole(5 * BLOCK + 512..20 * BLOCK + 512)),
+        ("punch in two blocks", |file| file.punch_hole(6 * BLOCK - 512..6 * BLOCK + 512)),
+        ("punch from within a block", |file| file.punch_hole(5 * BLOCK + 512..8 * BLOCK)),
+        ("zero", |file| file.zero_range(5 * BLOCK + 512..20 * BLOCK + 512, true)),
+        ("zero in two blocks", |file| file.zero_range(6 * BLOCK - 512..6 * BLOCK + 512, true)),
+        ("write", |file| file.write_at(&[9; 3 * BLOCK as usize], 5 * BLOCK + 512)),
+        ("overwrite", |file| file.overwrite_at(&[9; 3 * BLOCK as usize], 5 * BLOCK + 512)),
+        ("cut", |file| file.set_len(SIZE - 3 * BLOCK - 512)),
+        ("lengthen", |file| file.set_len(SIZE + BLOCK)),
+    ];
+    for (name, call) in CALLS {
+        let (device, volume) = made(64 << 20, MkfsOptions::new().group_count(1));
+        let (one, other) = (new_file(&volume, "one"), new_file(&volume, "other"));
+        let size = if name == "lengthen" { SIZE - 512 } else { SIZE };
+        let content = vec![7; size as usize];
+        one.write_at(&content, 0).expect("written");
+        one.clone_range(0, &other, 0, 0).expect("a clone");
+        let filler = fill(&volume, "filler");
+        volume.sync().expect("synced");
+        let mut refused = 0;
+        while !fits(call(&one)) {
+            assert!(bytes(&one) == content, "{name}, {refused} blocks more: something has changed");
+            refused += 1;
+            filler.set_len(filler.size() - BLOCK).expect("cut");
+            volume.sync().expect("synced");
+        }
+        assert!(refused > 1 && refused < 200, "{name}: {refused} attempts");
+        assert!(bytes(&one) != content, "{name}");
+        assert!(bytes(&other) == content, "{name}");
+        println!("{name}: done with {refused} blocks more");
+        drop((one, other, filler));
+        remove(&volume, "filler");
+        ends_well(&device, volume);
+    }
+}
+
 /// Fails unless it was done, or there is no space for it.
 #[track_caller]
 fn fits(done: Result<()>) -> bool {

@@ -58,6 +58,13 @@ impl Place {
         }
     }
 
+    /// What another place has comes there, one extent after the other: a crash on the way leaves a hole between those that
+    /// have moved and those that have not.
+    pub(super) fn come(&mut self, past: &Past, span: Span) {
+        self.put(0, span, false);
+        self.take(past, span, true);
+    }
+
     /// What is there, and what was that may still be there behind a crash, if nothing was synced since `durable`.
     pub(super) fn past(&self, durable: u64) -> Past {
         let mut values: Vec<u64> = Vec::new();
@@ -166,6 +173,20 @@ mod tests {
         assert!(place.may_be_behind(1, 40, 15) && place.may_be_behind(7, 40, 15));
         assert!(!place.may_be_behind(0, 40, 15), "that was over before");
         assert!(!place.may_be_behind(1, 60, 50) && place.may_be_behind(2, 60, 50));
+    }
+
+    #[test]
+    fn what_moves_may_be_a_hole_on_the_way_and_not_behind_it() {
+        let (mut source, mut place) = (Place::new(0), Place::new(7));
+        source.put(2, span(10), true);
+        place.put(8, span(10), true);
+        place.come(&source.past(20), Span { begun: 30, ended: 40 });
+        assert_eq!(place.now(), Some(2));
+        for (value, cut, durable, may) in
+            [(0, 29, 20, false), (8, 35, 20, true), (0, 35, 20, true), (2, 35, 20, true), (0, 60, 50, false)]
+        {
+            assert_eq!(place.may_be_behind(value, cut, durable), may, "{value} {cut} {durable}");
+        }
     }
 
     #[test]

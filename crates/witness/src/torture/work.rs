@@ -435,7 +435,7 @@ impl Worker<'_> {
             return Ok(());
         }
         let pasts = self.pasts(&mine[out + len..]);
-        mine[out..].iter_mut().zip(&pasts).for_each(|(place, past)| place.take(past, span, true));
+        mine[out..].iter_mut().zip(&pasts).for_each(|(place, past)| place.come(past, span));
         mine[whole - len..].iter_mut().for_each(|place| place.put(0, span, true));
         let size = ((whole - len) * SECTOR) as u64;
         self.site.sizes.lock().expect("no panic")[file].put(size, span, true);
@@ -449,7 +449,7 @@ impl Worker<'_> {
             return self.lengthen(file, (whole * SECTOR) as u64);
         }
         let pasts = self.pasts(&mine[into..whole - len]);
-        mine[into + len..].iter_mut().zip(&pasts).for_each(|(place, past)| place.take(past, span, true));
+        mine[into + len..].iter_mut().zip(&pasts).for_each(|(place, past)| place.come(past, span));
         mine[into..into + len].iter_mut().for_each(|place| place.put(0, span, true));
         self.site.sizes.lock().expect("no panic")[file].put((whole * SECTOR) as u64, span, true);
         Ok(())

@@ -89,7 +89,13 @@ impl Volume {
         self.check_room_with_copies(entry, &blocks)?;
         let mut fork = entry.copying().fork();
         let parts = self.parts_of(entry, &fork, blocks.clone())?;
-        if !parts.iter().any(|(_, goes)| matches!(goes, Goes::Elsewhere(_) | Goes::Staged(_))) {
+        let is_claimed = |part: &Blocks, goes: &Goes| match goes {
+            Goes::Elsewhere(_) => false,
+            Goes::Staged(_) => fork.next_unused(part).is_none() && entry.copying().keeps(&blocks),
+            Goes::Hole | Goes::InPlace(_) => true,
+        };
+        // Who claims anew what he has claimed before needs no more than that.
+        if parts.iter().all(|(part, goes)| is_claimed(part, goes)) {
             return Ok(());
         }
         self.check_block_change(entry)?;

@@ -58,6 +58,11 @@ impl Copying {
         *self.kept.lock().entry(first).or_default() += blocks;
     }
 
+    /// Whether anything is reserved for the map, for what was claimed from a block of `blocks` on.
+    pub(crate) fn keeps(&self, blocks: &Range<FileBlock>) -> bool {
+        self.kept.lock().range(blocks.clone()).next().is_some()
+    }
+
     /// Gives what is reserved for the map, for what was claimed in `blocks`: the caller's to use, or to return.
     pub(crate) fn kept(&self, blocks: &Range<FileBlock>) -> u64 {
         let mut all = self.kept.lock();
