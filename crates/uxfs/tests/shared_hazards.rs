@@ -6,7 +6,7 @@ mod common;
 
 use blockdev::{BlockDevice, DeviceError, Durability, Layer, MemoryDevice};
 use common::{mounted, repair_finds_nothing};
-use fileio::testing::{CHANGE, at};
+use fileio::testing::{CHANGE, COMMITTED, at};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -145,6 +145,33 @@ fn a_look_from_before_a_clone_is_void() {
 }
 
 /// Overwrites in a queue hold their bytes until its thread takes them out, which may be waiting for what a clone holds.
+/// An empty file is cut where a clone does not reach, behind each commit of it in turn: the cut takes the flag for shared
+/// blocks off, which the clone has just set. What the reverse map is told depends on that.
+#[test]
+fn a_cut_beside_a_clone_takes_no_flag_that_it_needs() {
+    fn behind(nth: u32, file: File) {
+        at(COMMITTED, move || match nth {
+            0 => file.set_len(32 * BLOCK).expect("cut"),
+            nth => behind(nth - 1, file),
+        });
+    }
+    for nth in 0..6 {
+        let (device, volume) = made();
+        let (one, other) = (file(&volume, "one"), file(&volume, "other"));
+        one.write_at(&[7; 16 * BLOCK as usize], 0).expect("written");
+        one.punch_hole(5 * BLOCK..6 * BLOCK).expect("a hole");
+        one.punch_hole(10 * BLOCK..11 * BLOCK).expect("a hole");
+        other.set_len(64 * BLOCK).expect("a hole");
+        behind(nth, other.clone());
+        one.clone_range(0, &other, 0, 16 * BLOCK)
+            .unwrap_or_else(|error| panic!("behind commit {nth}: {error}"));
+        assert_eq!(other.size(), 32 * BLOCK, "behind commit {nth}: it was not cut");
+        assert!(bytes(&other)[..16 * BLOCK as usize] == bytes(&one), "behind commit {nth}");
+        drop((one, other));
+        ends_well(&device, volume);
+    }
+}
+
 #[test]
 fn a_clone_waits_for_no_queue_for_ever() {
     let (device, volume) = made();

@@ -171,7 +171,7 @@ fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
         let join = |thread: std::thread::ScopedJoinHandle<'_, Result<u64>>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        threads.into_iter().map(join).sum::<Result<u64>>()
+        what_all_say(threads.into_iter().map(join).collect())
     })?;
     let expected = site.into_expected();
     expected
@@ -187,6 +187,19 @@ fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
     }
     drop(volume);
     Ok(Done { recording: recorder.recording(), begun, expected, full })
+}
+
+/// How many calls found no space. Of threads that failed, all say why: most of them met what the first has left behind.
+fn what_all_say(threads: Vec<Result<u64>>) -> Result<u64> {
+    let (mut full, mut failed) = (0, Vec::new());
+    for (nth, thread) in threads.into_iter().enumerate() {
+        match thread {
+            Ok(calls) => full += calls,
+            Err(error) => failed.push(format!("thread {nth}: {error:#}")),
+        }
+    }
+    ensure!(failed.is_empty(), "{}", failed.join("; "));
+    Ok(full)
 }
 
 /// What all judges say of a volume that was closed.

@@ -173,6 +173,8 @@ impl Volume {
         let mut trans = Trans::start(self, need.reservation())?;
         join_file(&mut trans, share.to)?;
         let ino = share.to.ino();
+        // Whoever cut off the last that the file had beside this took the flag off. What is told of its blocks depends on it.
+        trans.inode_mut(ino, InodeFields::CORE).core_mut().flags2 |= InodeFlags2::REFLINK;
         if piece.is_mapped {
             let gone = trans.unmap(ino, ForkKind::Data, piece.at..piece.end(), 1)?;
             debug_assert!(gone.rest.is_none(), "one piece at a time");
@@ -187,8 +189,6 @@ impl Volume {
         let end = piece.end().0.saturating_mul(self.geometry().block_size.into());
         let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
         core.size = core.size.max(share.size.min(end));
-        // Whoever cut off the last that the file had beside this took the flag off.
-        core.flags2 |= InodeFlags2::REFLINK;
         trans.commit()?;
         Ok(())
     }
