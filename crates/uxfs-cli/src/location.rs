@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use uxfs::{OpenOptions, Volume};
+use uxfs::{OpenOptions, Recovery, Volume};
 
 /// A place in an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,10 +181,23 @@ fn open(location: &Location, options: &OpenOptions) -> Result<Volume> {
     let image = &location.image;
     check(image)?;
     let volume = Volume::open(image, options).map_err(|error| location.failure(&error))?;
-    if let Some(recovery) = volume.recovery().filter(|recovery| recovery.written) {
-        problems::complain(&format!("{}: recovered the log: {recovery}", host_name(&location.name())));
+    if let Some(said) = volume.recovery().as_ref().and_then(of_recovery) {
+        problems::complain(&format!("{}: {said}", host_name(&location.name())));
     }
     Ok(volume)
+}
+
+/// What is to be known of a recovery: that it changed the volume, or that what it could not finish may show.
+fn of_recovery(recovery: &Recovery) -> Option<String> {
+    if recovery.written {
+        return Some(format!("recovered the log: {recovery}"));
+    }
+    let obstacle = recovery.obstacle.as_ref().filter(|_| !recovery.unfinished.is_empty())?;
+    let unfinished = recovery.unfinished.join(", ");
+    Some(format!(
+        "what was under way at a crash cannot be finished ({unfinished}): {obstacle}. What is read is as the log leaves \
+         it, and may be in the midst of a change"
+    ))
 }
 
 /// Splits `IMAGE@2`.

@@ -2,8 +2,11 @@
 
 mod common;
 
+use common::forge::Forged;
 use common::{Image, refuses_itself, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
+use xfs_format::log::ItemType;
 
 #[test]
 fn what_is_not_xfs_is_named() {
@@ -218,6 +221,50 @@ fn a_dirty_log_is_replayed_in_memory_and_can_be_ignored() {
     assert!(listed.starts_with(b"early\n"), "{}", String::from_utf8_lossy(&listed));
     uxfs_ok(&[&"info", &"--norecovery", &image.path]);
     assert!(std::fs::read(&image.path).unwrap() == before, "the image was written");
+}
+
+/// A log ends in the midst of something that recovery cannot finish: who reads the volume is told, once, and gets what
+/// there is.
+#[test]
+fn work_in_a_log_that_cannot_be_finished_is_told_to_readers() {
+    let free_already = "is free already";
+    let cases =
+        [(ItemType::Efi, "extents to be freed (EFI)"), (ItemType::EfiRt, "realtime extents to be freed")];
+    for (kind, unfinished) in cases {
+        let volume = Forged::new("64M");
+        // The last blocks of its one group, which nobody has.
+        volume.promises_to_free(kind, (64 << 20) / 4096 - 8, 4);
+        let before = std::fs::read(&volume.path).unwrap();
+        let out = volume.dir.path().join("out");
+        let new = volume.dir.path().join("new.img");
+        let root = volume.at("/");
+        let verbs: [&[&dyn AsRef<OsStr>]; 9] = [
+            &[&"ls", &root, &root],
+            &[&"stat", &root, &root],
+            &[&"find", &root],
+            &[&"tree", &root],
+            &[&"du", &root],
+            &[&"info", &volume.path],
+            &[&"xattr", &"list", &root],
+            &[&"cp", &"-r", &root, &out],
+            &[&"mkfs", &new, &"64M", &"--small", &"--from", &root],
+        ];
+        for verb in verbs {
+            let output = uxfs(verb);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(0), "{said}");
+            assert_eq!(said.lines().count(), 1, "{said}");
+            let begins = format!(
+                "uxfs: {}: what was under way at a crash cannot be finished ({unfinished}): ",
+                volume.path.display()
+            );
+            assert!(said.starts_with(&begins), "{said}");
+            assert!(said.contains("may be in the midst of a change"), "{said}");
+            assert_eq!(said.contains(free_already), kind == ItemType::Efi, "{said}");
+        }
+        uxfs_ok(&[&"ls", &"--norecovery", &root]);
+        assert!(std::fs::read(&volume.path).unwrap() == before, "the image was written");
+    }
 }
 
 #[test]

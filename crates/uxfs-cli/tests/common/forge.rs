@@ -5,6 +5,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use xfs_format::checksum;
+use xfs_format::log::{BLOCK_SIZE, ItemType, RecordHeader, TransHeader, pack};
+use xfs_format::superblock::Superblock;
+use xfs_format::types::Lsn;
+use zerocopy::IntoBytes;
 
 /// Where a v5 inode has its checksum, and its data fork.
 const INODE_CRC: usize = 100;
@@ -87,6 +91,48 @@ impl Forged {
             inode[FORK..FORK + fork.len()].copy_from_slice(&fork);
         });
     }
+}
+
+/// Where the log of a new volume goes on: behind one record of a header and a block, in cycle 1.
+const LOG_HEAD: u64 = 2;
+/// The number of a transaction in the log, and of an intent in it.
+const TID: u32 = 7;
+/// The client of the log that all transactions are of.
+const TRANSACTION: u8 = 0x69;
+
+impl Forged {
+    /// Gives the log of a new volume a transaction that promises to free an extent, by an intent of one kind or another,
+    /// and does no more.
+    pub fn promises_to_free(&self, kind: ItemType, block: u64, count: u32) {
+        let mut intent = [(kind as u16).to_le_bytes(), 1_u16.to_le_bytes()].concat();
+        intent.extend(1_u32.to_le_bytes());
+        intent.extend(u64::from(TID).to_le_bytes());
+        intent.extend(block.to_le_bytes());
+        intent.extend([count.to_le_bytes(), [0; 4]].concat());
+        let header = TransHeader::checkpoint(TID, 1);
+        let ops = [(1, &[][..]), (0, header.as_bytes()), (0, &intent), (2, &[])];
+        let data: Vec<u8> = ops.iter().flat_map(|&(flags, region)| operation(flags, region)).collect();
+
+        let mut bytes = std::fs::read(&self.path).unwrap();
+        let superblock = Superblock::parse(&bytes[..512]).unwrap();
+        let lsn = Lsn(1 << 32 | LOG_HEAD);
+        let mut header = RecordHeader::new(superblock.uuid(), lsn, lsn, 32 << 10);
+        header.num_logops.set(ops.len() as u32);
+        header.len.set(BLOCK_SIZE as u32);
+        let mut record = vec![0; 2 * BLOCK_SIZE];
+        record[..size_of::<RecordHeader>()].copy_from_slice(header.as_bytes());
+        record[BLOCK_SIZE..BLOCK_SIZE + data.len()].copy_from_slice(&data);
+        pack(&mut record, None).unwrap();
+        let at = (superblock.log_daddr().0 + LOG_HEAD) as usize * BLOCK_SIZE;
+        bytes[at..at + record.len()].copy_from_slice(&record);
+        std::fs::write(&self.path, bytes).unwrap();
+    }
+}
+
+/// An operation of a log record: its header and its region.
+fn operation(flags: u8, region: &[u8]) -> Vec<u8> {
+    let len = region.len() as u32;
+    [&TID.to_be_bytes()[..], &len.to_be_bytes(), &[TRANSACTION, flags, 0, 0], region].concat()
 }
 
 /// An extent record: where in the file, where on the volume, and how many blocks.
