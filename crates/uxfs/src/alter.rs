@@ -25,7 +25,12 @@ pub enum Upgrade {
 impl Upgrade {
     /// The feature that `mkfs.xfs` calls so, if it is one of these.
     pub fn of_name(name: &str) -> Option<Self> {
-        [Self::Bigtime, Self::InobtCount, Self::Nrext64].into_iter().find(|one| one.engine().name() == name)
+        [Self::Bigtime, Self::InobtCount, Self::Nrext64].into_iter().find(|one| one.name() == name)
+    }
+
+    /// Its name, as the tools write it.
+    pub fn name(self) -> &'static str {
+        self.engine().name()
     }
 
     fn engine(self) -> alter::Upgrade {
@@ -148,11 +153,13 @@ pub fn set_uuid(image: impl AsRef<Path>, uuid: NewUuid, how: &OpenOptions) -> Re
     on_device(image.as_ref(), how, |device| alter::set_uuid(&*device, change)).map(|uuid| uuid.to_string())
 }
 
-/// Switches features on, all or none, for the volume in an image or on a block device. Its log must be clean:
-/// [`ErrorKind::DirtyLog`]. `how` says where the volume lies.
-pub fn upgrade(image: impl AsRef<Path>, features: &[Upgrade], how: &OpenOptions) -> Result<()> {
-    let features: Vec<_> = features.iter().map(|feature| feature.engine()).collect();
-    on_device(image.as_ref(), how, |device| alter::upgrade(device, &features))
+/// Switches features on, all that are missing or none, for the volume in an image or on a block device, and gives those that
+/// it had before. If none is missing, that is [`ErrorKind::InvalidInput`]. Its log must be clean: [`ErrorKind::DirtyLog`].
+/// `how` says where the volume lies.
+pub fn upgrade(image: impl AsRef<Path>, features: &[Upgrade], how: &OpenOptions) -> Result<Vec<Upgrade>> {
+    let engine: Vec<_> = features.iter().map(|feature| feature.engine()).collect();
+    let there = on_device(image.as_ref(), how, |device| alter::upgrade(device, &engine))?;
+    Ok(features.iter().copied().filter(|feature| there.contains(&feature.engine())).collect())
 }
 
 /// Does something to a device that nobody else has. Volumes have smaller sectors than some disks under image files.

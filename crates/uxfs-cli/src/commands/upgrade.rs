@@ -1,9 +1,10 @@
 //! `uxfs upgrade`: switches on features of a volume in place.
 
-use crate::exit::{Exit, Result};
+use crate::exit::{Exit, Result, host_name};
 use crate::interrupt;
 use crate::location::{self, Location, image_parser};
 use crate::options::Global;
+use crate::problems::complain;
 use std::str::FromStr;
 use uxfs::Upgrade;
 
@@ -13,7 +14,7 @@ pub struct Args {
     /// The image file or block device; it must not be mounted, and its log must be clean
     #[arg(value_name = "IMAGE", value_parser = image_parser())]
     image: Location,
-    /// What is switched on, all or none: bigtime, inobtcount, nrext64
+    /// What is switched on, all that is missing or none: bigtime, inobtcount, nrext64
     #[arg(short = 'O', value_name = "FEATURE,…", value_delimiter = ',', required = true)]
     features: Vec<Wanted>,
 }
@@ -43,6 +44,11 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let how = args.image.options(global)?;
     interrupt::watch();
     let features: Vec<_> = args.features.iter().map(|wanted| wanted.0).collect();
-    uxfs::upgrade(image, &features, &how).map_err(|error| args.image.failure(&error))?;
+    let there = uxfs::upgrade(image, &features, &how).map_err(|error| args.image.failure(&error))?;
+    if !there.is_empty() {
+        let names: Vec<_> = there.into_iter().map(Upgrade::name).collect();
+        let name = host_name(&args.image.name());
+        complain(&format!("{name}: the volume has {} already; the rest is switched on", names.join(", ")));
+    }
     Ok(Exit::Ok)
 }

@@ -37,6 +37,12 @@ impl Upgrade {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Bigtime, Self::InobtCount, Self::Nrext64];
 
+    /// Whether a volume has it.
+    fn is_in(self, superblock: &Superblock) -> bool {
+        let (ro_compat, incompat) = self.bits();
+        superblock.ro_compat().contains(ro_compat) && superblock.incompat().contains(incompat)
+    }
+
     /// Its name, as the tools write it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -55,9 +61,9 @@ impl Upgrade {
     }
 }
 
-/// Switches features on, all or none, on the volume on `device`, which nobody else may have. [`Error::DirtyLog`] if the log
-/// is.
-pub fn upgrade(device: Arc<dyn BlockDevice>, features: &[Upgrade]) -> Result<()> {
+/// Switches features on, all that are missing or none, on the volume on `device`, which nobody else may have, and gives
+/// those that were there. [`Refusal::HasFeatures`] if none is missing, [`Error::DirtyLog`] if the log is.
+pub fn upgrade(device: Arc<dyn BlockDevice>, features: &[Upgrade]) -> Result<Vec<Upgrade>> {
     let claim = Arc::new(Claim::new(&*device)?);
     let superblock = read_superblock(&*device)?;
     let options = OpenOptions { writable: true, ..OpenOptions::default() };
@@ -65,22 +71,24 @@ pub fn upgrade(device: Arc<dyn BlockDevice>, features: &[Upgrade]) -> Result<()>
     if !clean::log_ends(&*device, &superblock)?.clean {
         return Err(Error::DirtyLog);
     }
-    let (ro_compat, incompat) = check(&superblock, features)?;
+    let (there, missing): (Vec<Upgrade>, Vec<Upgrade>) =
+        features.iter().partition(|feature| feature.is_in(&superblock));
+    if missing.is_empty() {
+        let names = there.into_iter().map(Upgrade::name).collect();
+        return Err(Error::Alter(Refusal::HasFeatures(names)));
+    }
+    let (ro_compat, incompat) = check(&superblock, &missing)?;
     let volume = Volume::open_claimed(device, &options, Some(claim))?;
-    let done = switch_on(&volume, features, ro_compat, incompat);
-    done.and(volume.close())
+    let done = switch_on(&volume, &missing, ro_compat, incompat);
+    done.and(volume.close()).map(|()| there)
 }
 
 /// The features of the volume then, if it can have them.
 fn check(superblock: &Superblock, features: &[Upgrade]) -> Result<(RoCompat, Incompat)> {
-    let (has_ro, has) = (superblock.ro_compat(), superblock.incompat());
-    let (mut ro_compat, mut incompat) = (has_ro, has);
+    let (mut ro_compat, mut incompat) = (superblock.ro_compat(), superblock.incompat());
     for &feature in features {
         let (ro_bit, bit) = feature.bits();
-        if has_ro.intersects(ro_bit) || has.intersects(bit) {
-            return Err(Error::Alter(Refusal::HasFeature(feature.name())));
-        }
-        if feature == Upgrade::InobtCount && !has_ro.contains(RoCompat::FINOBT) {
+        if feature == Upgrade::InobtCount && !superblock.ro_compat().contains(RoCompat::FINOBT) {
             return Err(Error::Alter(Refusal::Needs { feature: feature.name(), needs: "finobt" }));
         }
         ro_compat.insert(ro_bit);

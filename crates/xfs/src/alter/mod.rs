@@ -35,9 +35,9 @@ pub enum Refusal {
     /// Larger than the format can say.
     #[error("no volume with groups of {ag_blocks} blocks can have {blocks} blocks")]
     TooLarge { blocks: u64, ag_blocks: u32 },
-    /// A feature that the volume has.
-    #[error("the volume has {0} already")]
-    HasFeature(&'static str),
+    /// Features that the volume has, all that were asked for.
+    #[error("the volume has {} already", .0.join(", "))]
+    HasFeatures(Vec<&'static str>),
     /// A feature that needs another one, which cannot be switched on.
     #[error(
         "{feature} needs {needs}, which the volume does not have, and which can be switched on by mkfs alone"
