@@ -6,7 +6,7 @@ use crate::two_files::{self, HeldBoth, Part};
 use fileio::FILE_END_MAX;
 use std::ops::Range;
 use std::sync::Arc;
-use xfs::file::Share;
+use xfs::file::{Share, ShareEnd};
 use xfs_format::inode::InodeFlags2;
 use xfs_format::types::FileBlock;
 
@@ -288,6 +288,12 @@ impl File {
             }
             engine.free_data_behind_end(to.entry())?;
         }
+        let core = self.entry().current();
+        let core = core.core();
+        let whole = ranges.from == 0 && ranges.at == 0 && ranges.len == self.size() && ranges.len >= size;
+        let has_hint = to.entry().peek().core().flags2.contains(InodeFlags2::COWEXTSIZE);
+        let hint =
+            (whole && core.flags2.contains(InodeFlags2::COWEXTSIZE) && !has_hint).then_some(core.cowextsize);
         let log = engine.geometry().block_log;
         let blocks = |bytes: u64| FileBlock(bytes >> log);
         let source = ranges.source();
@@ -297,18 +303,9 @@ impl File {
             to: to.entry(),
             at: blocks(ranges.at),
             size: end,
+            end: (wanted == Wanted::Clone).then(|| ShareEnd { hint, now: to.node.volume.now() }),
         };
-        engine.share_blocks(&share)?;
-        let core = self.entry().current();
-        let core = core.core();
-        let whole = ranges.from == 0 && ranges.at == 0 && ranges.len == self.size() && ranges.len >= size;
-        let has_hint = to.entry().peek().core().flags2.contains(InodeFlags2::COWEXTSIZE);
-        let hint =
-            (whole && core.flags2.contains(InodeFlags2::COWEXTSIZE) && !has_hint).then_some(core.cowextsize);
-        match wanted {
-            Wanted::Clone => Ok(engine.end_sharing(to.entry(), end, hint, Some(to.node.volume.now()))?),
-            Wanted::Dedupe => Ok(()),
-        }
+        Ok(engine.share_blocks(&share)?)
     }
 }
 

@@ -155,7 +155,7 @@ fn a_cut_beside_a_clone_takes_no_flag_that_it_needs() {
             nth => behind(nth - 1, file),
         });
     }
-    for nth in 0..6 {
+    for nth in 0..4 {
         let (device, volume) = made();
         let (one, other) = (file(&volume, "one"), file(&volume, "other"));
         one.write_at(&[7; 16 * BLOCK as usize], 0).expect("written");

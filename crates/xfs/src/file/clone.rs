@@ -5,7 +5,7 @@
 //! the new content, in whole blocks.
 //!
 //! Invariants:
-//! - both inodes have the flag for shared blocks before any block has two owners;
+//! - both inodes have the flag for shared blocks before any block has two owners: the destination gets it with its first piece;
 //! - whoever would write to the source knows that its blocks are shared before they are counted: they are named in what is
 //!   known of it, and looks at its map from before are void.
 
@@ -19,7 +19,7 @@ use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::bmbt::Extent;
-use xfs_format::inode::InodeFlags2;
+use xfs_format::inode::{InodeCore, InodeFlags2};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{FileBlock, FsBlock};
@@ -37,6 +37,30 @@ pub struct Share<'a> {
     pub at: FileBlock,
     /// Where the destination ends at the earliest, when all is done.
     pub size: u64,
+    /// What else becomes of the destination then, if its content changes.
+    pub end: Option<ShareEnd>,
+}
+
+/// What becomes of a file that has got another's blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct ShareEnd {
+    /// The hint for the size of copies that it takes over.
+    pub hint: Option<u32>,
+    /// When that was.
+    pub now: Timestamp,
+}
+
+impl Share<'_> {
+    /// What becomes of the destination's inode when all is done.
+    fn end_of(&self, core: &mut InodeCore) {
+        let Some(end) = self.end else { return };
+        core.size = core.size.max(self.size);
+        if let Some(hint) = end.hint {
+            core.flags2 |= InodeFlags2::COWEXTSIZE;
+            core.cowextsize = hint;
+        }
+        (core.mtime, core.ctime) = (end.now, end.now);
+    }
 }
 
 /// A piece of a mapping that one transaction changes.
@@ -75,46 +99,45 @@ impl Volume {
         self.know_shared(share.from)?;
         self.know_shared(share.to)?;
         self.mark_sharing(share.from)?;
-        self.mark_sharing(share.to)?;
+        self.check_if_unmarked(share.to)?;
         let source = self.extents(&share.from.current(), ForkKind::Data)?;
         let runs: Vec<_> = written_runs(&source, share.blocks.clone()).collect();
         drop(source);
         self.say_shared([share.from, share.to], &runs);
         // What was staged for content that goes.
         self.give_back_copies(share.to, share.at..end)?;
-        let mut at = share.blocks.start;
-        while at < share.blocks.end {
-            let piece = self.next_piece(share, at)?;
-            if piece.new.is_some() || piece.is_mapped {
-                self.share_piece(share, &piece)?;
-            }
-            at = FileBlock(at.0 + piece.blocks);
+        let Some(mut piece) = self.next_change(share, share.blocks.start)? else {
+            return self.share_nothing(share);
+        };
+        loop {
+            let behind = FileBlock(share.blocks.start.0 + (piece.end().0 - share.at.0));
+            let next = self.next_change(share, behind)?;
+            self.share_piece(share, &piece, next.is_none())?;
+            let Some(next) = next else { return Ok(()) };
+            piece = next;
         }
+    }
+
+    /// Nothing changes of the destination's map.
+    fn share_nothing(self: &Arc<Self>, share: &Share<'_>) -> Result<()> {
+        if share.end.is_none() && share.to.peek().is_reflinked() {
+            return Ok(());
+        }
+        let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
+        join_file(&mut trans, share.to)?;
+        let core = trans.inode_mut(share.to.ino(), InodeFields::CORE).core_mut();
+        core.flags2 |= InodeFlags2::REFLINK;
+        share.end_of(core);
+        trans.commit()?;
         Ok(())
     }
 
-    /// Lets a file that got blocks end where it is to, and changes its times, unless `now` is `None`; with the hint for the
-    /// size of copies that it takes over.
-    pub fn end_sharing(
-        self: &Arc<Self>,
-        to: &Arc<InodeEntry>,
-        size: u64,
-        hint: Option<u32>,
-        now: Option<Timestamp>,
-    ) -> Result<()> {
-        let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
-        join_file(&mut trans, to)?;
-        let core = trans.inode_mut(to.ino(), InodeFields::CORE).core_mut();
-        core.size = core.size.max(size);
-        if let Some(hint) = hint {
-            core.flags2 |= InodeFlags2::COWEXTSIZE;
-            core.cowextsize = hint;
+    /// Fails if a file without the flag for shared blocks has such.
+    fn check_if_unmarked(&self, entry: &InodeEntry) -> Result<()> {
+        match entry.peek().is_reflinked() {
+            true => Ok(()),
+            false => self.check_unmarked(entry, FileBlock(0)..super::BLOCKS_END),
         }
-        if let Some(now) = now {
-            (core.mtime, core.ctime) = (now, now);
-        }
-        trans.commit()?;
-        Ok(())
     }
 
     /// Gives an inode the flag for shared blocks.
@@ -122,12 +145,24 @@ impl Volume {
         if entry.peek().is_reflinked() {
             return Ok(());
         }
-        self.check_unmarked(entry, FileBlock(0)..super::BLOCKS_END)?;
+        self.check_if_unmarked(entry)?;
         let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
         join_file(&mut trans, entry)?;
         trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().flags2 |= InodeFlags2::REFLINK;
         trans.commit()?;
         Ok(())
+    }
+
+    /// The first piece of the destination that changes, from where block `at` of the source is to be.
+    fn next_change(&self, share: &Share<'_>, mut at: FileBlock) -> Result<Option<Piece>> {
+        while at < share.blocks.end {
+            let piece = self.next_piece(share, at)?;
+            if piece.new.is_some() || piece.is_mapped {
+                return Ok(Some(piece));
+            }
+            at = FileBlock(at.0 + piece.blocks);
+        }
+        Ok(None)
     }
 
     /// What becomes of the destination where block `at` of the source is to be, and for how many blocks.
@@ -165,7 +200,7 @@ impl Volume {
         Ok(Piece { at: to, blocks, new, is_mapped })
     }
 
-    fn share_piece(self: &Arc<Self>, share: &Share<'_>, piece: &Piece) -> Result<()> {
+    fn share_piece(self: &Arc<Self>, share: &Share<'_>, piece: &Piece, is_last: bool) -> Result<()> {
         if let Some(new) = piece.new {
             self.check_room_to_share(new.startblock)?;
         }
@@ -189,6 +224,9 @@ impl Volume {
         let end = piece.end().0.saturating_mul(self.geometry().block_size.into());
         let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
         core.size = core.size.max(share.size.min(end));
+        if is_last {
+            share.end_of(core);
+        }
         trans.commit()?;
         Ok(())
     }

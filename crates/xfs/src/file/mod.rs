@@ -24,7 +24,7 @@ mod shift;
 mod times;
 
 pub use allocate::Given;
-pub use clone::Share;
+pub use clone::{Share, ShareEnd};
 pub use exchange::ExchangeBlocks;
 pub(crate) use remove::free_all;
 
