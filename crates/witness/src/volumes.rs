@@ -19,8 +19,8 @@ pub struct VolumeKind {
     /// Incompatible feature bits that `mkfs.xfs` 6.1 does not know and this kernel does: set in the superblock once
     /// the volume is made, which is not checked by `xfs_repair` then, as that knows them no better.
     pub newer: u32,
-    /// Whose `mkfs.xfs` makes it. Of a newer one than the system's, what is on by default is on: the kind is about that.
-    pub release: Release,
+    /// Whose defaults it has. Those of the system's `mkfs.xfs` are said aloud; of a newer one they are what the kind is about.
+    pub defaults_of: Release,
 }
 
 const GIB: u64 = 1 << 30;
@@ -49,7 +49,7 @@ const fn v5(name: &'static str, options: &'static [&'static str]) -> VolumeKind 
         size: 6 * GIB,
         beyond_repair: false,
         newer: 0,
-        release: Release::System,
+        defaults_of: Release::System,
     }
 }
 
@@ -65,7 +65,7 @@ const fn v4(name: &'static str, options: &'static [&'static str]) -> VolumeKind 
         size: 6 * GIB,
         beyond_repair: false,
         newer: 0,
-        release: Release::System,
+        defaults_of: Release::System,
     }
 }
 
@@ -107,17 +107,17 @@ pub const ALL: [VolumeKind; 23] = [
 impl VolumeKind {
     /// Whose `mkfs.xfs` knows all of its options, and gives the root directory no attribute unasked.
     pub fn release(&self) -> Release {
-        if self.release == Release::System && self.says("-n", "parent") {
+        if self.defaults_of == Release::System && self.says("-n", "parent") {
             return Release::Stable;
         }
-        self.release
+        self.defaults_of
     }
 
     /// The arguments of `mkfs.xfs` ahead of the image's name.
     pub fn mkfs_arguments(&self) -> Vec<String> {
         let mut arguments: Vec<String> = self.options.iter().map(|&word| word.to_owned()).collect();
         for (option, pins) in PINNED {
-            let is_pinned = !self.v4 && self.release == Release::System;
+            let is_pinned = !self.v4 && self.defaults_of == Release::System;
             let open = pins.iter().filter(|(key, _)| is_pinned && !self.says(option, key));
             let pins: Vec<String> = open.map(|(key, value)| format!("{key}={value}")).collect();
             if !pins.is_empty() {

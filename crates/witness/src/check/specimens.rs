@@ -22,14 +22,14 @@ const fn kind(name: &'static str, options: &'static [&'static str]) -> VolumeKin
         size: 64 << 20,
         beyond_repair: false,
         newer: 0,
-        release: Release::System,
+        defaults_of: Release::System,
     }
 }
 
 /// One with all that the newest `mkfs.xfs` turns on: the reverse map, shared extents, large extent counts, parent
 /// pointers, the exchange of mappings. Its `xfs_repair` judges it.
 const fn today(name: &'static str, options: &'static [&'static str]) -> VolumeKind {
-    VolumeKind { release: Release::Unstable, ..kind(name, options) }
+    VolumeKind { defaults_of: Release::Unstable, ..kind(name, options) }
 }
 
 /// The volume on which space is staged for copies on write.

@@ -14,12 +14,12 @@ use std::process::Command;
 const MIB: u64 = 1 << 20;
 
 const fn kind(name: &'static str, v4: bool, options: &'static [&'static str]) -> VolumeKind {
-    VolumeKind { name, options, v4, size: 400 * MIB, beyond_repair: true, newer: 0, release: Release::System }
+    VolumeKind { name, options, v4, size: 400 * MIB, beyond_repair: true, newer: 0, defaults_of: Release::System }
 }
 
 /// One with all that the newest `mkfs.xfs` turns on.
 const fn today(name: &'static str, options: &'static [&'static str]) -> VolumeKind {
-    VolumeKind { release: Release::Unstable, ..kind(name, false, options) }
+    VolumeKind { defaults_of: Release::Unstable, ..kind(name, false, options) }
 }
 
 /// Their shapes.

@@ -49,7 +49,7 @@ const fn small(name: &'static str, options: &'static [&'static str], mib: u64) -
         size: mib << 20,
         beyond_repair: false,
         newer: 0,
-        release: Release::System,
+        defaults_of: Release::System,
     };
     Geometry { volume, tight: true }
 }
@@ -57,7 +57,7 @@ const fn small(name: &'static str, options: &'static [&'static str], mib: u64) -
 /// What the newest `mkfs.xfs` makes unasked, but for what is said.
 const fn today(name: &'static str, options: &'static [&'static str], mib: u64) -> Geometry {
     let small = small(name, options, mib);
-    Geometry { volume: VolumeKind { release: Release::Unstable, ..small.volume }, ..small }
+    Geometry { volume: VolumeKind { defaults_of: Release::Unstable, ..small.volume }, ..small }
 }
 
 /// The volumes that are filled. `--unsupported` lets `mkfs.xfs` make small volumes and small logs.

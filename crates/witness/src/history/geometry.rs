@@ -71,19 +71,19 @@ const fn roomy(name: &'static str, options: &'static [&'static str]) -> Geometry
 
 /// What the newest `mkfs.xfs` makes unasked, but for what is said.
 const fn today(name: &'static str, options: &'static [&'static str]) -> Geometry {
-    let volume = VolumeKind { release: Release::Unstable, ..volume(name, options, 512) };
+    let volume = VolumeKind { defaults_of: Release::Unstable, ..volume(name, options, 512) };
     Geometry { volume, tight: false }
 }
 
 /// What Debian 13's `mkfs.xfs` makes unasked, but for what is said.
 const fn stable(name: &'static str, options: &'static [&'static str]) -> Geometry {
-    let volume = VolumeKind { release: Release::Stable, ..volume(name, options, 512) };
+    let volume = VolumeKind { defaults_of: Release::Stable, ..volume(name, options, 512) };
     Geometry { volume, tight: false }
 }
 
 /// The same as [`today`], small enough to run out of space.
 const fn tight_today(name: &'static str, options: &'static [&'static str], mib: u64) -> Geometry {
-    let volume = VolumeKind { release: Release::Unstable, ..volume(name, options, mib) };
+    let volume = VolumeKind { defaults_of: Release::Unstable, ..volume(name, options, mib) };
     Geometry { volume, tight: true }
 }
 
@@ -99,7 +99,7 @@ const fn volume(name: &'static str, options: &'static [&'static str], mib: u64) 
         size: mib * MIB,
         beyond_repair: false,
         newer: 0,
-        release: Release::System,
+        defaults_of: Release::System,
     }
 }
 

@@ -82,7 +82,7 @@ pub(super) fn geometries() -> Vec<Geometry> {
             size: BYTES,
             beyond_repair: false,
             newer: 0,
-            release: Release::System,
+            defaults_of: Release::System,
         };
         Geometry { volume, tight: false }
     };
