@@ -28,7 +28,7 @@ pub struct Finding {
     pub found: Option<u64>,
     /// What would have been right, where that is one number.
     pub expected: Option<u64>,
-    /// The name of a file or of an attribute that it is about.
+    /// The name of a file or of an attribute that it is about, or the id that a dquot is of.
     pub name: Option<Vec<u8>>,
     text: String,
 }

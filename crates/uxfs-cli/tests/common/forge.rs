@@ -1,6 +1,6 @@
 //! Volumes that nobody made honestly: inodes and blocks changed, and their checksums put right.
 
-use super::{scratch, uxfs_ok};
+use super::{Image, scratch, uxfs_ok};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -90,6 +90,12 @@ impl Forged {
             inode[56..64].copy_from_slice(&(fork.len() as u64).to_be_bytes());
             inode[FORK..FORK + fork.len()].copy_from_slice(&fork);
         });
+    }
+}
+
+impl From<Image> for Forged {
+    fn from(image: Image) -> Self {
+        Self { dir: image.dir, path: image.path }
     }
 }
 

@@ -6,9 +6,10 @@ use super::plan::{Kind, Plan};
 use crate::history::judge::is_sound;
 use crate::sandbox::copy_sparse;
 use anyhow::{Context, Result, ensure};
-use blockdev::FileOptions;
+use blockdev::{FileDevice, FileOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use xfs::check::{CheckOptions, check};
 use xfs::recovery::Report;
 use xfs::volume::{OpenOptions, Volume};
 use xfs_format::features::QuotaFlags;
@@ -40,6 +41,8 @@ impl Run {
 
     /// Has uxfs recover its copy.
     pub(super) fn recover(&self) -> Result<Recovered> {
+        let dirty = check(Arc::new(FileDevice::open(&self.ours)?), &CheckOptions::default())?;
+        ensure!(dirty.is_clean(), "uxfs check of the dirty volume: {:?}", dirty.findings());
         let device = Arc::new(FileOptions::new().direct(false).write(true).open(&self.ours)?);
         let volume = Volume::open(device, &OpenOptions { writable: true, ..OpenOptions::default() })
             .context("uxfs, recovering")?;

@@ -5,6 +5,7 @@
 //! batch of volumes: once to load them all, once to mount what was recovered.
 //!
 //! Invariant: a run succeeds only if
+//! - `uxfs check` found the dquots of the dirty volume to count what its inodes use, as the log leaves both;
 //! - uxfs replayed dquots, and left a volume where `xfs_repair -n` and `uxfs check` find nothing and nobody says that
 //!   quota was counted;
 //! - each dquot was then, in every field, as the kernel's recovery of another copy had left it, without counting;

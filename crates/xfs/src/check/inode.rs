@@ -2,7 +2,7 @@
 
 use super::map::{ForkOf, Map, Which};
 use super::report::Place;
-use super::{Check, attr, inode_trees, map, symlink, unused};
+use super::{Check, attr, inode_trees, map, quota, symlink, unused};
 use crate::error::Result;
 use blockdev::AlignedBuf;
 use xfs_format::ag::NULL_AG_BLOCK;
@@ -151,6 +151,7 @@ fn check_used(
         let blocks = data_map.blocks + attr_map.blocks;
         check.report.same(place, NAME, "block count", core.nblocks, blocks);
     }
+    quota::note(check, ino, core, bytes, data_map.blocks + attr_map.blocks);
     if !data_map.sound || !attr_map.sound {
         check.report.owners_known = false;
     }

@@ -7,7 +7,8 @@
 //!    `attr`),
 //!    and the lists of unlinked inodes (`unlinked`);
 //! 3. each directory: its blocks and indexes, and what its names name (`dir`, `links`);
-//! 4. what must agree in the end: owners of blocks, reference counts, the reverse map, link counts, the counters of
+//! 4. quota: the files of dquots, and what they count (`quota`);
+//! 5. what must agree in the end: owners of blocks, reference counts, the reverse map, link counts, the counters of
 //!    the superblock (`owners`, `links`, `totals`).
 //!
 //! Invariants: work and memory go with the metadata that are there, not with the size of the volume; nothing that
@@ -27,6 +28,7 @@ mod links;
 mod map;
 mod owners;
 mod parents;
+mod quota;
 mod reader;
 mod refcount;
 mod report;
@@ -48,6 +50,7 @@ use inode_table::InodeTable;
 use links::Links;
 use owners::Owners;
 use parents::Parents;
+use quota::Quota;
 use reader::Reader;
 use std::sync::Arc;
 use totals::Totals;
@@ -111,6 +114,7 @@ pub fn check(device: Arc<dyn BlockDevice>, options: &CheckOptions) -> Result<Rep
         inodes: InodeTable::new(&geometry),
         links: Links::default(),
         parents: Parents::new(&superblock),
+        quota: Quota::new(&superblock),
         totals: Totals::default(),
         reader: Reader::new(device, geometry, log_head),
         superblock: &superblock,
@@ -154,6 +158,7 @@ struct Check<'a> {
     inodes: InodeTable,
     links: Links,
     parents: Parents,
+    quota: Quota,
     totals: Totals,
     report: Report,
 }
@@ -177,6 +182,7 @@ impl Check<'_> {
         }
         inode::check_all(self)?;
         unlinked::check(self)?;
+        quota::check_all(self)?;
         dir::check_all(self)?;
         if self.report.stopped() {
             return Ok(());

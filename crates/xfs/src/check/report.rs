@@ -70,7 +70,7 @@ pub struct Finding {
     pub place: Place,
     /// The structure, the check that failed, what was found and what was expected.
     pub problem: FormatError,
-    /// The name of a file or of an attribute that it is about.
+    /// The name of a file or of an attribute that it is about, or the id that a dquot is of.
     pub name: Option<Box<[u8]>>,
 }
 
