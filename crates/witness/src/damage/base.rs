@@ -14,7 +14,15 @@ use std::process::Command;
 const MIB: u64 = 1 << 20;
 
 const fn kind(name: &'static str, v4: bool, options: &'static [&'static str]) -> VolumeKind {
-    VolumeKind { name, options, v4, size: 400 * MIB, beyond_repair: true, newer: 0, defaults_of: Release::System }
+    VolumeKind {
+        name,
+        options,
+        v4,
+        size: 400 * MIB,
+        beyond_repair: true,
+        newer: 0,
+        defaults_of: Release::System,
+    }
 }
 
 /// One with all that the newest `mkfs.xfs` turns on.

@@ -11,7 +11,7 @@ use super::transactions::{Item, Transaction};
 use crate::trans::{AttrWork, Promise};
 use std::collections::{BTreeMap, HashMap};
 use xfs_format::error::FormatError;
-use xfs_format::log::{AttrChange, BufFlags, ExchangeFlags, ItemType, LogItem};
+use xfs_format::log::{AttrChange, BufFlags, ItemType, LogItem};
 use xfs_format::superblock::Superblock;
 use xfs_format::types::{DiskAddr, Lsn};
 
@@ -165,11 +165,7 @@ pub(super) fn promised(item: &Item<'_>) -> Result<Option<(u64, Option<Promise>)>
             let change = AttrChange::parse(intent, item.regions())?;
             (intent.id, Some(Promise::Attr(Box::new(AttrWork::from(&change)))))
         }
-        LogItem::ExchangeIntent(intent) => {
-            // What is not a file's content is exchanged by the kernel's own repair alone.
-            let is_content = !intent.exchange.flags.contains(ExchangeFlags::ATTR_FORK);
-            (intent.id, is_content.then_some(Promise::Exchange(intent.exchange)))
-        }
+        LogItem::ExchangeIntent(intent) => (intent.id, Some(Promise::Exchange(intent.exchange))),
         _ => return Ok(None),
     }))
 }

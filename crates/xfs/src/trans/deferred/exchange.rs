@@ -1,5 +1,7 @@
 //! Exchange of the mappings of two files, a pair at a time: what is still to be exchanged is one intent (XMI), and each
-//! step owes the changes of both maps by intents of their own, in front of what is left.
+//! step owes the changes of both maps by intents of their own, in front of what is left. What we exchange is the content of
+//! files; a kernel that repairs a mounted volume exchanges directories, targets of symbolic links and attribute forks too,
+//! and a log may have that unfinished.
 //!
 //! Invariants:
 //! - wherever the log is cut, each pair is exchanged, or owed, or in the range that is left;
@@ -9,10 +11,11 @@
 use super::work::{IntentBytes, Promise, Work};
 use crate::bmap::{ExtentList, Mapped};
 use crate::error::{Error, Result};
-use crate::inode::ForkKind;
+use crate::inode::{ForkKind, ForkState};
 use crate::trans::Trans;
 use xfs_format::bmbt::Extent;
 use xfs_format::error::FormatError;
+use xfs_format::inode::ForkFormat;
 use xfs_format::log::{BmapOp, Exchange, ExchangeFlags, InodeFields};
 use xfs_format::types::{FileBlock, InodeNumber};
 
@@ -118,6 +121,7 @@ pub(crate) fn next_pair(lists: [&ExtentList; 2], mut todo: Exchange) -> (Option<
 /// Exchanges the next pair; gives what is left to be exchanged.
 pub(super) fn step(trans: &mut Trans<'_>, todo: Exchange) -> Result<Option<Exchange>> {
     let [one, two] = todo.inodes;
+    let kind = if todo.flags.contains(ExchangeFlags::ATTR_FORK) { ForkKind::Attr } else { ForkKind::Data };
     let damaged = |problem| Error::corrupt_inode(one, problem);
     todo.check(trans.geometry()).map_err(damaged)?;
     for ino in [one.min(two), one.max(two)] {
@@ -130,23 +134,27 @@ pub(super) fn step(trans: &mut Trans<'_>, todo: Exchange) -> Result<Option<Excha
                 FormatError::mismatch(NAME, "generation", inode.core().generation.into(), generation.into());
             return Err(Error::corrupt_inode(ino, problem));
         }
-        if !inode.is_file() || todo.flags.contains(ExchangeFlags::ATTR_FORK) {
+        let has_blocks = |fork: &ForkState| matches!(fork.format, ForkFormat::Extents | ForkFormat::Btree);
+        if !inode.fork_state(kind).is_some_and(has_blocks) {
             return Err(Error::corrupt_inode(
                 ino,
-                FormatError::new(NAME, "exchange of what is no file's content"),
+                FormatError::new(NAME, "exchange of a fork without blocks"),
             ));
         }
     }
-    let lists = [trans.extents(one, ForkKind::Data)?, trans.extents(two, ForkKind::Data)?];
+    if kind == ForkKind::Data && trans.inode(one).kind() != trans.inode(two).kind() {
+        return Err(damaged(FormatError::new(NAME, "exchange of different types of inodes")));
+    }
+    let lists = [trans.extents(one, kind)?, trans.extents(two, kind)?];
     let (pair, left) = next_pair([&*lists[0], &*lists[1]], todo);
     if let Some([from_one, from_two]) = pair {
         let (at_one, at_two) = (left.offsets[0].0 - from_one.len(), left.offsets[1].0 - from_one.len());
         for (ino, piece) in [(one, &from_one), (two, &from_two)] {
-            piece.extent().into_iter().for_each(|extent| trans.remap_later(BmapOp::Unmap, ino, extent));
+            piece.extent().into_iter().for_each(|extent| trans.remap_later(BmapOp::Unmap, ino, kind, extent));
         }
         for (ino, piece, at) in [(two, &from_one, at_two), (one, &from_two, at_one)] {
             let moved = piece.extent().map(|extent| Extent { startoff: FileBlock(at), ..*extent });
-            moved.iter().for_each(|extent| trans.remap_later(BmapOp::Map, ino, extent));
+            moved.iter().for_each(|extent| trans.remap_later(BmapOp::Map, ino, kind, extent));
         }
     }
     if left.blocks > 0 {
@@ -159,3 +167,6 @@ pub(super) fn step(trans: &mut Trans<'_>, todo: Exchange) -> Result<Option<Excha
     }
     Ok(None)
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,11 +18,11 @@ use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
 /// Bytes of the log for an intent for one mapping.
 pub(in crate::trans) fn bytes() -> IntentBytes {
     let extent = Extent { startoff: FileBlock(0), startblock: FsBlock(0), blockcount: 0, unwritten: false };
-    Promise::Map(smallvec![update(BmapOp::Map, InodeNumber(0), &extent)]).bytes()
+    Promise::Map(smallvec![update(BmapOp::Map, InodeNumber(0), ForkKind::Data, &extent)]).bytes()
 }
 
 /// As the log has it.
-fn update(op: BmapOp, ino: InodeNumber, extent: &Extent) -> BmapUpdate {
+fn update(op: BmapOp, ino: InodeNumber, kind: ForkKind, extent: &Extent) -> BmapUpdate {
     let Extent { startoff, startblock, blockcount, unwritten } = *extent;
     BmapUpdate {
         op,
@@ -30,16 +30,16 @@ fn update(op: BmapOp, ino: InodeNumber, extent: &Extent) -> BmapUpdate {
         start: startblock,
         offset: startoff,
         len: blockcount,
-        attr_fork: false,
+        attr_fork: kind == ForkKind::Attr,
         unwritten,
         realtime: false,
     }
 }
 
 impl Trans<'_> {
-    /// Owes it to a data fork of an inode to get a mapping, or to lose one.
-    pub(super) fn remap_later(&mut self, op: BmapOp, ino: InodeNumber, extent: &Extent) {
-        self.owe(Work::Map(update(op, ino, extent)));
+    /// Owes it to a fork of an inode to get a mapping, or to lose one.
+    pub(super) fn remap_later(&mut self, op: BmapOp, ino: InodeNumber, kind: ForkKind, extent: &Extent) {
+        self.owe(Work::Map(update(op, ino, kind, extent)));
     }
 
     /// Joins the inode that a piece of work is about, unless it is joined: when recovery does the work, nobody had it.
