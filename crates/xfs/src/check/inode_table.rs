@@ -2,6 +2,7 @@
 //!
 //! Five bytes an inode, in chunks of 64 as the inode trees list them. It knows nothing of how inodes are read.
 
+use std::collections::BTreeMap;
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::InodeType;
 use xfs_format::records::{INODES_PER_CHUNK, InodeChunk};
@@ -36,7 +37,8 @@ struct Group {
 /// All inodes of the volume.
 pub(super) struct InodeTable {
     geometry: Geometry,
-    groups: Vec<Group>,
+    /// Those that have inodes, or have lost some.
+    groups: BTreeMap<AgNumber, Group>,
     /// Heads of the lists of unlinked inodes: group, bucket, inode.
     pub(super) unlinked: Vec<(AgNumber, u32, u32)>,
 }
@@ -70,15 +72,11 @@ pub(super) const DIRECTORY: u8 = entry_type(InodeType::Directory);
 
 impl InodeTable {
     pub(super) fn new(geometry: &Geometry) -> Self {
-        Self { geometry: geometry.clone(), groups: Vec::new(), unlinked: Vec::new() }
+        Self { geometry: geometry.clone(), groups: BTreeMap::new(), unlinked: Vec::new() }
     }
 
     fn group(&mut self, ag: AgNumber) -> &mut Group {
-        let index = ag.0 as usize;
-        if self.groups.len() <= index {
-            self.groups.resize_with(index + 1, Group::default);
-        }
-        &mut self.groups[index]
+        self.groups.entry(ag).or_default()
     }
 
     /// Adds a chunk behind those that the group has.
@@ -99,29 +97,35 @@ impl InodeTable {
 
     /// A chunk of a group, by its place among them.
     pub(super) fn chunk(&self, ag: AgNumber, index: usize) -> Option<&Chunk> {
-        self.groups.get(ag.0 as usize)?.chunks.get(index)
+        self.groups.get(&ag)?.chunks.get(index)
     }
 
     /// Where an inode is in the table, if it is in use.
-    fn find(&self, ino: InodeNumber) -> Option<(usize, usize, usize)> {
+    fn find(&self, ino: InodeNumber) -> Option<(AgNumber, usize, usize)> {
         let (ag, inode) = self.geometry.split_inode(ino)?;
-        let chunks = &self.groups.get(ag.0 as usize)?.chunks;
+        let chunks = &self.groups.get(&ag)?.chunks;
         let behind = chunks.partition_point(|chunk| chunk.start <= inode);
         let at = behind.checked_sub(1)?;
         let chunk = chunks.get(at)?;
         let index = inode.0 - chunk.start.0;
         let used = index < INODES_PER_CHUNK && (chunk.free | chunk.holes) >> index & 1 == 0;
-        used.then_some((ag.0 as usize, at, index as usize))
+        used.then_some((ag, at, index as usize))
+    }
+
+    /// The chunk of an inode in use, and its place in that.
+    fn used(&self, ino: InodeNumber) -> Option<(&Chunk, usize)> {
+        let (ag, chunk, index) = self.find(ino)?;
+        Some((self.chunk(ag, chunk)?, index))
     }
 
     fn slot(&mut self, ino: InodeNumber) -> Option<(&mut u8, &mut u32)> {
-        let (group, chunk, index) = self.find(ino)?;
-        let chunk = &mut self.groups[group].chunks[chunk];
+        let (ag, chunk, index) = self.find(ino)?;
+        let chunk = self.groups.get_mut(&ag)?.chunks.get_mut(chunk)?;
         Some((&mut chunk.states[index], &mut chunk.links[index]))
     }
 
     fn state(&self, ino: InodeNumber) -> u8 {
-        self.find(ino).map_or(0, |(group, chunk, index)| self.groups[group].chunks[chunk].states[index])
+        self.used(ino).map_or(0, |(chunk, index)| chunk.states[index])
     }
 
     /// Whether an inode is in use.
@@ -129,7 +133,7 @@ impl InodeTable {
         let Some((ag, _)) = self.geometry.split_inode(ino) else { return Use::No };
         match self.find(ino) {
             Some(_) => Use::Yes,
-            None if self.groups.get(ag.0 as usize).is_some_and(|group| group.lost) => Use::Unknown,
+            None if self.groups.get(&ag).is_some_and(|group| group.lost) => Use::Unknown,
             None => Use::No,
         }
     }
@@ -187,7 +191,7 @@ impl InodeTable {
 
     /// Links that the core counts and no name was met for; wraps.
     pub(super) fn links_left(&self, ino: InodeNumber) -> u32 {
-        self.find(ino).map_or(0, |(group, chunk, index)| self.groups[group].chunks[chunk].links[index])
+        self.used(ino).map_or(0, |(chunk, index)| chunk.links[index])
     }
 
     /// The inodes in use of one chunk of a group; `None`: the group has no more chunks.

@@ -3,7 +3,8 @@
 //!
 //! Invariants:
 //! - memory goes with what is claimed, not with the volume: a group is a table of chunks of 32,768 blocks, each
-//!   unclaimed, claimed whole, or a bitmap;
+//!   unclaimed, claimed whole, or a bitmap; of a group that is settled, as each block has its owner and nothing is left to
+//!   compare, no more than that is kept;
 //! - blocks that the reference count tree calls shared are claimed once for the tree; what files have of them is
 //!   kept as the two ends of each run, and counted when all files were seen;
 //! - on volumes with a reverse map each claim is kept as a run, to be compared with the map.
@@ -11,6 +12,7 @@
 //! It knows nothing of where claims come from.
 
 use super::report::{Place, Report};
+use std::collections::BTreeMap;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::records::RmapRecord;
@@ -177,11 +179,19 @@ pub(super) struct SharedRun {
 enum Chunk {
     None,
     All,
-    Some(Box<[u64; WORDS]>),
+    Some(Box<Bitmap>),
+}
+
+/// Blocks of a chunk, some of which are claimed.
+struct Bitmap {
+    unclaimed: u32,
+    words: [u64; WORDS],
 }
 
 #[derive(Default)]
 struct Group {
+    /// How many blocks it has.
+    blocks: u32,
     chunks: Vec<Chunk>,
     shared: Vec<SharedRun>,
     /// Where runs that files have of shared blocks begin (+1) and end (-1).
@@ -192,20 +202,52 @@ struct Group {
 /// What is claimed of all groups.
 pub(super) struct Owners {
     geometry: Geometry,
-    groups: Vec<Group>,
+    groups: BTreeMap<AgNumber, Group>,
+    settled: Settled,
+}
+
+/// Groups of which no more is kept: a bit each.
+#[derive(Default)]
+struct Settled(Vec<u64>);
+
+impl Settled {
+    fn insert(&mut self, ag: AgNumber) {
+        let index = ag.0 as usize / 64;
+        if self.0.len() <= index {
+            self.0.resize(index + 1, 0);
+        }
+        self.0[index] |= 1 << (ag.0 % 64);
+    }
+
+    fn contains(&self, ag: AgNumber) -> bool {
+        self.0.get(ag.0 as usize / 64).is_some_and(|word| word >> (ag.0 % 64) & 1 == 1)
+    }
 }
 
 impl Owners {
     pub(super) fn new(geometry: &Geometry) -> Self {
-        Self { geometry: geometry.clone(), groups: Vec::new() }
+        Self { geometry: geometry.clone(), groups: BTreeMap::new(), settled: Settled::default() }
     }
 
     fn group(&mut self, ag: AgNumber) -> &mut Group {
-        let index = ag.0 as usize;
-        if self.groups.len() <= index {
-            self.groups.resize_with(index + 1, Group::default);
-        }
-        &mut self.groups[index]
+        self.groups.entry(ag).or_default()
+    }
+
+    /// Whether all blocks of a group have their owner, and are shared by nobody.
+    pub(super) fn is_whole(&self, ag: AgNumber) -> bool {
+        self.groups.get(&ag).is_some_and(|group| {
+            group.shared.is_empty() && group.chunks.iter().all(|chunk| matches!(chunk, Chunk::All))
+        })
+    }
+
+    /// Keeps no more of a group than that it is whole.
+    pub(super) fn settle(&mut self, ag: AgNumber) {
+        self.groups.remove(&ag);
+        self.settled.insert(ag);
+    }
+
+    pub(super) fn is_settled(&self, ag: AgNumber) -> bool {
+        self.settled.contains(ag)
     }
 
     /// Claims blocks of a group for an owner. `false`: the blocks are not all of the group, or some of them have
@@ -227,15 +269,20 @@ impl Owners {
             return false;
         }
         let rmapbt = self.geometry.rmapbt;
-        let group = self.group(ag);
-        if group.chunks.is_empty() {
-            let chunks = length.div_ceil(CHUNK_BLOCKS);
-            group.chunks = std::iter::repeat_with(|| Chunk::None).take(chunks as usize).collect();
-        }
-        if rmapbt && let Some((owner, offset)) = owner.rmap() {
-            group.runs.push(Run { start, owner, offset, len });
-        }
-        let (count, first) = group.set(start, len);
+        let (count, first) = if self.is_settled(ag) {
+            (len, start)
+        } else {
+            let group = self.group(ag);
+            if group.chunks.is_empty() {
+                let chunks = length.div_ceil(CHUNK_BLOCKS);
+                group.chunks = std::iter::repeat_with(|| Chunk::None).take(chunks as usize).collect();
+                group.blocks = length;
+            }
+            if rmapbt && let Some((owner, offset)) = owner.rmap() {
+                group.runs.push(Run { start, owner, offset, len });
+            }
+            group.set(start, len)
+        };
         if count > 0 {
             let place = Place { block: Some(AgBlock(first)), ..place };
             let problem =
@@ -348,6 +395,11 @@ impl Owners {
     }
 
     /// The claims of a group as the reverse map should have them.
+    pub(super) fn runs(&self, ag: AgNumber) -> Vec<Run> {
+        canonical(self.groups.get(&ag).map(|group| group.runs.clone()).unwrap_or_default())
+    }
+
+    /// The same, which are not kept.
     pub(super) fn take_runs(&mut self, ag: AgNumber) -> Vec<Run> {
         canonical(std::mem::take(&mut self.group(ag).runs))
     }
@@ -361,8 +413,9 @@ impl Group {
         while at < end {
             let base = at & !(CHUNK_BLOCKS - 1);
             let stop = end.min(base.saturating_add(CHUNK_BLOCKS));
+            let size = (self.blocks - base).min(CHUNK_BLOCKS);
             let chunk = &mut self.chunks[(at >> CHUNK_LOG) as usize];
-            let (count, which) = chunk.set(at - base, stop - base);
+            let (count, which) = chunk.set(at - base, stop - base, size);
             if count > 0 && twice == 0 {
                 first = base + which;
             }
@@ -387,7 +440,7 @@ impl Group {
             let found = match self.chunks.get((at >> CHUNK_LOG) as usize) {
                 None | Some(Chunk::None) => (!claimed).then_some(at - base),
                 Some(Chunk::All) => claimed.then_some(at - base),
-                Some(Chunk::Some(words)) => scan_words(words, at - base, claimed),
+                Some(Chunk::Some(bitmap)) => scan_words(&bitmap.words, at - base, claimed),
             };
             if let Some(within) = found {
                 return Some(base + within).filter(|&found| found < length);
@@ -413,24 +466,24 @@ fn scan_words(words: &[u64; WORDS], from: u32, claimed: bool) -> Option<u32> {
 }
 
 impl Chunk {
-    /// Marks blocks `from..to` of the chunk.
-    fn set(&mut self, from: u32, to: u32) -> (u32, u32) {
+    /// Marks blocks `from..to` of the chunk, which has `size`.
+    fn set(&mut self, from: u32, to: u32, size: u32) -> (u32, u32) {
         if let Self::All = self {
             return (to - from, from);
         }
         if let Self::None = self {
-            if to - from == CHUNK_BLOCKS {
+            if to - from == size {
                 *self = Self::All;
                 return (0, 0);
             }
-            *self = Self::Some(Box::new([0; WORDS]));
+            *self = Self::Some(Box::new(Bitmap { unclaimed: size, words: [0; WORDS] }));
         }
-        let Self::Some(words) = self else { return (0, 0) };
+        let Self::Some(bitmap) = self else { return (0, 0) };
         let (mut twice, mut first, mut at) = (0, 0, from);
         while at < to {
             let stop = to.min((at / 64 + 1) * 64);
             let mask = (u64::MAX >> (64 - (stop - at))) << (at % 64);
-            let word = &mut words[(at / 64) as usize];
+            let word = &mut bitmap.words[(at / 64) as usize];
             let both = *word & mask;
             if both != 0 && twice == 0 {
                 first = at / 64 * 64 + both.trailing_zeros();
@@ -438,6 +491,10 @@ impl Chunk {
             twice += both.count_ones();
             *word |= mask;
             at = stop;
+        }
+        bitmap.unclaimed -= to - from - twice;
+        if bitmap.unclaimed == 0 {
+            *self = Self::All;
         }
         (twice, first)
     }
@@ -471,6 +528,27 @@ mod tests {
         assert_eq!((last.place.block, last.problem.found), (Some(AgBlock(90)), Some(6 + 69_990)));
         assert!(!owners.claim(AG, (length - 1, 2), Owner::Log, &mut report));
         assert!(!owners.claim(AG, (u32::MAX, u32::MAX), Owner::Log, &mut report));
+    }
+
+    #[test]
+    fn a_group_is_settled_once_each_block_has_its_owner() {
+        let (mut owners, mut report) = claims();
+        let length = 1 << 18;
+        for (start, len) in [(0, 4), (4, CHUNK_BLOCKS), (CHUNK_BLOCKS + 4, length - CHUNK_BLOCKS - 5)] {
+            assert!(owners.claim(AG, (start, len), Owner::Free, &mut report) && !owners.is_whole(AG));
+        }
+        assert!(owners.claim(AG, (length - 1, 1), Owner::Agfl, &mut report) && owners.is_whole(AG));
+        owners.settle(AG);
+        assert!(owners.groups.is_empty() && owners.is_settled(AG) && !owners.is_settled(AgNumber(0)));
+        assert!(report.is_clean());
+        // What is claimed now has an owner already.
+        assert!(!owners.claim(AG, (70, 3), Owner::Log, &mut report));
+        let last = report.findings().last().unwrap();
+        assert_eq!((last.place.block, last.problem.found), (Some(AgBlock(70)), Some(3)));
+        // What is shared waits for the files that share it.
+        let other = AgNumber(0);
+        owners.share(other, SharedRun { start: 0, len: length, count: 2 }, &mut report);
+        assert!(!owners.is_whole(other));
     }
 
     #[test]

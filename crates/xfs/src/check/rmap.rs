@@ -30,14 +30,19 @@ pub(super) fn walk(check: &mut Check<'_>, ag: AgNumber, agf: &Agf) -> Result<Opt
     Ok(Some(walked.blocks))
 }
 
-/// Compares the records with all claims of the group's blocks.
-pub(super) fn compare(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
-    if !check.geometry().rmapbt || check.report.stopped() {
-        return Ok(());
+/// Whether the records are as all claims of the group's blocks.
+pub(super) fn agrees(check: &mut Check<'_>, ag: AgNumber) -> Result<bool> {
+    if !check.geometry().rmapbt {
+        return Ok(true);
     }
+    Ok(records(check, ag)?.is_some_and(|records| records == check.owners.runs(ag)))
+}
+
+/// The records, as those that can be one.
+fn records(check: &mut Check<'_>, ag: AgNumber) -> Result<Option<Vec<Run>>> {
     let daddr = AgHeader::Agf.daddr(check.geometry(), ag);
     let bytes = check.reader.raw(daddr, check.geometry().sector_size.into())?;
-    let Ok((agf, _)) = Agf::read_from_prefix(&bytes) else { return Ok(()) };
+    let Ok((agf, _)) = Agf::read_from_prefix(&bytes) else { return Ok(None) };
     let mut records: Vec<Run> = Vec::new();
     let root = (agf.rmap_root.get(), agf.rmap_level.get());
     walk_group_again::<Rmapbt>(check, ag, root, &mut |record| {
@@ -48,7 +53,16 @@ pub(super) fn compare(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
             len: record.blockcount.get(),
         });
     })?;
-    let (map, claims) = (canonical(records), check.owners.take_runs(ag));
+    Ok(Some(canonical(records)))
+}
+
+/// Compares the records with all claims of the group's blocks.
+pub(super) fn compare(check: &mut Check<'_>, ag: AgNumber) -> Result<()> {
+    if !check.geometry().rmapbt || check.report.stopped() {
+        return Ok(());
+    }
+    let Some(map) = records(check, ag)? else { return Ok(()) };
+    let claims = check.owners.take_runs(ag);
     let (mut map, mut claims) = (map.iter().peekable(), claims.iter().peekable());
     while !check.report.stopped() {
         let order = match (map.peek(), claims.peek()) {
