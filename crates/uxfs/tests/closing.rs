@@ -1,10 +1,11 @@
 //! Closing a volume that others use: what they are in the middle of is over before, and nothing comes after.
 
 use blockdev::{AlignedBuf, BlockDevice, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, SealDevice};
-use fileio::testing::{CHANGE, at, before_next_hold};
+use fileio::testing::{CHANGE, COMMITTED, at, before_next_hold};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 use uxfs::{
     Changes, ErrorKind, File, MkfsOptions, NewNode, OpenOptions, SetXattr, Timestamp, Volume, check_device,
     mkfs_device,
@@ -427,4 +428,49 @@ fn files_without_a_name_that_are_open_are_gone_when_a_volume_is_closed() {
     is_clean_and_sound(&device);
     let seen = Volume::open_device(device.clone(), &OpenOptions::new()).expect("read");
     assert!(before - seen.info().expect("info").free_blocks < 40, "what they held is free");
+}
+
+/// A change that came to hold its bytes when writes were over already, and what is staged was being given back, set space
+/// aside for copies of shared blocks that nobody gave back any more: it stayed allocated in a volume with a clean log.
+#[test]
+fn nothing_is_staged_once_a_volume_is_being_closed() {
+    type Step = fn(&File) -> uxfs::Result<()>;
+    let zero: Step = |file| file.zero_range(2 * 4096..4 * 4096, true);
+    let write: Step = |file| file.write_at(&[9; 4 * 4096], 14 * 4096);
+    // A write comes to hold bytes for an overwrite first, and once it knows that it is none, once more.
+    for (what, step, holds) in [("zero", zero, 1), ("write", write, 2)] {
+        let memory = made();
+        let volume = open(&memory);
+        let [one, other, third] = ["one", "other", "third"].map(|name| file(&volume, name, 0));
+        one.write_at(&[1; 16 * 4096], 0).expect("written");
+        for to in [&other, &third] {
+            one.clone_range(0, to, 0, 0).expect("a clone");
+        }
+        third.write_at(&[2; 10], 0).expect("there is something to give back");
+        let (begins, begun) = mpsc::channel();
+        let (closes, closing) = mpsc::channel();
+        let (ends, ended) = mpsc::channel();
+        let changes = {
+            let one = one.clone();
+            thread::spawn(move || {
+                (1..holds).for_each(|_| at(CHANGE, || {}));
+                at(CHANGE, move || {
+                    begins.send(()).expect("somebody waits");
+                    closing.recv_timeout(Duration::from_secs(60)).expect("it is being closed");
+                });
+                let done = step(&one).map_err(|error| error.kind());
+                ends.send(()).expect("somebody waits");
+                done
+            })
+        };
+        begun.recv_timeout(Duration::from_secs(60)).expect("it has begun");
+        at(COMMITTED, move || {
+            closes.send(()).expect("somebody waits");
+            ended.recv_timeout(Duration::from_secs(60)).expect("it does not wait for the close");
+        });
+        close(&volume, &memory);
+        assert_eq!(changes.join().expect("no panic"), Err(ErrorKind::ShutDown), "{what}");
+        drop((one, other, third, volume));
+        is_clean_and_sound(&memory);
+    }
 }

@@ -81,8 +81,10 @@ impl Volume {
 
     /// Sees to it that all shared blocks of a file in `blocks` have space to be copied to, and claims that. What turns out
     /// to be the file's alone by now is known as such behind this. [`Error::NoSpace`] and the other refusals claim nothing.
-    /// The caller keeps others off `blocks`.
+    /// The caller keeps others off `blocks`, and with that who would close the volume: once that has begun, nobody gives back
+    /// what is staged.
     pub fn stage_copies(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<()> {
+        self.check_writable()?;
         if !entry.peek().is_reflinked() {
             return Ok(());
         }
