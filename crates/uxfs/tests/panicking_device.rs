@@ -1,10 +1,11 @@
-//! A device, made by whoever uses the library, that panics in a thread of the journal's: the volume is shut down, as if the
-//! request had failed, and nobody waits for what that thread would have done.
+//! A device, made by whoever uses the library, that panics in a thread of the journal's, or amid a change: the volume is shut
+//! down, as if the request had failed, and nobody waits for what that thread would have done.
 
 use blockdev::{BlockDevice, DeviceError, Durability, Layer, MemoryDevice};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 use uxfs::{ErrorKind, MkfsOptions, NewNode, OpenOptions, Volume, check_device, mkfs_device};
 
@@ -89,4 +90,119 @@ fn a_device_that_panics_in_a_thread_of_the_journal_shuts_the_volume_down() {
         });
         ended.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|error| panic!("{what}: {error}"));
     }
+}
+
+/// Panics at the read of one thread that comes behind so many others of it.
+#[derive(Debug)]
+struct PanicsAtRead {
+    behind: AtomicI64,
+    of: ThreadId,
+    inner: Arc<dyn BlockDevice>,
+}
+
+impl Layer for PanicsAtRead {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
+    }
+
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        let panics = thread::current().id() == self.of && self.behind.fetch_sub(1, Ordering::SeqCst) == 0;
+        assert!(!panics, "a device that panics");
+        self.inner.read(offset, buf)
+    }
+}
+
+fn copied(device: &dyn BlockDevice) -> Arc<MemoryDevice> {
+    let copy = Arc::new(MemoryDevice::anonymous(device.size()).expect("memory"));
+    let mut all = vec![0; device.size() as usize];
+    device.read(0, &mut all).expect("read");
+    copy.write(0, &all, Durability::Volatile).expect("written");
+    copy
+}
+
+/// The copy of a shared block was the file's, and what was owed for it was not done: who went on with the volume gave the
+/// block back as one that is staged still, and the log could not be recovered.
+#[test]
+fn a_panic_amid_what_is_owed_leaves_the_rest_to_recovery() {
+    const BLOCK: u64 = 4096;
+    // The reverse map has several leaves, so that the one that tells of the old block is read when the copy is made.
+    const BLOCKS: u64 = 250;
+    let first = Arc::new(MemoryDevice::anonymous(40 << 20).expect("memory"));
+    mkfs_device(first.clone(), &MkfsOptions::new().small(true), true).expect("a volume");
+    let volume = open(&first);
+    for name in ["one", "between", "other"] {
+        create(&volume, name).expect("made");
+    }
+    let [one, between, other] =
+        ["/one", "/between", "/other"].map(|path| volume.open_file(path).expect("there"));
+    for block in 0..BLOCKS {
+        one.write_at(&[1; BLOCK as usize], block * BLOCK).expect("written");
+        between.write_at(&[1; BLOCK as usize], block * BLOCK).expect("written");
+    }
+    one.clone_range(0, &other, 0, 0).expect("a clone");
+    drop((one, between, other));
+    volume.close().expect("closed");
+    drop(volume);
+    let mut is_down = false;
+    for nth in 0.. {
+        let memory = copied(&*first);
+        let device = Arc::new(PanicsAtRead {
+            behind: AtomicI64::new(i64::MAX),
+            of: thread::current().id(),
+            inner: memory.clone(),
+        });
+        let volume = open(&device);
+        let one = volume.open_file("/one").expect("there");
+        device.behind.store(nth, Ordering::SeqCst);
+        let done = catch_unwind(AssertUnwindSafe(|| one.overwrite_at(&[3; BLOCK as usize], 0)));
+        device.behind.store(i64::MAX, Ordering::SeqCst);
+        drop(one);
+        is_down |= create(&volume, "new").is_err();
+        let closed = volume.close();
+        drop(volume);
+        if closed.is_err() {
+            let volume = Volume::open_device(memory.clone(), &OpenOptions::new().writable(true));
+            let volume = volume.unwrap_or_else(|error| panic!("read {nth}: {error}"));
+            volume.close().expect("closed");
+        }
+        let report = check_device(memory.clone(), &OpenOptions::new()).expect("checked");
+        assert!(report.is_clean() && report.log_clean, "read {nth}: {:?}", report.findings);
+        let volume = Volume::open_device(memory, &OpenOptions::new()).expect("read");
+        let mut found = [0; BLOCK as usize];
+        volume.open_file("/one").expect("there").read_at(&mut found, 0).expect("read");
+        assert!(found == [1; BLOCK as usize] || found == [3; BLOCK as usize], "read {nth}: {}", found[0]);
+        if done.is_ok() {
+            break;
+        }
+    }
+    assert!(is_down, "it never panicked amid what is owed");
+}
+
+/// Whoever panics for another reason closes files on the way, with changes that end well: the volume goes on.
+#[test]
+fn a_panic_that_closes_a_file_harms_no_volume() {
+    let memory = Arc::new(MemoryDevice::anonymous(40 << 20).expect("memory"));
+    mkfs_device(memory.clone(), &MkfsOptions::new().small(true), true).expect("a volume");
+    let volume = open(&memory);
+    for name in ["one", "other", "gone"] {
+        create(&volume, name).expect("made");
+    }
+    let [one, other, gone] = ["/one", "/other", "/gone"].map(|path| volume.open_file(path).expect("there"));
+    one.write_at(&[1; 1 << 16], 0).expect("written");
+    for to in [&other, &gone] {
+        one.clone_range(0, to, 0, 0).expect("a clone");
+    }
+    one.write_at(&[2; 10], 0).expect("more is staged than that");
+    volume.root().expect("root").as_dir().expect("a directory").remove_file(b"gone").expect("removed");
+    let open = (one, other, gone);
+    catch_unwind(AssertUnwindSafe(move || {
+        let _closed = open;
+        panic!("of its own");
+    }))
+    .expect_err("it panics");
+    create(&volume, "new").expect("the volume goes on");
+    volume.close().expect("closed");
+    drop(volume);
+    let report = check_device(memory, &OpenOptions::new()).expect("checked");
+    assert!(report.is_clean() && report.log_clean, "{:?}", report.findings);
 }

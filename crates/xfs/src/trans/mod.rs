@@ -27,7 +27,7 @@ pub(crate) use deferred::{AttrWork, Intent, Promise, ids_behind};
 
 use crate::alloc::Run;
 use crate::error::{Error, Result};
-use crate::log::{CommitSeq, Journal, LogItem, LogVector, OnLanded, Outcome, Ticket};
+use crate::log::{CommitSeq, Journal, LogItem, LogVector, OnLanded, Outcome, ShutdownReason, Ticket};
 use crate::volume::{Volume, WriteSide};
 use buffers::{Joined, Peeked};
 use counters::Delta;
@@ -221,6 +221,8 @@ impl<'v> Trans<'v> {
         {
             self.volume.shut_down(error);
         }
+        // Nothing has to follow, one way or the other.
+        self.rolled = false;
         drop(self);
         fileio::testing::point(fileio::testing::COMMITTED);
         done
@@ -294,8 +296,12 @@ impl<'v> Trans<'v> {
 }
 
 impl Drop for Trans<'_> {
-    /// Gives back log space and blocks that were not used. What was changed and not committed never happened.
+    /// Gives back log space and blocks that were not used. What was changed and not committed never happened. Whoever panics
+    /// with a part committed leaves the rest to recovery: nobody may go on with what is half done.
     fn drop(&mut self) {
+        if self.rolled && std::thread::panicking() {
+            self.journal.shutdown(ShutdownReason::Panicked);
+        }
         if let Ok(write) = self.volume.write_side() {
             write.counters.return_blocks(self.blocks + self.delta.taken);
         }
