@@ -224,6 +224,10 @@ impl Volume {
         let end = piece.end().0.saturating_mul(self.geometry().block_size.into());
         let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
         core.size = core.size.max(share.size.min(end));
+        if let Some(end) = share.end {
+            // Nobody is to take a part for what was there before.
+            (core.mtime, core.ctime) = (end.now, end.now);
+        }
         if is_last {
             share.end_of(core);
         }
