@@ -144,7 +144,6 @@ fn a_look_from_before_a_clone_is_void() {
     }
 }
 
-/// Overwrites in a queue hold their bytes until its thread takes them out, which may be waiting for what a clone holds.
 /// An empty file is cut where a clone does not reach, behind each commit of it in turn: the cut takes the flag for shared
 /// blocks off, which the clone has just set. What the reverse map is told depends on that.
 #[test]
@@ -172,6 +171,7 @@ fn a_cut_beside_a_clone_takes_no_flag_that_it_needs() {
     }
 }
 
+/// Overwrites in a queue hold their bytes until its thread takes them out, which may be waiting for what a clone holds.
 #[test]
 fn a_clone_waits_for_no_queue_for_ever() {
     let (device, volume) = made();

@@ -71,3 +71,41 @@ fn a_part_of_a_clone_is_told_by_the_times() {
     drop((one, other));
     ends_well(&device, volume);
 }
+
+/// Blocks that a file without the flag for shared ones loses while it is asked whether any of its are shared, and that two
+/// others share at once, were taken for its own: the clone was refused, as of a damaged volume.
+#[test]
+fn what_a_source_loses_meanwhile_is_not_taken_for_shared() {
+    let (device, volume) = made();
+    let [one, other, filler, new, clone] =
+        ["one", "other", "filler", "new", "clone"].map(|name| file(&volume, name));
+    one.write_at(&[1; 16 * BLOCK as usize], 0).expect("written");
+    one.write_at(&vec![1; 2000 * BLOCK as usize], 16 * BLOCK).expect("written");
+    let mut end = 0;
+    for step in [256 * BLOCK, 16 * BLOCK, BLOCK] {
+        while filler.allocate(end..end + step, false).is_ok() {
+            end += step;
+        }
+    }
+    filler.set_len(end - 1000 * BLOCK).expect("cut");
+    let (cuts, of) = (one.clone(), volume.clone());
+    let (begins, begun) = mpsc::channel();
+    at("a map is about to be compared with counts", move || {
+        let (ends, ended) = mpsc::channel();
+        let beside = thread::spawn(move || {
+            cuts.set_len(16 * BLOCK).expect("cut");
+            of.sync().expect("synced");
+            new.write_at(&vec![2; 2000 * BLOCK as usize], 0).expect("written");
+            new.clone_range(0, &clone, 0, 0).expect("a clone");
+            // Nobody may wait any more.
+            let _ = ends.send(());
+        });
+        // It may have to wait for the end of this look.
+        let _ = ended.recv_timeout(Duration::from_secs(1));
+        begins.send(beside).expect("somebody waits");
+    });
+    one.clone_range(0, &other, 0, 16 * BLOCK).expect("a clone");
+    begun.recv().expect("it has begun").join().expect("no panic");
+    drop((one, other, filler));
+    ends_well(&device, volume);
+}

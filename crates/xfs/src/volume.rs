@@ -632,7 +632,9 @@ impl Volume {
         if inode.is_reflinked() {
             return Ok(());
         }
-        self.sharing().check(entry.ino(), &*self.extents(&inode, ForkKind::Data)?, blocks)
+        let extents = self.extents(&inode, ForkKind::Data)?;
+        point("a map is about to be compared with counts");
+        self.sharing().check(entry.ino(), &extents, blocks)
     }
 
     /// Fails with [`Error::Shared`] if others have blocks of an inode that are marked as its own; with another error if

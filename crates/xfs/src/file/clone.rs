@@ -136,7 +136,11 @@ impl Volume {
     fn check_if_unmarked(&self, entry: &InodeEntry) -> Result<()> {
         match entry.peek().is_reflinked() {
             true => Ok(()),
-            false => self.check_unmarked(entry, FileBlock(0)..super::BLOCKS_END),
+            false => {
+                // What the file loses meanwhile, where nobody is kept off, others may share at once.
+                let _still = entry.share();
+                self.check_unmarked(entry, FileBlock(0)..super::BLOCKS_END)
+            }
         }
     }
 
