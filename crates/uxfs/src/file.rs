@@ -172,8 +172,10 @@ impl File {
         let (held, grown) = self.hold_for(&range, keep_size)?;
         // No look at the map says it.
         engine.check_writable()?;
-        self.zero_end(&held, grown)?;
+        let _staged = self.stage_end(&held, grown)?;
+        // What may find no space comes first.
         let _given = engine.allocate_blocks(entry, self.blocks_around(&range))?;
+        self.zero_end(&held, grown)?;
         self.data.map().overwritten();
         Ok(engine.space_set_aside(entry, grown, self.node.volume.now())?)
     }
@@ -194,9 +196,8 @@ impl File {
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         let (held, grown) = self.hold_for(&range, keep_size)?;
-        let _staged = self.stage_ends(&range)?;
+        let _staged = (self.stage_ends(&range)?, self.stage_end(&held, grown)?);
         engine.check_block_change(entry)?;
-        self.zero_end(&held, grown)?;
         let blocks = self.blocks_around(&range);
         // Space first: where there is none, the content stays.
         let given = engine.allocate_blocks(entry, blocks)?;
@@ -206,6 +207,7 @@ impl File {
             }
             return Err(error);
         }
+        self.zero_end(&held, grown)?;
         Ok(engine.space_set_aside(entry, grown, self.node.volume.now())?)
     }
 
@@ -220,6 +222,16 @@ impl File {
         let held = self.data.hold_to_grow(range.start, range.end)?;
         let grown = (held.size() < range.end).then_some(range.end);
         Ok((held, grown))
+    }
+
+    /// Sees to it that the last block of a file that is about to grow can be zeroed, as [`stage_ends`](Self::stage_ends) does
+    /// of a range.
+    fn stage_end(&self, held: &HeldEnd<'_>, grown: Option<u64>) -> Result<Option<HeldCopies<'_, FileMap>>> {
+        let size = held.size();
+        match grown {
+            Some(_) => Ok(self.data.stage_held(size..size.next_multiple_of(self.block()))?),
+            None => Ok(None),
+        }
     }
 
     /// Zeroes the rest of the last block of a file that is about to grow.

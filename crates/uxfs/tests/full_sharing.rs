@@ -185,7 +185,7 @@ fn a_copy_in_pieces_is_whole_or_not_at_all() {
 fn a_call_that_is_refused_for_space_has_changed_nothing() {
     const SIZE: u64 = 64 * BLOCK;
     type Call = fn(&File) -> Result<()>;
-    const CALLS: [(&str, Call); 9] = [
+    const CALLS: [(&str, Call); 17] = [
         ("punch", |file| file.punch_hole(5 * BLOCK + 512..20 * BLOCK + 512)),
         ("punch in two blocks", |file| file.punch_hole(6 * BLOCK - 512..6 * BLOCK + 512)),
         ("punch from within a block", |file| file.punch_hole(5 * BLOCK + 512..8 * BLOCK)),
@@ -195,19 +195,35 @@ fn a_call_that_is_refused_for_space_has_changed_nothing() {
         ("overwrite", |file| file.overwrite_at(&[9; 3 * BLOCK as usize], 5 * BLOCK + 512)),
         ("cut", |file| file.set_len(SIZE - 3 * BLOCK - 512)),
         ("lengthen", |file| file.set_len(SIZE + BLOCK)),
+        ("append", |file| file.write_at(&[9; 30 * BLOCK as usize], SIZE - 512)),
+        ("append behind a gap", |file| file.write_at(&[9; 30 * BLOCK as usize], SIZE + 3 * BLOCK)),
+        ("append behind a gap in the last block", |file| {
+            file.write_at(&[9; 30 * BLOCK as usize], SIZE - 256)
+        }),
+        ("append at once", |file| file.append_at(&[9; 30 * BLOCK as usize], SIZE + 3 * BLOCK)),
+        ("allocate over the end", |file| file.allocate(SIZE - 5 * BLOCK..SIZE + 30 * BLOCK, false)),
+        ("zero over the end", |file| file.zero_range(SIZE - 5 * BLOCK..SIZE + 30 * BLOCK, false)),
+        ("zero behind a gap", |file| file.zero_range(SIZE + 10 * BLOCK..SIZE + 30 * BLOCK, false)),
+        ("allocate behind a gap", |file| file.allocate(SIZE + 10 * BLOCK..SIZE + 30 * BLOCK, false)),
     ];
     for (name, call) in CALLS {
         let (device, volume) = made(64 << 20, MkfsOptions::new().group_count(1));
         let (one, other) = (new_file(&volume, "one"), new_file(&volume, "other"));
-        let size = if name == "lengthen" { SIZE - 512 } else { SIZE };
+        let is_about_end = ["lengthen", "append", "allocate", "zero over", "zero behind"]
+            .iter()
+            .any(|about| name.starts_with(about));
+        let size = if is_about_end { SIZE - 512 } else { SIZE };
         let content = vec![7; size as usize];
         one.write_at(&content, 0).expect("written");
         one.clone_range(0, &other, 0, 0).expect("a clone");
         let filler = fill(&volume, "filler");
         volume.sync().expect("synced");
         let mut refused = 0;
+        let extents = || one.extents().collect::<Result<Vec<Extent>>>().expect("a map");
+        let before = extents();
         while !fits(call(&one)) {
             assert!(bytes(&one) == content, "{name}, {refused} blocks more: something has changed");
+            assert_eq!(extents(), before, "{name}, {refused} blocks more: blocks went elsewhere");
             refused += 1;
             filler.set_len(filler.size() - BLOCK).expect("cut");
             volume.sync().expect("synced");

@@ -190,7 +190,7 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// Whether any of `range`, which the caller holds, lies on blocks that other files share.
-    fn is_shared(&self, range: Range<u64>) -> Outcome<bool, M> {
+    pub(super) fn is_shared(&self, range: Range<u64>) -> Outcome<bool, M> {
         let mut at = range.start;
         while at < range.end {
             let run = self.run_at(at)?;

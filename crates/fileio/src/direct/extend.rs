@@ -64,8 +64,9 @@ impl<M: FileMappingMut> DirectFile<M> {
         let first = found.extent;
         let is_hole =
             first.state == ExtentState::Hole && first.offset.saturating_add(first.len) >= blocks.end;
-        if size.next_multiple_of(block) > offset || !is_hole {
-            // Somebody else was faster, or space was set aside.
+        let last = size & !(block - 1)..size.next_multiple_of(block);
+        if last.end > offset || !is_hole || self.is_shared(last)? {
+            // Somebody else was faster, or space was set aside, or the last block is to be copied first.
             drop(held);
             return self.write_at(offset, buf);
         }
@@ -174,19 +175,42 @@ impl<M: FileMappingMut> DirectFile<M> {
             Some(end) if end <= FILE_END_MAX => end,
             _ => return Err(FileError::TooLarge { offset, len: buf.len() as u64 }),
         };
-        let blocks = offset & !(block - 1)..end.next_multiple_of(block);
         let held = self.hold_to_grow(offset, end)?;
         let size = held.size();
-        if offset > size {
+        let is_gap = offset > size;
+        let last = size & !(block - 1)..size.next_multiple_of(block);
+        if is_gap && offset < last.end && self.is_shared(last.clone())? {
+            // One copy of the last block, with zeroes and data.
+            let mut both = vec![0; (offset - size) as usize];
+            both.extend_from_slice(buf);
+            self.write_held(size, &both, size)?;
+        } else {
+            // Should there be too little space for the rest, the last block stays where it is.
+            let _staged = if is_gap { self.stage_held(last)? } else { None };
+            self.write_held(offset, buf, size)?;
+        }
+        Ok(buf.len())
+    }
+
+    /// A write to blocks that are held from the old end on, of a file that ends at `size`.
+    fn write_held(&self, offset: u64, buf: &[u8], size: u64) -> Outcome<(), M> {
+        let block = u64::from(self.map().block_size());
+        let end = offset + buf.len() as u64;
+        let blocks = offset & !(block - 1)..end.next_multiple_of(block);
+        let is_gap_in_block = size > blocks.start && size < offset;
+        if is_gap_in_block {
             self.zero_behind_end(size, offset)?;
         }
         self.map().allocate(blocks.clone()).map_err(|source| FileError::Map { offset, source })?;
         let claim = self.claim(blocks.clone());
+        if size < offset && !is_gap_in_block {
+            self.zero_behind_end(size, offset)?;
+        }
         let grown = (end > size).then_some(end);
         self.write_blocks(offset, buf, blocks.clone())?;
         self.map().written(blocks, grown).map_err(|source| FileError::Map { offset, source })?;
         claim.was_taken();
-        Ok(buf.len())
+        Ok(())
     }
 
     /// Writes `buf` into blocks that all have space now; those that never held data are written whole.
