@@ -166,7 +166,9 @@ impl From<xfs::Error> for Error {
             xfs::Error::SectorSize { .. } => ErrorKind::SectorSize,
             xfs::Error::NeedsRepair | xfs::Error::LogBehind { .. } => ErrorKind::Damaged,
             xfs::Error::Unwritable(_) => ErrorKind::ReadOnly,
-            xfs::Error::DirtyLog | xfs::Error::CannotRecover(_) => ErrorKind::DirtyLog,
+            xfs::Error::DirtyLog | xfs::Error::CannotRecover(_) | xfs::Error::CannotFinish { .. } => {
+                ErrorKind::DirtyLog
+            }
             xfs::Error::NoSuchInode(_) => ErrorKind::NotFound,
             xfs::Error::Stale(_) => ErrorKind::Stale,
             xfs::Error::WrongType { wanted: "directory", .. } => ErrorKind::NotADirectory,

@@ -71,6 +71,17 @@ pub enum Error {
     /// The log holds something that this version cannot carry out. Nothing was written.
     #[error("the log cannot be recovered: {0}. Nothing was written; mount the volume once with the kernel")]
     CannotRecover(String),
+    /// What the log promises cannot be done within it. All that it says is in its place, and it has what is still to be done.
+    #[error(
+        "the log cannot be recovered to its end: that needs {needed} bytes of it, and there is room for {room}; \
+         mount the volume once with the kernel"
+    )]
+    CannotFinish {
+        /// Bytes that would have to be reserved.
+        needed: u64,
+        /// Bytes that can be reserved at all.
+        room: u64,
+    },
     /// A structure was last changed behind the end of the log, which was zeroed or made anew. Recovery, ours or the
     /// kernel's, would take whatever is logged next for older than what is in place, and leave it out. Nothing was written.
     #[error(

@@ -81,7 +81,7 @@ impl Journal {
         }
         let slot = core.gate.try_enter()?;
         let step = core.layout.step(unit);
-        let ticket = Ticket { step, steps: 1, left: step, intents: 0, slot, covering: true };
+        let ticket = Ticket { step, steps: 1, left: step, intents: 0, kept: 0, slot, covering: true };
         if core.grant.try_take(ticket.space(), Turn::Fresh) {
             return Some(ticket);
         }

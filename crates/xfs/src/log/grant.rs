@@ -132,6 +132,10 @@ impl Grant {
         self.taken().used
     }
 
+    pub(super) fn promised(&self) -> u64 {
+        self.taken().promised
+    }
+
     fn taken(&self) -> Space {
         Space::of_word(self.taken.0.load(Ordering::SeqCst))
     }

@@ -173,6 +173,9 @@ pub struct CommitSeq(pub u64);
 /// Used is what it holds: what is left of the step, the steps behind it, and twice what it takes to log its intents
 /// again. Promised, from the first step to the last, are all steps that it has left, and the present one whole even
 /// when there is none behind it; and what its intents take three times. See the module `grant` for what that is good for.
+///
+/// Intents that recovery keeps for later take less, as nobody else uses the log then ([`Journal::keep_for_intents`]): used
+/// is what it takes to log them again once, promised that and what the log has of them.
 #[derive(Debug)]
 #[must_use = "a ticket that is not released keeps its log space"]
 pub struct Ticket {
@@ -184,6 +187,8 @@ pub struct Ticket {
     left: u64,
     /// What it takes to log all intents again, once.
     intents: u64,
+    /// The same, of intents that are kept for later.
+    kept: u64,
     /// Through which slot of the gate it came.
     slot: usize,
     /// It is for what covers the log.
@@ -205,8 +210,8 @@ impl Ticket {
     fn space(&self) -> Space {
         let steps = u64::from(self.steps);
         Space {
-            used: self.left + self.step * (steps - 1) + 2 * self.intents,
-            promised: self.step * steps + 3 * self.intents,
+            used: self.left + self.step * (steps - 1) + 2 * self.intents + self.kept,
+            promised: self.step * steps + 3 * self.intents + 2 * self.kept,
         }
     }
 }
@@ -328,12 +333,24 @@ impl Journal {
         self.ticket(unit, count, intents).map(|_| ())
     }
 
+    /// [`Error::LogTooSmall`] if [`reserve`](Self::reserve) could wait for ever, as what tickets hold now is not given
+    /// back before: for whoever alone uses the journal. `owed`: what it takes to log intents again that hold the tail, and
+    /// for which no ticket has anything.
+    pub(crate) fn check_beside(&self, unit: u32, count: u32, intents: u32, owed: u64) -> Result<()> {
+        let core = &*self.core;
+        let ticket = self.ticket(unit, count, intents)?;
+        let held = core.grant.promised() + 2 * core.layout.charge(owed);
+        let (needed, room) = (held + ticket.space().promised, core.grant.promisable());
+        if needed > room { Err(Error::LogTooSmall { needed, room }) } else { Ok(()) }
+    }
+
     /// A ticket of which nothing was taken yet.
     fn ticket(&self, unit: u32, count: u32, intents: u32) -> Result<Ticket> {
         let core = &*self.core;
         let step = core.layout.step(unit);
         let intents = core.layout.charge(intents.into());
-        let ticket = Ticket { step, steps: count.max(1), left: step, intents, slot: 0, covering: false };
+        let steps = count.max(1);
+        let ticket = Ticket { step, steps, left: step, intents, kept: 0, slot: 0, covering: false };
         let (needed, room) = (ticket.space().promised, core.grant.promisable());
         if needed > room { Err(Error::LogTooSmall { needed, room }) } else { Ok(ticket) }
     }
@@ -456,12 +473,13 @@ impl Journal {
         self.core.gate.leave(ticket.slot);
     }
 
-    /// Gives back all of a ticket but what it takes to log `intents` bytes of intents again, which it had, and the way
-    /// through the gate. No step can be taken with it.
+    /// Gives back all of a ticket but what it takes to log `intents` bytes of intents again once, which it had, and the way
+    /// through the gate. No step can be taken with it. For who alone uses the log, and begins nothing before there is room
+    /// for all of that besides: nothing comes between an intent and the next place that it is logged at.
     pub(crate) fn keep_for_intents(&self, ticket: Ticket, intents: u32) -> Ticket {
         let core = &*self.core;
-        let intents = core.layout.charge(intents.into()).min(ticket.intents);
-        let kept = Ticket { step: 0, steps: 1, left: 0, intents, ..ticket };
+        let kept = core.layout.charge(intents.into()).min(ticket.intents + ticket.kept);
+        let kept = Ticket { step: 0, steps: 1, left: 0, intents: 0, kept, ..ticket };
         let (had, has) = (ticket.space(), kept.space());
         core.grant.give(Space { used: had.used - has.used, promised: had.promised - has.promised });
         kept
@@ -469,8 +487,8 @@ impl Journal {
 
     /// Has a ticket hold what another holds for intents.
     pub(crate) fn take_in(&self, ticket: &mut Ticket, kept: Ticket) {
-        debug_assert!(kept.step == 0, "only what is kept for intents");
-        ticket.intents += kept.intents;
+        debug_assert!(kept.step == 0 && kept.intents == 0, "only what is kept for intents");
+        ticket.kept += kept.kept;
         self.core.gate.leave(kept.slot);
     }
 

@@ -3,15 +3,16 @@
 //!
 //! Invariants: the intents of the log before the crash are in the AIL before anything is written to the log, and leave
 //! it with the checkpoint in which they are done, so that a crash at any time finds those that are left. What depends on
-//! each other stays in order: no promise is made anew, but for freeings that are too many for one transaction, and what
-//! arises from a promise is done behind all that were found.
+//! each other stays in order: no promise is made anew, but for freeings that are too many for one transaction and counts
+//! that the log has no room for, and what arises from a promise is done behind all that were found. Nothing is begun for
+//! which the log may never have room: recovery alone uses it, and would wait for itself.
 
 use super::survey::Unfinished;
 use super::{Recovered, Report};
 use crate::error::{Error, Result};
 use crate::log::Journal;
 use crate::trans::reservation::{Need, Reservation};
-use crate::trans::{Intent, Trans, ids_behind};
+use crate::trans::{Arisen, Intent, Trans, ids_behind};
 use crate::volume::Volume;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -48,33 +49,26 @@ impl Recovered {
         }
         // In this order: each that is done lets the tail move on.
         if let Some(first) = intents.first() {
-            let Reservation { log_bytes, log_count, .. } = reservation(first, geometry);
-            journal.check_room(log_bytes, log_count)?;
+            let owed = relog_bytes(&intents);
+            let fits = |needs: Reservation| {
+                journal.check_beside(needs.log_bytes, needs.log_count, needs.intent_bytes, owed)
+            };
+            let pieces = most_pieces(first, geometry, fits);
+            let Reservation { log_bytes, log_count, .. } = reservation(first, geometry, pieces);
+            journal.check_room(log_bytes, log_count).map_err(unfinishable)?;
         }
         Ok(Owed { intents, report: self.report })
     }
 }
 
 impl Owed {
-    /// Does what is owed. Nobody else uses the volume yet.
+    /// Does what is owed. Nobody else uses the volume yet. [`Error::CannotFinish`] if the log has no room for it: what was
+    /// done until then is in the log, and so is what is left.
     pub(crate) fn finish(self, volume: &Arc<Volume>) -> Result<Report> {
+        self.keep_promises(volume).map_err(unfinishable)?;
         let mut report = self.report.clone();
-        let mut arisen = Vec::new();
-        for intent in &self.intents {
-            let mut trans = Trans::start(volume, reservation(intent, volume.geometry()))?;
-            report.extents_freed += intent.promise().frees().len() as u64;
-            match is_at_once(intent) {
-                true => trans.keep_promise(intent)?,
-                false => trans.take_over(intent),
-            }
-            arisen.extend(trans.capture()?);
-        }
-        for work in arisen {
-            let mut left = Some(work);
-            while let Some(work) = left {
-                left = work.step(volume)?;
-            }
-        }
+        let extents = |intent: &Arc<Intent>| intent.promise().frees().len() as u64;
+        report.extents_freed += self.intents.iter().map(extents).sum::<u64>();
         self.free_speculated(volume)?;
         for ag in (0..volume.geometry().ag_count()).map(AgNumber) {
             for ino in unlinked(volume, ag)? {
@@ -88,6 +82,22 @@ impl Owed {
         }
         volume.sync()?;
         Ok(report)
+    }
+
+    /// What was found first, and then what arose of it.
+    fn keep_promises(&self, volume: &Arc<Volume>) -> Result<()> {
+        let mut arisen = Arisen::default();
+        let mut owed = relog_bytes(&self.intents);
+        for intent in &self.intents {
+            let (mut trans, pieces) = start(volume, intent, owed, &mut arisen)?;
+            owed -= intent.promise().relog_bytes();
+            match is_at_once(intent) {
+                true => trans.keep_promise(intent, pieces)?,
+                false => trans.take_over(intent),
+            }
+            arisen.add(trans.capture()?);
+        }
+        arisen.finish(volume)
     }
 
     /// Files whose maps were changed give back what they have behind their ends, as they do when a kernel lets go of them
@@ -114,13 +124,56 @@ fn is_at_once(intent: &Intent) -> bool {
     intent.promise().frees().len() <= FREED_AT_ONCE
 }
 
-/// What it takes to do what an intent promised.
-fn reservation(intent: &Intent, geometry: &Geometry) -> Reservation {
+/// Bytes that it takes to log intents again.
+fn relog_bytes(intents: &[Arc<Intent>]) -> u64 {
+    intents.iter().map(|intent| intent.promise().relog_bytes()).sum()
+}
+
+/// Opens a transaction that does what an intent promised, or so many pieces of it. Where the log has no room for that, what
+/// arose so far is made to take less; and before, where whoever recovers the log next, for whom that was promised as well,
+/// would have none.
+fn start<'v>(
+    volume: &'v Arc<Volume>,
+    intent: &Intent,
+    owed: u64,
+    arisen: &mut Arisen,
+) -> Result<(Trans<'v>, usize)> {
+    let geometry = volume.geometry();
+    let fits = |needs| Trans::check_alone(volume, needs, owed);
+    let all = reservation(intent, geometry, intent.promise().pieces());
+    let spare = u64::from(all.log_bytes) + u64::from(all.intent_bytes);
+    let is_near = || Trans::check_alone(volume, all, owed + spare).is_err();
+    if fits(all).is_err() || arisen.is_much() && is_near() {
+        arisen.gather(volume, owed)?;
+    }
+    let pieces = most_pieces(intent, geometry, fits);
+    let trans = Trans::start_alone(volume, reservation(intent, geometry, pieces), owed)?;
+    Ok((trans, pieces))
+}
+
+/// As many pieces of what an intent promised as one transaction can do: of counts no more than the log has room for, of all
+/// else all there are.
+fn most_pieces(intent: &Intent, geometry: &Geometry, fits: impl Fn(Reservation) -> Result<()>) -> usize {
+    let all = intent.promise().pieces();
+    let least = if intent.promise().is_count() { all.min(1) } else { all };
+    (least..=all).rev().find(|&pieces| fits(reservation(intent, geometry, pieces)).is_ok()).unwrap_or(least)
+}
+
+/// What it takes to do so many pieces of what an intent promised, of counts alone less than all.
+fn reservation(intent: &Intent, geometry: &Geometry, pieces: usize) -> Reservation {
     let (promise, need) = (intent.promise(), Need::new(geometry));
     match is_at_once(intent) {
         // What an attribute takes is seldom needed, and must not keep a full volume from being recovered.
-        true => promise.need_at_once(need).reservation().or_no_blocks(),
+        true => promise.need_at_once(need, pieces).reservation().or_no_blocks(),
         false => promise.need(need).steps(2).reservation(),
+    }
+}
+
+/// A log without room is one that cannot be recovered.
+fn unfinishable(error: Error) -> Error {
+    match error {
+        Error::LogTooSmall { needed, room } => Error::CannotFinish { needed, room },
+        other => other,
     }
 }
 

@@ -21,6 +21,8 @@ mod behind_end;
 mod chains;
 pub mod clean;
 mod finish;
+#[cfg(all(test, not(shuttle)))]
+mod many;
 mod patch;
 mod reading;
 mod records;

@@ -23,7 +23,7 @@ mod space;
 pub(crate) mod superblock;
 
 pub use buffers::BufIndex;
-pub(crate) use deferred::{AttrWork, Intent, Promise, ids_behind};
+pub(crate) use deferred::{Arisen, AttrWork, Intent, Promise, ids_behind};
 
 use crate::alloc::Run;
 use crate::error::{Error, Result};
@@ -129,6 +129,21 @@ impl<'v> Trans<'v> {
         let Reservation { log_bytes, log_count, .. } = reservation;
         let journal = &volume.write_side()?.journal;
         journal.check_size(log_bytes + more, log_count, reservation.intent_bytes)
+    }
+
+    /// As [`start`](Self::start), for whoever alone uses the volume, and holds log space that is not given back before:
+    /// [`Error::LogTooSmall`] where it would wait for itself. `owed`: bytes that it takes to log intents again which hold
+    /// nothing.
+    pub(crate) fn start_alone(volume: &'v Arc<Volume>, reservation: Reservation, owed: u64) -> Result<Self> {
+        Self::check_alone(volume, reservation, owed)?;
+        Self::start(volume, reservation)
+    }
+
+    /// Whether [`start_alone`](Self::start_alone) has log space.
+    pub(crate) fn check_alone(volume: &'v Arc<Volume>, reservation: Reservation, owed: u64) -> Result<()> {
+        let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
+        let Reservation { log_bytes, log_count, intent_bytes, .. } = reservation;
+        volume.write_side()?.journal.check_beside(log_bytes + more, log_count, intent_bytes, owed)
     }
 
     /// Opens a transaction that covers the log (see [`Journal::reserve_to_cover`]), if there is need, without waiting.

@@ -4,16 +4,21 @@
 //! Invariants:
 //! - its intents are in the log, with the end of the promise that it arose from, and so behind all that recovery found:
 //!   who recovers this log next, should it be cut, does things in the same order;
-//! - as long as they are in the AIL, the log has room to log each again.
+//! - as long as they are in the AIL, the log has room to log each again, once, beside whatever is begun: recovery alone uses
+//!   it, and begins nothing ([`Trans::start_alone`]) before that is so.
 
 use super::Deferred;
-use super::work::Promise;
+use super::work::{Promise, Works};
+use super::{Owed, Work};
 use crate::error::Result;
 use crate::log::{Journal, Ticket};
 use crate::trans::Trans;
 use crate::trans::reservation::{Need, Reservation};
 use crate::volume::Volume;
 use std::sync::Arc;
+
+/// Pieces that one intent promises at most where several are gathered: as many as a kernel has in one.
+const PROMISED_AT_ONCE: usize = 16;
 
 /// Work that is in the log and not in a transaction.
 #[derive(Debug)]
@@ -41,21 +46,71 @@ impl Trans<'_> {
 impl Captured {
     /// Carries out the first piece of it, in a transaction of its own; gives what is owed then.
     pub(crate) fn step(mut self, volume: &Arc<Volume>) -> Result<Option<Self>> {
-        let mut trans = Trans::start(volume, self.reservation(volume))?;
-        if let (Some(mine), Some(kept)) = (trans.ticket.as_mut(), self.ticket.take()) {
-            trans.journal.take_in(mine, kept);
-        }
+        let mut trans = Trans::start_alone(volume, self.reservation(volume), 0)?;
+        self.hand_over(&mut trans);
         let reserved = trans.deferred.reserved + self.deferred.reserved;
         trans.deferred = Deferred { reserved, ..std::mem::take(&mut self.deferred) };
         trans.finish_one()?;
         trans.capture()
     }
 
-    /// What the first piece takes, and what arises from it.
+    /// How many pieces of work it is.
+    pub(super) fn pieces(&self) -> usize {
+        self.deferred.queue.iter().map(|owed| owed.works.len()).sum()
+    }
+
+    /// Whether all its pieces are of a kind.
+    pub(super) fn is_of(&self, kind: fn(&Work) -> bool) -> bool {
+        self.deferred.queue.iter().all(|owed| owed.works.iter().all(kind))
+    }
+
+    /// Promises anew, with few intents, what several did with many: counts, and freeings. Their order stays.
+    pub(super) fn gather(volume: &Arc<Volume>, several: Vec<Self>, owed: u64) -> Result<Option<Self>> {
+        let (mut counts, mut frees) = (Vec::new(), Vec::new());
+        for work in several.iter().flat_map(|one| one.deferred.queue.iter()).flat_map(|owed| &owed.works) {
+            if let Work::Count(_) = work { &mut counts } else { &mut frees }.push(work.clone());
+        }
+        let promised = counts.chunks(PROMISED_AT_ONCE).chain(frees.chunks(PROMISED_AT_ONCE));
+        let mut deferred = Deferred::default();
+        promised.for_each(|works| deferred.queue.add(Owed::new(Works::from(works))));
+        let (bytes, before) = (deferred.relog_bytes(), several.iter().map(|one| one.deferred.relog_bytes()));
+        let log_bytes = |bytes| u32::try_from(bytes).unwrap_or(u32::MAX);
+        deferred.reserved = log_bytes(bytes);
+        let reservation = Reservation {
+            blocks: 0,
+            log_bytes: log_bytes(bytes + before.sum::<u64>()),
+            log_count: 1,
+            intent_bytes: log_bytes(bytes),
+            blocks_optional: true,
+        };
+        let mut trans = Trans::start_alone(volume, reservation, owed)?;
+        for mut one in several {
+            one.hand_over(&mut trans);
+            trans
+                .extra
+                .extend(one.deferred.queue.iter().filter_map(|owed| Some(owed.intent.as_ref()?.end())));
+        }
+        trans.deferred = deferred;
+        trans.capture()
+    }
+
+    /// What the first piece takes, and what arises from it; and to promise anew what it was promised with.
     fn reservation(&self, volume: &Volume) -> Reservation {
         let need = Need::new(volume.geometry());
         let first = self.deferred.queue.iter().next();
-        first.map_or(need, |owed| Promise::from(&owed.work).need_at_once(need)).reservation().or_no_blocks()
+        let of_first = |owed: &Owed| {
+            let (promise, first) = (owed.promise(), owed.works.first().map(Promise::from));
+            let behind = if promise.pieces() > 1 { promise.relog_bytes() } else { 0 };
+            first.map_or(need, |first| first.need_at_once(need, 1)).bytes(behind)
+        };
+        first.map_or(need, of_first).reservation().or_no_blocks()
+    }
+
+    /// A transaction gets what it kept of the log.
+    fn hand_over(&mut self, trans: &mut Trans<'_>) {
+        if let (Some(mine), Some(kept)) = (trans.ticket.as_mut(), self.ticket.take()) {
+            trans.journal.take_in(mine, kept);
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 //! - the order is that of [`queue`];
 //! - what is owed at a time never exceeds what the reservation set aside to log it again.
 
+mod arisen;
 mod attrs;
 mod captured;
 mod counts;
@@ -19,6 +20,7 @@ mod queue;
 mod rmaps;
 mod work;
 
+pub(crate) use arisen::Arisen;
 pub(crate) use attrs::AttrWork;
 pub(super) use counts::{PIECES, bytes as count_bytes};
 pub(super) use exchange::{REMAPPED, bytes as exchange_bytes};
@@ -27,19 +29,33 @@ pub(crate) use intent::{Intent, ids_behind};
 pub(super) use maps::bytes as map_bytes;
 pub(super) use rmaps::bytes as rmap_bytes;
 pub(super) use work::IntentBytes;
+use work::Works;
 pub(crate) use work::{Promise, Work};
 
 use super::Trans;
 use crate::error::{Error, Result};
 use queue::Queue;
+use smallvec::smallvec;
 use std::sync::Arc;
 
-/// A piece of work that is owed.
+/// Work that is owed.
 #[derive(Debug)]
 struct Owed {
-    work: Work,
+    /// One piece, or several of one kind where recovery gathered them ([`Arisen`]); they go one after the other.
+    works: Works,
     /// The intent, once it is in the log.
     intent: Option<Arc<Intent>>,
+}
+
+impl Owed {
+    /// Not in the log yet.
+    fn new(works: Works) -> Self {
+        Self { works, intent: None }
+    }
+
+    fn promise(&self) -> Promise {
+        Promise::of(&self.works)
+    }
 }
 
 /// What a transaction owes.
@@ -62,28 +78,32 @@ impl Deferred {
 
     /// Bytes of the log that it takes to log all its intents again.
     fn relog_bytes(&self) -> u64 {
-        self.queue.iter().map(|owed| Promise::from(&owed.work).relog_bytes()).sum()
+        self.queue.iter().map(|owed| owed.promise().relog_bytes()).sum()
     }
 }
 
 impl Trans<'_> {
     /// Owes a piece of work.
     pub(super) fn owe(&mut self, work: Work) {
-        self.deferred.queue.add(Owed { work, intent: None });
+        self.deferred.queue.add(Owed::new(smallvec![work]));
     }
 
     /// Does what an older intent promised, all of it in this very transaction, which ends it. An intent of its own would
     /// lie behind those that are to be carried out after it, and so would the work of whoever recovers the log next. That
     /// nobody shares what is to be freed was asked before anything of the log was carried out.
-    pub(crate) fn keep_promise(&mut self, old: &Arc<Intent>) -> Result<()> {
+    ///
+    /// `pieces`: as many are done; what is behind them is owed anew. Less than all of them only of counts, as in a kernel.
+    pub(crate) fn keep_promise(&mut self, old: &Arc<Intent>, pieces: usize) -> Result<()> {
         let mut works = old.promise().works();
         // Headers are waited for group by group. What is said of one block is said of it in its order.
         works.sort_by_key(|work| work.group(self.geometry()));
+        let behind = works.drain(pieces.min(works.len())..).collect::<Works>();
         for work in works {
             if let Some(rest) = work.carry_out(self)? {
                 self.owe(rest);
             }
         }
+        behind.into_iter().for_each(|work| self.owe(work));
         self.extra.push(old.end());
         Ok(())
     }
@@ -105,7 +125,7 @@ impl Trans<'_> {
             deferred.reserved
         );
         for owed in deferred.queue.iter_mut().filter(|owed| owed.intent.is_none()) {
-            let intent = Intent::new(Promise::from(&owed.work));
+            let intent = Intent::new(owed.promise());
             self.extra.push(intent.begin());
             owed.intent = Some(intent);
         }
@@ -123,12 +143,16 @@ impl Trans<'_> {
 
     /// Carries out the first of what was deferred, in this very transaction.
     fn finish_one(&mut self) -> Result<()> {
-        let Some(Owed { work, intent: Some(intent) }) = self.deferred.queue.begin() else {
+        let Some(Owed { mut works, intent: Some(intent) }) = self.deferred.queue.begin() else {
             return Err(Error::ShutDown);
         };
-        let rest = work.carry_out(self)?;
+        if !works.is_empty()
+            && let Some(rest) = works.remove(0).carry_out(self)?
+        {
+            self.owe(rest);
+        }
         self.extra.push(intent.end());
-        self.deferred.queue.end(rest.map(|work| Owed { work, intent: None }));
+        self.deferred.queue.end((!works.is_empty()).then(|| Owed::new(works)));
         Ok(())
     }
 }

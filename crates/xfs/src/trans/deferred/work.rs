@@ -34,7 +34,11 @@ pub(crate) enum Work {
     Attr(Box<AttrWork>),
 }
 
-/// What an intent promises: work of one kind. Ours promise one piece each, those that recovery finds several.
+/// Pieces of work of one kind.
+pub(super) type Works = SmallVec<[Work; 1]>;
+
+/// What an intent promises: work of one kind. Ours promise one piece each, but for what recovery gathers; those that it
+/// finds several.
 #[derive(Clone, Debug)]
 pub(crate) enum Promise {
     /// EFI, EFD.
@@ -108,9 +112,22 @@ impl From<&Work> for Promise {
 }
 
 impl Promise {
+    /// To do several pieces of work of the kind of the first; of an exchange, or an attribute, there is no more than one.
+    pub(super) fn of(works: &[Work]) -> Self {
+        let mut promise = works.first().map_or_else(|| Self::Free(SmallVec::new()), Self::from);
+        for work in works.iter().skip(1) {
+            match (&mut promise, work) {
+                (Self::Free(extents), Work::Free(work)) => extents.push(work.extent),
+                (Self::Count(updates), Work::Count(update)) => updates.push(*update),
+                (promise, work) => unreachable!("{work:?} with {promise:?}"),
+            }
+        }
+        promise
+    }
+
     /// Piece by piece. Of blocks to be freed the intent does not say whose they were, and somebody may have told the
     /// reverse map already.
-    pub(super) fn works(&self) -> SmallVec<[Work; 1]> {
+    pub(super) fn works(&self) -> Works {
         match self {
             Self::Free(extents) => {
                 let owner = Some(RmapOwner::ANY);
@@ -213,7 +230,7 @@ impl Promise {
     }
 
     /// Bytes of the log that it takes to log the intent again.
-    pub(super) fn relog_bytes(&self) -> u64 {
+    pub(crate) fn relog_bytes(&self) -> u64 {
         u64::from(self.log_size(true).log_bytes()) + u64::from(self.log_size(false).log_bytes())
     }
 
@@ -222,13 +239,27 @@ impl Promise {
         IntentBytes { begin: self.log_size(false).log_bytes().into(), relog: self.relog_bytes() }
     }
 
-    /// What it takes to keep it at once ([`Trans::keep_promise`]).
-    pub(crate) fn need_at_once<'g>(&self, need: Need<'g>) -> Need<'g> {
+    /// How many pieces it has.
+    pub(crate) fn pieces(&self) -> usize {
+        match self {
+            Self::Free(extents) => extents.len(),
+            Self::Rmap(updates) => updates.len(),
+            Self::Count(updates) => updates.len(),
+            Self::Map(updates) => updates.len(),
+            Self::Exchange(_) | Self::Attr(_) => 1,
+        }
+    }
+
+    /// What it takes to keep it at once, of counts so many pieces ([`Trans::keep_promise`]).
+    pub(crate) fn need_at_once<'g>(&self, need: Need<'g>, pieces: usize) -> Need<'g> {
         let need = need.bytes(self.log_size(true).log_bytes().into());
         match self {
             Self::Free(extents) => need.extents(extents.len() as u64),
             Self::Rmap(updates) => need.extents(updates.len() as u64),
-            Self::Count(updates) => need.counts_at_once(updates.len() as u64),
+            Self::Count(updates) => {
+                let behind = updates.len().saturating_sub(pieces);
+                need.counts_at_once(pieces as u64).counts(behind as u64)
+            }
             Self::Map(updates) => need.maps_at_once(updates.len() as u64),
             Self::Exchange(_) => need.exchange_at_once(),
             Self::Attr(work) => work.need(need),
@@ -242,7 +273,7 @@ impl Promise {
             Self::Free(extents) => need.frees(extents.len() as u64),
             Self::Rmap(updates) => need.rmaps(updates.len() as u64),
             Self::Count(updates) => need.counts(updates.len() as u64),
-            Self::Map(_) | Self::Exchange(_) => self.need_at_once(need),
+            Self::Map(_) | Self::Exchange(_) => self.need_at_once(need, self.pieces()),
             Self::Attr(work) => work.need(need),
         }
     }

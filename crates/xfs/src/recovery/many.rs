@@ -1,0 +1,263 @@
+//! Logs full of promises: as many as a transaction may owe, in the smallest log, and more; and the longest that a kernel
+//! makes, on volumes whose blocks are large beside the log.
+//!
+//! Invariant: whatever is promised, recovery comes to an end, for a writer and for a reader.
+
+use crate::alloc::{Purpose, Request, Target};
+use crate::check::{CheckOptions, check};
+use crate::error::{Error, Result};
+use crate::mkfs::{Before, Features, Options, format, plan};
+use crate::trans::reservation::{Need, Reservation};
+use crate::trans::{Promise, Trans};
+use crate::volume::{OpenOptions, Volume};
+use blockdev::{BlockDevice, Durability, MemoryDevice};
+use smallvec::smallvec;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use xfs_format::bmbt::Extent;
+use xfs_format::log::{Extent as XExtent, RefcountOp, RefcountUpdate, RmapOp, RmapUpdate};
+use xfs_format::timestamp::Timestamp;
+use xfs_format::types::{AgNumber, FileBlock, FsBlock, Uuid};
+
+const BYTES: u64 = 256 << 20;
+/// Blocks of a run of which every other one is shared.
+const RUN: u32 = 8;
+
+/// A volume with the smallest log that there can be.
+fn made(block_size: u32, features: Features, bytes: u64) -> Arc<dyn BlockDevice> {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(bytes).unwrap());
+    let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
+    let new = Options { small: true, block_size, features, ..new };
+    let block = u64::from(block_size);
+    let log = (512..)
+        .map(|blocks| blocks * block)
+        .find_map(|log_size| plan(&Options { log_size: Some(log_size), ..new.clone() }, bytes).ok());
+    format(&*device, &log.unwrap(), Before::Zeroes).unwrap();
+    device
+}
+
+fn open(device: &Arc<dyn BlockDevice>) -> Arc<Volume> {
+    let options = OpenOptions { writable: true, ..OpenOptions::default() };
+    Volume::open(Arc::clone(device), &options).unwrap()
+}
+
+fn copy(device: &Arc<dyn BlockDevice>, bytes: u64) -> Arc<dyn BlockDevice> {
+    let to: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(bytes).unwrap());
+    let mut piece = vec![0; 1 << 20];
+    for at in (0..bytes).step_by(piece.len()) {
+        device.read(at, &mut piece).unwrap();
+        if piece.iter().any(|&byte| byte != 0) {
+            to.write(at, &piece, Durability::Volatile).unwrap();
+        }
+    }
+    to
+}
+
+/// So many blocks that are nobody's, in runs.
+fn taken(volume: &Arc<Volume>, mut blocks: u32) -> Vec<(FsBlock, u32)> {
+    let mut runs = Vec::new();
+    while blocks > 0 {
+        let ag = AgNumber(runs.len() as u32 % volume.geometry().ag_count());
+        let most = blocks.min(volume.geometry().ag_blocks / 8) / RUN * RUN;
+        let need = Need::new(volume.geometry()).extents(1).blocks(most.into());
+        let mut trans = Trans::start(volume, need.reservation()).unwrap();
+        let got = trans.allocate(Target::In(ag), Request::new(most, most, Purpose::Data)).unwrap();
+        trans.commit().unwrap();
+        runs.push((got.start(volume.geometry()), most));
+        blocks -= most;
+    }
+    runs
+}
+
+fn extent(startblock: FsBlock, blockcount: u32) -> Extent {
+    Extent { startoff: FileBlock(0), startblock, blockcount, unwritten: false }
+}
+
+/// How long a recovery may take that waits for nobody.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Opens a volume, which must come to an end of whatever kind.
+fn opened(device: &Arc<dyn BlockDevice>, writable: bool) -> Result<Arc<Volume>> {
+    let (device, (tell, told)) = (Arc::clone(device), mpsc::channel());
+    std::thread::spawn(move || {
+        let options = OpenOptions { writable, ..OpenOptions::default() };
+        // Who waited no longer does not hear of it.
+        let _ = tell.send(Volume::open(device, &options));
+    });
+    told.recv_timeout(PATIENCE).expect("the recovery waits for itself")
+}
+
+/// Opens it for reading and for writing, which finds what was promised.
+fn recovered(crashed: &Arc<dyn BlockDevice>, kind: &str) -> Arc<Volume> {
+    let read = opened(crashed, false).unwrap();
+    assert_eq!(read.recovery().expect("the log was dirty").obstacle, None, "for a reader");
+    drop(read);
+    let volume = opened(crashed, true).unwrap();
+    let report = volume.recovery().expect("the log was dirty");
+    assert!(report.unfinished.iter().any(|what| what.contains(kind)), "{report:?}");
+    volume
+}
+
+fn is_right(volume: Arc<Volume>, device: Arc<dyn BlockDevice>) {
+    volume.close().unwrap();
+    drop(volume);
+    let report = check(device, &CheckOptions::default()).unwrap();
+    let findings: Vec<_> = report.findings().iter().take(3).collect();
+    assert!(report.is_clean() && report.log_clean, "{findings:?}");
+}
+
+fn reservation(volume: &Volume, count: u64) -> Reservation {
+    Need::new(volume.geometry()).counts(count).reservation()
+}
+
+/// How many changes of counts one transaction may owe.
+fn most_counts(volume: &Arc<Volume>) -> u64 {
+    let fits = |count: u64| Trans::check_log(volume, reservation(volume, count)).is_ok();
+    (0..20).rev().fold(0, |most, bit| if fits(most | 1 << bit) { most | 1 << bit } else { most })
+}
+
+/// The blocks of a run that have another owner.
+fn shared(run: &FsBlock) -> impl Iterator<Item = FsBlock> + use<> {
+    let first = run.0;
+    (0..RUN / 2).map(move |nth| FsBlock(first + u64::from(2 * nth)))
+}
+
+/// So many runs, of which every other block is shared.
+fn shared_runs(volume: &Arc<Volume>, count: u32) -> Vec<FsBlock> {
+    let runs: Vec<FsBlock> = taken(volume, count * RUN)
+        .into_iter()
+        .flat_map(|(start, len)| (0..len / RUN).map(move |nth| FsBlock(start.0 + u64::from(nth * RUN))))
+        .collect();
+    for runs in runs.chunks(100) {
+        let mut trans = Trans::start(volume, reservation(volume, 100 * u64::from(RUN / 2))).unwrap();
+        runs.iter().flat_map(shared).for_each(|block| trans.share_later(block, 1));
+        trans.commit().unwrap();
+    }
+    runs
+}
+
+/// The device of a volume whose power fails when a transaction has promised something, and done nothing.
+fn crashed(
+    device: &Arc<dyn BlockDevice>,
+    volume: Arc<Volume>,
+    most: u64,
+    promise: impl FnOnce(&mut Trans<'_>),
+) -> Arc<dyn BlockDevice> {
+    let mut trans = Trans::start(&volume, reservation(&volume, most)).unwrap();
+    promise(&mut trans);
+    trans.roll().unwrap();
+    volume.sync().unwrap();
+    let crashed = copy(device, BYTES);
+    drop(trans);
+    drop(volume);
+    crashed
+}
+
+/// Each of the promises that recovery found left another one, and one or two to free blocks.
+#[test]
+fn as_many_promises_as_a_transaction_may_owe_are_kept() {
+    let device = made(1024, Features::of_kernel("6.1").unwrap(), BYTES);
+    let volume = open(&device);
+    let most = most_counts(&volume);
+    // A run that loses an owner, and each of its blocks that has another one then.
+    let runs = shared_runs(&volume, most as u32 / (1 + RUN / 2));
+    let crashed = crashed(&device, volume, most, |trans| {
+        runs.iter().for_each(|&run| trans.unshare_later(&extent(run, RUN)));
+        runs.iter().flat_map(shared).for_each(|block| trans.unshare_later(&extent(block, 1)));
+    });
+    is_right(recovered(&crashed, "CUI"), crashed);
+}
+
+/// Each of the promises that recovery found left another one and two to free blocks, for which it kept log space until all
+/// that it had found was done: it waited for itself.
+#[test]
+fn promises_that_leave_three_each_are_kept() {
+    let device = made(1024, Features::of_kernel("6.18").unwrap(), BYTES);
+    let volume = open(&device);
+    let most = most_counts(&volume);
+    // More would be done as well, and take its time.
+    let runs = shared_runs(&volume, most as u32 / 3 * 2);
+    let crashed = crashed(&device, volume, most, |trans| {
+        runs.iter().for_each(|&run| trans.unshare_later(&extent(run, RUN)));
+    });
+    let volume = recovered(&crashed, "CUI");
+    // Whoever has the other blocks still has them.
+    for runs in runs.chunks(100) {
+        let mut trans = Trans::start(&volume, reservation(&volume, 100 * u64::from(RUN / 2))).unwrap();
+        runs.iter().flat_map(shared).for_each(|block| trans.unshare_later(&extent(block, 1)));
+        trans.commit().unwrap();
+    }
+    is_right(volume, crashed);
+}
+
+/// Promises for which nobody set anything aside fill more of the log than can be logged again: neither a writer nor a
+/// reader waits for that, and both are told.
+#[test]
+fn what_the_log_has_no_room_for_is_told() {
+    let device = made(1024, Features::of_kernel("6.1").unwrap(), BYTES);
+    let volume = open(&device);
+    let most = most_counts(&volume);
+    let (block, _) = taken(&volume, RUN)[0];
+    for _ in 0..5 {
+        let mut trans = Trans::start(&volume, reservation(&volume, most / 2)).unwrap();
+        (0..most / 2).for_each(|_| trans.share_later(block, 1));
+        trans.roll().unwrap();
+        trans.keep_intents_where_they_are();
+    }
+    volume.sync().unwrap();
+    let crashed = copy(&device, BYTES);
+    drop(volume);
+    // Whoever tries it has done no harm.
+    for _ in 0..2 {
+        let refused = opened(&crashed, true).map(|_| ());
+        assert!(matches!(refused, Err(Error::CannotFinish { .. })), "{refused:?}");
+        let read = opened(&crashed, false).unwrap();
+        let obstacle = read.recovery().and_then(|report| report.obstacle.clone());
+        assert!(obstacle.is_some_and(|what| what.contains("to its end")));
+    }
+}
+
+/// What a kernel promises at once at most.
+const OF_KERNEL: usize = 16;
+
+/// The longest intents of a kernel did not fit the log of a volume with large blocks, and the volume was refused.
+#[test]
+fn the_longest_promises_of_a_kernel_fit_the_smallest_log() {
+    let mut refused = Vec::new();
+    for (block_size, bytes) in [(1024, 256 << 20), (4096, 512 << 20), (16384, 2 << 30), (65536, 8 << 30)] {
+        for kernel in ["6.1", "6.6", "6.18"] {
+            let device = made(block_size, Features::of_kernel(kernel).unwrap(), bytes);
+            let volume = open(&device);
+            let (start, len) = (FsBlock(8), 1);
+            let frees = Promise::Free(smallvec![XExtent { start, len }; OF_KERNEL]);
+            let rmap = RmapUpdate {
+                op: RmapOp::Unmap,
+                owner: 128,
+                start,
+                offset: FileBlock(0),
+                len,
+                attr_fork: false,
+                bmbt_block: false,
+                unwritten: false,
+            };
+            let rmaps = Promise::Rmap(smallvec![rmap; OF_KERNEL]);
+            let counts =
+                Promise::Count(smallvec![RefcountUpdate { op: RefcountOp::Decrease, start, len }; OF_KERNEL]);
+            for promise in [frees, rmaps, counts] {
+                let pieces = if promise.is_count() { 1 } else { OF_KERNEL };
+                let need = promise.need_at_once(Need::new(volume.geometry()), pieces);
+                let fits = Trans::check_log(&volume, need.reservation());
+                eprintln!(
+                    "{block_size} {kernel}: log {} KiB: {:?} {fits:?}",
+                    u64::from(volume.geometry().log.1) * u64::from(block_size) / 1024,
+                    need.reservation()
+                );
+                if fits.is_err() {
+                    refused.push((block_size, kernel));
+                }
+            }
+            volume.close().unwrap();
+        }
+    }
+    assert!(refused.is_empty(), "{refused:?}");
+}
