@@ -99,6 +99,8 @@ pub struct Config {
     pub size: u64,
     /// Pages that all threads together go over in one pass.
     pub pages: u64,
+    /// Clones of a file that `cow` makes in a row.
+    pub clones: usize,
     /// Requests that each thread keeps in flight, each count measured; none: 1 for `overwrite`, 128 for `randrw`.
     pub depths: Vec<u32>,
     /// Files that each thread of `fsmark` makes.
@@ -131,6 +133,7 @@ impl Default for Config {
             memcpy: false,
             size: 1 << 30,
             pages: 262_144,
+            clones: 16,
             depths: Vec::new(),
             files: 10_000,
             dirs: 1,
@@ -168,8 +171,8 @@ impl Config {
         if u32::try_from(self.file_pages()).is_err() {
             return wrong("the size must be less than 16 TiB".to_owned());
         }
-        if self.pages == 0 || self.rounds == 0 {
-            return wrong("there must be at least one page and one round".to_owned());
+        if self.pages == 0 || self.rounds == 0 || self.clones == 0 {
+            return wrong("there must be at least one page, one clone and one round".to_owned());
         }
         if !(1..=Self::MAX_FILES).contains(&self.files) || !(1..=Self::MAX_DIRS).contains(&self.dirs) {
             let (files, dirs) = (Self::MAX_FILES, Self::MAX_DIRS);
@@ -220,6 +223,7 @@ mod tests {
             Config { size: 4097, ..Config::default() },
             Config { size: 1 << 50, ..Config::default() },
             Config { pages: 0, ..Config::default() },
+            Config { clones: 0, ..Config::default() },
             Config { rounds: 0, ..Config::default() },
             Config { files: 0, ..Config::default() },
             Config { dirs: 0, ..Config::default() },

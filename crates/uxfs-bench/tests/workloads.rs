@@ -234,6 +234,7 @@ fn pages_that_a_clone_shares_are_overwritten_beside_the_kernel() {
     let _mounts = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
     let config = Config {
         pages: 200,
+        clones: 3,
         depths: vec![1, 8],
         compat: Some("6.18".to_owned()),
         versus: vec![Versus::KernelXfs],

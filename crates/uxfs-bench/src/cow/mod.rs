@@ -1,6 +1,6 @@
 //! The `cow` workload: one file is cloned, and random pages that it shares with the clone are overwritten.
 //!
-//! A round is about a new file, written from its first page to its last. `clone` makes [`CLONES`] files share all of
+//! A round is about a new file, written from its first page to its last. `clone` makes some files share all of
 //! it, one after the other, of which one is kept; `copy` overwrites pages in random order, each once, so that each write finds blocks with two owners; `again`
 //! overwrites the same pages in the same order, which are the file's own by then. No write is made durable by itself;
 //! `+ sync` is the same over the time of the phase and of one sync of the volume behind it.
@@ -29,9 +29,6 @@ const NAME: &str = "cow";
 
 /// Groups of the volumes.
 const GROUPS: u32 = 4;
-
-/// Clones that a round makes.
-const CLONES: usize = 16;
 
 /// A volume on which files can share blocks.
 trait Site: Send {
@@ -62,6 +59,7 @@ struct Plan<'a> {
     /// The round.
     nth: usize,
     file_pages: u64,
+    clones: usize,
     pages: &'a [u32],
     threads: usize,
     depth: u32,
@@ -93,13 +91,13 @@ impl<T: Site> AnySite for Named<T> {
         overwrite(&mut file, Plan { pages: &all, threads: 1, depth: 32, ..plan }, &mut content)?;
         self.site.sync()?;
 
-        let mut clones = (0..CLONES).map(|_| self.site.empty()).collect::<Result<Vec<_>>>()?;
+        let mut clones = (0..plan.clones).map(|_| self.site.empty()).collect::<Result<Vec<_>>>()?;
         self.site.sync()?;
         let start = Instant::now();
         clones.iter().try_for_each(|clone| self.site.share(&file, clone))?;
-        let mut timed = vec![Timed { op: "clone", ops: CLONES as u64, wall: start.elapsed() }];
+        let mut timed = vec![Timed { op: "clone", ops: plan.clones as u64, wall: start.elapsed() }];
         self.site.sync()?;
-        timed.push(Timed { op: "clone + sync", ops: CLONES as u64, wall: start.elapsed() });
+        timed.push(Timed { op: "clone + sync", ops: plan.clones as u64, wall: start.elapsed() });
         // One is kept: each page has two owners.
         let mut clone = clones.swap_remove(plan.nth % clones.len());
         clones.into_iter().try_for_each(|clone| self.site.remove(clone))?;
@@ -181,8 +179,8 @@ pub(crate) fn run(config: &Config, observer: &mut dyn Observer) -> Result<Vec<Me
         let pages = random_pages(config.file_pages(), config.pages, config.seed.wrapping_add(round as u64));
         for &depth in &depths {
             for &threads in &config.threads {
-                let plan =
-                    Plan { nth: round, file_pages: config.file_pages(), pages: &pages, threads, depth };
+                let (file_pages, clones) = (config.file_pages(), config.clones);
+                let plan = Plan { nth: round, file_pages, clones, pages: &pages, threads, depth };
                 for site in &mut scene.sites {
                     observer.step(&format!("{} × {threads}", site.label()));
                     for timed in site.round(plan)? {
