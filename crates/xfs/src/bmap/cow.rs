@@ -164,6 +164,11 @@ impl CowFork {
         self.first_in(blocks, true)
     }
 
+    /// The first extent in `blocks`, cut to them, that a write has claimed.
+    pub fn next_claimed(&self, blocks: &Range<FileBlock>) -> Option<Extent> {
+        self.first_in(blocks, false)
+    }
+
     fn first_in(&self, blocks: &Range<FileBlock>, unwritten: bool) -> Option<Extent> {
         let mut at = blocks.start;
         while let Some(extent) = self.0.ending_behind(at).filter(|extent| extent.startoff < blocks.end) {

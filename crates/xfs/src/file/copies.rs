@@ -262,7 +262,12 @@ impl Volume {
         let mut fork = copying.fork();
         let mut kept = copying.kept(&blocks);
         let taken = self.take_all(entry, &mut fork, &blocks, (unwritten, &mut kept));
-        self.write_side()?.counters.return_blocks(kept);
+        let left = fork.next_claimed(&(blocks.end..FileBlock(u64::MAX)));
+        match left.filter(|left| taken.is_ok() && !copying.keeps(&(left.startoff..left.end()))) {
+            // Of a claim of which only a part was taken, the rest needs what is left.
+            Some(left) => copying.keep(left.startoff, kept),
+            None => self.write_side()?.counters.return_blocks(kept),
+        }
         taken?;
         self.forget_if_nothing_staged(entry, &fork)
     }

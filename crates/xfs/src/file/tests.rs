@@ -117,6 +117,34 @@ fn writes_at_once_do_not_take_extents_from_each_other() {
     few::LIMIT.set(None);
 }
 
+/// Two shared blocks that lie apart are claimed at once and taken one after the other: what the map may need for the second
+/// stays reserved, whoever wants space meanwhile.
+#[test]
+fn what_a_claim_keeps_for_the_map_stays_until_all_of_it_is_taken() {
+    let site = Site::new(device(BLOCK));
+    for at in [1, 0] {
+        site.map.allocate(at * BLOCK..(at + 1) * BLOCK).unwrap();
+        site.map.written(at * BLOCK..(at + 1) * BLOCK, Some(2 * BLOCK)).unwrap();
+    }
+    let (volume, entry) = (&site.volume, site.entry());
+    let share =
+        Share { from: entry, blocks: blocks(0..2), to: entry, at: FileBlock(2), size: 4 * BLOCK, end: None };
+    volume.share_blocks(&share).unwrap();
+    let counters = &volume.write_side().unwrap().counters;
+    let reserved = || counters.free_blocks() - counters.available_blocks();
+    let set_aside = reserved();
+    volume.stage_copies(entry, blocks(0..2)).unwrap();
+    volume.take_copies(entry, blocks(0..1)).unwrap();
+    assert!(entry.copying().keeps(&blocks(1..2)), "the rest of the claim has nothing");
+    let before = counters.available_blocks();
+    volume.stage_copies(entry, blocks(1..2)).unwrap();
+    assert_eq!(counters.available_blocks(), before, "it was claimed before");
+    volume.take_copies(entry, blocks(1..2)).unwrap();
+    assert!(!entry.copying().keeps(&blocks(0..4)));
+    assert!(counters.available_blocks() > before, "nothing comes back");
+    assert_eq!(reserved(), set_aside, "something is reserved still");
+}
+
 /// What collapses or inserts a range is refused whole.
 #[test]
 fn ranges_are_neither_cut_out_nor_put_in_if_there_were_too_many_extents() {
