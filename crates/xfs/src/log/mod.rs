@@ -174,7 +174,7 @@ pub struct CommitSeq(pub u64);
 /// again. Promised, from the first step to the last, are all steps that it has left, and the present one whole even
 /// when there is none behind it; and what its intents take three times. See the module `grant` for what that is good for.
 ///
-/// Intents that recovery keeps for later take less, as nobody else uses the log then ([`Journal::keep_for_intents`]): used
+/// Intents that recovery keeps for later take less, as nobody else uses the log then (`Journal::keep_for_intents`): used
 /// is what it takes to log them again once, promised that and what the log has of them.
 #[derive(Debug)]
 #[must_use = "a ticket that is not released keeps its log space"]
