@@ -68,7 +68,7 @@ pub struct Args {
     /// Random 4 KiB pages that the threads share among them.
     #[arg(long, value_name = "N", default_value_t = 262_144)]
     pages: u64,
-    /// Clones that `cow` makes of its file in a row. A few are made out of cold caches; of many the first ones do not count.
+    /// Clones that `cow` makes of its file in a row; the first ones find caches cold.
     #[arg(long, value_name = "N", default_value_t = 16)]
     clones: usize,
     /// Requests that each thread keeps in flight. Unsaid: 1 for `overwrite`, 128 for `randrw`.
