@@ -10,7 +10,8 @@ use crate::mkfs::{Before, Features, Options, format, plan};
 use crate::trans::reservation::{Need, Reservation};
 use crate::trans::{Promise, Trans};
 use crate::volume::{OpenOptions, Volume};
-use blockdev::{BlockDevice, Durability, MemoryDevice};
+use blockdev::{BlockDevice, DeviceError, Durability, Layer, MemoryDevice};
+use parking_lot::RwLock;
 use smallvec::smallvec;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -23,9 +24,52 @@ const BYTES: u64 = 256 << 20;
 /// Blocks of a run of which every other one is shared.
 const RUN: u32 = 8;
 
+/// A device that stands still while it is copied: a volume writes back all the time, and a copy that has one place from
+/// before and another from after is of no moment.
+#[derive(Debug)]
+struct Device {
+    below: Arc<dyn BlockDevice>,
+    writes: RwLock<()>,
+}
+
+impl Layer for Device {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.below
+    }
+
+    fn pass_write(
+        &self,
+        offset: u64,
+        buf: &[u8],
+        durability: Durability,
+    ) -> std::result::Result<(), DeviceError> {
+        let _writes = self.writes.read();
+        self.below.write(offset, buf, durability)
+    }
+}
+
+impl Device {
+    fn copy(&self) -> Arc<dyn BlockDevice> {
+        let _still = self.writes.write();
+        let to = memory(self.below.size());
+        let mut piece = vec![0; 1 << 20];
+        for at in (0..to.size()).step_by(piece.len()) {
+            self.below.read(at, &mut piece).unwrap();
+            if piece.iter().any(|&byte| byte != 0) {
+                to.write(at, &piece, Durability::Volatile).unwrap();
+            }
+        }
+        to
+    }
+}
+
+fn memory(bytes: u64) -> Arc<dyn BlockDevice> {
+    Arc::new(MemoryDevice::anonymous(bytes).unwrap())
+}
+
 /// A volume with the smallest log that there can be.
-fn made(block_size: u32, features: Features, bytes: u64) -> Arc<dyn BlockDevice> {
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(bytes).unwrap());
+fn made(block_size: u32, features: Features, bytes: u64) -> Arc<Device> {
+    let device = memory(bytes);
     let new = Options::new(Uuid([7; 16]), Timestamp { secs: 1, nanos: 0 });
     let new = Options { small: true, block_size, features, ..new };
     let block = u64::from(block_size);
@@ -33,24 +77,12 @@ fn made(block_size: u32, features: Features, bytes: u64) -> Arc<dyn BlockDevice>
         .map(|blocks| blocks * block)
         .find_map(|log_size| plan(&Options { log_size: Some(log_size), ..new.clone() }, bytes).ok());
     format(&*device, &log.unwrap(), Before::Zeroes).unwrap();
-    device
+    Arc::new(Device { below: device, writes: RwLock::new(()) })
 }
 
-fn open(device: &Arc<dyn BlockDevice>) -> Arc<Volume> {
+fn open(device: &Arc<Device>) -> Arc<Volume> {
     let options = OpenOptions { writable: true, ..OpenOptions::default() };
-    Volume::open(Arc::clone(device), &options).unwrap()
-}
-
-fn copy(device: &Arc<dyn BlockDevice>, bytes: u64) -> Arc<dyn BlockDevice> {
-    let to: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(bytes).unwrap());
-    let mut piece = vec![0; 1 << 20];
-    for at in (0..bytes).step_by(piece.len()) {
-        device.read(at, &mut piece).unwrap();
-        if piece.iter().any(|&byte| byte != 0) {
-            to.write(at, &piece, Durability::Volatile).unwrap();
-        }
-    }
-    to
+    Volume::open(Arc::clone(device) as Arc<dyn BlockDevice>, &options).unwrap()
 }
 
 /// So many blocks that are nobody's, in runs.
@@ -138,7 +170,7 @@ fn shared_runs(volume: &Arc<Volume>, count: u32) -> Vec<FsBlock> {
 
 /// The device of a volume whose power fails when a transaction has promised something, and done nothing.
 fn crashed(
-    device: &Arc<dyn BlockDevice>,
+    device: &Arc<Device>,
     volume: Arc<Volume>,
     most: u64,
     promise: impl FnOnce(&mut Trans<'_>),
@@ -147,7 +179,7 @@ fn crashed(
     promise(&mut trans);
     trans.roll().unwrap();
     volume.sync().unwrap();
-    let crashed = copy(device, BYTES);
+    let crashed = device.copy();
     drop(trans);
     drop(volume);
     crashed
@@ -205,7 +237,7 @@ fn what_the_log_has_no_room_for_is_told() {
         trans.keep_intents_where_they_are();
     }
     volume.sync().unwrap();
-    let crashed = copy(&device, BYTES);
+    let crashed = device.copy();
     drop(volume);
     // Whoever tries it has done no harm.
     for _ in 0..2 {
