@@ -79,12 +79,21 @@ pub fn log_blocks_min(superblock: &xfs_format::superblock::Superblock) -> Option
     })
 }
 
-/// Blocks of the log of a volume of `data_blocks` blocks, where groups have room for `room`.
+/// Blocks that a group has room for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Of a log whose size is asked for.
+    pub(super) most: u64,
+    /// Of one whose size is not.
+    pub(super) unasked: u64,
+}
+
+/// Blocks of the log of a volume of `data_blocks` blocks, where groups have so much room.
 pub(super) fn choose(
     wanted: Option<u64>,
     of: &LogShape,
     data_blocks: u64,
-    room: u64,
+    room: Room,
     small: bool,
 ) -> Result<u32, Refusal> {
     let block = u64::from(of.shape.block_size);
@@ -97,14 +106,18 @@ pub(super) fn choose(
         }
         Some(bytes) => bytes / block,
         None if data_blocks * block < VOLUME_USUAL => unasked,
-        None => (data_blocks / SHARE).max(BYTES_USUAL / block).min(most).max(unasked),
+        None => {
+            let share = (data_blocks / SHARE).max(BYTES_USUAL / block).min(most).max(unasked);
+            // What a group has no room for is as large as that is, but for less than is usual.
+            share.min(room.unasked.max(usual))
+        }
     };
     if blocks < usual || blocks > most {
         return Err(Refusal::LogSize { blocks, least: usual, most, small });
     }
     // `most` is below 2^21.
     let blocks = blocks as u32;
-    if u64::from(blocks) > room {
+    if u64::from(blocks) > room.most {
         return Err(Refusal::LogRoom { blocks, group: of.shape.ag_blocks });
     }
     Ok(blocks)
@@ -487,13 +500,14 @@ mod tests {
     #[test]
     fn sizes_are_those_of_mkfs() {
         let of = shape(([4096, 512, 512, 4096], 19200, [true, false, false, false], 1));
-        let of_volume = |blocks| choose(None, &of, blocks, u64::MAX, true);
+        let room = |most| Room { most, unasked: most };
+        let of_volume = |blocks| choose(None, &of, blocks, room(u64::MAX), true);
         // As xfsprogs makes it with `--unsupported`.
         assert_eq!(of_volume(4096), Ok(1368));
         assert_eq!(of_volume(76800), Ok(16384));
         assert_eq!(of_volume(33_816_576), Ok(16512));
         assert_eq!(of_volume(1_073_741_820), Ok(521_728));
-        let wanted = |bytes, small| choose(Some(bytes), &of, 76800, 19000, small);
+        let wanted = |bytes, small| choose(Some(bytes), &of, 76800, room(19000), small);
         assert_eq!(wanted(64 << 20, false), Ok(16384));
         assert_eq!(
             wanted(63 << 20, false),

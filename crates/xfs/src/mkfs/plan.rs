@@ -184,7 +184,10 @@ impl Draft<'_> {
             stripe_unit: self.stripe_unit(),
         };
         let Options { log_size, small, .. } = *self.options;
-        let blocks = log_size::choose(log_size, &shape, self.cut.data_blocks, room.into(), small)?;
+        // What mkfs.xfs takes for usable: it counts the free list of a group with no more than two small trees.
+        let usable = self.cut.ag_blocks.saturating_sub(self.fixed_blocks() + AGFL_USUAL + 1);
+        let room = log_size::Room { most: room.into(), unasked: room.min(usable).into() };
+        let blocks = log_size::choose(log_size, &shape, self.cut.data_blocks, room, small)?;
         let ag = if blocks <= self.log_room(middle) { middle } else { 0 };
         Ok(LogPlace { ag, blocks })
     }
@@ -260,6 +263,9 @@ impl Draft<'_> {
         raw
     }
 }
+
+/// Blocks of a free list that two small trees may want.
+const AGFL_USUAL: u32 = 4;
 
 /// Blocks that a group keeps for splits of its trees. Trees have one level now; each split up to a new root takes
 /// two blocks, and a tree that can never have more than one level takes none. `xfs_repair` from 6.11 on works the
