@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use uxfs::{
-    Changes, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, SetXattr, Volume, check_device, mkfs_device,
+    Changes, Dir, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, Rename, SetXattr, Volume, check_device,
+    mkfs_device,
 };
 
 const MIB: u64 = 1 << 20;
@@ -85,4 +86,61 @@ fn a_file_is_cut_off_beside_thirty_two_threads_with_a_log_of_twelve_mib() {
 fn a_file_is_cut_off_beside_a_hundred_and_twenty_eight_threads() {
     cut_off_beside(128, 10 * MIB, 300);
     cut_off_beside(128, 64 * MIB, 300);
+}
+
+/// With blocks of 64 KiB the log has room for one step of a renaming at a time, and for all of them one after the other.
+#[test]
+fn threads_rename_with_a_log_that_has_room_for_one_step() {
+    const GIB: u64 = 1 << 30;
+    const BLOCK: u32 = 64 << 10;
+    const THREADS: u32 = 12;
+    const TURNS: u32 = 150;
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(2 * GIB).expect("memory"));
+    let today = MkfsFeatures::of_kernel("6.18").expect("its set");
+    let options = MkfsOptions::new().features(today).block_size(BLOCK);
+    mkfs_device(Arc::clone(&device), &options, true).expect("a volume");
+    let options = OpenOptions::new().writable(true);
+    let volume = Volume::open_device(Arc::clone(&device), &options).expect("clean");
+    let done = AtomicU64::new(0);
+    let dirs: [Dir; 2] = ["a", "b"].map(|name| {
+        let root = volume.root().expect("root").as_dir().expect("a directory");
+        root.create_dir(name.as_bytes(), &NewNode::default()).expect("made");
+        volume.lookup(name).expect("there").as_dir().expect("a directory")
+    });
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (dirs, done) = (&dirs, &done);
+            scope.spawn(move || {
+                let [from, to] =
+                    if thread.is_multiple_of(2) { [&dirs[0], &dirs[1]] } else { [&dirs[1], &dirs[0]] };
+                let [one, other] = ["one", "other"].map(|what| format!("{what}-{thread}").into_bytes());
+                for _ in 0..TURNS {
+                    let made = from.create_file(&one, &NewNode::default()).expect("made");
+                    to.link(&other, &made).expect("linked");
+                    made.set_xattr(b"user.x", &[7; 3000], SetXattr::default()).expect("an attribute");
+                    from.rename(&one, to, &one, Rename::Replace).expect("moved");
+                    to.remove_file(&one).expect("removed");
+                    to.remove_file(&other).expect("removed");
+                    done.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        let all = u64::from(THREADS * TURNS);
+        let (mut last, mut since) = (0, Instant::now());
+        while last < all && since.elapsed() < STUCK {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = done.load(Ordering::SeqCst);
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+        }
+        if last < all {
+            eprintln!("stuck, or failed, after {last} of {all}");
+            std::process::abort();
+        }
+    });
+    drop(dirs);
+    volume.close().expect("closed");
+    let report = check_device(device, &OpenOptions::new()).expect("checked");
+    assert!(report.is_clean(), "{report:?}");
 }

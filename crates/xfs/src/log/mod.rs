@@ -312,6 +312,9 @@ impl Journal {
     ///
     /// `intents` is what it takes to log again all intents at once that the transaction has open at any time
     /// ([`LogItem::relog`]). No lock may be held that somebody with a ticket may wait for.
+    ///
+    /// A log that has no room for all steps at once, but for one, gives as many as it has room for: who goes on behind
+    /// those may have to wait, as the next step is promised alone.
     pub fn reserve(&self, unit: u32, count: u32, intents: u32) -> Result<Ticket> {
         let core = &*self.core;
         core.check()?;
@@ -344,15 +347,15 @@ impl Journal {
         if needed > room { Err(Error::LogTooSmall { needed, room }) } else { Ok(()) }
     }
 
-    /// A ticket of which nothing was taken yet.
+    /// A ticket of which nothing was taken yet. Of a small log it has fewer steps at once.
     fn ticket(&self, unit: u32, count: u32, intents: u32) -> Result<Ticket> {
         let core = &*self.core;
         let step = core.layout.step(unit);
         let intents = core.layout.charge(intents.into());
-        let steps = count.max(1);
-        let ticket = Ticket { step, steps, left: step, intents, kept: 0, slot: 0, covering: false };
-        let (needed, room) = (ticket.space().promised, core.grant.promisable());
-        if needed > room { Err(Error::LogTooSmall { needed, room }) } else { Ok(ticket) }
+        let of = |steps| Ticket { step, steps, left: step, intents, kept: 0, slot: 0, covering: false };
+        let room = core.grant.promisable();
+        let fitting = (1..=count.max(1)).rev().map(of).find(|ticket| ticket.space().promised <= room);
+        fitting.ok_or_else(|| Error::LogTooSmall { needed: of(1).space().promised, room })
     }
 
     /// Comes before a transaction takes `bytes` of log space, to begin or to go on: sees to checkpoints that are due.
