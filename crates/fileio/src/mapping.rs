@@ -75,6 +75,13 @@ pub trait FileMapping: Send + Sync {
     /// overwrite, as `lookup` is.
     #[inline]
     fn overwritten(&self) {}
+    /// A write to `range` (whole blocks) is over, or failed, and what was set aside for it in
+    /// [`stage`](CopyOnWrite::stage) or [`allocate`](FileMappingMut::allocate) was not taken: it is anybody's again.
+    fn give_up(&self, range: Range<u64>) {
+        if let Some(copier) = self.copy_on_write() {
+            copier.unstage(range);
+        }
+    }
     /// How to write what other files share; without it, such writes are refused. Asked when one is met.
     fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = Self::Error>> {
         None

@@ -37,10 +37,8 @@ impl<M: FileMapping> HeldCopies<'_, M> {
 impl<M: FileMapping> Drop for HeldCopies<'_, M> {
     /// What was changed by then does not need it any more.
     fn drop(&mut self) {
-        if !self.blocks.is_empty()
-            && let Some(copier) = self.file.map().copy_on_write()
-        {
-            copier.unstage(self.blocks.clone());
+        if !self.blocks.is_empty() {
+            self.file.map().give_up(self.blocks.clone());
         }
     }
 }

@@ -228,6 +228,18 @@ fn least_full<T: Tree>(geometry: &Geometry) -> (u64, u64) {
     (half(T::max_records(body)), half(T::max_children(body)))
 }
 
+/// Blocks by which a reverse map that has `blocks` may grow at most when so many records come into it, one after the other:
+/// each may split a leaf, and all leaves are half full at the least.
+pub(super) fn map_growth(geometry: &Geometry, blocks: u32, records: u64) -> u32 {
+    let (_, in_inner) = least_full::<Rmapbt>(geometry);
+    let (mut level, mut split) = (records, records);
+    while level > 1 {
+        level = level.div_ceil(in_inner);
+        split += level;
+    }
+    clamp(split.min(u64::from(blocks) + u64::from(tree_blocks::<Rmapbt>(geometry, records))))
+}
+
 /// Blocks of the largest tree that `records` can make.
 fn tree_blocks<T: Tree>(geometry: &Geometry, records: u64) -> u32 {
     let (in_leaf, in_inner) = least_full::<T>(geometry);

@@ -1,11 +1,15 @@
 //! Free space in a transaction: the seam of the allocator on [`Trans`].
 
 use super::trees::{self, GroupTree, InGroup};
-use super::{Allocated, Freed, Order, Purpose, Request, Run, SpaceStore, Spent, Target, VolumeStore};
+use super::{
+    Allocated, Freed, Order, OwnerClaim, Purpose, Request, Run, SpaceStore, Spent, Target, VolumeStore,
+};
 use crate::btree::edit::Editor;
 use crate::error::{Error, Result};
 use crate::rmap::{self, Mapping, RmapOwner};
 use crate::trans::{BufIndex, Trans};
+use crate::volume::Volume;
+use std::collections::BTreeMap;
 use std::mem::size_of;
 use xfs_format::ag::{AGF, AGFL, AGI, AgHeader, Agf, Agfl, AgflHeader, Agi};
 use xfs_format::btree::{Bnobt, Cntbt, Refcountbt, Rmapbt};
@@ -241,6 +245,17 @@ impl VolumeStore for LockedSpace<'_, '_> {
 
     fn settle_busy(&mut self) -> Result<bool> {
         self.trans.settle_busy()
+    }
+}
+
+impl<'v> Trans<'v> {
+    /// See [`Space::claim_for_owners`](super::Space::claim_for_owners).
+    pub(crate) fn claim_for_owners(
+        &mut self,
+        wanted: &BTreeMap<AgNumber, u64>,
+    ) -> Result<Option<OwnerClaim<'v>>> {
+        let volume: &'v Volume = self.volume();
+        volume.write_side()?.space.claim_for_owners(&mut LockedSpace::new(self), wanted)
     }
 }
 

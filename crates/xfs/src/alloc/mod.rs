@@ -19,6 +19,7 @@
 
 mod agfl;
 mod busy;
+mod claims;
 #[cfg(test)]
 mod effort;
 mod group;
@@ -35,11 +36,12 @@ mod space;
 mod trees;
 
 pub use busy::{BusyExtents, BusyGuard, BusyMark};
+pub use claims::OwnerClaim;
 pub use group::Group;
 pub use limits::Limits;
 pub(crate) use limits::rmap_levels;
 pub(crate) use locked::LockedSpace;
-pub use pick::{Allocated, Space, Target};
+pub use pick::{Allocated, FEW, Owners, Space, Target};
 pub use seam::{Freed, Order, SpaceStore, Spent, VolumeStore};
 
 use crate::rmap::RmapOwner;

@@ -5,20 +5,33 @@
 //! group below one that it holds: this keeps transactions from waiting for each other in a circle. Groups that by
 //! their last committed AGF have too little are not locked at all.
 
+use super::claims::{Claims, OwnerClaim};
 use super::group::{Group, Outcome};
-use super::limits::Limits;
+use super::limits::{Limits, map_growth};
 use super::seam::VolumeStore;
 use super::{Place, Purpose, Request, Run};
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
 use crate::rmap::RmapOwner;
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber, FsBlock};
 
+/// Records that come into a reverse map, and are not more than any change brings.
+pub const FEW: u64 = 6;
 /// How often a search begins anew after busy extents have settled.
 const SETTLE_ROUNDS: u32 = 3;
+
+/// What a change does to those who own blocks of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owners {
+    /// Blocks get one more.
+    More,
+    /// What owners have is cut into pieces, which brings so many records.
+    InPieces(u64),
+}
 
 /// Where in the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +64,7 @@ impl Allocated {
 #[derive(Debug)]
 pub struct Space {
     at_first: Bounds,
+    claims: Claims,
 }
 
 /// What follows from the volume's size, and stays as it is: who is at work with it as the volume grows goes on with it.
@@ -70,7 +84,7 @@ impl Bounds {
 impl Space {
     /// The free space of a volume of this shape.
     pub fn new(geometry: &Geometry) -> Self {
-        Self { at_first: Bounds::new(geometry) }
+        Self { at_first: Bounds::new(geometry), claims: Claims::default() }
     }
 
     /// The volume has this shape now, which is larger. Nobody else says so at the same time.
@@ -102,22 +116,62 @@ impl Space {
         Ok(kept)
     }
 
-    /// Whether blocks of a group may get one owner more each, as the group is now; or, if not `shared` anew, whether what
-    /// owners have of them may be cut into more pieces: the reverse map has room for that, if there is one.
+    /// Whether what `owners` says may be done in a group, as the group is now: the reverse map has room for that, if there is
+    /// one.
     pub fn has_room_for_owners(
         &self,
         bufs: &BufCache,
         geometry: &Geometry,
         ag: AgNumber,
-        shared: bool,
+        owners: Owners,
     ) -> Result<bool> {
         if !geometry.rmapbt {
             return Ok(true);
         }
         let limits = self.limits();
         let (agf, tree) = headers(bufs, geometry, ag)?;
-        let least = if shared { limits.least_to_share(ag) } else { limits.least_to_cut(ag) };
-        Ok(limits.room_for_owners(ag, &agf, tree) >= least)
+        let least = match owners {
+            Owners::More => limits.least_to_share(ag),
+            Owners::InPieces(records) if records <= FEW => limits.least_to_cut(ag),
+            Owners::InPieces(records) => {
+                limits.least_to_cut(ag) + map_growth(geometry, agf.rmap_blocks.get(), records)
+            }
+        };
+        Ok(limits.room_for_owners(ag, &agf, tree).saturating_sub(self.claims.of(ag)) >= least)
+    }
+
+    /// Claims room for so many records of the reverse map of each of these groups, for a change that cannot end half-way.
+    /// `None`: one has too little. Leaves no group locked.
+    pub fn claim_for_owners<S: VolumeStore + ?Sized>(
+        &self,
+        store: &mut S,
+        wanted: &BTreeMap<AgNumber, u64>,
+    ) -> Result<Option<OwnerClaim<'_>>> {
+        let limits = self.limits();
+        let mut claim = self.claims.begin();
+        for (&ag, &records) in wanted {
+            store.lock_space(ag, true)?;
+            let (agf, tree) = (*store.agf(ag)?, store.peek_free_inode_tree_blocks(ag)?);
+            let growth = map_growth(store.geometry(), agf.rmap_blocks.get(), records);
+            let wanted = limits.least_to_cut(ag).saturating_add(growth).saturating_add(self.claims.of(ag));
+            let has_room = limits.room_for_owners(ag, &agf, tree) >= wanted;
+            if has_room {
+                claim.add(ag, growth, limits.kept_for_owners(ag, agf.rmap_blocks.get()));
+            }
+            store.unlock_clean(ag);
+            if !has_room {
+                return Ok(None);
+            }
+        }
+        Ok(Some(claim))
+    }
+
+    /// What is claimed of a group beyond what it keeps for its reverse map.
+    fn claimed_beyond(&self, ag: AgNumber, agf: &Agf) -> u32 {
+        match self.claims.of(ag) {
+            0 => 0,
+            claimed => claimed.saturating_sub(self.limits().kept_for_owners(ag, agf.rmap_blocks.get())),
+        }
     }
 
     /// Allocates blocks. [`Error::NoSpace`]: no group that may be waited for has them.
@@ -242,6 +296,8 @@ impl Space {
         if room.longest < request.min || available < request.min || !store.lock_space(ag, wait)? {
             return Ok(Outcome::Full);
         }
+        // Behind the lock: see `claims`.
+        let reserve = reserve.saturating_add(self.claimed_beyond(ag, store.agf(ag)?));
         let outcome = Group::new(store, limits, ag, reserve).allocate(place, request)?;
         if !matches!(outcome, Outcome::Got(_)) {
             store.unlock_clean(ag);

@@ -270,6 +270,10 @@ impl FileMapping for FileMap {
         self.entry.overwritten().note(self.life);
     }
 
+    fn give_up(&self, range: Range<u64>) {
+        self.volume.unclaim_copies(&self.entry, &self.blocks(&range));
+    }
+
     fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = Error>> {
         let can = self.volume.is_writable() && self.volume.geometry().reflink;
         can.then_some(self)
@@ -314,8 +318,11 @@ impl FileMappingMut for FileMap {
             .volume
             .prepare_blocks(&self.entry, &blocks)
             .and_then(|()| self.volume.stage_copies(&self.entry, blocks));
-        if prepared.as_ref().is_err_and(Error::is_refusal) {
-            self.volume.take_back(&self.entry, given)?;
+        if let Err(error) = &prepared {
+            self.give_up(range);
+            if error.is_refusal() {
+                self.volume.take_back(&self.entry, given)?;
+            }
         }
         prepared
     }

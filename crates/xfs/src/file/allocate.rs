@@ -19,9 +19,6 @@ use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
 pub(super) const EXTENT_BLOCKS_MAX: u64 = (1 << BLOCKCOUNT_BITS) - 1;
 /// Extents that one transaction converts.
 const CONVERTED_AT_ONCE: usize = 2;
-/// With so many free blocks, there are some for a map until the data are written that it is to tell of, whatever others
-/// take meanwhile.
-const PLENTY: u64 = 4096;
 
 /// What a file was given by an allocation.
 #[derive(Debug, Default)]
@@ -89,25 +86,30 @@ impl Volume {
         Ok(missing)
     }
 
-    /// Sees to it that [`data_written`](Self::data_written) will not be refused half-way: it asks for the limits, and
-    /// where there is little space, extents that never held data are cut at both ends of `blocks` now, and what comes
-    /// then needs none. [`Error::NoSpace`] and the others come before any data are written.
+    /// Sees to it that [`data_written`](Self::data_written) will not be refused half-way: it asks for the limits. Where
+    /// extents that never held data will be cut at the ends of `blocks`, what the map may need for that is reserved; if there is
+    /// no space for it, they are cut now. [`Error::NoSpace`] and the others come before any data are written.
     pub fn prepare_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
         self.check_block_change(entry)?;
         self.check_room_to_cut(entry, blocks)?;
-        if self.write_side()?.counters.available_blocks() >= PLENTY {
-            return Ok(());
-        }
         let extents = self.extents(&entry.current(), ForkKind::Data)?;
         let is_inside = |at: &FileBlock| matches!(extents.lookup(*at), Mapped::Extent(extent) if extent.unwritten && extent.startoff < *at);
-        let cuts: Vec<FileBlock> = [blocks.start, blocks.end].into_iter().filter(is_inside).collect();
-        if cuts.is_empty() {
+        if ![blocks.start, blocks.end].iter().any(is_inside) {
             return Ok(());
+        }
+        let wanted = need_to_mark(self).reservation().blocks;
+        match self.write_side()?.counters.reserve_blocks(wanted) {
+            Ok(()) => {
+                entry.copying().to_mark().keep(blocks.start, wanted);
+                return Ok(());
+            }
+            Err(Error::NoSpace) => {}
+            Err(error) => return Err(error),
         }
         let need = Need::new(self.geometry()).inodes(1).map_changes(2).steps(2);
         let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
         join_file(&mut trans, entry)?;
-        for at in cuts {
+        for at in [blocks.start, blocks.end].into_iter().filter(is_inside) {
             trans.split_map(entry.ino(), at)?;
         }
         trans.commit()?;
@@ -260,10 +262,27 @@ impl Volume {
         size: Option<u64>,
         now: Timestamp,
     ) -> Result<()> {
+        let mut kept = entry.copying_if_any().map_or(0, |copying| copying.to_mark().take(&blocks));
+        let told = self.tell_written(entry, blocks, (size, now), &mut kept);
+        self.write_side()?.counters.return_blocks(kept);
+        told
+    }
+
+    /// `kept`: blocks that were reserved for it.
+    fn tell_written(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        (size, now): (Option<u64>, Timestamp),
+        kept: &mut u64,
+    ) -> Result<()> {
         let mut todo = Some(blocks);
         loop {
-            // The data are written already: on a full volume, what needs no block is done without.
-            let mut trans = Trans::start(self, need_to_mark(self).reservation().or_no_blocks())?;
+            let mut trans = match kept {
+                // The data are written already: on a full volume, what needs no block is done without.
+                0 => Trans::start(self, need_to_mark(self).reservation().or_no_blocks())?,
+                _ => Trans::start_with(self, need_to_mark(self).reservation(), kept)?,
+            };
             join_file(&mut trans, entry)?;
             let ino = entry.ino();
             todo = match todo {
@@ -275,6 +294,8 @@ impl Volume {
                 let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
                 core.size = size.map_or(core.size, |size| core.size.max(size));
                 (core.mtime, core.ctime) = (now, now);
+            } else {
+                *kept = trans.unused_blocks();
             }
             trans.commit()?;
             if done {

@@ -16,7 +16,7 @@
 use super::allocate::EXTENT_BLOCKS_MAX;
 use super::exchange::tree_blocks;
 use super::{Blocks, join_file};
-use crate::alloc::{Purpose, Request, Target};
+use crate::alloc::{FEW, Owners, Purpose, Request, Target};
 use crate::bmap::SharedRun;
 use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts};
 use crate::error::{Error, Result};
@@ -24,6 +24,7 @@ use crate::inode::{ForkKind, Inode, InodeEntry};
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use xfs_format::bmbt::Extent;
 use xfs_format::inode::InodeFlags2;
@@ -93,7 +94,7 @@ impl Volume {
         let parts = self.parts_of(entry, &fork, blocks.clone())?;
         let is_claimed = |part: &Blocks, goes: &Goes| match goes {
             Goes::Elsewhere(_) => false,
-            Goes::Staged(_) => fork.next_unused(part).is_none() && entry.copying().keeps(&blocks),
+            Goes::Staged(_) => fork.next_unused(part).is_none() && entry.copying().kept().keeps(&blocks),
             Goes::Hole | Goes::InPlace(_) => true,
         };
         // Who claims anew what he has claimed before needs no more than that.
@@ -102,6 +103,7 @@ impl Volume {
         }
         self.check_block_change(entry)?;
         self.check_room_to_cut(entry, &blocks)?;
+        self.check_room_for_pieces(&parts)?;
         match self.stage_parts(entry, &mut fork, &blocks, hint(&entry.peek())) {
             // What was staged beside some of it may be what the rest lacks.
             Err(Error::NoSpace) => {
@@ -116,6 +118,30 @@ impl Volume {
             }
         }
         self.keep_for_map(entry, &mut fork, &blocks).inspect_err(|_| fork.mark(&blocks, false))
+    }
+
+    /// [`Error::NoSpace`] if the reverse map of a group may not have room for what is left of extents out of which copies cut
+    /// these parts.
+    fn check_room_for_pieces(&self, parts: &[(Blocks, Goes)]) -> Result<()> {
+        const LEFT: u64 = 2;
+        if parts.len() as u64 * LEFT <= FEW {
+            return Ok(());
+        }
+        let (geometry, mut records) = (self.geometry(), BTreeMap::<_, u64>::new());
+        let shared = parts.iter().filter_map(|(_, goes)| match goes {
+            Goes::Elsewhere(start) => geometry.split_block(*start),
+            _ => None,
+        });
+        for (ag, _) in shared {
+            *records.entry(ag).or_default() += LEFT;
+        }
+        for (ag, records) in records {
+            let pieces = Owners::InPieces(records);
+            if !self.write_side()?.space.has_room_for_owners(self.bufs(), geometry, ag, pieces)? {
+                return Err(Error::NoSpace);
+            }
+        }
+        Ok(())
     }
 
     /// Reserves what the map may need to tell of all that is claimed in `blocks`.
@@ -135,7 +161,7 @@ impl Volume {
             reserved = counters.reserve_blocks(kept);
         }
         reserved?;
-        entry.copying().keep(blocks.start, kept);
+        entry.copying().kept().keep(blocks.start, kept);
         Ok(())
     }
 
@@ -260,12 +286,12 @@ impl Volume {
     ) -> Result<()> {
         let Some(copying) = entry.copying_if_any() else { return Ok(()) };
         let mut fork = copying.fork();
-        let mut kept = copying.kept(&blocks);
+        let mut kept = copying.kept().take(&blocks);
         let taken = self.take_all(entry, &mut fork, &blocks, (unwritten, &mut kept));
         let left = fork.next_claimed(&(blocks.end..FileBlock(u64::MAX)));
-        match left.filter(|left| taken.is_ok() && !copying.keeps(&(left.startoff..left.end()))) {
+        match left.filter(|left| taken.is_ok() && !copying.kept().keeps(&(left.startoff..left.end()))) {
             // Of a claim of which only a part was taken, the rest needs what is left.
-            Some(left) => copying.keep(left.startoff, kept),
+            Some(left) => copying.kept().keep(left.startoff, kept),
             None => self.write_side()?.counters.return_blocks(kept),
         }
         taken?;
@@ -307,12 +333,13 @@ impl Volume {
         Ok(())
     }
 
-    /// Gives up the claims of a write that failed.
+    /// Gives up the claims of a write that failed, and what was reserved for it.
     pub(crate) fn unclaim_copies(&self, entry: &InodeEntry, blocks: &Blocks) {
         if let Some(copying) = entry.copying_if_any() {
             copying.fork().mark(blocks, false);
             if let Ok(write) = self.write_side() {
-                write.counters.return_blocks(copying.kept(blocks));
+                let kept = copying.kept().take(blocks) + copying.to_mark().take(blocks);
+                write.counters.return_blocks(kept);
             }
         }
     }

@@ -5,17 +5,20 @@
 //!
 //! Invariants:
 //! - blocks for all that either map may need are reserved before anything changes, and what the maps' trees give back on
-//!   the way stays with the transaction: it never lacks space half-way;
+//!   the way stays with the transaction; so is room in the reverse maps of all groups for the pieces that owners will have:
+//!   it never lacks space half-way;
 //! - if either file has the flag for shared blocks, both have it before any block moves;
 //! - it is in the log for good before anybody can write to either range: such a write goes in place, to what the other file
 //!   would have again behind a crash.
 
 use super::{Blocks, join_file};
+use crate::alloc::{FEW, OwnerClaim};
 use crate::bmap::edit::extent_limit;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, InodeEntry};
-use crate::trans::Trans;
+use crate::trans::counters::Counters;
 use crate::trans::reservation::{Need, map_levels};
+use crate::trans::{Trans, new_owner_records};
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::btree::{Bmbt, Tree};
@@ -51,6 +54,35 @@ impl ExchangeBlocks<'_> {
 
     fn is_one_file(&self) -> bool {
         self.files[0].ino() == self.files[1].ino()
+    }
+
+    /// What the log will promise, of whichever generations the inodes are.
+    fn promise(&self) -> Exchange {
+        let mut flags = ExchangeFlags::empty();
+        flags.set(ExchangeFlags::INO1_WRITTEN, self.only_written);
+        flags.set(ExchangeFlags::SET_SIZES, self.sizes.is_some());
+        Exchange {
+            inodes: self.files.map(|entry| entry.ino()),
+            generations: [0; 2],
+            offsets: self.at,
+            blocks: self.blocks,
+            flags,
+            sizes: self.sizes.unwrap_or([u64::MAX; 2]),
+        }
+    }
+}
+
+/// Room for the pieces that owners will have, until the exchange is over.
+struct Room<'a> {
+    counters: &'a Counters,
+    /// What is reserved of the volume's free blocks, besides what groups keep.
+    blocks: u64,
+    _claim: OwnerClaim<'a>,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.counters.return_blocks(self.blocks);
     }
 }
 
@@ -92,6 +124,7 @@ impl Volume {
             }
             self.say_shared(exchange.files, &runs);
         }
+        let _room = self.claim_room_to_exchange(exchange)?;
         let mut trans = Trans::start(self, need.reservation())?;
         trans.keep_what_is_freed();
         for entry in &files {
@@ -104,18 +137,8 @@ impl Volume {
             core.flags2.set(InodeFlags2::REFLINK, shares);
         }
         let generations = exchange.files.map(|entry| trans.inode(entry.ino()).core().generation);
-        let mut flags = ExchangeFlags::empty();
-        flags.set(ExchangeFlags::INO1_WRITTEN, exchange.only_written);
-        flags.set(ExchangeFlags::SET_SIZES, exchange.sizes.is_some());
         if exchange.blocks > 0 {
-            trans.exchange_later(Exchange {
-                inodes: exchange.files.map(|entry| entry.ino()),
-                generations,
-                offsets: exchange.at,
-                blocks: exchange.blocks,
-                flags,
-                sizes: exchange.sizes.unwrap_or([u64::MAX; 2]),
-            });
+            trans.exchange_later(Exchange { generations, ..exchange.promise() });
         } else {
             // Kernels take an exchange of no blocks in the log for damage.
             for (entry, size) in exchange.files.into_iter().zip(exchange.sizes.into_iter().flatten()) {
@@ -124,6 +147,29 @@ impl Volume {
         }
         let seq = trans.commit()?;
         self.write_side()?.journal.force(seq)
+    }
+
+    /// Has the groups keep room for the pieces that owners will have in their reverse maps. [`Error::NoSpace`]: there is too
+    /// little. The caller keeps others off both ranges.
+    fn claim_room_to_exchange(self: &Arc<Self>, exchange: &ExchangeBlocks<'_>) -> Result<Option<Room<'_>>> {
+        let geometry = self.geometry();
+        if !geometry.rmapbt {
+            return Ok(None);
+        }
+        let [one, two] = exchange.files.map(|entry| entry.current());
+        let lists = [self.extents(&one, ForkKind::Data)?, self.extents(&two, ForkKind::Data)?];
+        let records = new_owner_records(geometry, [&lists[0], &lists[1]], exchange.promise());
+        // For few there is room anyway: it was asked for.
+        if records.values().all(|&records| records <= FEW) {
+            return Ok(None);
+        }
+        let write = self.write_side()?;
+        let mut trans = Trans::start(self, Need::new(geometry).reservation())?;
+        let claim = trans.claim_for_owners(&records)?.ok_or(Error::NoSpace)?;
+        drop(trans);
+        let blocks = claim.beyond();
+        write.counters.reserve_blocks(blocks)?;
+        Ok(Some(Room { counters: &write.counters, blocks, _claim: claim }))
     }
 
     /// What it takes at most. [`Error::TooManyExtents`] if either file could get more than it may have.

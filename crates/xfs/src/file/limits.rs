@@ -7,6 +7,7 @@
 //!   them spoken for. Several at once, of different parts of a file, thus do not take them from each other.
 
 use super::{Blocks, allocate, remove, shift};
+use crate::alloc::Owners;
 use crate::bmap::edit::extent_limit;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, InodeEntry};
@@ -25,6 +26,8 @@ const AT_ONCE: u64 = 4096;
 const AT_ONCE: u64 = 2;
 /// Changes of reference counts that find room for their tree and have not taken it yet.
 const COUNTS_AT_ONCE: u32 = 8;
+/// Records of the reverse map that come of cutting extents at both ends of a range.
+const ENDS: u64 = 2;
 /// Extents that are left to changes on their way.
 pub(super) const SPARE: u64 = AT_ONCE * MORE;
 
@@ -44,7 +47,7 @@ impl Volume {
         let counted = self.group_space(ag)?;
         let levels = counted.refcountbt.map_or(0, |root| root.levels + 1);
         let has_room = counted.free_blocks >= COUNTS_AT_ONCE * levels
-            && space.has_room_for_owners(self.bufs(), self.geometry(), ag, true)?;
+            && space.has_room_for_owners(self.bufs(), self.geometry(), ag, Owners::More)?;
         if has_room { Ok(()) } else { Err(Error::NoSpace) }
     }
 
@@ -62,7 +65,7 @@ impl Volume {
             at = extent.end();
             let group = geometry.split_block(extent.startblock).map(|(ag, _)| ag);
             let Some(ag) = group.filter(|_| group != asked) else { continue };
-            if !space.has_room_for_owners(self.bufs(), geometry, ag, false)? {
+            if !space.has_room_for_owners(self.bufs(), geometry, ag, Owners::InPieces(ENDS))? {
                 return Err(Error::NoSpace);
             }
             asked = group;

@@ -135,12 +135,12 @@ fn what_a_claim_keeps_for_the_map_stays_until_all_of_it_is_taken() {
     let set_aside = reserved();
     volume.stage_copies(entry, blocks(0..2)).unwrap();
     volume.take_copies(entry, blocks(0..1)).unwrap();
-    assert!(entry.copying().keeps(&blocks(1..2)), "the rest of the claim has nothing");
+    assert!(entry.copying().kept().keeps(&blocks(1..2)), "the rest of the claim has nothing");
     let before = counters.available_blocks();
     volume.stage_copies(entry, blocks(1..2)).unwrap();
     assert_eq!(counters.available_blocks(), before, "it was claimed before");
     volume.take_copies(entry, blocks(1..2)).unwrap();
-    assert!(!entry.copying().keeps(&blocks(0..4)));
+    assert!(!entry.copying().kept().keeps(&blocks(0..4)));
     assert!(counters.available_blocks() > before, "nothing comes back");
     assert_eq!(reserved(), set_aside, "something is reserved still");
 }

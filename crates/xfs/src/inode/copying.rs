@@ -6,8 +6,8 @@
 //!   as others have given up since, until somebody who would write there asks the tree of reference counts again. Only who
 //!   clones the file's own blocks makes more of them shared: they are told before the counts change;
 //! - blocks are named by their place on the volume: whatever moves within the file stays known;
-//! - what a write has claimed comes with blocks of the volume that the map may need to tell of it: they are reserved from the
-//!   claim on until it is taken or given up;
+//! - what a write has claimed comes with blocks of the volume that the map may need to tell of it, and so does what it will
+//!   say of unwritten blocks: they are reserved from then on until it is taken or given up;
 //! - the lock of the CoW fork is taken behind the file's range and before anything that a transaction locks; whoever stages
 //!   or remaps holds it from the first look at the fork until the fork says what was committed.
 
@@ -27,7 +27,33 @@ pub(crate) struct Copying {
     shared: ArcSwapOption<BlockSet>,
     fork: Mutex<CowFork>,
     /// Blocks that are reserved for the map, by the first block that a write has claimed.
-    kept: Mutex<BTreeMap<FileBlock, u64>>,
+    kept: Kept,
+    /// The same of writes that will say of unwritten blocks that they hold data.
+    to_mark: Kept,
+}
+
+/// Blocks of the volume that are reserved, by the first block of the file that it is for.
+#[derive(Debug, Default)]
+pub(crate) struct Kept(Mutex<BTreeMap<FileBlock, u64>>);
+
+impl Kept {
+    /// Notes that so many blocks are reserved, for what begins at `first`.
+    pub(crate) fn keep(&self, first: FileBlock, blocks: u64) {
+        *self.0.lock().entry(first).or_default() += blocks;
+    }
+
+    /// Whether anything is reserved for what begins in `blocks`.
+    pub(crate) fn keeps(&self, blocks: &Range<FileBlock>) -> bool {
+        self.0.lock().range(blocks.clone()).next().is_some()
+    }
+
+    /// Gives what is reserved for what begins in `blocks`: the caller's to use, or to return.
+    pub(crate) fn take(&self, blocks: &Range<FileBlock>) -> u64 {
+        let mut all = self.0.lock();
+        let mut inside = all.split_off(&blocks.start);
+        all.append(&mut inside.split_off(&blocks.end));
+        inside.into_values().sum()
+    }
 }
 
 impl Copying {
@@ -53,22 +79,14 @@ impl Copying {
         self.fork.try_lock()
     }
 
-    /// Notes that so many blocks are reserved for the map, for what was claimed from `first` on.
-    pub(crate) fn keep(&self, first: FileBlock, blocks: u64) {
-        *self.kept.lock().entry(first).or_default() += blocks;
+    /// What is reserved for the map, for what writes have claimed.
+    pub(crate) fn kept(&self) -> &Kept {
+        &self.kept
     }
 
-    /// Whether anything is reserved for the map, for what was claimed from a block of `blocks` on.
-    pub(crate) fn keeps(&self, blocks: &Range<FileBlock>) -> bool {
-        self.kept.lock().range(blocks.clone()).next().is_some()
-    }
-
-    /// Gives what is reserved for the map, for what was claimed in `blocks`: the caller's to use, or to return.
-    pub(crate) fn kept(&self, blocks: &Range<FileBlock>) -> u64 {
-        let mut all = self.kept.lock();
-        let mut inside = all.split_off(&blocks.start);
-        all.append(&mut inside.split_off(&blocks.end));
-        inside.into_values().sum()
+    /// What is reserved for the map, for writes to unwritten blocks.
+    pub(crate) fn to_mark(&self) -> &Kept {
+        &self.to_mark
     }
 
     /// Says which blocks are shared, with the fork locked.

@@ -23,7 +23,7 @@ mod space;
 pub(crate) mod superblock;
 
 pub use buffers::BufIndex;
-pub(crate) use deferred::{Arisen, AttrWork, Intent, Promise, ids_behind};
+pub(crate) use deferred::{Arisen, AttrWork, Intent, Promise, ids_behind, new_owner_records};
 
 use crate::alloc::Run;
 use crate::error::{Error, Result};

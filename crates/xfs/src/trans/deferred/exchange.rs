@@ -13,11 +13,13 @@ use crate::bmap::{ExtentList, Mapped};
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, ForkState};
 use crate::trans::Trans;
+use std::collections::BTreeMap;
 use xfs_format::bmbt::Extent;
 use xfs_format::error::FormatError;
+use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
 use xfs_format::log::{BmapOp, Exchange, ExchangeFlags, InodeFields};
-use xfs_format::types::{FileBlock, InodeNumber};
+use xfs_format::types::{AgNumber, FileBlock, InodeNumber};
 
 const NAME: &str = "XMI";
 
@@ -98,6 +100,26 @@ impl Piece {
             _ => false,
         }
     }
+}
+
+/// How many records come into the reverse map of each group when all of it is exchanged: each piece that moves is another
+/// owner's then, and may leave one more of its extent behind it.
+pub(crate) fn new_owner_records(
+    geometry: &Geometry,
+    lists: [&ExtentList; 2],
+    mut todo: Exchange,
+) -> BTreeMap<AgNumber, u64> {
+    const MOVED_AND_LEFT: u64 = 2;
+    let mut records = BTreeMap::new();
+    while let (Some(pair), left) = next_pair(lists, todo) {
+        for extent in pair.iter().filter_map(Piece::extent) {
+            if let Some((ag, _)) = geometry.split_block(extent.startblock) {
+                *records.entry(ag).or_default() += MOVED_AND_LEFT;
+            }
+        }
+        todo = left;
+    }
+    records
 }
 
 /// The next pair that differs, and what is left of the exchange behind it. `None`: there is none.

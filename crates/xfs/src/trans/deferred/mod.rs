@@ -23,6 +23,7 @@ mod work;
 pub(crate) use arisen::Arisen;
 pub(crate) use attrs::AttrWork;
 pub(super) use counts::{PIECES, bytes as count_bytes};
+pub(crate) use exchange::new_owner_records;
 pub(super) use exchange::{REMAPPED, bytes as exchange_bytes};
 pub(super) use frees::bytes as free_bytes;
 pub(crate) use intent::{Intent, ids_behind};
