@@ -395,3 +395,47 @@ fn options_for_features_that_are_not_made() {
     uxfs_ok(&off);
     run("xfs_repair", &[&"-n", &image]);
 }
+
+#[test]
+fn a_volume_that_cannot_be_opened_is_refused_with_its_feature_by_every_verb() {
+    let cases = [
+        ("-rrtdev=", "the volume has a realtime section, which is not supported"),
+        ("-llogdev=", "the volume has an external log, which is not supported"),
+    ];
+    for (option, said) in cases {
+        for mkfs in [PathBuf::from("mkfs.xfs"), Release::Unstable.path("mkfs.xfs").unwrap()] {
+            let dir = scratch();
+            let other = dir.path().join("other device");
+            std::fs::File::create(&other).unwrap().set_len(256 << 20).unwrap();
+            let option = format!("{option}{}", other.display());
+            let image = Image::made_by(&mkfs, &[&option]);
+            let untouched = image.dir.path().join("untouched");
+            run("cp", &[&"--sparse=always", &image.path, &untouched]);
+            let host = dir.path().join("file");
+            std::fs::write(&host, "content").unwrap();
+            let (root, new) = (image.at("/"), image.at("/new"));
+            let commands: [&[&dyn AsRef<OsStr>]; 16] = [
+                &[&"info", &image.path],
+                &[&"ls", &root],
+                &[&"check", &image.path],
+                &[&"recover", &image.path],
+                &[&"cp", &host, &new],
+                &[&"mkdir", &new],
+                &[&"ln", &"-s", &"target", &new],
+                &[&"truncate", &"-s", &"0", &new],
+                &[&"rm", &new],
+                &[&"chmod", &"600", &root],
+                &[&"chown", &"7:7", &root],
+                &[&"xattr", &"set", &root, &"user.colour", &"red"],
+                &[&"label", &image.path, &"new"],
+                &[&"uuid", &image.path, &"generate"],
+                &[&"grow", &image.path, &"500M"],
+                &[&"upgrade", &image.path, &"-O", &"nrext64"],
+            ];
+            for command in commands {
+                uxfs_fails(command, 4, said);
+            }
+            run("cmp", &[&untouched, &image.path]);
+        }
+    }
+}

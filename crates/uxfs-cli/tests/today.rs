@@ -234,3 +234,29 @@ fn a_volume_of_100_tib_takes_little_memory() {
     let_the_kernel_work(&image, "kernel");
     sound(&image.path);
 }
+
+/// A kernel's `df` leaves out what groups keep for their metadata, and `info` says how much that is.
+#[test]
+fn info_says_how_much_of_the_free_space_no_file_gets() {
+    for options in [&[][..], &["-m", "rmapbt=0"], &["-b", "size=1024"]] {
+        let image = Image::made_by(&Release::Unstable.path("mkfs.xfs").unwrap(), options);
+        let said = info(&image.path);
+        let number = |name: &str| said[name].as_u64().unwrap_or_else(|| panic!("{name} in {said}"));
+        let ours = number("free_blocks") - number("kept_back_blocks");
+        let mount = image.mount(&[]);
+        let theirs = rustix::fs::statvfs(mount.dir()).unwrap().f_bavail;
+        drop(mount);
+        // A mounted volume has a pool of its own for what must not fail.
+        let pool = (number("blocks") / 20).min(8192);
+        // Kernels count some blocks of a group's headers otherwise.
+        let most = 32 * number("ag_count");
+        let by_kernel = theirs + pool;
+        assert!(
+            ours.abs_diff(by_kernel) <= most,
+            "{options:?}: {ours} blocks for files, {by_kernel} by the kernel"
+        );
+        let text = String::from_utf8(uxfs_ok(&[&"info", &image.path])).unwrap();
+        let free = text.lines().find(|line| line.starts_with("free ")).unwrap();
+        assert!(free.ends_with(" of it kept for metadata to grow"), "{free}");
+    }
+}

@@ -77,7 +77,7 @@ impl Volume {
     /// Durable when this returns; whatever comes between leaves the volume as it was, or as it is then.
     ///
     /// The device is as long as it was when the volume was opened. As with `xfs_growfs`, an end that would make a group of
-    /// fewer than 64 blocks is left out. [`ErrorKind::Unsupported`]: it would become smaller.
+    /// fewer than 64 blocks is left out. [`ErrorKind::InvalidInput`]: it would become smaller.
     pub fn grow(&self, bytes: Option<u64>) -> Result<Grown> {
         let device = self.device().size();
         let grown = self.engine().grow(bytes.unwrap_or(device))?;

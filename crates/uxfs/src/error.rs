@@ -223,7 +223,7 @@ fn alter_kind(refusal: &Refusal) -> ErrorKind {
         Refusal::Device { .. } => ErrorKind::NoSpace,
         Refusal::TooLarge { .. } => ErrorKind::TooLarge,
         Refusal::Log { .. } => ErrorKind::LogTooSmall,
-        Refusal::Shrink { .. } | Refusal::Needs { .. } => ErrorKind::Unsupported,
+        Refusal::Needs { .. } => ErrorKind::Unsupported,
         _ => ErrorKind::InvalidInput,
     }
 }

@@ -1,5 +1,6 @@
 //! What a volume says of itself: its shape, its features, and what is free.
 
+use crate::alloc::Space;
 use crate::error::Result;
 use crate::volume::Volume;
 use std::sync::atomic::Ordering;
@@ -137,6 +138,16 @@ impl Volume {
             });
         }
         self.sum_groups(blocks)
+    }
+
+    /// Of the free blocks, those that no file gets: what the trees of free space are in, and what each group keeps so that
+    /// its trees can grow. As the groups are now, of which each is read.
+    pub fn kept_back(&self) -> Result<u64> {
+        let (bufs, geometry) = (self.bufs(), self.geometry());
+        match self.write_side() {
+            Ok(write) => write.space.kept_back(bufs, geometry),
+            Err(_) => Space::new(geometry).kept_back(bufs, geometry),
+        }
     }
 
     /// Sums what the groups' headers say.

@@ -1,7 +1,8 @@
 //! `uxfs demo`: makes a volume, shows what is in it, measures overwrites of one file by many threads, and checks
 //! what was written. Needs no root, takes under a minute, and leaves nothing behind.
 
-use super::{bench, info, tree};
+use super::info::Shown;
+use super::{bench, tree};
 use crate::exit::{Exit, Failure, Result};
 use crate::location::{Images, Location};
 use crate::options::Global;
@@ -111,7 +112,7 @@ fn show(image: &Path, global: &Global) -> Result<()> {
     let volume = Images::new(&plain).volume(&root)?;
     let mut out = Output::new(&plain);
     out.text("\n$ uxfs info demo.img\n")?;
-    info::print(&volume.info().map_err(|error| root.failure(&error))?, &mut out)?;
+    Shown::of(&volume).map_err(|error| root.failure(&error))?.print(&mut out)?;
     out.text("\n$ uxfs tree demo.img\n")?;
     tree::draw(&tree::Args::of(root.clone()), &root, &volume, &mut out, &mut Problems::default())?;
     out.text("\n$ uxfs cat demo.img:/home/ada/latest\n")?;

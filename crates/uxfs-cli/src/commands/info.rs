@@ -5,7 +5,7 @@ use crate::location::{Images, Location, parser};
 use crate::options::Global;
 use crate::output::{Object, Output, human_size, put_name};
 use serde_json::{Value, json};
-use uxfs::{FeatureSupport, Kernels, Quota, VolumeInfo};
+use uxfs::{Error, FeatureSupport, Kernels, Quota, Volume, VolumeInfo};
 
 /// Of counts that are marked as right.
 const COUNTED: &str = "once it has written, the next kernel counts anew";
@@ -21,19 +21,33 @@ pub struct Args {
 /// Prints what the volume says of itself.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let volume = Images::new(global).volume(&args.image)?;
-    let info = volume.info().map_err(|error| args.image.failure(&error))?;
+    let shown = Shown::of(&volume).map_err(|error| args.image.failure(&error))?;
     let mut out = Output::new(global);
-    print(&info, &mut out)?;
+    shown.print(&mut out)?;
     out.finish()?;
     Ok(Exit::Ok)
 }
 
-/// Prints it, as JSON or as text.
-pub fn print(info: &VolumeInfo, out: &mut Output) -> Result<()> {
-    if out.is_json() { out.object(object(info)) } else { text(info, out) }
+/// What is shown of a volume.
+pub struct Shown {
+    info: VolumeInfo,
+    /// Free blocks that no file gets. `None`: a group does not say how many those are, as it is damaged.
+    kept: Option<u64>,
 }
 
-fn object(info: &VolumeInfo) -> Object {
+impl Shown {
+    /// What a volume says of itself.
+    pub fn of(volume: &Volume) -> std::result::Result<Self, Error> {
+        Ok(Self { info: volume.info()?, kept: volume.kept_back_blocks().ok() })
+    }
+
+    /// Prints it, as JSON or as text.
+    pub fn print(&self, out: &mut Output) -> Result<()> {
+        if out.is_json() { out.object(object(self)) } else { text(self, out) }
+    }
+}
+
+fn object(Shown { info, kept }: &Shown) -> Object {
     let mut object = Object::new();
     put_name(&mut object, "label", &info.label);
     let fields = json!({
@@ -46,6 +60,7 @@ fn object(info: &VolumeInfo) -> Object {
         "blocks": info.blocks,
         "available_blocks": info.available_blocks,
         "free_blocks": info.free_blocks,
+        "kept_back_blocks": kept,
         "inodes": info.inodes,
         "free_inodes": info.free_inodes,
         "ag_count": info.ag_count,
@@ -101,7 +116,7 @@ fn missing(feature: &FeatureSupport) -> Option<String> {
     (!not.is_empty()).then(|| format!("{}: not {}", feature.name, not.join(", not ")))
 }
 
-fn text(info: &VolumeInfo, out: &mut Output) -> Result<()> {
+fn text(Shown { info, kept }: &Shown, out: &mut Output) -> Result<()> {
     let bytes = |blocks: u64| human_size(blocks.saturating_mul(info.block_size.into()));
     let used = info.available_blocks.saturating_sub(info.free_blocks);
     out.text(format_args!("XFS version {}\n", info.version))?;
@@ -115,7 +130,11 @@ fn text(info: &VolumeInfo, out: &mut Output) -> Result<()> {
         info.block_size
     ))?;
     out.text(format_args!("used        {} ({used} blocks)\n", bytes(used)))?;
-    out.text(format_args!("free        {} ({} blocks)\n", bytes(info.free_blocks), info.free_blocks))?;
+    out.text(format_args!("free        {} ({} blocks)", bytes(info.free_blocks), info.free_blocks))?;
+    if let Some(kept) = kept.map(|kept| kept.min(info.free_blocks)) {
+        out.text(format_args!(", {} of it kept for metadata to grow", bytes(kept)))?;
+    }
+    out.text("\n")?;
     out.text(format_args!(
         "inodes      {} allocated, {} of them free, {} bytes each; root is {}\n",
         info.inodes, info.free_inodes, info.inode_size, info.root_ino

@@ -3,7 +3,7 @@
 //! Options are those of `mkfs.xfs`, letter by letter, as far as they are handled; one that is not is refused by
 //! name, and never ignored.
 
-use super::info;
+use super::info::Shown;
 use super::untar::say_lost;
 use crate::archive::read::Reader;
 use crate::exit::{Exit, Failure, Result, host_name};
@@ -118,7 +118,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         let location = &args.image;
         let volume = Images::new(global).volume(location)?;
         let mut out = Output::new(global);
-        info::print(&volume.info().map_err(|error| location.failure(&error))?, &mut out)?;
+        Shown::of(&volume).map_err(|error| location.failure(&error))?.print(&mut out)?;
         out.finish()?;
     }
     Ok(exit)
