@@ -257,6 +257,18 @@ impl<'v> Trans<'v> {
         let volume: &'v Volume = self.volume();
         volume.write_side()?.space.claim_for_owners(&mut LockedSpace::new(self), wanted)
     }
+
+    /// The transaction has what its reverse maps grow by out of this claim, which it keeps until it ends.
+    pub(crate) fn hold_claim(&mut self, claim: OwnerClaim<'v>) {
+        self.claim = Some(Box::new(claim));
+    }
+
+    /// The reverse map of a group grew by so many blocks, or shrank.
+    pub(super) fn map_grew(&mut self, ag: AgNumber, by: i32) {
+        if let Some(claim) = &mut self.claim {
+            claim.grew(ag, by);
+        }
+    }
 }
 
 impl Trans<'_> {

@@ -141,6 +141,7 @@ impl<T: GroupTree> InGroup<'_, '_, '_, T> {
         let limits = self.space.trans().volume().write_side()?.space.limits();
         let taken = |blocks: u32| i64::from(blocks) + i64::from(limits.kept_for_owners(self.ag, blocks));
         let more = taken(blocks.saturating_add_signed(by)) - taken(blocks);
+        self.space.trans_mut().map_grew(self.ag, by);
         if more == 0 { Ok(()) } else { self.space.spend(Spent::SpaceTrees(more)) }
     }
 }

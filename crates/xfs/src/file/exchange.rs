@@ -72,15 +72,13 @@ impl ExchangeBlocks<'_> {
     }
 }
 
-/// Room for the pieces that owners will have, until the exchange is over.
-struct Room<'a> {
+/// What is reserved of the volume's free blocks for reverse maps, besides what groups keep, until the exchange is over.
+struct Besides<'a> {
     counters: &'a Counters,
-    /// What is reserved of the volume's free blocks, besides what groups keep.
     blocks: u64,
-    _claim: OwnerClaim<'a>,
 }
 
-impl Drop for Room<'_> {
+impl Drop for Besides<'_> {
     fn drop(&mut self) {
         self.counters.return_blocks(self.blocks);
     }
@@ -124,9 +122,13 @@ impl Volume {
             }
             self.say_shared(exchange.files, &runs);
         }
-        let _room = self.claim_room_to_exchange(exchange)?;
+        let room = self.claim_room_to_exchange(exchange)?;
         let mut trans = Trans::start(self, need.reservation())?;
         trans.keep_what_is_freed();
+        let _besides = room.map(|(claim, besides)| {
+            trans.hold_claim(claim);
+            besides
+        });
         for entry in &files {
             join_file(&mut trans, entry)?;
         }
@@ -151,7 +153,10 @@ impl Volume {
 
     /// Has the groups keep room for the pieces that owners will have in their reverse maps. [`Error::NoSpace`]: there is too
     /// little. The caller keeps others off both ranges.
-    fn claim_room_to_exchange(self: &Arc<Self>, exchange: &ExchangeBlocks<'_>) -> Result<Option<Room<'_>>> {
+    fn claim_room_to_exchange(
+        self: &Arc<Self>,
+        exchange: &ExchangeBlocks<'_>,
+    ) -> Result<Option<(OwnerClaim<'_>, Besides<'_>)>> {
         let geometry = self.geometry();
         if !geometry.rmapbt {
             return Ok(None);
@@ -167,9 +172,9 @@ impl Volume {
         let mut trans = Trans::start(self, Need::new(geometry).reservation())?;
         let claim = trans.claim_for_owners(&records)?.ok_or(Error::NoSpace)?;
         drop(trans);
-        let blocks = claim.beyond();
-        write.counters.reserve_blocks(blocks)?;
-        Ok(Some(Room { counters: &write.counters, blocks, _claim: claim }))
+        let (counters, blocks) = (&write.counters, claim.beyond());
+        counters.reserve_blocks(blocks)?;
+        Ok(Some((claim, Besides { counters, blocks })))
     }
 
     /// What it takes at most. [`Error::TooManyExtents`] if either file could get more than it may have.

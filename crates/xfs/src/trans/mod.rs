@@ -25,7 +25,7 @@ pub(crate) mod superblock;
 pub use buffers::BufIndex;
 pub(crate) use deferred::{Arisen, AttrWork, Intent, Promise, ids_behind, new_owner_records};
 
-use crate::alloc::Run;
+use crate::alloc::{OwnerClaim, Run};
 use crate::error::{Error, Result};
 use crate::log::{CommitSeq, Journal, LogItem, LogVector, OnLanded, Outcome, ShutdownReason, Ticket};
 use crate::volume::{Volume, WriteSide};
@@ -71,6 +71,8 @@ pub struct Trans<'v> {
     makes_attributes: bool,
     /// What this part tells the superblock.
     tells: Tells,
+    /// Room in groups for their reverse maps to grow.
+    pub(crate) claim: Option<Box<OwnerClaim<'v>>>,
 }
 
 impl<'v> Trans<'v> {
@@ -173,6 +175,7 @@ impl<'v> Trans<'v> {
             rolled: false,
             makes_attributes: false,
             tells: Tells::default(),
+            claim: None,
         }
     }
 
