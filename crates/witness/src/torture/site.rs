@@ -131,6 +131,14 @@ impl Site {
         self.trace.lock().expect("no panic").push((span, what));
     }
 
+    /// What was done last, a line each.
+    pub(super) fn last_notes(&self) -> String {
+        const SHOWN: usize = 12;
+        let trace = self.trace.lock().expect("no panic");
+        let last = &trace[trace.len().saturating_sub(SHOWN)..];
+        last.iter().map(|(span, what)| format!("\n  {}..{} {what}", span.begun, span.ended)).collect()
+    }
+
     /// What must be there, when nobody changes it any more.
     pub(super) fn into_expected(self) -> Expected {
         Expected {

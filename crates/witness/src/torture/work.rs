@@ -61,6 +61,11 @@ impl Worker<'_> {
                 self.full += 1;
                 Ok(Ended::NoSpace)
             }
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                let free = self.volume.info().map(|info| info.free_blocks);
+                let notes = self.site.last_notes();
+                Err(error).with_context(|| format!("{free:?} blocks are free; last was done:{notes}"))
+            }
             Err(error) => Err(error.into()),
         }
     }

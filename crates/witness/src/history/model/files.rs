@@ -156,7 +156,14 @@ impl Model {
         let (from, to, ..) = self.pair(from, to)?;
         let shared = self.shareable(&Both { from, offset, to, at, len }, true)?;
         let read = |id, at| self.content(id).map(|content: &Content| content.read(at, shared));
-        Ok(Outcome::Same(read(from, offset) == read(to, at)))
+        let same = read(from, offset) == read(to, at);
+        if same {
+            // What was set aside in the second file, where the first has a hole, is one now. Its time stays.
+            let mtime = self.node_mut(to).mtime;
+            self.put(from, offset, to, at, shared);
+            self.node_mut(to).mtime = mtime;
+        }
+        Ok(Outcome::Same(same))
     }
 
     pub(super) fn copy_range(&mut self, from: &Ref, offset: u64, to: &Ref, at: u64, len: u32) -> Applied {
