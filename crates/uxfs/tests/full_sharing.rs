@@ -336,3 +336,38 @@ fn a_group_full_of_owners_lacks_space_and_nothing_else() {
     drop((pieces, large, set_aside, gaps, filler, clones));
     ends_well(&device, volume);
 }
+
+/// A copy of several pieces, each of which has the map leave the inode for a block and come back: that it does so again and
+/// again is no want of space.
+#[test]
+fn a_copy_of_a_map_at_the_edge_of_its_inode_is_done() {
+    const PIECES: u64 = 16;
+    for more in 0..12 {
+        // Without parent pointers, which take their part of an inode.
+        let features = MkfsFeatures::of_kernel("6.12").expect("its set");
+        let (device, volume) = made(64 << 20, MkfsOptions::new().group_count(1).features(features));
+        let (source, file) = (new_file(&volume, "source"), new_file(&volume, "file"));
+        source.write_at(&vec![7; (2 * PIECES * BLOCK) as usize], 0).expect("written");
+        for nth in 0..PIECES {
+            source.clone_range(2 * nth * BLOCK, &file, nth * BLOCK, BLOCK).expect("a clone");
+        }
+        for nth in 0..more {
+            file.write_at(&[5; BLOCK as usize], (PIECES + 1 + 2 * nth) * BLOCK).expect("written");
+        }
+        let hint = Changes { cow_extent_size: Some(BLOCK as u32), ..Changes::default() };
+        file.node().change(&hint).expect("a hint");
+        // What is free lies in single blocks, but for some far away.
+        let filler = fill(&volume, "filler");
+        filler.set_len(filler.size() - 100 * BLOCK).expect("cut");
+        for nth in 0..300 {
+            filler.punch_hole(2 * nth * BLOCK..(2 * nth + 1) * BLOCK).expect("a hole");
+        }
+        volume.sync().expect("synced");
+        let done = file.overwrite_at(&vec![9; (PIECES * BLOCK) as usize], 0);
+        done.unwrap_or_else(|error| panic!("{more} more extents: {error}"));
+        assert_eq!(bytes(&file)[..(PIECES * BLOCK) as usize], vec![9; (PIECES * BLOCK) as usize]);
+        assert_eq!(bytes(&source), vec![7; (2 * PIECES * BLOCK) as usize]);
+        drop((source, file, filler));
+        ends_well(&device, volume);
+    }
+}

@@ -1,4 +1,5 @@
-//! A write into space that was set aside, beside somebody who takes all that is free while its data are written.
+//! Writes beside somebody who takes all that is free while their data are written: into space that was set aside, and to what
+//! is shared. Each is whole, or not at all.
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
@@ -6,7 +7,7 @@ mod common;
 use blockdev::{BlockDevice, DeviceError, Durability, Layer, MemoryDevice};
 use common::files::{fill, new_file, remove};
 use std::sync::{Arc, Mutex};
-use uxfs::{ErrorKind, MkfsOptions, OpenOptions, Volume, check_device, mkfs_device};
+use uxfs::{Changes, ErrorKind, MkfsFeatures, MkfsOptions, OpenOptions, Volume, check_device, mkfs_device};
 
 const BLOCK: u64 = 4096;
 type Step = Box<dyn FnOnce() + Send>;
@@ -80,4 +81,43 @@ fn a_write_to_space_that_was_set_aside_is_whole_or_not_at_all() {
         assert!(check_device(memory, &OpenOptions::new()).unwrap().is_clean());
     }
     assert!(halves.is_empty(), "(pieces, blocks written) of writes that ended half-way: {halves:?}");
+}
+
+/// So is one that copies pieces, each of which has the map leave the inode for a block and come back.
+#[test]
+fn a_copy_of_pieces_is_whole_beside_somebody_who_takes_all_space() {
+    const PIECES: u64 = 16;
+    for more in 4..9 {
+        let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 << 20).unwrap());
+        // Without parent pointers, which take their part of an inode.
+        let features = MkfsFeatures::of_kernel("6.12").unwrap();
+        mkfs_device(Arc::clone(&memory), &MkfsOptions::new().small(true).features(features), true).unwrap();
+        let device = Arc::new(Hooked { step: Mutex::new(None), inner: memory.clone() });
+        let volume = Volume::open_device(device.clone(), &OpenOptions::new().writable(true)).unwrap();
+        let (source, file) = (new_file(&volume, "source"), new_file(&volume, "file"));
+        source.write_at(&vec![7; (2 * PIECES * BLOCK) as usize], 0).unwrap();
+        for nth in 0..PIECES {
+            source.clone_range(2 * nth * BLOCK, &file, nth * BLOCK, BLOCK).unwrap();
+        }
+        for nth in 0..more {
+            file.write_at(&[5; BLOCK as usize], (PIECES + 1 + 2 * nth) * BLOCK).unwrap();
+        }
+        let hint = Changes { cow_extent_size: Some(BLOCK as u32), ..Changes::default() };
+        file.node().change(&hint).unwrap();
+        // What is free near them lies in single blocks.
+        let holes = new_file(&volume, "holes");
+        holes.allocate(0..600 * BLOCK, false).unwrap();
+        (0..300).for_each(|nth| holes.punch_hole(2 * nth * BLOCK..(2 * nth + 1) * BLOCK).unwrap());
+        volume.sync().unwrap();
+        let its = volume.clone();
+        *device.step.lock().unwrap() = Some(Box::new(move || drop(fill(&its, "filler"))));
+        let done = file.overwrite_at(&vec![0xAB; (PIECES * BLOCK) as usize], 0);
+        done.unwrap_or_else(|error| panic!("{more} more extents: {error}"));
+        assert!(device.step.lock().unwrap().is_none(), "nobody took anything");
+        drop((source, file, holes));
+        remove(&volume, "filler");
+        volume.close().unwrap();
+        drop(volume);
+        assert!(check_device(memory, &OpenOptions::new()).unwrap().is_clean());
+    }
 }

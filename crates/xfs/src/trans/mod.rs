@@ -88,15 +88,17 @@ impl<'v> Trans<'v> {
         }
     }
 
-    /// The same, with all of the `kept` blocks, which the caller reserved before. What it does not take is the caller's again
-    /// by [`unused_blocks`](Self::unused_blocks), or else everybody's.
+    /// The same, with all of the `kept` blocks, which the caller reserved before, and with more if these are fewer than it asks
+    /// for and there are some. What it does not take is the caller's again by [`unused_blocks`](Self::unused_blocks), or else
+    /// everybody's.
     pub(crate) fn start_with(
         volume: &'v Arc<Volume>,
         reservation: Reservation,
         kept: &mut u64,
     ) -> Result<Self> {
-        let mut trans = Self::start(volume, Reservation { blocks: 0, ..reservation })?;
-        trans.blocks = std::mem::take(kept);
+        let blocks = reservation.blocks.saturating_sub(*kept);
+        let mut trans = Self::start(volume, Reservation { blocks, ..reservation }.or_no_blocks())?;
+        trans.blocks += std::mem::take(kept);
         Ok(trans)
     }
 
