@@ -308,6 +308,7 @@ impl Durable {
             | Op::Allocate { file, .. }
             | Op::Truncate { file, .. }
             | Op::Clone { to: file, .. }
+            | Op::Dedupe { to: file, .. }
             | Op::CopyRange { to: file, .. } => {
                 at(file).into_iter().for_each(|id| self.keep_content(model, id, span));
             }
