@@ -26,7 +26,7 @@ use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use xfs_format::bmbt::{BmbtRecord, Extent};
+use xfs_format::bmbt::Extent;
 use xfs_format::inode::InodeFlags2;
 use xfs_format::types::{FileBlock, FsBlock};
 
@@ -197,10 +197,9 @@ impl Volume {
         let first = need_to_take(self).reservation().blocks;
         // A map has no more leaves to split than that.
         let tree = tree_blocks(self.geometry(), data.len() as u64 + 2 * pieces);
-        // One that is as long as an inode has room for may leave it with each piece, and come back.
-        let in_inode = u64::from(self.geometry().inode_size) / size_of::<BmbtRecord>() as u64;
-        let leaves = if data.len() as u64 <= in_inode + pieces { pieces } else { 0 };
-        Ok(first + leaves + (FURTHER * (pieces - 1)).min(2 * tree))
+        // One that is as long as an inode has room for may leave it with each piece, and come back: what it gives back with one
+        // it finds again with the next (`Trans::start_with`).
+        Ok(first + (FURTHER * (pieces - 1)).min(2 * tree))
     }
 
     /// Stages space for a part of a file whose blocks, from `start` on, were shared when that was last asked.
