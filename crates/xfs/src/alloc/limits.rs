@@ -2,7 +2,8 @@
 //!
 //! - The ring's minimum: what both trees of free space need if every level of them splits, and again for the change
 //!   that refills the ring afterwards.
-//! - The set-aside of the volume: blocks of each group that a change of its trees may need when all else is used.
+//! - The set-aside of the volume: the most that the rings of all groups may have to hold. A kernel counts eight blocks for
+//!   each group, however high its trees are, and so offers some that no group gives.
 //! - A group's reserve: what the tree of free inodes and the tree of shared blocks may grow by. A kernel reserves as
 //!   much when it mounts the volume, and does without if it cannot; so does this code keep it free.
 //! - The same for the reverse map, as far as each block has one owner. Of shared blocks it has a record for each, and so may
@@ -16,8 +17,8 @@ use xfs_format::geometry::Geometry;
 use xfs_format::records::INODES_PER_CHUNK;
 use xfs_format::types::AgNumber;
 
-/// Blocks of each group that are left out of what the volume offers.
-const SET_ASIDE_PER_GROUP: u64 = 8;
+/// The fewest blocks of each group that are left out of what the volume offers.
+const LEAST_SET_ASIDE: u32 = 8;
 
 /// Changes that find room for the reverse map and have not taken it yet: each may split every level of it.
 const OWNERS_AT_ONCE: u32 = 8;
@@ -58,10 +59,13 @@ impl Limits {
         let log_blocks = geometry.log.1;
         let last_blocks = geometry.ag_blocks_of(AgNumber(last_ag));
         let log_group = if log_ag == last_ag { last_blocks } else { geometry.ag_blocks };
+        let space_levels = levels::<Bnobt>(geometry, (u64::from(geometry.ag_blocks) / 2).max(1));
+        let rmap_levels = if geometry.rmapbt { rmap_levels(geometry) } else { 0 };
+        let longest_ring = 2 * ring_share(space_levels, space_levels) + ring_share(rmap_levels, rmap_levels);
         Self {
-            space_levels: levels::<Bnobt>(geometry, (u64::from(geometry.ag_blocks) / 2).max(1)),
-            rmap_levels: if geometry.rmapbt { rmap_levels(geometry) } else { 0 },
-            set_aside: SET_ASIDE_PER_GROUP * u64::from(geometry.ag_count()),
+            space_levels,
+            rmap_levels,
+            set_aside: u64::from(longest_ring.max(LEAST_SET_ASIDE)) * u64::from(geometry.ag_count()),
             ag_blocks: geometry.ag_blocks,
             last_ag,
             log_ag,
@@ -83,13 +87,9 @@ impl Limits {
     }
 
     /// How many blocks the ring must hold before the trees change.
-    ///
-    /// A change may split every level and add one (levels + 1 blocks), and the change that refills the ring may then
-    /// split all but the new root again (levels - 1).
     pub fn ring_minimum(&self, agf: &Agf) -> u32 {
-        let tree = |levels: u32, most: u32| levels.saturating_add(1).min(most.max(2)) * 2 - 2;
-        let space = |levels| tree(levels, self.space_levels);
-        let map = if self.rmap_levels == 0 { 0 } else { tree(agf.rmap_level.get(), self.rmap_levels) };
+        let space = |levels| ring_share(levels, self.space_levels);
+        let map = ring_share(agf.rmap_level.get(), self.rmap_levels);
         space(agf.bno_level.get()) + space(agf.cnt_level.get()) + map
     }
 
@@ -201,6 +201,14 @@ impl Reserve {
     const fn sum(self) -> u32 {
         self.free_inodes.saturating_add(self.shared).saturating_add(self.reverse_map)
     }
+}
+
+/// How many blocks the ring holds for a tree of so many levels, which can have so many at most; 0: there is no such tree.
+///
+/// A change may split every level and add one (levels + 1 blocks), and the change that refills the ring may then
+/// split all but the new root again (levels - 1).
+fn ring_share(levels: u32, most: u32) -> u32 {
+    if most == 0 { 0 } else { levels.saturating_add(1).min(most.max(2)) * 2 - 2 }
 }
 
 /// Levels of the highest reverse map that a group can have. Without shared blocks it has a record for each block. With
