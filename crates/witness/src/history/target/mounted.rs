@@ -244,8 +244,10 @@ impl Target for MountedTarget {
     }
 
     fn copy_range(&self, from: &OwnedFd, offset: u64, to: &OwnedFd, at: u64, len: u64) -> Called<u64> {
+        // One call copies what is there when it begins. Of the next one, what this wrote behind the end would be a part.
+        let there = rustix::fs::fstat(from)?.st_size.cast_unsigned().saturating_sub(offset);
         let mut done = 0;
-        while done < len {
+        while done < len && (done == 0 || done < there) {
             let (mut source, mut destination) = (offset + done, at + done);
             let left = usize::try_from(len - done).unwrap_or(usize::MAX);
             match rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut destination), left) {
