@@ -250,12 +250,10 @@ impl VolumeStore for LockedSpace<'_, '_> {
 
 impl<'v> Trans<'v> {
     /// See [`Space::claim_for_owners`](super::Space::claim_for_owners).
-    pub(crate) fn claim_for_owners(
-        &mut self,
-        wanted: &BTreeMap<AgNumber, u64>,
-    ) -> Result<Option<OwnerClaim<'v>>> {
+    pub(crate) fn claim_for_owners(&mut self, wanted: &BTreeMap<AgNumber, u64>) -> Result<OwnerClaim<'v>> {
         let volume: &'v Volume = self.volume();
-        volume.write_side()?.space.claim_for_owners(&mut LockedSpace::new(self), wanted)
+        let write = volume.write_side()?;
+        write.space.claim_for_owners(&mut LockedSpace::new(self), &write.counters, wanted)
     }
 
     /// The transaction has what its reverse maps grow by out of this claim, which it keeps until it ends.

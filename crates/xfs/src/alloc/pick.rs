@@ -13,6 +13,7 @@ use super::{Place, Purpose, Request, Run};
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
 use crate::rmap::RmapOwner;
+use crate::trans::counters::Counters;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
@@ -140,38 +141,27 @@ impl Space {
         Ok(limits.room_for_owners(ag, &agf, tree).saturating_sub(self.claims.of(ag)) >= least)
     }
 
-    /// Claims room for so many records of the reverse map of each of these groups, for a change that cannot end half-way.
-    /// `None`: one has too little. Leaves no group locked.
-    pub fn claim_for_owners<S: VolumeStore + ?Sized>(
-        &self,
+    /// Claims room for so many records of the reverse map of each of these groups, for a change that cannot end half-way, and
+    /// reserves it of the volume's free blocks. [`Error::NoSpace`]: one has too little. Leaves no group locked.
+    pub fn claim_for_owners<'a, S: VolumeStore + ?Sized>(
+        &'a self,
         store: &mut S,
+        counters: &'a Counters,
         wanted: &BTreeMap<AgNumber, u64>,
-    ) -> Result<Option<OwnerClaim<'_>>> {
+    ) -> Result<OwnerClaim<'a>> {
         let limits = self.limits();
-        let mut claim = self.claims.begin();
+        let mut claim = self.claims.begin(counters);
         for (&ag, &records) in wanted {
             store.lock_space(ag, true)?;
             let (agf, tree) = (*store.agf(ag)?, store.peek_free_inode_tree_blocks(ag)?);
             let growth = map_growth(store.geometry(), agf.rmap_blocks.get(), records);
             let wanted = limits.least_to_cut(ag).saturating_add(growth).saturating_add(self.claims.of(ag));
             let has_room = limits.room_for_owners(ag, &agf, tree) >= wanted;
-            if has_room {
-                claim.add(ag, growth, limits.kept_for_owners(ag, agf.rmap_blocks.get()));
-            }
+            let claimed = if has_room { claim.add(ag, growth) } else { Err(Error::NoSpace) };
             store.unlock_clean(ag);
-            if !has_room {
-                return Ok(None);
-            }
+            claimed?;
         }
-        Ok(Some(claim))
-    }
-
-    /// What is claimed of a group beyond what it keeps for its reverse map.
-    fn claimed_beyond(&self, ag: AgNumber, agf: &Agf) -> u32 {
-        match self.claims.of(ag) {
-            0 => 0,
-            claimed => claimed.saturating_sub(self.limits().kept_for_owners(ag, agf.rmap_blocks.get())),
-        }
+        Ok(claim)
     }
 
     /// Allocates blocks. [`Error::NoSpace`]: no group that may be waited for has them.
@@ -297,7 +287,7 @@ impl Space {
             return Ok(Outcome::Full);
         }
         // Behind the lock: see `claims`.
-        let reserve = reserve.saturating_add(self.claimed_beyond(ag, store.agf(ag)?));
+        let reserve = reserve.saturating_add(self.claims.of(ag));
         let outcome = Group::new(store, limits, ag, reserve).allocate(place, request)?;
         if !matches!(outcome, Outcome::Got(_)) {
             store.unlock_clean(ag);

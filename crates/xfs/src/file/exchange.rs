@@ -16,7 +16,6 @@ use crate::alloc::{FEW, OwnerClaim};
 use crate::bmap::edit::extent_limit;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, InodeEntry};
-use crate::trans::counters::Counters;
 use crate::trans::reservation::{Need, map_levels};
 use crate::trans::{Trans, new_owner_records};
 use crate::volume::Volume;
@@ -72,18 +71,6 @@ impl ExchangeBlocks<'_> {
     }
 }
 
-/// What is reserved of the volume's free blocks for reverse maps, besides what groups keep, until the exchange is over.
-struct Besides<'a> {
-    counters: &'a Counters,
-    blocks: u64,
-}
-
-impl Drop for Besides<'_> {
-    fn drop(&mut self) {
-        self.counters.return_blocks(self.blocks);
-    }
-}
-
 impl Volume {
     /// Fails unless files of this volume can exchange blocks.
     pub fn check_exchanging(&self) -> Result<()> {
@@ -125,10 +112,9 @@ impl Volume {
         let room = self.claim_room_to_exchange(exchange)?;
         let mut trans = Trans::start(self, need.reservation())?;
         trans.keep_what_is_freed();
-        let _besides = room.map(|(claim, besides)| {
+        if let Some(claim) = room {
             trans.hold_claim(claim);
-            besides
-        });
+        }
         for entry in &files {
             join_file(&mut trans, entry)?;
         }
@@ -156,7 +142,7 @@ impl Volume {
     fn claim_room_to_exchange(
         self: &Arc<Self>,
         exchange: &ExchangeBlocks<'_>,
-    ) -> Result<Option<(OwnerClaim<'_>, Besides<'_>)>> {
+    ) -> Result<Option<OwnerClaim<'_>>> {
         let geometry = self.geometry();
         if !geometry.rmapbt {
             return Ok(None);
@@ -168,13 +154,8 @@ impl Volume {
         if records.values().all(|&records| records <= FEW) {
             return Ok(None);
         }
-        let write = self.write_side()?;
         let mut trans = Trans::start(self, Need::new(geometry).reservation())?;
-        let claim = trans.claim_for_owners(&records)?.ok_or(Error::NoSpace)?;
-        drop(trans);
-        let (counters, blocks) = (&write.counters, claim.beyond());
-        counters.reserve_blocks(blocks)?;
-        Ok(Some((claim, Besides { counters, blocks })))
+        trans.claim_for_owners(&records).map(Some)
     }
 
     /// What it takes at most. [`Error::TooManyExtents`] if either file could get more than it may have.
