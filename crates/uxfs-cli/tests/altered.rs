@@ -3,12 +3,16 @@
 
 mod common;
 
-use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_ok};
+use common::{Image, run, scratch, uxfs, uxfs_fails, uxfs_heeding_signals, uxfs_ok};
 use oracles::xfsprogs::Release;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -212,6 +216,30 @@ fn the_smallest_volume_grows_two_hundredfold() {
     uxfs_ok(&[&"rm", &"-r", &image.at("/new1")]);
     uxfs_ok(&[&"grow", &image.path, &"3300M"]);
     sound(&image.path);
+}
+
+/// Hundreds of thousands of groups take their time: a signal ends it, and the volume and its file are as long as before.
+#[test]
+fn a_growth_that_is_interrupted_leaves_all_as_it_was() {
+    const SIZE: u64 = 16 * MIB;
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("volume.img");
+    uxfs_ok(&[&"mkfs", &"-q", &"--small", &path, &"16M"]);
+    let before = std::fs::read(&path).unwrap();
+    let child =
+        uxfs_heeding_signals().arg("grow").arg(&path).arg("10T").stderr(Stdio::piped()).spawn().unwrap();
+    // Some groups are written.
+    while std::fs::metadata(&path).unwrap().blocks() * 512 < 2 * SIZE {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(11), "{said}");
+    assert_eq!(said, "uxfs: interrupted; the volume is as large as it was\n");
+    assert!(std::fs::read(&path).unwrap() == before, "not as it was");
+    uxfs_ok(&[&"grow", &path, &"320M"]);
+    sound(&path);
 }
 
 /// 64 blocks are a group, 63 are left out.

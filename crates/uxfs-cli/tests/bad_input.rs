@@ -220,6 +220,14 @@ fn a_dirty_log_is_replayed_in_memory_and_can_be_ignored() {
     let listed = uxfs_ok(&[&"ls", &"--norecovery", &image.path]);
     assert!(listed.starts_with(b"early\n"), "{}", String::from_utf8_lossy(&listed));
     uxfs_ok(&[&"info", &"--norecovery", &image.path]);
+    // There is no recovery without recovery.
+    let refused = uxfs(&[&"recover", &"--norecovery", &image.path]);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(
+        said,
+        "uxfs: recover: --norecovery leaves the log as it is, and there is nothing else to do\n"
+    );
     assert!(std::fs::read(&image.path).unwrap() == before, "the image was written");
 }
 

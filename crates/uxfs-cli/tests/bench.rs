@@ -147,3 +147,16 @@ fn a_file_that_is_there_is_not_overwritten() {
     );
     assert_eq!(std::fs::read(&keep).unwrap(), b"precious");
 }
+
+#[test]
+fn what_leaves_no_volume_keeps_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = dir.path().join("keep");
+    for workload in ["cow", "rangelock"] {
+        let output = output(&["bench", workload, "--keep", keep.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said, "uxfs: --keep: this workload leaves no volume that could be kept\n");
+        assert!(!keep.exists());
+    }
+}

@@ -577,14 +577,16 @@ fn filling_that_fails_or_is_interrupted_leaves_no_volume() {
         let (new, old) = (dir.path().join("new"), dir.path().join("old"));
         uxfs_ok(&[&"mkfs", &"-qf", &old, &"300M", &"-L", &"old"]);
         for (image, args) in [(&new, &["300M"][..]), (&old, &["-f"])] {
-            let (mut mkfs, pipe) = half_filled(image, dir.path(), args);
+            let (mkfs, pipe) = half_filled(image, dir.path(), args);
             if interrupted {
                 kill_process(Pid::from_child(&mkfs), Signal::INT).unwrap();
             }
             // The archive ends in the middle.
             drop(pipe);
-            let code = mkfs.wait().unwrap().code();
+            let ended = mkfs.wait_with_output().unwrap();
+            let (code, said) = (ended.status.code(), String::from_utf8(ended.stderr).unwrap());
             assert_eq!(code == Some(11), interrupted, "{code:?}");
+            assert_eq!(said.ends_with("uxfs: interrupted; no volume was made\n"), interrupted, "{said}");
             assert_ne!(code, Some(0));
             if image == &new {
                 assert!(!new.exists());

@@ -64,6 +64,8 @@ pub struct Grown {
     pub to: u64,
     /// What is left over at the end, too little for a group of its own.
     pub left_out: u64,
+    /// Whether it was stopped ([`grow_unless`]): the volume is as it was.
+    pub stopped: bool,
 }
 
 impl Volume {
@@ -92,7 +94,12 @@ impl Volume {
 
     fn in_bytes(&self, grown: alter::Grown) -> Grown {
         let log = self.engine().geometry().block_log;
-        Grown { from: grown.from << log, to: grown.to << log, left_out: grown.left_out << log }
+        Grown {
+            from: grown.from << log,
+            to: grown.to << log,
+            left_out: grown.left_out << log,
+            stopped: grown.stopped,
+        }
     }
 }
 
@@ -100,29 +107,54 @@ impl Volume {
 /// `bytes`; a file that is shorter becomes longer, if the volume is all of its end. What is refused leaves all as it was,
 /// the file's length too. `how` says where the volume lies.
 pub fn grow(image: impl AsRef<Path>, bytes: Option<u64>, how: &OpenOptions) -> Result<Grown> {
+    grow_unless(image, bytes, how, &|| false)
+}
+
+/// As [`grow`], until `stop` says so, which is asked before each new group: then all is as it was.
+pub fn grow_unless(
+    image: impl AsRef<Path>,
+    bytes: Option<u64>,
+    how: &OpenOptions,
+    stop: &dyn Fn() -> bool,
+) -> Result<Grown> {
     // The headers of many groups are small, and far apart: the host's page cache takes them faster than the disk does.
     let (image, how) = (image.as_ref(), how.clone().writable(true).norecovery(false).direct(false));
     let volume = Volume::open(image, &how)?;
     let longer = bytes.filter(|&bytes| bytes > volume.device().size());
-    if let Some(bytes) = longer.filter(|_| image.is_file()) {
-        let lengthened = lengthen(&volume, image, bytes, &how);
-        volume.close()?;
-        drop(volume);
-        lengthened?;
-        return grow_to(&Volume::open(image, &how)?, Some(bytes));
-    }
-    grow_to(&volume, bytes)
+    let Some(bytes) = longer.filter(|_| image.is_file()) else {
+        return grow_to(&volume, bytes, stop, || Ok(()));
+    };
+    let lengthened = lengthen(&volume, image, bytes, &how);
+    volume.close()?;
+    drop(volume);
+    let before = lengthened?;
+    let shorten = || set_length(image, before);
+    grow_to(&Volume::open(image, &how)?, Some(bytes), stop, shorten)
 }
 
-fn grow_to(volume: &Volume, bytes: Option<u64>) -> Result<Grown> {
-    let grown = volume.grow(bytes);
+/// Grows, and closes. Where that was stopped, `undo` comes before others get the image.
+fn grow_to(
+    volume: &Volume,
+    bytes: Option<u64>,
+    stop: &dyn Fn() -> bool,
+    undo: impl FnOnce() -> Result<()>,
+) -> Result<Grown> {
+    let device = volume.device().size();
+    let grown = volume.engine().grow_unless(bytes.unwrap_or(device), stop);
+    let undone = if grown.as_ref().is_ok_and(|grown| grown.stopped) { undo() } else { Ok(()) };
     let closed = volume.close();
-    let grown = grown?;
-    closed.map(|()| grown)
+    let grown = volume.in_bytes(grown?);
+    undone.and(closed).map(|()| grown)
 }
 
-/// Makes an image file as long as the volume in it wants to be. The volume is open, so that nobody else writes it.
-fn lengthen(volume: &Volume, image: &Path, bytes: u64, how: &OpenOptions) -> Result<()> {
+fn set_length(image: &Path, length: u64) -> Result<()> {
+    let host = |error: std::io::Error| Error::new(ErrorKind::Io, format!("the file's length: {error}"));
+    File::options().write(true).open(image).and_then(|file| file.set_len(length)).map_err(host)
+}
+
+/// Makes an image file as long as the volume in it wants to be, and says how long it was. The volume is open, so that nobody
+/// else writes it.
+fn lengthen(volume: &Volume, image: &Path, bytes: u64, how: &OpenOptions) -> Result<u64> {
     let too_large = || Error::new(ErrorKind::InvalidInput, "no file can be as large as that");
     let end =
         how.offset.checked_add(bytes).filter(|&end| i64::try_from(end).is_ok()).ok_or_else(too_large)?;
@@ -133,10 +165,11 @@ fn lengthen(volume: &Volume, image: &Path, bytes: u64, how: &OpenOptions) -> Res
     }
     volume.plan_growth(Some(bytes), bytes)?;
     let file = File::options().write(true).open(image).map_err(host)?;
-    if file.metadata().map_err(host)?.len() < end {
+    let before = file.metadata().map_err(host)?.len();
+    if before < end {
         file.set_len(end).map_err(host)?;
     }
-    Ok(())
+    Ok(before)
 }
 
 /// Changes the UUID of the volume in an image or on a block device, and gives the new one as text. Its log must be clean:

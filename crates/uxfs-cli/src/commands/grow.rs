@@ -1,6 +1,6 @@
 //! `uxfs grow`: makes a volume larger.
 
-use crate::exit::{Exit, Result, host_name};
+use crate::exit::{Exit, Failure, Result, host_name};
 use crate::interrupt;
 use crate::location::{self, Location, image_parser};
 use crate::options::{Global, parse_size};
@@ -26,7 +26,11 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     location::check(image)?;
     let how = args.image.options(global)?;
     interrupt::watch();
-    let grown = uxfs::grow(image, args.size, &how).map_err(|error| args.image.failure(&error))?;
+    let grown = uxfs::grow_unless(image, args.size, &how, &interrupt::asked);
+    let grown = grown.map_err(|error| args.image.failure(&error))?;
+    if grown.stopped {
+        return Err(Failure::new(Exit::Interrupted, "interrupted; the volume is as large as it was"));
+    }
     if grown.left_out > 0 {
         let name = host_name(&args.image.name());
         let what = format!("the last {} bytes are left out, too few for a group", grown.left_out);

@@ -271,11 +271,19 @@ fn fill(
         filled.map_err(|other| volume.device_failure().map_or(other, failure))
     });
     bar.finish_and_clear();
-    let ((), volume) = made.map_err(|error| explain(args, &error))??;
+    let ((), volume) = made.map_err(|error| explain(args, &error))?.map_err(nothing_is_left)?;
     // What the caches hold goes with the process.
     std::mem::forget(volume);
     say_lost(&filler);
     Ok(problems.exit())
+}
+
+/// What is said of an end that was asked for: of a volume that is not whole, nothing is left.
+fn nothing_is_left(failure: Failure) -> Failure {
+    match failure.exit() {
+        Exit::Interrupted => Failure::new(Exit::Interrupted, "interrupted; no volume was made"),
+        _ => failure,
+    }
 }
 
 /// Says which option helps.

@@ -1,6 +1,6 @@
 //! `uxfs recover`: replays the log of a volume that was not unmounted cleanly, and says what was in it.
 
-use crate::exit::{Exit, Result};
+use crate::exit::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::location::{self, Location, parser};
 use crate::options::Global;
@@ -22,9 +22,13 @@ pub struct Args {
 /// Recovers, and prints what was found and done.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let image = &args.image.image;
+    if global.norecovery {
+        let what = "recover: --norecovery leaves the log as it is, and there is nothing else to do";
+        return Err(Failure::new(Exit::Usage, what));
+    }
     location::check(image)?;
     let failure = |error| args.image.failure(&error);
-    let options = args.image.options(global)?.norecovery(false).writable(!args.dry_run);
+    let options = args.image.options(global)?.writable(!args.dry_run);
     if !args.dry_run {
         interrupt::watch();
     }

@@ -46,11 +46,13 @@ pub struct Grown {
     pub to: u64,
     /// Blocks at the end that are too few for a group, and belong to nobody.
     pub left_out: u64,
+    /// Whether it was stopped: the volume is as it was.
+    pub stopped: bool,
 }
 
 impl From<&Growth> for Grown {
     fn from(growth: &Growth) -> Self {
-        Self { from: growth.blocks.0, to: growth.blocks.1, left_out: growth.left_out }
+        Self { from: growth.blocks.0, to: growth.blocks.1, left_out: growth.left_out, stopped: false }
     }
 }
 
@@ -79,6 +81,11 @@ impl Volume {
 
     /// Makes the volume as large as `bytes`, which its device has. Others may use it meanwhile; durable when this returns.
     pub fn grow(self: &Arc<Self>, bytes: u64) -> Result<Grown> {
+        self.grow_unless(bytes, &|| false)
+    }
+
+    /// The same, unless it is to stop, which is asked before each new group: then the volume is as it was.
+    pub fn grow_unless(self: &Arc<Self>, bytes: u64, stop: &dyn Fn() -> bool) -> Result<Grown> {
         let write = self.write_side()?;
         let _alone = write.altering.lock();
         // It may have been closed meanwhile.
@@ -92,6 +99,9 @@ impl Volume {
         let old_groups = self.geometry().ag_count();
         let new_groups = || (old_groups..layout.geometry().ag_count()).map(AgNumber);
         for ag in new_groups() {
+            if stop() {
+                return Ok(Grown { to: grown.from, left_out: 0, stopped: true, ..grown });
+            }
             mkfs::write_group(&**self.device(), &layout, &layout.group(ag), Before::Unknown)?;
         }
         self.flush()?;

@@ -93,7 +93,7 @@ pub struct Args {
     /// Count and time the locks (which slows them), and print them, worst first.
     #[arg(long)]
     lockstat: bool,
-    /// Leave the volume in this file.
+    /// Leave the volume in this file (of overwrite, randrw and fsmark).
     #[arg(long, value_name = "IMAGE")]
     keep: Option<PathBuf>,
     /// What the order of pages follows from.
@@ -149,6 +149,10 @@ impl Args {
 /// Runs the workloads that are asked for.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let workloads = args.workloads()?;
+    if args.keep.is_some() && workloads.iter().all(|one| matches!(one, Workload::Cow | Workload::RangeLock)) {
+        let what = "--keep: this workload leaves no volume that could be kept";
+        return Err(Failure::new(Exit::Usage, what));
+    }
     if let Some(keep) = args.keep.as_ref().filter(|keep| keep.symlink_metadata().is_ok()) {
         let what = "is there already; name a new file to keep the volume in";
         return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(keep))));
