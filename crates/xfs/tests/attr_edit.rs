@@ -475,6 +475,41 @@ fn damaged(seed: u64, rounds: usize) -> BTreeMap<(&'static str, &'static str), u
     checks
 }
 
+/// Found by chance: such forks that became trees said that the attribute exists, whoever set it. One that is half set came
+/// to be there.
+#[test]
+fn a_name_that_is_twice_or_half_set_in_an_inode_is_damage() {
+    for value in [&[1; 8][..], &[1; 3000]] {
+        let mut fork = new_fork(10, 512);
+        for name in [&b"once"[..], b"more", b"else"] {
+            set(&mut fork, Namespace::User, name, b"value", Put::Create).expect("set");
+        }
+        let local = fork.local_mut().expect("in the inode");
+        let at = local.windows(4).position(|bytes| bytes == b"more").expect("there");
+        local[at..at + 4].copy_from_slice(b"once");
+        let before = local.to_vec();
+        let damage = |result: Result<(), EditError>| match result {
+            Err(EditError::Engine(Error::Corrupt { problem, .. })) => problem.check,
+            other => panic!("{other:?}"),
+        };
+        let twice = "name that comes twice";
+        assert_eq!(damage(set(&mut fork, Namespace::User, b"once", value, Put::Either)), twice);
+        assert_eq!(damage(remove(&mut fork, Namespace::User, b"once")), twice);
+        assert!(fork.local_mut().is_some_and(|local| *local == before[..]), "something has changed");
+        set(&mut fork, Namespace::User, b"else", value, Put::Replace).expect("another one is set");
+
+        let mut fork = new_fork(10, 512);
+        set(&mut fork, Namespace::User, b"half", b"value", Put::Create).expect("set");
+        let local = fork.local_mut().expect("in the inode");
+        let at = local.windows(4).position(|bytes| bytes == b"half").expect("there");
+        local[at - 1] = 0x80;
+        for name in [&b"half"[..], b"other"] {
+            assert_eq!(damage(set(&mut fork, Namespace::User, name, value, Put::Either)), "attribute flags");
+            assert_eq!(damage(remove(&mut fork, Namespace::User, name)), "attribute flags");
+        }
+    }
+}
+
 #[test]
 fn damaged_forks_that_are_changed_give_errors_or_go_on() {
     damaged(seed(), 2000);

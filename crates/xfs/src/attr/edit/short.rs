@@ -4,17 +4,18 @@ use super::{EditError, NewAttr, Put, check_how, convert};
 use crate::attr::Key;
 use crate::error::{Error, Result};
 use crate::fork::ForkMut;
-use xfs_format::attr::{ShortAttr, ShortAttrs, encode_short};
+use xfs_format::attr::{AttrFlags, ShortAttr, ShortAttrs, encode_short};
+use xfs_format::error::FormatError;
+
+/// As errors name it.
+const SHORT_FORM: &str = "short attributes";
 
 /// Sets an attribute of a fork that is in the inode or empty; makes a tree of it if it does not fit there.
 pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Result<(), EditError> {
     let local = fork.local().map(<[u8]>::to_vec);
     let mut attrs = parse(fork, local.as_deref())?;
-    let old = position(&attrs, &attr.key());
-    check_how(how, old.is_some())?;
-    if let Some(old) = old {
-        attrs.remove(old);
-    }
+    let existed = take_out(fork, &mut attrs, &attr.key())?;
+    check_how(how, existed)?;
     let kept = attrs.len();
     let new = ShortAttr { flags: attr.namespace.flags(), name: attr.name, value: attr.value };
     attrs.push(new);
@@ -32,7 +33,9 @@ pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Resul
 pub(super) fn remove(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditError> {
     let local = fork.local().map(<[u8]>::to_vec);
     let mut attrs = parse(fork, local.as_deref())?;
-    attrs.remove(position(&attrs, key).ok_or(EditError::Missing)?);
+    if !take_out(fork, &mut attrs, key)? {
+        return Err(EditError::Missing);
+    }
     // Fewer than there were always fit.
     let bytes = encode_short(attrs.iter().copied()).unwrap_or_default();
     fork.set_local(&bytes)?;
@@ -42,12 +45,29 @@ pub(super) fn remove(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditEr
     Ok(())
 }
 
+/// The attributes of a fork in the inode: none can be half set there, or have its value elsewhere.
 fn parse<'a>(fork: &dyn ForkMut, local: Option<&'a [u8]>) -> Result<Vec<ShortAttr<'a>>> {
     let Some(local) = local else { return Ok(Vec::new()) };
     let corrupt = |problem| Error::corrupt_inode(fork.inode(), problem);
-    ShortAttrs::parse(local).map_err(corrupt)?.entries().map(|attr| attr.map_err(corrupt)).collect()
+    let attrs: Vec<_> =
+        ShortAttrs::parse(local).map_err(corrupt)?.entries().collect::<Result<_, _>>().map_err(corrupt)?;
+    let wrong = |attr: &&ShortAttr<'_>| attr.flags.intersects(AttrFlags::LOCAL | AttrFlags::INCOMPLETE);
+    if let Some(attr) = attrs.iter().find(wrong) {
+        let flags = attr.flags.bits().into();
+        return Err(corrupt(FormatError::value(SHORT_FORM, "attribute flags", flags)));
+    }
+    Ok(attrs)
 }
 
-fn position(attrs: &[ShortAttr<'_>], key: &Key<'_>) -> Option<usize> {
-    attrs.iter().position(|attr| key.is(attr.flags, attr.name, Some(attr.value)))
+/// Takes an attribute out, if it is there. That it is there once more is damage.
+fn take_out(fork: &dyn ForkMut, attrs: &mut Vec<ShortAttr<'_>>, key: &Key<'_>) -> Result<bool> {
+    let before = attrs.len();
+    attrs.retain(|attr| !key.is(attr.flags, attr.name, Some(attr.value)));
+    if before - attrs.len() > 1 {
+        return Err(Error::corrupt_inode(
+            fork.inode(),
+            FormatError::new(SHORT_FORM, "name that comes twice"),
+        ));
+    }
+    Ok(before > attrs.len())
 }
