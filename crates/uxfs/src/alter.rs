@@ -81,8 +81,12 @@ impl Volume {
     /// The device is as long as it was when the volume was opened. As with `xfs_growfs`, an end that would make a group of
     /// fewer than 64 blocks is left out. [`ErrorKind::InvalidInput`]: it would become smaller.
     pub fn grow(&self, bytes: Option<u64>) -> Result<Grown> {
+        self.grow_unless(bytes, &|| false)
+    }
+
+    fn grow_unless(&self, bytes: Option<u64>, stop: &dyn Fn() -> bool) -> Result<Grown> {
         let device = self.device().size();
-        let grown = self.engine().grow(bytes.unwrap_or(device))?;
+        let grown = self.engine().grow_unless(bytes.unwrap_or(device), stop)?;
         Ok(self.in_bytes(grown))
     }
 
@@ -139,11 +143,10 @@ fn grow_to(
     stop: &dyn Fn() -> bool,
     undo: impl FnOnce() -> Result<()>,
 ) -> Result<Grown> {
-    let device = volume.device().size();
-    let grown = volume.engine().grow_unless(bytes.unwrap_or(device), stop);
+    let grown = volume.grow_unless(bytes, stop);
     let undone = if grown.as_ref().is_ok_and(|grown| grown.stopped) { undo() } else { Ok(()) };
     let closed = volume.close();
-    let grown = volume.in_bytes(grown?);
+    let grown = grown?;
     undone.and(closed).map(|()| grown)
 }
 

@@ -5,13 +5,11 @@
 mod common;
 
 use blockdev::{BlockDevice, MemoryDevice};
-use common::files::{Random, fill, said};
-use oracles::xfsprogs::Release;
-use std::process::Command;
+use common::files::{Random, fill, fits, image_of};
+use common::repair_finds_nothing;
 use std::sync::Arc;
 use uxfs::{
-    Dir, ErrorKind, File, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, Result, SetXattr, Volume,
-    check_device, mkfs_device,
+    Dir, File, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, SetXattr, Volume, check_device, mkfs_device,
 };
 
 const BLOCK: u64 = 1024;
@@ -21,18 +19,6 @@ const GROUPS: u32 = 8;
 const PIECES: u64 = 2400;
 /// Blocks that are reserved for a map to grow when a block is allocated.
 const FOR_A_MAP: u64 = 16;
-
-/// Fails unless it was done, or there is no space for it.
-#[track_caller]
-fn fits<T>(done: Result<T>) -> bool {
-    match done {
-        Ok(_) => true,
-        Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-            false
-        }
-    }
-}
 
 /// A directory for each group, and in it a file of single blocks, of which every other one is free again when all else is
 /// taken: the trees of free space are high, too.
@@ -102,14 +88,6 @@ fn nothing_is_promised_that_no_group_gives() {
     drop(volume);
     let report = check_device(Arc::clone(&device), &OpenOptions::new()).expect("checked");
     assert!(report.is_clean(), "{:?}", report.findings);
-    let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
-    let image = dir.path().join("volume.img");
-    let mut all = vec![0; size as usize];
-    device.read(0, &mut all).expect("read");
-    std::fs::write(&image, all).expect("an image");
-    said(
-        Command::new(Release::Unstable.path("xfs_repair").expect("ci/xfsprogs installs it"))
-            .arg("-n")
-            .arg(&image),
-    );
+    let (_dir, image) = image_of(&*device);
+    repair_finds_nothing(&image);
 }

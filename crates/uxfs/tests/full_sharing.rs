@@ -5,7 +5,7 @@
 mod common;
 
 use blockdev::{BlockDevice, MemoryDevice};
-use common::files::{Random, fill, new_file, remove, said};
+use common::files::{Random, fill, fits, image_of, new_file, remove, said};
 use common::mounted;
 use fileio::testing::{COMMITTED, at};
 use oracles::xfsprogs::Release;
@@ -46,11 +46,7 @@ fn ends_well(device: &Arc<dyn BlockDevice>, volume: Volume) {
     drop(volume);
     let report = check_device(Arc::clone(device), &OpenOptions::new()).expect("checked");
     assert!(report.is_clean(), "{:?}", report.findings);
-    let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
-    let image = dir.path().join("volume.img");
-    let mut all = vec![0; device.size() as usize];
-    device.read(0, &mut all).expect("read");
-    std::fs::write(&image, all).expect("an image");
+    let (_dir, image) = image_of(&**device);
     repair_finds_nothing_in_one_group(&image);
     // The kernel goes on with it: it changes what is shared, and removes it.
     mounted(&image, |at| {
@@ -235,18 +231,6 @@ fn a_call_that_is_refused_for_space_has_changed_nothing() {
         drop((one, other, filler));
         remove(&volume, "filler");
         ends_well(&device, volume);
-    }
-}
-
-/// Fails unless it was done, or there is no space for it.
-#[track_caller]
-fn fits(done: Result<()>) -> bool {
-    match done {
-        Ok(()) => true,
-        Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-            false
-        }
     }
 }
 

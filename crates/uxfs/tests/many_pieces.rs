@@ -5,7 +5,7 @@
 mod common;
 
 use blockdev::{BlockDevice, MemoryDevice};
-use common::files::new_file;
+use common::files::{image_of, new_file};
 use common::repair_finds_nothing;
 use std::sync::Arc;
 use uxfs::{
@@ -48,11 +48,7 @@ fn judge(device: &Arc<dyn BlockDevice>, volume: Volume) {
     drop(volume);
     let report = check_device(Arc::clone(device), &OpenOptions::new()).expect("checked");
     assert!(report.is_clean(), "{:?}", report.findings);
-    let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
-    let image = dir.path().join("volume.img");
-    let mut all = vec![0; device.size() as usize];
-    device.read(0, &mut all).expect("read");
-    std::fs::write(&image, all).expect("an image");
+    let (_dir, image) = image_of(&**device);
     repair_finds_nothing(&image);
 }
 

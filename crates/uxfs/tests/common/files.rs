@@ -1,8 +1,10 @@
 //! Volumes that are opened, files that are made in them, and space that is taken.
 
-use std::path::Path;
+use blockdev::BlockDevice;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use uxfs::{ErrorKind, File, NewNode, OpenOptions, Volume};
+use tempfile::TempDir;
+use uxfs::{ErrorKind, File, NewNode, OpenOptions, Result, Volume};
 
 /// A small generator (xorshift64*), so that a printed seed replays a run.
 pub struct Random(pub u64);
@@ -58,6 +60,28 @@ pub fn remove(volume: &Volume, name: &str) {
         .expect("a directory")
         .remove_file(name.as_bytes())
         .expect("removed");
+}
+
+/// Fails unless it was done, or there is no space for it.
+#[track_caller]
+pub fn fits<T>(done: Result<T>) -> bool {
+    match done {
+        Ok(_) => true,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+            false
+        }
+    }
+}
+
+/// What is on a device, as an image in memory that is gone with the folder.
+pub fn image_of(device: &dyn BlockDevice) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
+    let image = dir.path().join("volume.img");
+    let mut all = vec![0; device.size() as usize];
+    device.read(0, &mut all).expect("read");
+    std::fs::write(&image, all).expect("an image");
+    (dir, image)
 }
 
 /// A file that has all space that a file can have.

@@ -15,7 +15,7 @@ pub use leaf_edit::{
 pub use parent::{ParentRecord, attr_hash};
 pub use remote::{RAW, REMOTE, REMOTE_MAGIC, RemoteBlock, remote_payload_len, write_remote_block};
 pub(crate) use remote::{check_piece_identity, parse_piece, write_piece};
-pub use short::{ShortAttr, ShortAttrEntries, ShortAttrs, encode_short};
+pub use short::{SHORT_ATTRS, ShortAttr, ShortAttrEntries, ShortAttrs, encode_short};
 
 use crate::error::FormatError;
 use crate::types::FileBlock;

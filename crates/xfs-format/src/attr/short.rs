@@ -6,7 +6,8 @@
 use super::{AttrFlags, is_valid_name};
 use crate::error::FormatError;
 
-const NAME: &str = "short attributes";
+/// As errors name this form.
+pub const SHORT_ATTRS: &str = "short attributes";
 const HEADER_LEN: usize = 4;
 
 /// From so many bytes of name or value on, kernels put an attribute into a leaf, though the length fits into its byte here.
@@ -37,16 +38,24 @@ impl ShortAttr<'_> {
     pub fn is_short(&self) -> bool {
         self.name.len() < LONG && self.value.len() < LONG
     }
+
+    /// What no flags inside an inode say: it is half set, or has its value elsewhere.
+    pub fn check_flags(&self) -> Result<(), FormatError> {
+        match self.flags.intersects(AttrFlags::LOCAL | AttrFlags::INCOMPLETE) {
+            true => Err(FormatError::value(SHORT_ATTRS, "attribute flags", self.flags.bits().into())),
+            false => Ok(()),
+        }
+    }
 }
 
 impl<'a> ShortAttrs<'a> {
     /// Reads the header. `bytes` is the fork's room, or as much of it as is used.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, FormatError> {
-        let short = || FormatError::value(NAME, "size", bytes.len() as u64);
+        let short = || FormatError::value(SHORT_ATTRS, "size", bytes.len() as u64);
         let (&[high, low, count, _pad], _) = bytes.split_first_chunk::<HEADER_LEN>().ok_or_else(short)?;
         let total = u16::from_be_bytes([high, low]);
         let entries = bytes.get(HEADER_LEN..total.into()).ok_or(FormatError::mismatch(
-            NAME,
+            SHORT_ATTRS,
             "total size",
             total.into(),
             bytes.len() as u64,
@@ -87,13 +96,13 @@ pub struct ShortAttrEntries<'a> {
 
 impl<'a> ShortAttrEntries<'a> {
     fn take(&mut self) -> Result<ShortAttr<'a>, FormatError> {
-        let outside = || FormatError::new(NAME, "entry outside the inode");
+        let outside = || FormatError::new(SHORT_ATTRS, "entry outside the inode");
         let (&[name_len, value_len, flags], rest) = self.rest.split_first_chunk::<3>().ok_or_else(outside)?;
         let (name, rest) = rest.split_at_checked(name_len.into()).ok_or_else(outside)?;
         let (value, rest) = rest.split_at_checked(value_len.into()).ok_or_else(outside)?;
-        let flags = AttrFlags::from_disk(NAME, flags)?;
+        let flags = AttrFlags::from_disk(SHORT_ATTRS, flags)?;
         if !is_valid_name(name) {
-            return Err(FormatError::new(NAME, "attribute name"));
+            return Err(FormatError::new(SHORT_ATTRS, "attribute name"));
         }
         self.rest = rest;
         Ok(ShortAttr { flags, name, value })
@@ -111,7 +120,7 @@ impl<'a> Iterator for ShortAttrEntries<'a> {
             self.done = true;
             let behind = self.rest.len() as u64;
             return (behind != 0)
-                .then(|| Err(FormatError::value(NAME, "bytes behind the last entry", behind)));
+                .then(|| Err(FormatError::value(SHORT_ATTRS, "bytes behind the last entry", behind)));
         };
         self.left = left;
         let item = self.take();

@@ -11,8 +11,8 @@ use super::report::Place;
 use crate::error::Result;
 use std::collections::HashSet;
 use xfs_format::attr::{
-    AttrFlags, AttrLeaf, AttrLeafEntry, AttrValue, INDEX, LeafAttr, RAW, REMOTE, RemoteBlock, ShortAttrs,
-    remote_payload_len,
+    AttrFlags, AttrLeaf, AttrLeafEntry, AttrValue, INDEX, LeafAttr, RAW, REMOTE, RemoteBlock, SHORT_ATTRS,
+    ShortAttrs, remote_payload_len,
 };
 use xfs_format::bmbt::Extent;
 use xfs_format::da::name_hash;
@@ -21,7 +21,6 @@ use xfs_format::inode::ForkFormat;
 use xfs_format::types::FileBlock;
 
 const LEAF: &str = "attribute leaf block";
-const SHORT: &str = "short attributes";
 
 /// A name as it must not come twice.
 type Name = (u8, Box<[u8]>);
@@ -60,8 +59,7 @@ fn short(check: &mut Check<'_>, fork: &ForkOf<'_>) {
             Err(problem) => return check.report.add(place, problem),
         };
         check.report.counts.attributes += 1;
-        if attr.flags.intersects(AttrFlags::LOCAL | AttrFlags::INCOMPLETE) {
-            let problem = FormatError::value(SHORT, "attribute flags", attr.flags.bits().into());
+        if let Err(problem) = attr.check_flags() {
             check.report.add_named(place, problem, attr.name);
         }
         // Parent pointers may be of one name in several directories.
@@ -69,7 +67,7 @@ fn short(check: &mut Check<'_>, fork: &ForkOf<'_>) {
         if parent {
             parents::pointer(check, fork.ino, (attr.name, Some(attr.value)), None);
         } else if !names.insert((attr.flags.namespace().bits(), attr.name.into())) {
-            check.report.add_named(place, FormatError::new(SHORT, "name that comes twice"), attr.name);
+            check.report.add_named(place, FormatError::new(SHORT_ATTRS, "name that comes twice"), attr.name);
         }
     }
 }

@@ -4,11 +4,8 @@ use super::{EditError, NewAttr, Put, check_how, convert};
 use crate::attr::Key;
 use crate::error::{Error, Result};
 use crate::fork::ForkMut;
-use xfs_format::attr::{AttrFlags, ShortAttr, ShortAttrs, encode_short};
+use xfs_format::attr::{SHORT_ATTRS, ShortAttr, ShortAttrs, encode_short};
 use xfs_format::error::FormatError;
-
-/// As errors name it.
-const SHORT_FORM: &str = "short attributes";
 
 /// Sets an attribute of a fork that is in the inode or empty; makes a tree of it if it does not fit there.
 pub(super) fn set(fork: &mut dyn ForkMut, attr: &NewAttr<'_>, how: Put) -> Result<(), EditError> {
@@ -49,14 +46,9 @@ pub(super) fn remove(fork: &mut dyn ForkMut, key: &Key<'_>) -> Result<(), EditEr
 fn parse<'a>(fork: &dyn ForkMut, local: Option<&'a [u8]>) -> Result<Vec<ShortAttr<'a>>> {
     let Some(local) = local else { return Ok(Vec::new()) };
     let corrupt = |problem| Error::corrupt_inode(fork.inode(), problem);
-    let attrs: Vec<_> =
-        ShortAttrs::parse(local).map_err(corrupt)?.entries().collect::<Result<_, _>>().map_err(corrupt)?;
-    let wrong = |attr: &&ShortAttr<'_>| attr.flags.intersects(AttrFlags::LOCAL | AttrFlags::INCOMPLETE);
-    if let Some(attr) = attrs.iter().find(wrong) {
-        let flags = attr.flags.bits().into();
-        return Err(corrupt(FormatError::value(SHORT_FORM, "attribute flags", flags)));
-    }
-    Ok(attrs)
+    let checked = |attr: ShortAttr<'a>| attr.check_flags().map(|()| attr);
+    let attrs = ShortAttrs::parse(local).map_err(corrupt)?.entries();
+    attrs.map(|attr| attr.and_then(checked).map_err(corrupt)).collect()
 }
 
 /// Takes an attribute out, if it is there. That it is there once more is damage.
@@ -66,7 +58,7 @@ fn take_out(fork: &dyn ForkMut, attrs: &mut Vec<ShortAttr<'_>>, key: &Key<'_>) -
     if before - attrs.len() > 1 {
         return Err(Error::corrupt_inode(
             fork.inode(),
-            FormatError::new(SHORT_FORM, "name that comes twice"),
+            FormatError::new(SHORT_ATTRS, "name that comes twice"),
         ));
     }
     Ok(before > attrs.len())
