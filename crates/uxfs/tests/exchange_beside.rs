@@ -4,11 +4,10 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, DeviceError, Layer, MemoryDevice};
+use blockdev::{BlockDevice, HoldDevice, MemoryDevice, Op};
 use common::files::{fill, new_file};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::{self, ThreadId};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 use uxfs::{
     ErrorKind, ExchangeOptions, File, MkfsFeatures, MkfsOptions, OpenOptions, SetXattr, Volume, check_device,
@@ -21,49 +20,6 @@ const PIECES: u64 = 2000;
 /// Of the file that others clone piece by piece, so often.
 const OTHERS: u64 = 7200;
 const ROUNDS: usize = 9;
-/// What a leaf of attributes says at its byte 8.
-const ATTR_LEAF: [u8; 2] = [0x3b, 0xee];
-
-/// Has one thread wait behind its read of a leaf of attributes.
-#[derive(Default)]
-struct Held {
-    who: Mutex<Option<ThreadId>>,
-    waits: AtomicBool,
-    go: AtomicBool,
-}
-
-struct HeldDevice {
-    held: Arc<Held>,
-    inner: Arc<dyn BlockDevice>,
-}
-
-impl std::fmt::Debug for HeldDevice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("HeldDevice")
-    }
-}
-
-impl Layer for HeldDevice {
-    fn below(&self) -> &Arc<dyn BlockDevice> {
-        &self.inner
-    }
-
-    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
-        self.inner.read(offset, buf)?;
-        let is_leaf = buf.get(8..10) == Some(&ATTR_LEAF);
-        if is_leaf && *self.held.who.lock().unwrap() == Some(thread::current().id()) {
-            self.held.waits.store(true, Ordering::SeqCst);
-            wait_for(&self.held.go);
-        }
-        Ok(())
-    }
-}
-
-fn wait_for(flag: &AtomicBool) {
-    while !flag.load(Ordering::SeqCst) {
-        thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// One group with a file in pieces, one in a single extent, and one of which others clone pieces.
 fn made() -> Arc<dyn BlockDevice> {
@@ -112,9 +68,8 @@ fn clone_pieces(volume: &Volume, others: &File) -> u64 {
 #[test]
 fn an_exchange_has_what_was_promised_to_it() {
     let memory = made();
-    let held = Arc::new(Held::default());
-    let device = Arc::new(HeldDevice { held: Arc::clone(&held), inner: Arc::clone(&memory) });
-    let volume = Volume::open_device(device, &OpenOptions::new().writable(true)).unwrap();
+    let holds = Arc::new(HoldDevice::new(Arc::clone(&memory)));
+    let volume = Volume::open_device(holds.clone(), &OpenOptions::new().writable(true)).unwrap();
     let [comb, whole, others] = ["comb", "whole", "others"].map(|name| volume.open_file(name).unwrap());
     // What is asked once of a file was asked: the exchange waits for nothing before it has claimed its room.
     comb.overwrite_at(&[5; BLOCK as usize], 0).unwrap();
@@ -123,14 +78,15 @@ fn an_exchange_has_what_was_promised_to_it() {
         comb.exchange_range(0, &whole, 0, Some(BLOCK), ExchangeOptions::new()).unwrap();
     }
     volume.sync().unwrap();
-    let holder = {
-        let (comb, held) = (comb.clone(), Arc::clone(&held));
-        thread::spawn(move || {
-            *held.who.lock().unwrap() = Some(thread::current().id());
-            comb.node().set_xattr(b"user.n23", &[8; 1500], SetXattr::Either)
-        })
-    };
-    wait_for(&held.waits);
+    // Somebody has an inode, and waits for its attributes.
+    holds.hold_next(|op, _| op == Op::Read);
+    let holder = thread::spawn({
+        let comb = comb.clone();
+        move || comb.node().set_xattr(b"user.n23", &[8; 1500], SetXattr::Either)
+    });
+    while holds.waiting() == 0 {
+        thread::yield_now();
+    }
     let exchange = {
         let (comb, whole) = (comb.clone(), whole.clone());
         thread::spawn(move || {
@@ -147,7 +103,7 @@ fn an_exchange_has_what_was_promised_to_it() {
     let clones = clone_pieces(&volume, &others);
     assert!(clones > 2000, "the map did not grow: {clones} clones");
     let filler = fill(&volume, "filler");
-    held.go.store(true, Ordering::SeqCst);
+    holds.release();
     holder.join().unwrap().unwrap();
     exchange.join().unwrap().unwrap();
     volume.sync().unwrap();
