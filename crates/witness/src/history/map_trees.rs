@@ -8,27 +8,15 @@
 //! Invariant: nothing else passes for it, and no more than trees of a map as long can differ by.
 
 use crate::record::Record;
-use anyhow::{Context, Result};
-use std::path::Path;
-use uxfs::{OpenOptions, Volume};
 
 /// Bytes of a block's header, on v5 volumes.
 const HEADER: u64 = 72;
 /// Bytes of a record, and of a key with its pointer.
 const ENTRY: u64 = 16;
 
-/// The block size of a volume whose log promises to change maps.
-pub(crate) fn promised(image: &Path) -> Result<Option<u64>> {
-    let volume = Volume::open(image, &OpenOptions::new())?;
-    let kinds = volume.recovery().map(|recovery| recovery.unfinished.clone()).unwrap_or_default();
-    let promises = kinds.iter().any(|kind| kind.contains("(BUI)") || kind.contains("(XMI)"));
-    let block = volume.info().context("the shape of the volume")?.block_size;
-    Ok(promises.then_some(u64::from(block)))
-}
-
 /// What was found, where files with the map that was expected have as many blocks as were expected, unless they can't
 /// have had so many.
-pub(crate) fn leveled(expected: &[Record], found: Vec<Record>, block: u64) -> Vec<Record> {
+pub(super) fn leveled(expected: &[Record], found: Vec<Record>, block: u64) -> Vec<Record> {
     let mut expected = expected.iter().peekable();
     let level = |mut record: Record| {
         while expected.next_if(|other| other.path < record.path).is_some() {}

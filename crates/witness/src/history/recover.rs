@@ -17,9 +17,10 @@
 
 use super::drive::{self, Blind, Source};
 use super::model::{Model, Rules};
+use super::promised::Promised;
 use super::replay::{by_kernel, by_uxfs, is_sound_after, places, recover};
 use super::target::{EngineTarget, Target};
-use super::{History, Which, Who, growth, half_set, judge, map_trees};
+use super::{History, Which, Who, growth, half_set, judge};
 use crate::chains::Tally;
 use crate::compare::compare;
 use crate::record::Record;
@@ -96,11 +97,11 @@ fn one(history: &mut History, args: &Args, unfinished: &Mutex<Tally>) -> Result<
     let expected = judge::by_kernel(&theirs, &history.mnt())?;
 
     let seen = judge::by_uxfs(&image).context("uxfs, reading")?;
-    let maps = map_trees::promised(&image)?;
+    let promised = Promised::of(&image, &seen)?;
     // An inode without a name that recovery frees may share blocks until then: that is a mark, and no content.
     let by_place = |records: &[Record]| records.iter().map(Record::by_place).collect::<Vec<_>>();
     let what = "what uxfs reads without recovery on the device";
-    same_but_trees(what, &by_place(&expected), by_place(&seen), maps)?;
+    promised.same(what, &by_place(&expected), by_place(&seen))?;
     let clean = half_set::nothing_else_is_found(&image).context("before the recovery")?;
     ensure!(!clean, "uxfs check: the log is clean");
     ensure!(equal(&image, &ours)?, "uxfs, open for reading, changed the image");
@@ -113,7 +114,7 @@ fn one(history: &mut History, args: &Args, unfinished: &Mutex<Tally>) -> Result<
         left == left_too,
         "xfs_repair -n of the kernel's recovery: {left:?}; of that by uxfs: {left_too:?}"
     );
-    same_but_trees("what uxfs recovered", &expected, judge::by_kernel(&ours, &history.mnt())?, maps)?;
+    promised.same("what uxfs recovered", &expected, judge::by_kernel(&ours, &history.mnt())?)?;
     let again = beside(&image, "again");
     crash_again(&image, &again, &mut rng).context("the power fails while uxfs recovers")?;
     let cut = beside(&image, "cut");
@@ -121,21 +122,12 @@ fn one(history: &mut History, args: &Args, unfinished: &Mutex<Tally>) -> Result<
     recover(&cut, &history.mnt(), args.target)
         .context("the kernel's recovery behind one by uxfs that was cut")?;
     let found = judge::by_kernel(&cut, &history.mnt())?;
-    same_but_trees(
-        "what the kernel recovered behind a recovery by uxfs that was cut",
-        &expected,
-        found,
-        maps,
-    )?;
+    promised.same("what the kernel recovered behind a recovery by uxfs that was cut", &expected, found)?;
     std::fs::remove_file(&cut)?;
     EngineTarget::open(&again).context("the second recovery by uxfs")?.close()?;
     is_sound_after(&again, args.target).context("after the second recovery by uxfs")?;
-    same_but_trees(
-        "what uxfs recovered the second time",
-        &expected,
-        judge::by_kernel(&again, &history.mnt())?,
-        maps,
-    )?;
+    let found = judge::by_kernel(&again, &history.mnt())?;
+    promised.same("what uxfs recovered the second time", &expected, found)?;
     let places = places(&durable, &expected)?;
     let volume = Volume::open(&ours, &OpenOptions::new().writable(true))?;
     growth::of_all(&volume).context("growing what uxfs recovered")?;
@@ -196,20 +188,6 @@ fn remove_all(target: &EngineTarget, dir: &[u8]) -> Result<()> {
 
 pub(crate) fn beside(image: &Path, who: &str) -> PathBuf {
     image.with_extension(who)
-}
-
-/// The same, but for blocks of the trees of maps, where the log `promised` to change some.
-pub(crate) fn same_but_trees(
-    what: &str,
-    expected: &[Record],
-    found: Vec<Record>,
-    promised: Option<u64>,
-) -> Result<()> {
-    let found = match promised {
-        Some(block) => map_trees::leveled(expected, found, block),
-        None => found,
-    };
-    same(what, expected, &found)
 }
 
 pub(crate) fn same(what: &str, expected: &[Record], found: &[Record]) -> Result<()> {

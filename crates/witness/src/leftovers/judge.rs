@@ -3,8 +3,8 @@
 use super::{Stage, load};
 use crate::history::half_set::{by_repair, nothing_else_is_found};
 use crate::history::judge::{by_kernel, by_uxfs};
-use crate::history::map_trees;
-use crate::history::recover::{beside, crash_again, equal, same_but_trees};
+use crate::history::promised::Promised;
+use crate::history::recover::{beside, crash_again, equal};
 use crate::record::Record;
 use crate::sandbox::{Mounted, copy_sparse};
 use anyhow::{Context, Result, ensure};
@@ -25,15 +25,15 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<String> {
     Mounted::new(&theirs, &mnt, false).context("recovery by the kernel")?.unmount()?;
     let left = sound(stage, &theirs).context("after the kernel's recovery")?;
     let expected = by_kernel(&theirs, &mnt)?;
-    let maps = map_trees::promised(&image)?;
 
     let clean = nothing_else_is_found(&image).context("before the recovery")?;
     ensure!(!clean, "uxfs check: the log is clean");
     let seen = by_uxfs(&image).context("uxfs, reading")?;
+    let promised = Promised::of(&image, &seen)?;
     // An inode without a name that recovery frees may share blocks until then: that is a mark, and no content.
     let by_place = |records: &[Record]| records.iter().map(Record::by_place).collect::<Vec<_>>();
     let what = "what uxfs reads without recovery on the device";
-    same_but_trees(what, &by_place(&expected), by_place(&seen), maps)?;
+    promised.same(what, &by_place(&expected), by_place(&seen))?;
     ensure!(equal(&image, &kept)?, "uxfs, open for reading, changed the image");
     std::fs::remove_file(&kept)?;
 
@@ -46,7 +46,7 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<String> {
         Ok(())
     };
     as_left(sound(stage, &ours).context("after the recovery by uxfs")?)?;
-    same_but_trees("what uxfs recovered", &expected, by_kernel(&ours, &mnt)?, maps)?;
+    promised.same("what uxfs recovered", &expected, by_kernel(&ours, &mnt)?)?;
 
     let again = beside(&image, "again");
     crash_again(&image, &again, &mut rng).context("the power fails while uxfs recovers")?;
@@ -54,15 +54,11 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<String> {
     copy_sparse(&again, &cut)?;
     Mounted::new(&cut, &mnt, false).context("recovery by the kernel behind one by uxfs")?.unmount()?;
     as_left(sound(stage, &cut).context("after the kernel's recovery behind one by uxfs that was cut")?)?;
-    same_but_trees(
-        "what the kernel recovered behind a recovery by uxfs that was cut",
-        &expected,
-        by_kernel(&cut, &mnt)?,
-        maps,
-    )?;
+    let found = by_kernel(&cut, &mnt)?;
+    promised.same("what the kernel recovered behind a recovery by uxfs that was cut", &expected, found)?;
     recover(&again).context("the second recovery by uxfs")?;
     as_left(sound(stage, &again).context("after the second recovery by uxfs")?)?;
-    same_but_trees("what uxfs recovered the second time", &expected, by_kernel(&again, &mnt)?, maps)?;
+    promised.same("what uxfs recovered the second time", &expected, by_kernel(&again, &mnt)?)?;
 
     let mounted = Mounted::new(&ours, &mnt, false).context("the kernel's mount of what uxfs recovered")?;
     load::run(mounted.dir(), &mut rng, stage.task.threads, GOES_ON, load::End::Done)?;

@@ -3,7 +3,8 @@
 //! Invariant: whatever comes of it, the stage is left as the image was before its recovery.
 
 use super::super::durable::{self, Durable};
-use super::super::{growth, judge, map_trees, recover};
+use super::super::promised::Promised;
+use super::super::{growth, judge};
 use crate::record::Record;
 use crate::sandbox::{copy_sparse, repair_finds_nothing};
 use anyhow::{Context, Error, Result, ensure};
@@ -32,8 +33,8 @@ struct Theirs {
     recovered: Vec<Record>,
     /// What uxfs reads without a write to it.
     replayed: Vec<Record>,
-    /// The block size, if its log promises to change maps.
-    maps: Option<u64>,
+    /// What its log promises.
+    promised: Promised,
 }
 
 impl Stage {
@@ -60,12 +61,12 @@ impl Stage {
         self.device.mark();
         let tried = self.recovered().and_then(|(found, recording)| {
             if let Some(theirs) = &theirs {
-                let Theirs { recovered, replayed, maps } = theirs;
-                recover::same_but_trees("what uxfs recovered", recovered, found.clone(), *maps)?;
+                let Theirs { recovered, replayed, promised } = theirs;
+                promised.same("what uxfs recovered", recovered, found.clone())?;
                 let what = "what uxfs reads without recovery on the device";
                 // Inodes without a name may share blocks until recovery frees them.
                 let by_place = |records: &[Record]| records.iter().map(Record::by_place).collect::<Vec<_>>();
-                recover::same_but_trees(what, &by_place(recovered), by_place(replayed), *maps)?;
+                promised.same(what, &by_place(recovered), by_place(replayed))?;
             }
             durable::judge(threads, cut, &found).map_err(Error::msg)?;
             Ok(recording)
@@ -76,12 +77,12 @@ impl Stage {
 
     fn by_kernel(&self, beside: Beside<'_>) -> Result<Theirs> {
         copy_sparse(&self.path, beside.copy)?;
-        let maps = map_trees::promised(beside.copy)?;
-        let recovered = judge::by_kernel_after_recovery(beside.copy, beside.mnt)?;
         let recorder = Arc::new(Recorder::new(self.device.clone()));
         let replayed = judge::by_uxfs_on(recorder.clone()).context("uxfs, reading")?;
         ensure!(recorder.recording().writes().is_empty(), "uxfs, open for reading, wrote to the device");
-        Ok(Theirs { recovered, replayed, maps })
+        let promised = Promised::of(beside.copy, &replayed)?;
+        let recovered = judge::by_kernel_after_recovery(beside.copy, beside.mnt)?;
+        Ok(Theirs { recovered, replayed, promised })
     }
 
     /// Makes what was recovered longer.
