@@ -94,7 +94,7 @@ impl MemoryOptions {
         let what = || format!("mapping {}", path.display());
         let opened = host::open(path, self.write, false)?;
         let lock = self.write.then(|| host::keep_others_out(&opened, path)).transpose()?;
-        let geometry = Geometry::new(opened.size, self.sector_size.max(opened.sector_min))?;
+        let geometry = Geometry::new(host::size(&opened.file)?, self.sector_size.max(opened.sector_min))?;
         let len = mappable(geometry, what)?;
         let prot = if self.write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing that is in use.

@@ -106,6 +106,54 @@ fn a_second_writer_is_kept_out_and_readers_are_not() {
     FileDevice::open_writable(&path).unwrap();
 }
 
+/// Whoever waited for the lock has the file as its last writer left it: longer, or shorter; and no file of which there is
+/// no name any more.
+#[test]
+fn who_waits_for_the_lock_sees_what_became_of_the_file() {
+    let dir = dir();
+    let path = image(&dir, 1 << 20);
+    let waited = |meanwhile: &(dyn Fn(&FileDevice) + Sync)| {
+        let first = FileDevice::open_writable(&path).unwrap();
+        std::thread::scope(|threads| {
+            let second = threads.spawn(|| FileDevice::open_writable(&path));
+            // It has opened the file by then, and goes on trying for longer than that.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            meanwhile(&first);
+            drop(first);
+            second.join().unwrap()
+        })
+    };
+    let set_len = |len| File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    for len in [2 << 20, 1 << 19] {
+        let second = waited(&|first| {
+            set_len(len);
+            assert_eq!((first.measured_again().unwrap().size(), first.size() == len), (len, false));
+        });
+        assert_eq!(second.unwrap().size(), len);
+    }
+    let replaced = waited(&|_| {
+        std::fs::remove_file(&path).unwrap();
+        image(&dir, 1 << 20);
+    });
+    assert!(replaced.unwrap_err().to_string().contains("it was replaced meanwhile"));
+    let removed = waited(&|_| std::fs::remove_file(&path).unwrap());
+    assert!(removed.unwrap_err().to_string().contains("it was replaced meanwhile"));
+}
+
+/// As long as one of a file's devices is there, nobody else writes it.
+#[test]
+fn a_device_that_was_measured_again_holds_the_lock() {
+    let dir = dir();
+    let path = image(&dir, 1 << 20);
+    let first = FileDevice::open_writable(&path).unwrap();
+    let again = first.measured_again().unwrap();
+    drop(first);
+    assert!(matches!(FileDevice::open_writable(&path), Err(DeviceError::Locked)));
+    again.write(0, &[5; 512], Durability::Fua).unwrap();
+    drop(again);
+    FileDevice::open_writable(&path).unwrap();
+}
+
 #[test]
 fn another_process_is_kept_out() {
     let dir = dir();

@@ -21,8 +21,6 @@ pub(crate) struct Opened {
     pub file: File,
     pub storage: Storage,
     pub is_block: bool,
-    /// Size in bytes, as it is.
-    pub size: u64,
     /// Smallest sector that the host offers: a disk's logical block, 512 for a file.
     pub sector_min: u32,
     /// Unit of direct transfers in bytes; `None` if they are not possible or not wanted.
@@ -55,17 +53,22 @@ pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened
     let now = FileType::from_raw_mode(stat.st_mode);
     let is_another = looked_at.is_some_and(|(device, inode)| (device, inode) != (stat.st_dev, stat.st_ino));
     if kind_is_block(path, now)? != is_block || is_another {
-        return Err(DeviceError::invalid(format!("opening {}", path.display()), "it was replaced meanwhile"));
+        return Err(replaced(path));
     }
-    let size = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(fail)?;
     let sector_min = if is_block { rustix::fs::ioctl_blksszget(&file).map_err(fail)? } else { 512 };
-    let direct_unit = if is_direct { probe_direct(&file, sector_min, size).map_err(fail)? } else { None };
+    let direct_unit = if is_direct { probe_direct(&file, sector_min).map_err(fail)? } else { None };
     if is_direct && direct_unit.is_none() {
         clear_direct(&file).map_err(fail)?;
     }
     let storage =
         if is_block { Storage::Disk(stat.st_rdev) } else { Storage::File(stat.st_dev, stat.st_ino) };
-    Ok(Opened { file, storage, is_block, size, sector_min, direct_unit })
+    Ok(Opened { file, storage, is_block, sector_min, direct_unit })
+}
+
+/// How many bytes a file or a block device has. Whoever writes it asks behind the lock: another writer may have changed that
+/// before.
+pub(crate) fn size(file: &File) -> Result<u64, DeviceError> {
+    rustix::fs::seek(file, SeekFrom::End(0)).map_err(|e| DeviceError::setup("asking for the size", e))
 }
 
 /// Sees to it, before a file is opened for writing, that nobody else has opened or locked it so: once it is open, one of
@@ -92,9 +95,23 @@ pub(crate) fn keep_others_out(opened: &Opened, path: &Path) -> Result<Lock, Devi
     let lock = lock::lock_for_writing(&opened.file, opened.storage)?;
     match opened.storage {
         Storage::Disk(number) => crate::in_use::refuse_layered(number)?,
-        _ => crate::in_use::refuse_attached(&opened.file, path)?,
+        _ => {
+            crate::in_use::refuse_attached(&opened.file, path)?;
+            is_still_there(path, opened.storage)?;
+        }
     }
     Ok(lock)
+}
+
+/// Whoever had the lock before may have removed the file, or put another one in its place: what is written to it then is
+/// nobody's.
+fn is_still_there(path: &Path, opened: Storage) -> Result<(), DeviceError> {
+    let now = rustix::fs::stat(path).map(|stat| Storage::File(stat.st_dev, stat.st_ino));
+    if now == Ok(opened) { Ok(()) } else { Err(replaced(path)) }
+}
+
+fn replaced(path: &Path) -> DeviceError {
+    DeviceError::invalid(format!("opening {}", path.display()), "it was replaced meanwhile")
 }
 
 fn kind_is_block(path: &Path, kind: FileType) -> Result<bool, DeviceError> {
@@ -113,7 +130,7 @@ fn kind_is_block(path: &Path, kind: FileType) -> Result<bool, DeviceError> {
 }
 
 /// The unit of direct transfers: what the host says, or else what a read shows to work.
-fn probe_direct(file: &File, sector_min: u32, size: u64) -> Result<Option<u32>, Errno> {
+fn probe_direct(file: &File, sector_min: u32) -> Result<Option<u32>, Errno> {
     let said = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
     let told = said.filter(|s| s.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
     if let Some(s) = told {
@@ -122,6 +139,7 @@ fn probe_direct(file: &File, sector_min: u32, size: u64) -> Result<Option<u32>, 
         }
         return Ok(Some(s.stx_dio_offset_align.max(sector_min)));
     }
+    let size = rustix::fs::seek(file, SeekFrom::End(0))?;
     let mut buf = AlignedBuf::zeroed(4096);
     for unit in [sector_min, 4096] {
         if u64::from(unit) > size {

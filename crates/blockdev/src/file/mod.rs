@@ -113,7 +113,7 @@ impl FileOptions {
             let why = format!("sectors of {sector} bytes on a disk whose sectors have {}", opened.sector_min);
             return Err(DeviceError::invalid(format!("opening {}", path.display()), why));
         }
-        let geometry = Geometry::new(opened.size, sector)?;
+        let geometry = Geometry::new(host::size(&opened.file)?, sector)?;
         let io = match opened.direct_unit {
             Some(unit) if unit <= sector => HostIo::Direct,
             Some(_) => {
@@ -124,22 +124,23 @@ impl FileOptions {
             None => HostIo::Buffered,
         };
         let (storage, read_only) = (opened.storage, !self.write);
-        let (file, queue, flushes) = (opened.file, self.queue, Flushes::default());
-        Ok(FileDevice { _lock: lock, file, storage, geometry, io, read_only, queue, flushes })
+        let (file, queue, flushes) = (opened.file, self.queue, Arc::default());
+        Ok(FileDevice { lock: lock.map(Arc::new), file, storage, geometry, io, read_only, queue, flushes })
     }
 }
 
 /// An image file or a block device. See [`FileOptions`] for how to open one.
 #[derive(Debug)]
 pub struct FileDevice {
-    _lock: Option<Lock>,
+    /// Held until the last device of this file is gone.
+    lock: Option<Arc<Lock>>,
     file: File,
     storage: Storage,
     geometry: Geometry,
     io: HostIo,
     read_only: bool,
     queue: QueueKind,
-    flushes: Flushes,
+    flushes: Arc<Flushes>,
 }
 
 impl FileDevice {
@@ -156,6 +157,16 @@ impl FileDevice {
     /// Whether transfers bypass the host's page cache.
     pub fn host_io(&self) -> HostIo {
         self.io
+    }
+
+    /// The same file, of the size that it has now: a device keeps the one that it was opened with. Both hold the lock, so that
+    /// nobody else writes the file between them.
+    pub fn measured_again(&self) -> Result<Self, DeviceError> {
+        let file = self.file.try_clone().map_err(|e| DeviceError::setup("asking for the size", e))?;
+        let geometry = Geometry::new(host::size(&file)?, self.sector_size())?;
+        let (lock, flushes) = (self.lock.clone(), Arc::clone(&self.flushes));
+        let Self { storage, io, read_only, queue, .. } = *self;
+        Ok(Self { lock, file, storage, geometry, io, read_only, queue, flushes })
     }
 
     pub(crate) fn file(&self) -> &File {
