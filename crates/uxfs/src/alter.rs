@@ -123,7 +123,8 @@ pub fn grow_unless(
 ) -> Result<Grown> {
     // The headers of many groups are small, and far apart: the host's page cache takes them faster than the disk does.
     let (image, how) = (image.as_ref(), how.clone().writable(true).norecovery(false).direct(false));
-    let volume = Volume::open(image, &how)?;
+    let device = Arc::new(FileOptions::new().write(true).direct(false).open(image)?);
+    let volume = Volume::open_device(device.clone(), &how)?;
     let longer = bytes.filter(|&bytes| bytes > volume.device().size());
     let Some(bytes) = longer.filter(|_| image.is_file()) else {
         return grow_to(&volume, bytes, stop, || Ok(()));
@@ -133,7 +134,9 @@ pub fn grow_unless(
     drop(volume);
     let before = lengthened?;
     let shorten = || set_length(image, before);
-    grow_to(&Volume::open(image, &how)?, Some(bytes), stop, shorten)
+    // Nobody else gets the file before the volume is as large.
+    let longer = Arc::new(device.measured_again()?);
+    grow_to(&Volume::open_device(longer, &how)?, Some(bytes), stop, shorten)
 }
 
 /// Grows, and closes. Where that was stopped, `undo` comes before others get the image.

@@ -10,7 +10,7 @@ use crate::options::OpenOptions;
 use crate::partitions;
 use crate::probe;
 use crate::volume::Volume;
-use blockdev::{BlockDevice, Claim, FileOptions, Window, Withheld};
+use blockdev::{BlockDevice, Claim, FileDevice, FileOptions, Window, Withheld};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
@@ -247,7 +247,7 @@ fn make(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
             let device = FileOptions::new().write(true).direct(how.direct).open(image)?;
             mkfs_in(Arc::new(device), options, Before::Unknown, how)
         }
-        Ok(found) if found.is_file() => in_file(image, found.len(), options, how),
+        Ok(found) if found.is_file() => in_file(image, options, how),
         Ok(_) => {
             let what = "neither a regular file nor a block device: no place for a volume";
             Err(Error::new(ErrorKind::WrongType, what))
@@ -381,7 +381,7 @@ fn refuse_overlap(device: &dyn BlockDevice, room: &Range<u64>, end: Option<u64>)
     Ok(())
 }
 
-fn open_file(image: &Path, options: &MkfsOptions, direct: bool) -> Result<Arc<dyn BlockDevice>> {
+fn open_file(image: &Path, options: &MkfsOptions, direct: bool) -> Result<Arc<FileDevice>> {
     let sector = options.sector_size.unwrap_or(512).clamp(512, 4096);
     let sector = if sector.is_power_of_two() { sector } else { 512 };
     Ok(Arc::new(FileOptions::new().write(true).direct(direct).sector_size(sector).open(image)?))
@@ -395,23 +395,31 @@ fn wanted_end(options: &MkfsOptions) -> Result<Option<u64>> {
     end.map(Some).ok_or_else(too_large)
 }
 
-/// Makes a volume in a file that is there, and makes the file long enough for it.
-fn in_file(image: &Path, len: u64, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
-    if let Some(end) = wanted_end(options)?.filter(|&end| end > len) {
+/// Makes a volume in a file that is there, and makes the file long enough for it. Nobody else has the file meanwhile.
+fn in_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
+    let end = wanted_end(options)?;
+    let mut device = open_file(image, options, how.direct)?;
+    let len = device.size();
+    if let Some(end) = end.filter(|&end| end > len) {
         check_plan(options, end)?;
-        // What another process has locked, or what is not to be lost, does not grow.
-        let now = open_file(image, options, how.direct)?;
-        room(&*now, options)?;
+        // What is not to be lost does not grow.
+        room(&*device, options)?;
         if !options.overwrite {
-            refuse_overlap(&*now, &(options.offset..end), None)?;
+            refuse_overlap(&*device, &(options.offset..end), None)?;
             if len > options.offset {
-                refuse_occupied(&Window::new(Arc::clone(&now), options.offset, None)?)?;
+                refuse_occupied(&Window::new(device.clone(), options.offset, None)?)?;
             }
         }
         how.grown_from = Some(len);
-        File::options().write(true).open(image).and_then(|file| file.set_len(end)).map_err(|e| host(&e))?;
+        device = lengthened(&device, image, end)?;
     }
-    mkfs_in(open_file(image, options, how.direct)?, options, Before::Unknown, how)
+    mkfs_in(device, options, Before::Unknown, how)
+}
+
+/// The same file, made as long as that.
+fn lengthened(device: &FileDevice, image: &Path, end: u64) -> Result<Arc<FileDevice>> {
+    File::options().write(true).open(image).and_then(|file| file.set_len(end)).map_err(|e| host(&e))?;
+    Ok(Arc::new(device.measured_again()?))
 }
 
 /// Refuses what cannot be made in a file of `end` bytes.
@@ -427,16 +435,33 @@ fn make_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<
         return Err(Error::new(ErrorKind::NotFound, what));
     };
     check_plan(options, end)?;
-    let made = File::options().write(true).create_new(true).open(image).map_err(|e| host(&e))?;
-    let done = made
-        .set_len(end)
-        .map_err(|e| host(&e))
-        .and_then(|()| mkfs_in(open_file(image, options, how.direct)?, options, Before::Zeroes, how));
-    if done.is_err() {
-        // Half a volume helps nobody.
+    match File::options().write(true).create_new(true).open(image) {
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            return in_file(image, options, how);
+        }
+        Err(error) => return Err(host(&error)),
+    }
+    let (held, made) = match open_file(image, options, how.direct) {
+        // Somebody was faster, whose file it is.
+        Err(error) if error.kind() == ErrorKind::Locked => return Err(error),
+        Ok(device) if device.size() > 0 => {
+            drop(device);
+            return in_file(image, options, how);
+        }
+        Ok(device) => {
+            let made = lengthened(&device, image, end)
+                .and_then(|device| mkfs_in(device, options, Before::Zeroes, how));
+            (Some(device), made)
+        }
+        Err(error) => (None, Err(error)),
+    };
+    if made.is_err() {
+        // Half a volume helps nobody. It goes before others get it.
         let _ = std::fs::remove_file(image);
     }
-    done
+    drop(held);
+    made
 }
 
 /// What the host said.

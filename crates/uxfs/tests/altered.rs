@@ -14,6 +14,7 @@ use blockdev::{
 use common::{mounted, open, repair_finds_nothing};
 use oracles::xfsprogs::Release;
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -321,6 +322,48 @@ fn copies_that_a_kernel_s_recovery_left_are_written_by_the_next_to_open() {
     assert!(repair(&image));
     let report = check_device(device(), &OpenOptions::new()).expect("checked");
     assert!(report.is_clean(), "{:?}", report.findings);
+}
+
+/// An image's file becomes longer, and the volume in it then, unless that is stopped: then the file becomes as short as it was.
+/// Nobody else may have the volume grow in between, whose end would be cut off.
+#[test]
+fn a_file_that_becomes_longer_is_nobody_else_s_until_its_volume_has_grown() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let image = dir.path().join("volume.img");
+    let how = OpenOptions::new();
+    let grow_to = |mib: u64, stop: bool| uxfs::grow_unless(&image, Some(mib * MIB), &how, &|| stop);
+    let mut both = 0;
+    for round in 0..60 {
+        File::create(&image).and_then(|file| file.set_len(16 * MIB)).expect("an image");
+        let small = MkfsOptions::new().small(true);
+        let device = FileDevice::open_writable(&image).expect("an image");
+        mkfs_device(Arc::new(device), &small, true).expect("a volume");
+        let is_over = AtomicBool::new(false);
+        let (stopped, grown) = thread::scope(|threads| {
+            let other = threads.spawn(|| {
+                loop {
+                    let was_over = is_over.load(Ordering::Relaxed);
+                    match grow_to(48, false) {
+                        Err(error) if error.kind() == ErrorKind::Locked && !was_over => {}
+                        grown => break grown,
+                    }
+                }
+            });
+            let stopped = grow_to(80, true);
+            is_over.store(true, Ordering::Relaxed);
+            (stopped, other.join().expect("no panic"))
+        });
+        grown.expect("grown");
+        match stopped {
+            Ok(grown) => both += u32::from(grown.stopped),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Locked, "{error}"),
+        }
+        let device = Arc::new(FileDevice::open(&image).expect("an image"));
+        assert_eq!(device.size(), 48 * MIB, "round {round}");
+        let report = check_device(device, &how).expect("checked");
+        assert!(report.is_clean(), "round {round}: {:?}", report.findings);
+    }
+    assert!(both > 0, "none was stopped");
 }
 
 /// Threads make, write, read and remove files, and one fills the volume, while it becomes larger again and again.

@@ -4,6 +4,7 @@ use blockdev::{
     BlockDevice, Claim, Counter, Deferred, DeviceError, Durability, Fault, FaultDevice, HoldDevice, Layer,
     MemoryDevice, Op, Window,
 };
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use uxfs::{ErrorKind, MkfsOptions, NewNode, OpenOptions, Volume, mkfs_device};
@@ -204,4 +205,56 @@ fn a_volume_has_no_writer_when_its_last_handle_is_dropped() {
     drop(volume);
     let volume = Volume::open_device(memory, &writable()).expect("nobody has it");
     volume.lookup("/one").expect("it was synced");
+}
+
+/// Makes a volume in a file as often as another writer is in the way, with so many inodes' bytes as tell it from others.
+fn made_in(image: &Path, inode_size: u32, place: (u64, u64)) -> uxfs::Result<()> {
+    let (offset, end) = place;
+    let options = MkfsOptions::new().small(true).inode_size(inode_size).offset(offset).size(end - offset);
+    loop {
+        match uxfs::mkfs(image, &options) {
+            Err(error) if error.kind() == ErrorKind::Locked => {}
+            made => break made,
+        }
+    }
+}
+
+fn is_sound(image: &Path, offset: u64) -> u16 {
+    let how = OpenOptions::new().offset(offset).length(Some(SIZE));
+    let report = uxfs::check(image, &how).expect("checked");
+    assert!(report.is_clean(), "{:?}", report.findings);
+    Volume::open(image, &how).expect("opens").info().expect("info").inode_size
+}
+
+/// Each makes the file as long as its volume wants it, and no shorter than the other wants it.
+#[test]
+fn two_volumes_are_made_in_one_file_at_once() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    for round in 0..60 {
+        let image = dir.path().join(format!("{round}.img"));
+        std::fs::File::create(&image).expect("a file");
+        thread::scope(|threads| {
+            threads.spawn(|| made_in(&image, 512, (SIZE, 2 * SIZE)).expect("made"));
+            made_in(&image, 1024, (0, SIZE)).expect("made");
+        });
+        assert_eq!([0, SIZE].map(|offset| is_sound(&image, offset)), [1024, 512], "round {round}");
+        std::fs::remove_file(&image).expect("gone");
+    }
+}
+
+/// Of two who make a volume of one new name, one is told that there is something already.
+#[test]
+fn one_of_two_makes_a_volume_of_a_new_name() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    for round in 0..60 {
+        let image = dir.path().join(format!("{round}.img"));
+        let outcomes = thread::scope(|threads| {
+            let other = threads.spawn(|| made_in(&image, 512, (0, SIZE)));
+            [made_in(&image, 1024, (0, SIZE)), other.join().expect("no panic")]
+        });
+        let winner =
+            outcomes.iter().zip([1024_u16, 512]).filter(|(made, _)| made.is_ok()).map(|(_, size)| size);
+        assert_eq!(winner.collect::<Vec<_>>(), [is_sound(&image, 0)], "round {round}: {outcomes:?}");
+        std::fs::remove_file(&image).expect("gone");
+    }
 }
