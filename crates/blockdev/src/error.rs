@@ -44,6 +44,9 @@ pub enum DeviceError {
     /// The kernel has the image attached as a loop device: which, and what to do.
     #[error("{0}")]
     Attached(String),
+    /// The file was removed while its lock was waited for, or another one has its name now.
+    #[error("another file has taken its place meanwhile, or it is gone: try again")]
+    Replaced,
     /// This process has the device open for writing already.
     #[error("this process has it open for writing already: close that first")]
     Claimed,

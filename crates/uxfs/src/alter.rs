@@ -3,8 +3,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::OpenOptions;
 use crate::volume::{SECTOR_BYTES_MIN, Volume, explain, part};
-use blockdev::{BlockDevice, FileOptions};
-use std::fs::File;
+use blockdev::{BlockDevice, FileDevice, FileOptions};
 use std::path::Path;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -129,14 +128,13 @@ pub fn grow_unless(
     let Some(bytes) = longer.filter(|_| image.is_file()) else {
         return grow_to(&volume, bytes, stop, || Ok(()));
     };
-    let lengthened = lengthen(&volume, image, bytes, &how);
+    let before = device.length()?;
+    let lengthened = lengthened(&volume, &device, bytes, &how);
     volume.close()?;
     drop(volume);
-    let before = lengthened?;
-    let shorten = || set_length(image, before);
     // Nobody else gets the file before the volume is as large.
-    let longer = Arc::new(device.measured_again()?);
-    grow_to(&Volume::open_device(longer, &how)?, Some(bytes), stop, shorten)
+    let longer = Volume::open_device(lengthened?, &how)?;
+    grow_to(&longer, Some(bytes), stop, || Ok(device.with_length(before).map(drop)?))
 }
 
 /// Grows, and closes. Where that was stopped, `undo` comes before others get the image.
@@ -153,29 +151,22 @@ fn grow_to(
     undone.and(closed).map(|()| grown)
 }
 
-fn set_length(image: &Path, length: u64) -> Result<()> {
-    let host = |error: std::io::Error| Error::new(ErrorKind::Io, format!("the file's length: {error}"));
-    File::options().write(true).open(image).and_then(|file| file.set_len(length)).map_err(host)
-}
-
-/// Makes an image file as long as the volume in it wants to be, and says how long it was. The volume is open, so that nobody
-/// else writes it.
-fn lengthen(volume: &Volume, image: &Path, bytes: u64, how: &OpenOptions) -> Result<u64> {
+/// An image file, as long as the volume in it wants to be at least.
+fn lengthened(
+    volume: &Volume,
+    device: &FileDevice,
+    bytes: u64,
+    how: &OpenOptions,
+) -> Result<Arc<dyn BlockDevice>> {
     let too_large = || Error::new(ErrorKind::InvalidInput, "no file can be as large as that");
     let end =
         how.offset.checked_add(bytes).filter(|&end| i64::try_from(end).is_ok()).ok_or_else(too_large)?;
-    let host = |error: std::io::Error| Error::new(ErrorKind::Io, format!("lengthening the file: {error}"));
     if let Some(length) = how.length.filter(|&length| length < bytes) {
         let what = format!("the volume would have {bytes} bytes, its part of the file has {length}");
         return Err(Error::new(ErrorKind::NoSpace, what));
     }
     volume.plan_growth(Some(bytes), bytes)?;
-    let file = File::options().write(true).open(image).map_err(host)?;
-    let before = file.metadata().map_err(host)?.len();
-    if before < end {
-        file.set_len(end).map_err(host)?;
-    }
-    Ok(before)
+    Ok(Arc::new(device.with_length(end.max(device.length()?))?))
 }
 
 /// Changes the UUID of the volume in an image or on a block device, and gives the new one as text. Its log must be clean:

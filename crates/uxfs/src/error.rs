@@ -232,7 +232,9 @@ fn alter_kind(refusal: &Refusal) -> ErrorKind {
 fn device_kind(error: &blockdev::DeviceError) -> ErrorKind {
     use blockdev::DeviceError as D;
     match error {
-        D::Locked | D::BeingRead | D::BeingWritten | D::Attached(_) | D::Claimed => ErrorKind::Locked,
+        D::Locked | D::BeingRead | D::BeingWritten | D::Attached(_) | D::Replaced | D::Claimed => {
+            ErrorKind::Locked
+        }
         D::ReadOnly => ErrorKind::ReadOnly,
         D::Failed(_) => ErrorKind::ShutDown,
         D::Setup { source, .. } if source.kind() == std::io::ErrorKind::NotFound => ErrorKind::NotFound,

@@ -13,7 +13,7 @@ use crate::volume::Volume;
 use blockdev::{BlockDevice, Claim, FileDevice, FileOptions, Window, Withheld};
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -247,7 +247,11 @@ fn make(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
             let device = FileOptions::new().write(true).direct(how.direct).open(image)?;
             mkfs_in(Arc::new(device), options, Before::Unknown, how)
         }
-        Ok(found) if found.is_file() => in_file(image, options, how),
+        Ok(found) if found.is_file() => match in_file(image, options, how) {
+            // Whoever was about to make it has taken it back.
+            Err(error) if error.kind() == ErrorKind::NotFound => make_file(image, options, how),
+            made => made,
+        },
         Ok(_) => {
             let what = "neither a regular file nor a block device: no place for a volume";
             Err(Error::new(ErrorKind::WrongType, what))
@@ -411,15 +415,9 @@ fn in_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()
             }
         }
         how.grown_from = Some(len);
-        device = lengthened(&device, image, end)?;
+        device = Arc::new(device.with_length(end)?);
     }
     mkfs_in(device, options, Before::Unknown, how)
-}
-
-/// The same file, made as long as that.
-fn lengthened(device: &FileDevice, image: &Path, end: u64) -> Result<Arc<FileDevice>> {
-    File::options().write(true).open(image).and_then(|file| file.set_len(end)).map_err(|e| host(&e))?;
-    Ok(Arc::new(device.measured_again()?))
 }
 
 /// Refuses what cannot be made in a file of `end` bytes.
@@ -435,13 +433,13 @@ fn make_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<
         return Err(Error::new(ErrorKind::NotFound, what));
     };
     check_plan(options, end)?;
-    match File::options().write(true).create_new(true).open(image) {
-        Ok(_) => {}
+    let new = match File::options().write(true).create_new(true).open(image) {
+        Ok(new) => new,
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             return in_file(image, options, how);
         }
         Err(error) => return Err(host(&error)),
-    }
+    };
     let (held, made) = match open_file(image, options, how.direct) {
         // Somebody was faster, whose file it is.
         Err(error) if error.kind() == ErrorKind::Locked => return Err(error),
@@ -450,18 +448,25 @@ fn make_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<
             return in_file(image, options, how);
         }
         Ok(device) => {
-            let made = lengthened(&device, image, end)
-                .and_then(|device| mkfs_in(device, options, Before::Zeroes, how));
+            let long = device.with_length(end).map_err(Error::from);
+            let made = long.and_then(|long| mkfs_in(Arc::new(long), options, Before::Zeroes, how));
             (Some(device), made)
         }
         Err(error) => (None, Err(error)),
     };
-    if made.is_err() {
+    if made.is_err() && has_name(&new, image) {
         // Half a volume helps nobody. It goes before others get it.
         let _ = std::fs::remove_file(image);
     }
     drop(held);
     made
+}
+
+/// Whether a file has that name still.
+fn has_name(file: &File, path: &Path) -> bool {
+    let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
+    let there = path.symlink_metadata().map(identity);
+    there.is_ok_and(|there| file.metadata().is_ok_and(|itself| identity(itself) == there))
 }
 
 /// What the host said.

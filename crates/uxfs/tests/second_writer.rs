@@ -258,3 +258,34 @@ fn one_of_two_makes_a_volume_of_a_new_name() {
         std::fs::remove_file(&image).expect("gone");
     }
 }
+
+/// Whatever has an image's name when a change of it fails or is stopped: it is that other file no more, and is left as it is.
+#[test]
+fn what_took_the_name_of_an_image_meanwhile_is_left_as_it_is() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let (image, other) = (dir.path().join("image"), dir.path().join("other"));
+    let small = MkfsOptions::new().small(true).size(SIZE);
+    let takes_its_name = || {
+        std::fs::write(&other, [7; 12_345]).expect("written");
+        std::fs::rename(&other, &image).expect("renamed");
+    };
+    let is_left = |what: &str| {
+        let found = std::fs::read(&image).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(found == [7; 12_345], "{what}: {} bytes", found.len());
+        std::fs::remove_file(&image).expect("gone");
+    };
+    let made = uxfs::mkfs_filled(&image, &small, &OpenOptions::new(), |_| {
+        takes_its_name();
+        Err::<(), _>("it fails")
+    });
+    assert_eq!(made.expect("made").map(|_| ()), Err("it fails"));
+    is_left("mkfs of a new file");
+    uxfs::mkfs(&image, &small).expect("made");
+    let stops = || {
+        takes_its_name();
+        true
+    };
+    let grown = uxfs::grow_unless(&image, Some(2 * SIZE), &OpenOptions::new(), &stops).expect("stopped");
+    assert!(grown.stopped);
+    is_left("a growth that was stopped");
+}

@@ -53,7 +53,7 @@ pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened
     let now = FileType::from_raw_mode(stat.st_mode);
     let is_another = looked_at.is_some_and(|(device, inode)| (device, inode) != (stat.st_dev, stat.st_ino));
     if kind_is_block(path, now)? != is_block || is_another {
-        return Err(replaced(path));
+        return Err(DeviceError::Replaced);
     }
     let sector_min = if is_block { rustix::fs::ioctl_blksszget(&file).map_err(fail)? } else { 512 };
     let direct_unit = if is_direct { probe_direct(&file, sector_min).map_err(fail)? } else { None };
@@ -107,11 +107,7 @@ pub(crate) fn keep_others_out(opened: &Opened, path: &Path) -> Result<Lock, Devi
 /// nobody's.
 fn is_still_there(path: &Path, opened: Storage) -> Result<(), DeviceError> {
     let now = rustix::fs::stat(path).map(|stat| Storage::File(stat.st_dev, stat.st_ino));
-    if now == Ok(opened) { Ok(()) } else { Err(replaced(path)) }
-}
-
-fn replaced(path: &Path) -> DeviceError {
-    DeviceError::invalid(format!("opening {}", path.display()), "it was replaced meanwhile")
+    if now == Ok(opened) { Ok(()) } else { Err(DeviceError::Replaced) }
 }
 
 fn kind_is_block(path: &Path, kind: FileType) -> Result<bool, DeviceError> {

@@ -159,11 +159,18 @@ impl FileDevice {
         self.io
     }
 
-    /// The same file, of the size that it has now: a device keeps the one that it was opened with. Both hold the lock, so that
-    /// nobody else writes the file between them.
-    pub fn measured_again(&self) -> Result<Self, DeviceError> {
-        let file = self.file.try_clone().map_err(|e| DeviceError::setup("asking for the size", e))?;
-        let geometry = Geometry::new(host::size(&file)?, self.sector_size())?;
+    /// How long the file is now, which need not be a whole number of sectors.
+    pub fn length(&self) -> Result<u64, DeviceError> {
+        host::size(&self.file)
+    }
+
+    /// Makes the file so long, and gives a device of that size: a device keeps the one that it was opened with. Both hold the
+    /// lock, so that nobody else writes the file between them.
+    pub fn with_length(&self, bytes: u64) -> Result<Self, DeviceError> {
+        let failed = |e| DeviceError::setup("setting the file's length", e);
+        let file = self.file.try_clone().map_err(failed)?;
+        file.set_len(bytes).map_err(failed)?;
+        let geometry = Geometry::new(bytes, self.sector_size())?;
         let (lock, flushes) = (self.lock.clone(), Arc::clone(&self.flushes));
         let Self { storage, io, read_only, queue, .. } = *self;
         Ok(Self { lock, file, storage, geometry, io, read_only, queue, flushes })
