@@ -7,7 +7,9 @@ use crate::history::promised::Promised;
 use crate::history::recover::{beside, crash_again, equal};
 use crate::record::Record;
 use crate::sandbox::{Mounted, copy_sparse};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
+use fastrand::Rng;
+use oracles::xfsprogs::Release;
 use std::path::Path;
 use std::time::Duration;
 use uxfs::{OpenOptions, Volume};
@@ -15,15 +17,26 @@ use uxfs::{OpenOptions, Volume};
 /// How long the kernel goes on with what uxfs recovered.
 const GOES_ON: Duration = Duration::from_millis(150);
 
-/// Has both recover the image of a run, and compares. Gives what uxfs says of its recovery.
-pub(super) fn judge(stage: &Stage<'_>) -> Result<String> {
+/// What both recoveries came to.
+pub(super) enum Judged {
+    /// The same: what uxfs says of its own.
+    Same(String),
+    /// That of the kernel left damage to `xfs_repair` as well, which is this; that of uxfs is sound.
+    KernelFailed(String),
+}
+
+/// Has both recover the image of a run, and compares.
+pub(super) fn judge(stage: &Stage<'_>) -> Result<Judged> {
     let (image, mnt, mut rng) = (stage.image(), stage.mnt(), stage.rng());
     let (kept, theirs, ours) = (beside(&image, "kept"), beside(&image, "kernel"), beside(&image, "uxfs"));
     for to in [&kept, &theirs, &ours] {
         copy_sparse(&image, to)?;
     }
     Mounted::new(&theirs, &mnt, false).context("recovery by the kernel")?.unmount()?;
-    let left = sound(stage, &theirs).context("after the kernel's recovery")?;
+    let left = match sound(stage, &theirs).context("after the kernel's recovery") {
+        Ok(left) => left,
+        Err(damage) => return kernel_failed(stage, &theirs, damage),
+    };
     let expected = by_kernel(&theirs, &mnt)?;
 
     let clean = nothing_else_is_found(&image).context("before the recovery")?;
@@ -60,11 +73,33 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<String> {
     as_left(sound(stage, &again).context("after the second recovery by uxfs")?)?;
     promised.same("what uxfs recovered the second time", &expected, by_kernel(&again, &mnt)?)?;
 
-    let mounted = Mounted::new(&ours, &mnt, false).context("the kernel's mount of what uxfs recovered")?;
-    load::run(mounted.dir(), &mut rng, stage.task.threads, GOES_ON, load::End::Done)?;
+    goes_on(stage, &ours, &mut rng)?;
+    Ok(Judged::Same(report))
+}
+
+/// The kernel changes what uxfs recovered.
+fn goes_on(stage: &Stage<'_>, ours: &Path, rng: &mut Rng) -> Result<()> {
+    let mounted =
+        Mounted::new(ours, &stage.mnt(), false).context("the kernel's mount of what uxfs recovered")?;
+    load::run(mounted.dir(), rng, stage.task.threads, GOES_ON, load::End::Done)?;
     mounted.unmount()?;
-    sound(stage, &ours).context("after the kernel went on with what uxfs recovered")?;
-    Ok(report)
+    sound(stage, ours).context("after the kernel went on with what uxfs recovered")?;
+    Ok(())
+}
+
+/// The kernel's recovery of its own log left `damage`: only if the newest `xfs_repair` finds some there too. There is nothing
+/// to compare with then; but what uxfs recovers of that log must be sound to everybody, however often it is cut.
+fn kernel_failed(stage: &Stage<'_>, theirs: &Path, damage: Error) -> Result<Judged> {
+    let Err(findings) = by_repair(Release::Unstable, theirs) else { return Err(damage) };
+    let (image, mut rng) = (stage.image(), stage.rng());
+    let (ours, again) = (beside(&image, "uxfs"), beside(&image, "again"));
+    recover(&ours).context("uxfs, recovering")?;
+    sound(stage, &ours).context("after the recovery by uxfs, beside damage by that of the kernel")?;
+    crash_again(&image, &again, &mut rng).context("the power fails while uxfs recovers")?;
+    recover(&again).context("the second recovery by uxfs")?;
+    sound(stage, &again).context("after the second recovery by uxfs")?;
+    goes_on(stage, &ours, &mut rng)?;
+    Ok(Judged::KernelFailed(format!("{findings:#}")))
 }
 
 fn recover(image: &Path) -> Result<String> {
