@@ -66,6 +66,17 @@ pub enum Exit {
     Protected = 14,
 }
 
+impl Exit {
+    /// Of what the host said about a file of its own.
+    pub fn of_host(error: &std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::AlreadyExists => Self::AlreadyExists,
+            std::io::ErrorKind::ResourceBusy => Self::Locked,
+            _ => Self::Io,
+        }
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit as u8)

@@ -557,3 +557,103 @@ fn no_copy_goes_over_a_volume_or_what_is_attached() {
         assert_eq!(std::fs::read(&to.path).unwrap(), b"text\n");
     }
 }
+
+/// A process that makes a volume in a new file, as long as it waits for the rest of its archive.
+fn maker(image: &Path) -> Child {
+    let dir = scratch();
+    std::fs::write(dir.path().join("first"), "text").unwrap();
+    std::fs::write(dir.path().join("second"), vec![7; 1 << 20]).unwrap();
+    let archive = run("tar", &[&"-C", &dir.path(), &"-c", &"first", &"second"]);
+    let mut mkfs = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    mkfs.args(["-v", "mkfs", "--from", "/dev/stdin"]).arg(image).arg("300M");
+    let mut mkfs = mkfs.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let (begins, rest) = archive.split_at(archive.len() / 2);
+    mkfs.stdin.as_mut().unwrap().write_all(begins).unwrap();
+    let mut said = String::new();
+    BufReader::new(mkfs.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("first"), "{said}");
+    // The rest goes into the pipe when the caller lets go of it.
+    let mut pipe = mkfs.stdin.take().unwrap();
+    let rest = rest.to_vec();
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(3));
+        let _ = pipe.write_all(&rest);
+    });
+    mkfs
+}
+
+/// Until it is whole, there is no volume in the file that one is made in, and nothing goes over it all the same.
+#[test]
+fn nothing_goes_over_a_volume_that_is_being_made() {
+    let from = Image::new(&[]);
+    let file = from.dir.path().join("file");
+    std::fs::write(&file, "text\n").unwrap();
+    uxfs_ok(&[&"cp", &file, &from.at("/file")]);
+    let image = from.dir.path().join("new.img");
+    let mut mkfs = maker(&image);
+    let what = "another process has it locked, or is making a volume of it";
+    uxfs_fails(&[&"cp", &from.at("/file"), &image], LOCKED, what);
+    uxfs_fails(&[&"cp", &"--replace", &from.at("/file"), &image], LOCKED, what);
+    uxfs_fails(&[&"tar", &from.path, &"-o", &image], LOCKED, what);
+    assert!(mkfs.try_wait().unwrap().is_none(), "it was over before");
+    assert!(mkfs.wait().unwrap().success());
+    uxfs_ok(&[&"check", &image]);
+    assert_eq!(uxfs_ok(&[&"cat", &format!("{}:/first", image.display())]), b"text");
+}
+
+/// Starts what writes a file besides the one whose name it takes in the end, and stops it there, meanwhile.
+fn stopped_within(args: &[&dyn AsRef<OsStr>], dir: &Path, meanwhile: impl FnOnce()) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+    command.args(args.iter().map(AsRef::as_ref)).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let open = || {
+        let links = std::fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap().flatten();
+        let targets: Vec<_> = links.filter_map(|link| std::fs::read_link(link.path()).ok()).collect();
+        targets.iter().any(|target| {
+            let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            target.parent() == Some(dir) && (name.starts_with(".uxfs") || name.ends_with("(deleted)"))
+        })
+    };
+    while !open() {
+        std::thread::yield_now();
+    }
+    run("kill", &[&"-STOP", &child.id().to_string()]);
+    meanwhile();
+    run("kill", &[&"-CONT", &child.id().to_string()]);
+    child.wait_with_output().unwrap()
+}
+
+/// That there was no volume when the copy was begun is long ago when it takes its name.
+#[test]
+fn a_volume_that_was_made_meanwhile_is_not_replaced() {
+    let from = Image::new(&[]);
+    let file = from.dir.path().join("file");
+    std::fs::write(&file, vec![7; 64 << 20]).unwrap();
+    uxfs_ok(&[&"cp", &file, &from.at("/file")]);
+    let dir = scratch();
+    let target = dir.path().join("target");
+    let volume = "there is an XFS volume of that name; to replace the file, remove it first";
+    let cp: [&dyn AsRef<OsStr>; 4] = [&"cp", &"--replace", &from.at("/file"), &target];
+    let tar: [&dyn AsRef<OsStr>; 4] = [&"tar", &from.path, &"-o", &target];
+    for args in [cp, tar] {
+        for was_there in [true, false] {
+            if was_there {
+                std::fs::write(&target, "x").unwrap();
+            }
+            let out = stopped_within(&args, dir.path(), || {
+                uxfs_ok(&[&"mkfs", &"-q", &target, &"300M"]);
+                uxfs_ok(&[&"mkdir", &format!("{}:/kept", target.display())]);
+            });
+            let said = String::from_utf8_lossy(&out.stderr);
+            let expected = if was_there || args[0].as_ref() == "tar" { volume } else { "File exists" };
+            assert_eq!(out.status.code(), Some(9), "{said}");
+            assert!(said.contains(expected), "{said}");
+            uxfs_ok(&[&"check", &target]);
+            assert_eq!(uxfs_ok(&[&"ls", &format!("{}:/", target.display())]), b"kept\n");
+            let left: Vec<_> =
+                std::fs::read_dir(dir.path()).unwrap().map(|one| one.unwrap().path()).collect();
+            assert_eq!(left, std::slice::from_ref(&target), "nothing is left of it");
+            std::fs::remove_file(&target).unwrap();
+        }
+    }
+}

@@ -18,6 +18,7 @@ use crate::progress;
 use crate::trust::{Budget, Devices, OverLimit, Trust, TrustArgs};
 use crate::walk::{Order, Step, Walk};
 use indicatif::ProgressBar;
+use rustix::fs::CWD;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -148,7 +149,16 @@ impl Destination {
     /// Gives the archive its name.
     fn publish(self) -> Result<()> {
         let Self::New(file, path) = self else { return Ok(()) };
-        file.persist(&path).map(|_| ()).map_err(|error| Failure::of_host(&path, error.error))
+        let failure = |error: std::io::Error| {
+            Failure::new(Exit::of_host(&error), format!("{}: {error}", host_name(&path)))
+        };
+        // What came to have the name meanwhile is not lost.
+        let _held = volumes::hold_at(CWD, &path, true).map_err(failure)?;
+        let published = match path.symlink_metadata() {
+            Ok(_) => file.persist(&path),
+            Err(_) => file.persist_noclobber(&path),
+        };
+        published.map(|_| ()).map_err(|error| failure(error.error))
     }
 }
 

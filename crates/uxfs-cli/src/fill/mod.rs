@@ -172,7 +172,7 @@ impl From<std::io::Error> for Trouble {
     fn from(error: std::io::Error) -> Self {
         use std::io::ErrorKind as Host;
         let kind = error.kind();
-        let exit = if kind == Host::AlreadyExists { Exit::AlreadyExists } else { Exit::Io };
+        let exit = Exit::of_host(&error);
         let what = format!("cannot be copied: {error}");
         // What the host says of one file it will say of the next.
         let ends = matches!(kind, Host::StorageFull | Host::QuotaExceeded | Host::ReadOnlyFilesystem);

@@ -51,6 +51,8 @@ pub struct Rules {
     pub replace: bool,
     /// Whether files with several names make room for new ones, as with `cp -a`.
     pub keep_links: bool,
+    /// Whether the user named what stands at the top, and not the directory that it is in.
+    pub named: bool,
     /// Whether what is made belongs to others in the end.
     pub owned: bool,
     /// What is taken off permissions.
@@ -241,6 +243,7 @@ impl HostTree {
             let what = "the file that is there is another user's, who may have it open, and gets no privileges;                         --replace makes a new one";
             return Err(taken(what.to_owned()));
         }
+        volumes::hold(&fd, self.is_named())?;
         rustix::fs::ftruncate(&fd, 0)?;
         Ok(Target::Kept(fd))
     }
@@ -253,6 +256,7 @@ impl HostTree {
     pub fn publish(&mut self, name: &[u8], file: Target) -> io::Result<Identity> {
         let identity = new::identity(file.fd())?;
         if let Target::New(file, replace) = file {
+            let _held = if replace { self.hold(name)? } else { None };
             file.publish(&self.current, name, replace)?;
         }
         self.remember(identity);
@@ -290,6 +294,7 @@ impl HostTree {
         let done = new::handle_of_made(&self.current, made, kind, device).and_then(|handle| {
             attributes(handle.as_fd())?;
             if private.is_some() {
+                let _held = self.hold(name)?;
                 new::rename(&self.current, made, name, true)?;
             }
             new::identity(handle)
@@ -324,6 +329,7 @@ impl HostTree {
             Some(there) if Identity::of(&there) == identity => {}
             Some(there) => {
                 self.check_replaceable(&there, kind)?;
+                let _held = self.hold(name)?;
                 let (private, ()) = new::under_private_name(link)?;
                 new::rename(&self.current, &private, name, true).inspect_err(|_| {
                     let _ = rustix::fs::unlinkat(&self.current, private.as_slice(), AtFlags::empty());
@@ -352,6 +358,16 @@ impl HostTree {
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Holds what is to make room for something else.
+    fn hold(&self, name: &[u8]) -> io::Result<Option<OwnedFd>> {
+        volumes::hold_at(&self.current, name, self.is_named())
+    }
+
+    /// Whether what is in the current directory is what the user named, and not in a directory that he named.
+    fn is_named(&self) -> bool {
+        self.rules.named && self.above.is_empty()
     }
 
     fn remember(&mut self, Identity(device, ino): Identity) {
@@ -436,7 +452,14 @@ mod tests {
     const NEW: New = New { mode: Mode::from_raw_mode(0o644), privileged: false };
 
     fn rules() -> Rules {
-        Rules { replace: false, keep_links: false, owned: false, umask: Mode::empty(), kept: Vec::new() }
+        Rules {
+            replace: false,
+            named: true,
+            keep_links: false,
+            owned: false,
+            umask: Mode::empty(),
+            kept: Vec::new(),
+        }
     }
 
     fn open(dir: &Path) -> HostTree {

@@ -197,7 +197,9 @@ impl<'a> Copy<'a> {
         let (dir, name) = self.place(of.source, is_dir, into)?;
         let mut host = match self.host.take() {
             Some(host) => host,
-            None => HostTree::open(&dir, self.host_rules()).map_err(|error| Failure::of_host(&dir, error))?,
+            None => {
+                HostTree::open(&dir, self.host_rules(into)).map_err(|error| Failure::of_host(&dir, error))?
+            }
         };
         host.restart().map_err(|error| Failure::of_host(&dir, error))?;
         let done = self.tree(of, node, &mut host, name.as_deref(), problems);
@@ -205,8 +207,9 @@ impl<'a> Copy<'a> {
         done
     }
 
-    fn host_rules(&self) -> host::Rules {
+    fn host_rules(&self, into: bool) -> host::Rules {
         host::Rules {
+            named: !into,
             replace: self.args.replace,
             keep_links: self.keep_links,
             owned: self.keep.ownership,
