@@ -51,7 +51,7 @@ fn ask<T>(mut question: impl FnMut() -> Option<T>) -> Option<T> {
 }
 
 /// Refuses what another process has locked in whole or in part, as virtual machines do.
-pub(crate) fn refuse_locked(file: &File) -> Result<(), DeviceError> {
+pub(crate) fn refuse_locked(file: &impl AsRawFd) -> Result<(), DeviceError> {
     // SAFETY: `flock` is plain numbers, of which any are valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = libc::F_WRLCK as _;
@@ -81,6 +81,12 @@ pub fn written_by(path: &Path) -> Option<String> {
         _ => None,
     });
     answer.unwrap_or_else(|| Some("another process or the kernel".to_owned()))
+}
+
+/// Whether another process has locked a file in whole or in part, as virtual machines do (by record locks, be they POSIX's or
+/// of an open file; not by `flock`).
+pub fn is_locked(file: &impl AsRawFd) -> bool {
+    refuse_locked(file).is_err()
 }
 
 /// What is said of a file that the kernel has attached as a loop device, and that hence must not be written.

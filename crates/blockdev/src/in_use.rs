@@ -185,6 +185,17 @@ fn is_device(path: &Path, name: &str) -> bool {
     found.is_some_and(|found| Some(found.rdev()) == number)
 }
 
+/// The device and inode numbers of files that the kernel has attached as loop devices, as far as this process can see.
+pub fn attached_files() -> Vec<(u64, u64)> {
+    let Ok(disks) = fs::read_dir("/sys/block") else { return Vec::new() };
+    let names = disks.flatten().filter_map(|disk| disk.file_name().into_string().ok());
+    let files = names.filter_map(|name| match backing(&name)? {
+        Storage::File(device, inode) => Some((device, inode)),
+        _ => None,
+    });
+    files.collect()
+}
+
 /// What a loop device lies on: a file, or another block device.
 pub(crate) fn backing(name: &str) -> Option<Storage> {
     let path = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok()?;

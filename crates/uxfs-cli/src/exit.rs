@@ -71,7 +71,8 @@ impl Exit {
     pub fn of_host(error: &std::io::Error) -> Self {
         match error.kind() {
             std::io::ErrorKind::AlreadyExists => Self::AlreadyExists,
-            std::io::ErrorKind::ResourceBusy => Self::Locked,
+            // The host itself says so of what is mounted, and the like.
+            std::io::ErrorKind::ResourceBusy if error.raw_os_error().is_none() => Self::Locked,
             _ => Self::Io,
         }
     }
@@ -97,6 +98,11 @@ impl Failure {
     /// A failure with its message, which says what to do where that is known.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         Self { exit, message: Some(message.into()) }
+    }
+
+    /// Whether it is that somebody else has the image.
+    pub fn is_locked(&self) -> bool {
+        self.exit == Exit::Locked
     }
 
     /// What a volume said, about an image.

@@ -698,3 +698,47 @@ fn a_host_without_room_is_told_of_once() {
     assert!(told.lines().count() == 1 && told.contains("No space left"), "{told}");
     assert!(!image.exists());
 }
+
+/// A file need not be a whole number of sectors.
+#[test]
+fn what_lies_behind_a_volume_is_kept_to_the_byte() {
+    const SIZE: u64 = 64 << 20;
+    let dir = scratch();
+    let image = dir.path().join("image");
+    let made = |length: u64, args: &[&str]| {
+        let file = File::create(&image).unwrap();
+        file.set_len(length).unwrap();
+        file.write_all_at(b"tail", length - 4).unwrap();
+        drop(file);
+        let mut all: Vec<&dyn AsRef<std::ffi::OsStr>> = vec![&"mkfs", &"-q", &"--small"];
+        all.extend(args.iter().map(|arg| arg as &dyn AsRef<std::ffi::OsStr>));
+        let output = uxfs(&all);
+        let (mut tail, after) = ([0; 4], File::open(&image).unwrap());
+        assert_eq!(after.metadata().unwrap().len(), length, "{args:?}");
+        after.read_exact_at(&mut tail, length - 4).unwrap();
+        assert_eq!(&tail, b"tail", "{args:?}");
+        output.status.code()
+    };
+    let name = image.to_str().unwrap();
+    let part = (SIZE + 3586).to_string();
+    assert_eq!(made(SIZE + 4000, &["--length", &part, name]), Some(0));
+    assert_sound(&image);
+    // What is refused cuts nothing off, and adds nothing.
+    for (length, start) in [((65 << 20) + 3000, (1 << 20) + 512), ((65 << 20) + 400, (1 << 20) + 100)] {
+        let start = u64::to_string(&start);
+        for length in [length, SIZE / 2] {
+            let args = ["-f", "-s", "size=4096", "--offset", &start, name, "64M"];
+            assert_eq!(made(length, &args), Some(2));
+        }
+    }
+}
+
+/// Where a process cannot see its own descriptors.
+#[test]
+fn a_new_image_is_made_without_proc() {
+    let dir = scratch();
+    let image = dir.path().join("image");
+    let script = "mount -t tmpfs none /proc && exec \"$0\" mkfs -q --small \"$1\" 64M";
+    run("unshare", &[&"-m", &"sh", &"-c", &script, &env!("CARGO_BIN_EXE_uxfs"), &image]);
+    assert_sound(&image);
+}

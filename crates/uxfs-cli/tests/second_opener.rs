@@ -657,3 +657,117 @@ fn a_volume_that_was_made_meanwhile_is_not_replaced() {
         }
     }
 }
+
+/// Who writes or replaces a file asks for locks of every kind.
+#[test]
+fn no_copy_goes_over_a_file_that_is_locked() {
+    let from = Image::new(&[]);
+    let (file, target) = (from.dir.path().join("file"), from.dir.path().join("target"));
+    std::fs::write(&file, "text\n").unwrap();
+    uxfs_ok(&[&"cp", &file, &from.at("/file")]);
+    let held = || std::fs::File::options().read(true).write(true).open(&target).unwrap();
+    let ways: [fn(&std::fs::File); 2] = [
+        |file| rustix::fs::flock(file, rustix::fs::FlockOperation::LockExclusive).unwrap(),
+        |file| rustix::fs::fcntl_lock(file, rustix::fs::FlockOperation::LockExclusive).unwrap(),
+    ];
+    for lock in ways {
+        std::fs::write(&target, "a disk that runs").unwrap();
+        let holder = held();
+        lock(&holder);
+        let what = "another process has it locked";
+        uxfs_fails(&[&"cp", &from.at("/file"), &target], LOCKED, what);
+        uxfs_fails(&[&"cp", &"--replace", &from.at("/file"), &target], LOCKED, what);
+        uxfs_fails(&[&"tar", &from.path, &"-o", &target], LOCKED, what);
+        assert_eq!(std::fs::read(&target).unwrap(), b"a disk that runs");
+        drop(holder);
+        uxfs_ok(&[&"cp", &from.at("/file"), &target]);
+    }
+}
+
+/// It may be one of many files that are copied, and nobody has named it.
+#[test]
+fn no_tree_goes_over_what_is_attached() {
+    let (from, to) = (Image::new(&[]), Image::new(&[]));
+    let file = from.dir.path().join("file");
+    std::fs::write(&file, "text\n").unwrap();
+    let name = to.path.file_name().unwrap().to_str().unwrap().to_owned();
+    uxfs_ok(&[&"mkdir", &from.at("/dir")]);
+    for one in [format!("/{name}"), format!("/dir/{name}")] {
+        uxfs_ok(&[&"cp", &file, &from.at(&one)]);
+    }
+    let dir = to.path.parent().unwrap();
+    let mount = to.mount(&[]);
+    std::fs::write(mount.dir().join("kept"), "kept\n").unwrap();
+    run("sync", &[&"-f", &mount.dir()]);
+    // Not by its content.
+    let untouched = to.dir.path().join("untouched");
+    run("cp", &[&"--sparse=always", &to.path, &untouched]);
+    let wiped = std::fs::File::options().write(true).open(&to.path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&wiped, &[0; 4], 0).unwrap();
+    drop(wiped);
+    let what = "the image is mounted by the kernel, at";
+    for replace in [&[][..], &["--replace"]] {
+        let mut verb: Vec<&dyn AsRef<OsStr>> = vec![&"cp"];
+        verb.extend(replace.iter().map(|one| one as &dyn AsRef<OsStr>));
+        let (single, tree) = (from.at(&format!("/{name}")), from.at("/dir/."));
+        uxfs_fails(&[&verb[..], &[&single, &dir]].concat(), LOCKED, what);
+        uxfs_fails(&[&verb[..], &[&"-r", &tree, &dir]].concat(), 1, what);
+    }
+    let restored = std::fs::File::options().write(true).open(&to.path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&restored, b"XFSB", 0).unwrap();
+    drop(restored);
+    assert_eq!(std::fs::read(mount.dir().join("kept")).unwrap(), b"kept\n");
+    run("cmp", &[&untouched, &to.path]);
+}
+
+/// Each gives a whole file to the name, and the last one stays.
+#[test]
+fn many_replace_one_file_at_once() {
+    let from = Image::new(&[]);
+    let (file, target) = (from.dir.path().join("file"), from.dir.path().join("target"));
+    std::fs::write(&file, "text\n").unwrap();
+    uxfs_ok(&[&"cp", &file, &from.at("/file")]);
+    let copy = || {
+        uxfs_ok(&[&"cp", &"--replace", &from.at("/file"), &target]);
+    };
+    let pack = || {
+        uxfs_ok(&[&"tar", &from.path, &"-o", &target]);
+    };
+    for verb in [&copy as &(dyn Fn() + Sync), &pack] {
+        std::thread::scope(|threads| {
+            for _ in 0..3 {
+                threads.spawn(|| (0..20).for_each(|_| verb()));
+            }
+        });
+    }
+}
+
+/// A file that another process takes back is not written to by whoever waited for it.
+#[test]
+fn nothing_is_written_to_a_file_that_has_lost_its_name() {
+    let from = Image::new(&[]);
+    let (file, target) = (from.dir.path().join("file"), from.dir.path().join("target"));
+    std::fs::write(&file, "text\n").unwrap();
+    uxfs_ok(&[&"cp", &file, &from.at("/file")]);
+    for nth in 0..8 {
+        std::fs::write(&target, "old").unwrap();
+        let holder = std::fs::File::open(&target).unwrap();
+        rustix::fs::flock(&holder, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        let mut cp = Command::new(env!("CARGO_BIN_EXE_uxfs"));
+        let cp = cp.arg("cp").arg(from.at("/file")).arg(&target).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(20 * nth));
+        std::fs::remove_file(&target).unwrap();
+        drop(holder);
+        let out = cp.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        match out.status.code() {
+            // It came later, and made a new one.
+            Some(0) => assert_eq!(std::fs::read(&target).unwrap(), b"text\n"),
+            Some(LOCKED) => {
+                assert!(!target.exists() && said.contains("something else took its name"), "{said}")
+            }
+            other => panic!("{other:?}: {said}"),
+        }
+        let _gone = std::fs::remove_file(&target);
+    }
+}

@@ -3,7 +3,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::OpenOptions;
 use crate::volume::{SECTOR_BYTES_MIN, Volume, explain, part};
-use blockdev::{BlockDevice, FileDevice, FileOptions};
+use blockdev::{BlockDevice, FileDevice, FileOptions, Storage};
 use std::path::Path;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -125,7 +125,7 @@ pub fn grow_unless(
     let device = Arc::new(FileOptions::new().write(true).direct(false).open(image)?);
     let volume = Volume::open_device(device.clone(), &how)?;
     let longer = bytes.filter(|&bytes| bytes > volume.device().size());
-    let Some(bytes) = longer.filter(|_| image.is_file()) else {
+    let Some(bytes) = longer.filter(|_| matches!(device.place().storage, Storage::File(..))) else {
         return grow_to(&volume, bytes, stop, || Ok(()));
     };
     let before = device.length()?;

@@ -51,7 +51,9 @@ mod two_files;
 mod volume;
 
 pub use alter::{Grown, NewUuid, Upgrade, grow, grow_unless, set_uuid, upgrade};
-pub use blockdev::{AlignedBuf, BlockDevice, FileDevice, MemoryDevice, attached_as, written_by};
+pub use blockdev::{
+    AlignedBuf, BlockDevice, FileDevice, MemoryDevice, attached_as, attached_files, is_locked, written_by,
+};
 pub use change::{Changes, NewNode, Rename, SetXattr, Special};
 pub use check::{CheckReport, Finding, check, check_device};
 pub use dir::{Dir, DirEntry, Entries};

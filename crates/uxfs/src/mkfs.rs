@@ -241,23 +241,36 @@ struct Make<'a> {
     fill: Option<&'a mut dyn FnMut(Arc<dyn BlockDevice>) -> Result<()>>,
 }
 
+/// How often a file that others make and remove at once is looked at anew.
+const TRIES: u32 = 10;
+
 fn make(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
-    match std::fs::metadata(image) {
-        Ok(found) if found.file_type().is_block_device() => {
-            let device = FileOptions::new().write(true).direct(how.direct).open(image)?;
-            mkfs_in(Arc::new(device), options, Before::Unknown, how)
-        }
-        Ok(found) if found.is_file() => match in_file(image, options, how) {
-            // Whoever was about to make it has taken it back.
-            Err(error) if error.kind() == ErrorKind::NotFound => make_file(image, options, how),
-            made => made,
-        },
-        Ok(_) => {
-            let what = "neither a regular file nor a block device: no place for a volume";
-            Err(Error::new(ErrorKind::WrongType, what))
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => make_file(image, options, how),
-        Err(error) => Err(host(&error)),
+    let mut tries = TRIES;
+    loop {
+        tries -= 1;
+        return match std::fs::metadata(image) {
+            Ok(found) if found.file_type().is_block_device() => {
+                let device = FileOptions::new().write(true).direct(how.direct).open(image)?;
+                mkfs_in(Arc::new(device), options, Before::Unknown, how)
+            }
+            Ok(found) if found.is_file() => match in_file(image, options, how) {
+                // Whoever was about to make it has taken it back.
+                Err(error) if error.kind() == ErrorKind::NotFound && tries > 0 => continue,
+                made => made,
+            },
+            Ok(_) => {
+                let what = "neither a regular file nor a block device: no place for a volume";
+                Err(Error::new(ErrorKind::WrongType, what))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                match make_file(image, options, how) {
+                    // Somebody else has made it since.
+                    Err(error) if error.kind() == ErrorKind::AlreadyExists && tries > 0 => continue,
+                    made => made,
+                }
+            }
+            Err(error) => Err(host(&error)),
+        };
     }
 }
 
@@ -402,22 +415,35 @@ fn wanted_end(options: &MkfsOptions) -> Result<Option<u64>> {
 /// Makes a volume in a file that is there, and makes the file long enough for it. Nobody else has the file meanwhile.
 fn in_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
     let end = wanted_end(options)?;
-    let mut device = open_file(image, options, how.direct)?;
-    let len = device.size();
+    let file = open_file(image, options, how.direct)?;
+    let (len, mut device) = (file.size(), Arc::clone(&file));
     if let Some(end) = end.filter(|&end| end > len) {
         check_plan(options, end)?;
         // What is not to be lost does not grow.
-        room(&*device, options)?;
+        check_start(&*file, options)?;
+        room(&*file, options)?;
         if !options.overwrite {
-            refuse_overlap(&*device, &(options.offset..end), None)?;
+            refuse_overlap(&*file, &(options.offset..end), None)?;
             if len > options.offset {
-                refuse_occupied(&Window::new(device.clone(), options.offset, None)?)?;
+                refuse_occupied(&Window::new(file.clone(), options.offset, None)?)?;
             }
         }
         how.grown_from = Some(len);
-        device = Arc::new(device.with_length(end)?);
+        // The last bytes of a file may be no whole sector.
+        device = Arc::new(file.with_length(end.max(file.length()?))?);
     }
-    mkfs_in(device, options, Before::Unknown, how)
+    mkfs_in(device, options, Before::Unknown, how)?;
+    Ok(file.check_name(image)?)
+}
+
+/// Refuses a start that no sector has, as it would be refused once the file is longer.
+fn check_start(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<()> {
+    let (start, sector) = (options.offset, device.sector_size());
+    if start.is_multiple_of(u64::from(sector)) {
+        return Ok(());
+    }
+    let what = format!("byte {start} does not start a sector of {sector} bytes");
+    Err(Error::new(ErrorKind::InvalidInput, what))
 }
 
 /// Refuses what cannot be made in a file of `end` bytes.
@@ -427,46 +453,49 @@ fn check_plan(options: &MkfsOptions, end: u64) -> Result<()> {
     Ok(())
 }
 
+/// Makes a volume in a new file. Where somebody else has made the file meanwhile, that is
+/// [`ErrorKind::AlreadyExists`], and nothing was done.
 fn make_file(image: &Path, options: &MkfsOptions, how: &mut Make<'_>) -> Result<()> {
     let Some(end) = wanted_end(options)? else {
         let what = "no such file; give a size, and it is made";
         return Err(Error::new(ErrorKind::NotFound, what));
     };
     check_plan(options, end)?;
-    let new = match File::options().write(true).create_new(true).open(image) {
-        Ok(new) => new,
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            return in_file(image, options, how);
-        }
-        Err(error) => return Err(host(&error)),
+    let taken = || Error::new(ErrorKind::AlreadyExists, "another process has made the file meanwhile");
+    let identity = match File::options().write(true).create_new(true).open(image) {
+        Ok(new) => new.metadata().map(|new| (new.dev(), new.ino())),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Err(taken()),
+        Err(error) => Err(error),
     };
-    let (held, made) = match open_file(image, options, how.direct) {
+    let identity = identity.map_err(|error| host(&error))?;
+    let remove = || {
+        // The name may be another file's now, and the file may have become somebody's.
+        let there = image.symlink_metadata().ok();
+        if there.is_some_and(|there| (there.dev(), there.ino()) == identity) {
+            let _ = std::fs::remove_file(image);
+        }
+    };
+    let file = match open_file(image, options, how.direct) {
+        Ok(file) if file.length()? > 0 => return Err(taken()),
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(taken()),
         // Somebody was faster, whose file it is.
         Err(error) if error.kind() == ErrorKind::Locked => return Err(error),
-        Ok(device) if device.size() > 0 => {
-            drop(device);
-            return in_file(image, options, how);
+        Err(error) => {
+            if image.metadata().is_ok_and(|there| there.len() == 0) {
+                remove();
+            }
+            return Err(error);
         }
-        Ok(device) => {
-            let long = device.with_length(end).map_err(Error::from);
-            let made = long.and_then(|long| mkfs_in(Arc::new(long), options, Before::Zeroes, how));
-            (Some(device), made)
-        }
-        Err(error) => (None, Err(error)),
     };
-    if made.is_err() && has_name(&new, image) {
+    let long = file.with_length(end).map_err(Error::from);
+    let made = long.and_then(|long| mkfs_in(Arc::new(long), options, Before::Zeroes, how));
+    if made.is_err() {
         // Half a volume helps nobody. It goes before others get it.
-        let _ = std::fs::remove_file(image);
+        remove();
+        return made;
     }
-    drop(held);
-    made
-}
-
-/// Whether a file has that name still.
-fn has_name(file: &File, path: &Path) -> bool {
-    let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
-    let there = path.symlink_metadata().map(identity);
-    there.is_ok_and(|there| file.metadata().is_ok_and(|itself| identity(itself) == there))
+    Ok(file.check_name(image)?)
 }
 
 /// What the host said.

@@ -289,3 +289,30 @@ fn what_took_the_name_of_an_image_meanwhile_is_left_as_it_is() {
     assert!(grown.stopped);
     is_left("a growth that was stopped");
 }
+
+/// Whoever takes the file away while a volume is made in it is not told that all went well.
+#[test]
+fn a_volume_whose_file_lost_its_name_is_not_there() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (image, other) = (dir.path().join("image"), dir.path().join("other"));
+    for was_there in [false, true] {
+        for replaced in [false, true] {
+            if was_there {
+                std::fs::File::create(&image).expect("a file");
+            }
+            let options = MkfsOptions::new().size(SIZE).small(true);
+            let made = uxfs::mkfs_filled(&image, &options, &writable(), |_| {
+                std::fs::remove_file(&image).expect("removed");
+                if replaced {
+                    std::fs::write(&other, "other").expect("written");
+                    std::fs::rename(&other, &image).expect("renamed");
+                }
+                Ok::<(), ()>(())
+            });
+            let error = made.map(drop).expect_err("nobody finds it");
+            assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
+            assert_eq!(std::fs::read(&image).ok(), replaced.then(|| b"other".to_vec()));
+            let _gone = std::fs::remove_file(&image);
+        }
+    }
+}

@@ -105,7 +105,7 @@ pub(crate) fn keep_others_out(opened: &Opened, path: &Path) -> Result<Lock, Devi
 
 /// Whoever had the lock before may have removed the file, or put another one in its place: what is written to it then is
 /// nobody's.
-fn is_still_there(path: &Path, opened: Storage) -> Result<(), DeviceError> {
+pub(crate) fn is_still_there(path: &Path, opened: Storage) -> Result<(), DeviceError> {
     let now = rustix::fs::stat(path).map(|stat| Storage::File(stat.st_dev, stat.st_ino));
     if now == Ok(opened) { Ok(()) } else { Err(DeviceError::Replaced) }
 }

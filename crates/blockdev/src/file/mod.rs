@@ -164,6 +164,11 @@ impl FileDevice {
         host::size(&self.file)
     }
 
+    /// Fails with [`DeviceError::Replaced`] if the file has no longer this name, and what was written is nobody's.
+    pub fn check_name(&self, path: &Path) -> Result<(), DeviceError> {
+        host::is_still_there(path, self.storage)
+    }
+
     /// Makes the file so long, and gives a device of that size: a device keeps the one that it was opened with. Both hold the
     /// lock, so that nobody else writes the file between them.
     pub fn with_length(&self, bytes: u64) -> Result<Self, DeviceError> {

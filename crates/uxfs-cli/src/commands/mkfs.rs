@@ -116,7 +116,11 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     };
     if !args.quiet {
         let location = &args.image;
-        let volume = Images::new(global).volume(location)?;
+        let volume = match Images::new(global).volume(location) {
+            // It is made all the same.
+            Err(failure) if failure.is_locked() => return Ok(exit),
+            volume => volume?,
+        };
         let mut out = Output::new(global);
         Shown::of(&volume).map_err(|error| location.failure(&error))?.print(&mut out)?;
         out.finish()?;

@@ -8,7 +8,7 @@ use crate::archive::names::FirstNames;
 use crate::archive::pax::{self, Records};
 use crate::archive::{Archive, Kind, SparseMap};
 use crate::exit::{Exit, Failure, Result, host_name};
-use crate::host::{Identity, stream, volumes};
+use crate::host::{Identity, rename, stream, volumes};
 use crate::interrupt;
 use crate::location::{Images, Location, parser};
 use crate::mode::umask;
@@ -21,6 +21,7 @@ use indicatif::ProgressBar;
 use rustix::fs::CWD;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
@@ -131,6 +132,9 @@ impl Destination {
                 "a symbolic link, which is not followed; name the file itself",
             );
         }
+        // What will be refused in the end is refused before there is work.
+        volumes::hold_at(CWD, path, |_| true)
+            .map_err(|error| Failure::new(Exit::of_host(&error), format!("{}: {error}", host_name(path))))?;
         let mode = there.map_or(0o666 & !u32::from(umask()), |there| there.permissions().mode() & 0o777);
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         interrupt::watch();
@@ -153,12 +157,10 @@ impl Destination {
             Failure::new(Exit::of_host(&error), format!("{}: {error}", host_name(&path)))
         };
         // What came to have the name meanwhile is not lost.
-        let _held = volumes::hold_at(CWD, &path, true).map_err(failure)?;
-        let published = match path.symlink_metadata() {
-            Ok(_) => file.persist(&path),
-            Err(_) => file.persist_noclobber(&path),
-        };
-        published.map(|_| ()).map_err(|error| failure(error.error))
+        let (private, name) = (file.path().as_os_str().as_bytes(), path.as_os_str().as_bytes());
+        volumes::take_place(CWD, &path, |_| true, |replace| rename(CWD, private, name, replace))
+            .map_err(failure)?;
+        file.keep().map(drop).map_err(|error| failure(error.error))
     }
 }
 

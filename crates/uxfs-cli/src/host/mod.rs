@@ -13,6 +13,8 @@ mod new;
 pub mod stream;
 pub mod volumes;
 
+pub use self::new::rename;
+
 use self::new::NewFile;
 use crate::walk::InodeSet;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -69,6 +71,8 @@ pub struct HostTree {
     above: Vec<Level>,
     /// What was made or written into, by device.
     made: HashMap<u64, InodeSet>,
+    /// What the kernel had attached as loop devices when it was opened.
+    attached: Vec<Identity>,
 }
 
 /// A directory that was gone into.
@@ -136,7 +140,9 @@ impl HostTree {
     pub fn open(dir: &Path, rules: Rules) -> io::Result<Self> {
         let base = rustix::fs::open(dir, DIR | OFlags::CLOEXEC, Mode::empty())?;
         let current = base.try_clone()?;
-        Ok(Self { rules, base, current, above: Vec::new(), made: HashMap::new() })
+        let attached =
+            uxfs::attached_files().into_iter().map(|(device, ino)| Identity(device, ino)).collect();
+        Ok(Self { rules, base, current, above: Vec::new(), made: HashMap::new(), attached })
     }
 
     /// Goes back to the directory that it was opened with.
@@ -222,6 +228,10 @@ impl HostTree {
         }
         self.check_replaceable(&there, FileType::RegularFile)?;
         if self.rules.replace || (self.rules.keep_links && there.st_nlink > 1) {
+            if self.is_named() {
+                // What will be refused in the end is refused before there is work.
+                volumes::hold_at(&self.current, name, |identity| self.asks(identity))?;
+            }
             return self.new_file(new, true);
         }
         if kind == FileType::Symlink {
@@ -243,7 +253,13 @@ impl HostTree {
             let what = "the file that is there is another user's, who may have it open, and gets no privileges;                         --replace makes a new one";
             return Err(taken(what.to_owned()));
         }
-        volumes::hold(&fd, self.is_named())?;
+        volumes::hold(&fd, self.asks(Identity::of(&found)))?;
+        // Whoever had it before may have removed it.
+        let follow = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        let now = rustix::fs::statat(&self.current, name, follow);
+        if !now.is_ok_and(|now| Identity::of(&now) == Identity::of(&found)) {
+            return Err(volumes::replaced());
+        }
         rustix::fs::ftruncate(&fd, 0)?;
         Ok(Target::Kept(fd))
     }
@@ -255,9 +271,12 @@ impl HostTree {
     /// Ends a file that was written: it has its name now.
     pub fn publish(&mut self, name: &[u8], file: Target) -> io::Result<Identity> {
         let identity = new::identity(file.fd())?;
-        if let Target::New(file, replace) = file {
-            let _held = if replace { self.hold(name)? } else { None };
-            file.publish(&self.current, name, replace)?;
+        match file {
+            Target::New(mut file, true) => {
+                self.take_place(name, |replace| file.publish(&self.current, name, replace))?;
+            }
+            Target::New(mut file, false) => file.publish(&self.current, name, false)?,
+            Target::Kept(_) => {}
         }
         self.remember(identity);
         Ok(identity)
@@ -294,8 +313,7 @@ impl HostTree {
         let done = new::handle_of_made(&self.current, made, kind, device).and_then(|handle| {
             attributes(handle.as_fd())?;
             if private.is_some() {
-                let _held = self.hold(name)?;
-                new::rename(&self.current, made, name, true)?;
+                self.take_place(name, |replace| rename(&self.current, made, name, replace))?;
             }
             new::identity(handle)
         });
@@ -329,9 +347,9 @@ impl HostTree {
             Some(there) if Identity::of(&there) == identity => {}
             Some(there) => {
                 self.check_replaceable(&there, kind)?;
-                let _held = self.hold(name)?;
                 let (private, ()) = new::under_private_name(link)?;
-                new::rename(&self.current, &private, name, true).inspect_err(|_| {
+                let moved = self.take_place(name, |replace| rename(&self.current, &private, name, replace));
+                moved.inspect_err(|_| {
                     let _ = rustix::fs::unlinkat(&self.current, private.as_slice(), AtFlags::empty());
                 })?;
             }
@@ -360,9 +378,14 @@ impl HostTree {
         }
     }
 
-    /// Holds what is to make room for something else.
-    fn hold(&self, name: &[u8]) -> io::Result<Option<OwnedFd>> {
-        volumes::hold_at(&self.current, name, self.is_named())
+    /// Has something take a name in the current directory, while what has it is held.
+    fn take_place(&self, name: &[u8], take: impl FnMut(bool) -> io::Result<()>) -> io::Result<()> {
+        volumes::take_place(&self.current, name, |identity| self.asks(identity), take)
+    }
+
+    /// Whether it is asked of a file whether the kernel has it attached: of each one, that takes too long.
+    fn asks(&self, identity: Identity) -> bool {
+        self.is_named() || self.attached.contains(&identity)
     }
 
     /// Whether what is in the current directory is what the user named, and not in a directory that he named.

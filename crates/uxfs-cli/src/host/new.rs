@@ -44,7 +44,7 @@ impl NewFile {
     }
 
     /// Gives it its name; `replace`: also if something else has that.
-    pub fn publish(mut self, dir: &OwnedFd, name: &[u8], replace: bool) -> io::Result<()> {
+    pub fn publish(&mut self, dir: &OwnedFd, name: &[u8], replace: bool) -> io::Result<()> {
         if let Some((_, private)) = &self.named {
             rename(dir, private, name, replace)?;
             self.named = None;
@@ -71,14 +71,14 @@ impl Drop for NewFile {
 }
 
 /// Moves a private name to the one that is wanted.
-pub fn rename(dir: &OwnedFd, private: &[u8], name: &[u8], replace: bool) -> io::Result<()> {
+pub fn rename(dir: impl AsFd, private: &[u8], name: &[u8], replace: bool) -> io::Result<()> {
     if replace {
-        return Ok(rustix::fs::renameat(dir, private, dir, name)?);
+        return Ok(rustix::fs::renameat(&dir, private, &dir, name)?);
     }
-    match rustix::fs::renameat_with(dir, private, dir, name, RenameFlags::NOREPLACE) {
+    match rustix::fs::renameat_with(&dir, private, &dir, name, RenameFlags::NOREPLACE) {
         // A file system that cannot tell: the name was free a moment ago.
-        Err(Errno::INVAL | Errno::NOSYS) => match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => Ok(rustix::fs::renameat(dir, private, dir, name)?),
+        Err(Errno::INVAL | Errno::NOSYS) => match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(rustix::fs::renameat(&dir, private, &dir, name)?),
             Ok(_) => Err(Errno::EXIST.into()),
             Err(error) => Err(error.into()),
         },

@@ -7,13 +7,14 @@
 use super::Identity;
 use crate::exit::{Exit, Failure, Result, host_name};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What an XFS volume begins with.
 const MAGIC: [u8; 4] = *b"XFSB";
@@ -41,19 +42,55 @@ fn is_volume(file: &File) -> bool {
     file.read_exact_at(&mut begins, 0).is_ok() && begins == MAGIC
 }
 
-/// Has a file for oneself, as long as it is open, which is to be written over, or to make room for another one. Fails where
-/// somebody else has it, or is making a volume in it, and for a volume; if it is what the user `named`, also where it is
-/// attached as a loop device. (Of each file of a tree that takes too long.)
-pub fn hold(file: impl AsFd, named: bool) -> io::Result<()> {
-    let file = file.as_fd();
-    // Some file systems have no locks.
-    if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
-        let what =
-            "another process has it locked, or is making a volume of it: wait until that is done, or end it";
-        return Err(io::Error::new(io::ErrorKind::ResourceBusy, what));
+/// What has a name that something else is to take.
+pub enum Held {
+    /// Nothing.
+    Free,
+    /// A file, in which nobody makes a volume as long as this is open.
+    File { _held: OwnedFd },
+    /// What can hold no volume, or may not be looked at.
+    Other,
+}
+
+/// How often it is asked for a lock that others have for a moment, as who replaces the same file has.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Has a file for oneself, as long as it is open, which is to be written over. Fails where somebody else has locked it, or
+/// is making a volume in it, and for a volume; `ask`: also where the kernel has it attached as a loop device. (To ask that
+/// of each file of a tree takes too long.)
+pub fn hold(file: &OwnedFd, ask: bool) -> io::Result<()> {
+    lock(file, FlockOperation::NonBlockingLockExclusive)?;
+    refuse_held(file, ask)
+}
+
+/// Locks a file. Who makes a volume has the lock alone, and who replaces a file shares it with others who do; a file that is
+/// open for reading alone can be locked no other way on some file systems. Some have no locks.
+fn lock(file: &OwnedFd, operation: FlockOperation) -> io::Result<()> {
+    for nth in 0..TRIES {
+        if nth > 0 {
+            std::thread::sleep(PAUSE);
+        }
+        match rustix::io::retry_on_intr(|| rustix::fs::flock(file, operation)) {
+            Err(Errno::WOULDBLOCK) => {}
+            _ => return Ok(()),
+        }
+    }
+    Err(locked())
+}
+
+fn locked() -> io::Error {
+    let what =
+        "another process has it locked, or is making a volume of it: wait until that is done, or end it";
+    io::Error::new(io::ErrorKind::ResourceBusy, what)
+}
+
+fn refuse_held(file: &OwnedFd, ask: bool) -> io::Result<()> {
+    if uxfs::is_locked(file) {
+        return Err(locked());
     }
     let itself = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    if let Some(what) = named.then(|| uxfs::attached_as(&itself)).flatten() {
+    if let Some(what) = ask.then(|| uxfs::attached_as(&itself)).flatten() {
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, what));
     }
     if File::open(itself).is_ok_and(|file| is_volume(&file)) {
@@ -63,24 +100,114 @@ pub fn hold(file: impl AsFd, named: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Holds the file that has a name, if one has: what takes its place comes before this is let go of.
-pub fn hold_at(dir: impl AsFd, name: impl Arg + Copy, named: bool) -> io::Result<Option<OwnedFd>> {
+/// Holds the file that has a name, if one has, whose place something else is to take. `ask` says of which files it is asked
+/// whether they are attached.
+pub fn hold_at(dir: impl AsFd, name: impl Arg + Copy, ask: impl Fn(Identity) -> bool) -> io::Result<Held> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let identity = |stat: Stat| Identity::of(&stat);
-    let there = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
-    if !there.is_ok_and(|there| FileType::from_raw_mode(there.st_mode) == FileType::RegularFile) {
-        return Ok(None);
+    let look = || rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
+    for _ in 0..TRIES {
+        match look() {
+            Ok(there) if FileType::from_raw_mode(there.st_mode) == FileType::RegularFile => {}
+            Ok(_) => return Ok(Held::Other),
+            Err(Errno::NOENT) => return Ok(Held::Free),
+            Err(error) => return Err(error.into()),
+        }
+        let file = match rustix::fs::openat(&dir, name, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT | Errno::LOOP) => continue,
+            Err(Errno::ACCESS | Errno::PERM) => return Ok(Held::Other),
+            Err(error) => return Err(error.into()),
+        };
+        lock(&file, FlockOperation::NonBlockingLockShared)?;
+        let identity = Identity::of(&rustix::fs::fstat(&file)?);
+        if look().is_ok_and(|now| Identity::of(&now) == identity) {
+            refuse_held(&file, ask(identity))?;
+            return Ok(Held::File { _held: file });
+        }
     }
-    let file = match rustix::fs::openat(&dir, name, flags, Mode::empty()) {
-        Ok(file) => file,
-        // What may not be read can be no volume of whoever may not.
-        Err(Errno::NOENT | Errno::LOOP | Errno::ACCESS | Errno::PERM) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    hold(&file, named)?;
-    let now = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).map(identity);
-    if now != rustix::fs::fstat(&file).map(identity) {
-        return Err(io::Error::other("something else took its name meanwhile"));
+    Err(replaced())
+}
+
+/// Something has the name now that was not there when it was looked at.
+pub fn replaced() -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, "something else took its name meanwhile: try again")
+}
+
+/// Has something take a name, while what has it is held. `take` says whether it may replace that: where nothing had the name,
+/// nothing is replaced.
+pub fn take_place(
+    dir: impl AsFd,
+    name: impl Arg + Copy,
+    ask: impl Fn(Identity) -> bool,
+    mut take: impl FnMut(bool) -> io::Result<()>,
+) -> io::Result<()> {
+    for _ in 0..TRIES {
+        let held = hold_at(&dir, name, &ask)?;
+        let is_free = matches!(held, Held::Free);
+        match take(!is_free) {
+            Err(error) if is_free && error.kind() == io::ErrorKind::AlreadyExists => {}
+            done => return done,
+        }
     }
-    Ok(Some(file))
+    Err(replaced())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+
+    /// Between the look and the new name something may come that was not looked at.
+    #[test]
+    fn what_came_to_have_the_name_is_looked_at_before_it_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (target, new) = (dir.path().join("target"), dir.path().join("new"));
+        let take = |volume: &'static [u8]| {
+            std::fs::write(&new, "new").unwrap();
+            let mut asked = Vec::new();
+            let done = take_place(
+                rustix::fs::CWD,
+                &target,
+                |_| true,
+                |replace| {
+                    asked.push(replace);
+                    if asked.len() == 1 {
+                        // Another process.
+                        std::fs::write(&target, volume).unwrap();
+                    }
+                    super::super::rename(
+                        rustix::fs::CWD,
+                        new.as_os_str().as_bytes(),
+                        target.as_os_str().as_bytes(),
+                        replace,
+                    )
+                },
+            );
+            (done, asked)
+        };
+        let (done, asked) = take(b"a file");
+        done.unwrap();
+        assert_eq!(asked, [false, true]);
+        assert_eq!(std::fs::read(&target).unwrap(), b"new");
+        std::fs::remove_file(&target).unwrap();
+        let (done, asked) = take(b"XFSB and so on");
+        assert_eq!(done.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(asked, [false]);
+        assert_eq!(std::fs::read(&target).unwrap(), b"XFSB and so on");
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_is_shared_and_one_that_is_written_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "").unwrap();
+        let held = || hold_at(rustix::fs::CWD, &path, |_| true);
+        let one = held().unwrap();
+        assert!(matches!((&one, held().unwrap()), (Held::File { .. }, Held::File { .. })));
+        let written = OwnedFd::from(File::options().write(true).open(&path).unwrap());
+        assert_eq!(hold(&written, true).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        drop(one);
+        hold(&written, true).unwrap();
+        assert_eq!(held().err().unwrap().kind(), io::ErrorKind::ResourceBusy);
+    }
 }
