@@ -232,6 +232,10 @@ impl VolumeStore for LockedSpace<'_, '_> {
         Ok(true)
     }
 
+    fn is_locked(&self, ag: AgNumber) -> bool {
+        self.trans.has_locked(AgHeader::Agf.daddr(self.geometry, ag), self.sector())
+    }
+
     fn unlock_clean(&mut self, ag: AgNumber) {
         let Some(at) = self.groups.iter().position(|group| group.ag == ag) else { return };
         if self.trans.let_go(self.groups[at].agf) {

@@ -408,6 +408,10 @@ impl VolumeStore for MemorySpace {
         Ok(true)
     }
 
+    fn is_locked(&self, ag: AgNumber) -> bool {
+        self.locked.contains(&ag)
+    }
+
     fn unlock_clean(&mut self, ag: AgNumber) {
         if !self.changed.contains(&ag) {
             self.locked.remove(&ag);

@@ -3,7 +3,8 @@
 //! Groups are tried from the wanted one on. First only those whose lock is free, so that threads that meet in one
 //! group spread over the others; then all, waiting for them. Whoever waits does so in ascending order and never for a
 //! group below one that it holds: this keeps transactions from waiting for each other in a circle. Groups that by
-//! their last committed AGF have too little are not locked at all.
+//! their last committed AGF have too little are not locked at all. Who finds nothing in a group lets go of it, unless the
+//! transaction had it locked before: its lock is what keeps others off the group's trees, also those that are being changed.
 
 use super::claims::{Claims, OwnerClaim};
 use super::group::{Group, Outcome};
@@ -152,6 +153,7 @@ impl Space {
         let limits = self.limits();
         let mut claim = self.claims.begin(counters);
         for (&ag, &records) in wanted {
+            debug_assert!(!store.is_locked(ag), "nothing else relies on the lock");
             store.lock_space(ag, true)?;
             let (agf, tree) = (*store.agf(ag)?, store.peek_free_inode_tree_blocks(ag)?);
             let growth = map_growth(store.geometry(), agf.rmap_blocks.get(), records);
@@ -283,13 +285,15 @@ impl Space {
         let reserve = limits.group_reserve(ag, &agf, store.peek_free_inode_tree_blocks(ag)?);
         let room = limits.room(&agf, reserve, request.purpose);
         let available = room.available.saturating_sub(request.min_left);
+        let was_locked = store.is_locked(ag);
         if room.longest < request.min || available < request.min || !store.lock_space(ag, wait)? {
             return Ok(Outcome::Full);
         }
         // Behind the lock: see `claims`.
         let reserve = reserve.saturating_add(self.claims.of(ag));
         let outcome = Group::new(store, limits, ag, reserve).allocate(place, request)?;
-        if !matches!(outcome, Outcome::Got(_)) {
+        // Whoever had it locked before is in the midst of something there: a tree may be half changed.
+        if !was_locked && !matches!(outcome, Outcome::Got(_)) {
             store.unlock_clean(ag);
         }
         Ok(outcome)
@@ -331,4 +335,37 @@ fn headers(bufs: &BufCache, geometry: &Geometry, ag: AgNumber) -> Result<(Agf, O
     let agi_buf = bufs.read(agi_at, sector, &AGI)?;
     let agi = Agi::view(&agi_buf).map_err(|problem| Error::corrupt_block(agi_at, None, problem))?;
     Ok((agf, Some(agi.fblocks.get())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::memory::MemorySpace;
+    use crate::alloc::seam::SpaceStore;
+
+    const AG: AgNumber = AgNumber(0);
+
+    /// A tree's editor that had not changed the AGF yet lost its lock when all that was free was busy, and waited for it with
+    /// blocks of the tree locked: for ever, if who had it by then wanted one of these; and what it knew of the tree was
+    /// no longer so, if not.
+    #[test]
+    fn a_group_that_was_locked_before_stays_so() {
+        let mut store = MemorySpace::new(1, 2_000, true);
+        let space = Space::new(store.geometry());
+        let all = Request::new(1, 1_990, Purpose::Data);
+        let run = space.allocate_in(&mut store, AG, Place::Any, all).unwrap().unwrap();
+        store.commit();
+        store.settle(usize::MAX);
+        space.free(&mut store, AG, run, Purpose::Data, None).unwrap();
+        store.commit();
+        for is_locked in [false, true] {
+            if is_locked {
+                store.lock_space(AG, true).unwrap();
+            }
+            let least = Request::new(run.len, run.len, Purpose::Data);
+            let found = space.in_group(&mut store, AG, Place::Any, least, true).unwrap();
+            assert!(matches!(found, Outcome::Busy), "{found:?}");
+            assert_eq!(store.is_locked(AG), is_locked);
+        }
+    }
 }

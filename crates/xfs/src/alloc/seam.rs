@@ -99,6 +99,8 @@ pub trait VolumeStore: SpaceStore {
     /// Locks a group's AGF for this transaction. Without `wait`, gives up (`false`) if somebody else has it. Nothing
     /// happens if it is locked by this transaction already.
     fn lock_space(&mut self, ag: AgNumber, wait: bool) -> Result<bool>;
+    /// Whether this transaction has a group's AGF locked.
+    fn is_locked(&self, ag: AgNumber) -> bool;
     /// Gives back the lock of a group of which nothing was changed; does nothing if something was.
     fn unlock_clean(&mut self, ag: AgNumber);
     /// The highest group of which this transaction holds a header locked.

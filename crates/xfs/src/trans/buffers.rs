@@ -375,6 +375,11 @@ impl Trans<'_> {
         self.peek(&[Piece { daddr, len }], verifier)
     }
 
+    /// Whether this transaction has the one-piece buffer of `len` bytes at `daddr` locked.
+    pub(crate) fn has_locked(&self, daddr: DiskAddr, len: u64) -> bool {
+        self.find(&[Piece { daddr, len }]).is_some()
+    }
+
     /// Gives back the lock of a buffer of which nothing was changed; `false` if something was. Its index is void then.
     pub(crate) fn let_go(&mut self, index: BufIndex) -> bool {
         let buf = &mut self.bufs[index.0];
