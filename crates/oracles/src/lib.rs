@@ -6,4 +6,4 @@
 mod mounted;
 pub mod xfsprogs;
 
-pub use mounted::{Mounted, umount};
+pub use mounted::{Mounted, mount, umount};

@@ -18,10 +18,7 @@ impl Mounted {
     /// # Panics
     /// If that fails.
     pub fn new(what: &Path, dir: &Path, options: &str) -> Self {
-        std::fs::create_dir_all(dir).expect("a mount point");
-        let mut mount = Command::new("mount");
-        run(mount.args(["-t", "xfs", "-o", options]).args([what, dir]))
-            .unwrap_or_else(|error| panic!("{error:#}"));
+        mount(what, dir, options).unwrap_or_else(|error| panic!("{error:#}"));
         Self(dir.to_owned())
     }
 
@@ -51,6 +48,23 @@ impl Drop for Mounted {
 /// How often an unmount is tried, and how often it is asked whether the device is free.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Has the kernel mount an image or a block device at `dir`, which is made if need be, with options as `mount` has them.
+/// It tries again while the device is busy: processes that mount and unmount images at once may be given the same loop
+/// device, which the one still lets go of.
+pub fn mount(what: &Path, dir: &Path, options: &str) -> Result<()> {
+    std::fs::create_dir_all(dir)?;
+    let once = || run(Command::new("mount").args(["-t", "xfs", "-o", options]).args([what, dir]));
+    for _ in 1..TRIES {
+        match once() {
+            Err(error) if format!("{error:#}").contains("already mounted or mount point busy") => {
+                std::thread::sleep(PAUSE)
+            }
+            result => return result,
+        }
+    }
+    once()
+}
 
 /// Unmounts `dir`, and waits until nobody has the device mounted. It may be busy for a moment: a child that another thread
 /// is just starting holds copies of this process's open files until it becomes its own program. And it may stay mounted

@@ -6,8 +6,8 @@
 use crate::command::{finish, run, said};
 use crate::volumes::VolumeKind;
 use anyhow::{Context, Result, ensure};
-use oracles::umount;
 use oracles::xfsprogs::Release;
+use oracles::{mount, umount};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -122,8 +122,7 @@ impl Mounted {
 
     /// Mounts an image or a block device with options of the caller's.
     pub fn with_options(what: &Path, dir: &Path, options: &str) -> Result<Self> {
-        std::fs::create_dir_all(dir)?;
-        run(Command::new("mount").args(["-t", "xfs", "-o", options]).args([what, dir]))?;
+        mount(what, dir, options)?;
         Ok(Self { dir: dir.to_owned(), active: true })
     }
 
