@@ -85,7 +85,7 @@ impl DeviceError {
     }
 
     /// The same failure, for somebody else whom it concerns.
-    pub(crate) fn again(&self) -> Self {
+    pub fn again(&self) -> Self {
         let (op, offset, len, source) = match self {
             Self::Io { op, offset, len, source } => (*op, *offset, *len, source),
             other => return Self::io("flush", 0, 0, std::io::Error::other(other.to_string())),

@@ -5,6 +5,7 @@
 //! - [`DirectFile`]: blocking reads and overwrites, past every cache, from any number of threads at once.
 //! - [`DirectQueue`]: the same with many requests in flight, owned by one thread.
 //! - [`Locking`]: which design keeps requests apart, so that before and after can be run side by side.
+//! - [`Flushing`]: how those who wait for the device's flush share it ([`SharedFlush`]).
 //! - [`lockstat`]: what locks cost, counted when somebody asks.
 //!
 //! The way of an overwrite: range lock, extent lookup, device write, unlock. Nothing else: no heap allocation,
@@ -13,16 +14,19 @@
 
 mod direct;
 mod error;
+mod flush;
 mod lock;
 mod locking;
 pub mod lockstat;
 mod mapping;
 mod queue;
+mod sync;
 #[doc(hidden)]
 pub mod testing;
 
 pub use direct::{DirectFile, FILE_END_MAX, HeldCopies, HeldEnd, HeldFile};
 pub use error::{FileError, Refusal};
+pub use flush::{FlushDevice, Flushing, SharedFlush, UnknownFlushing};
 pub use lock::Held;
 pub use locking::{Locking, UnknownLocking};
 pub use mapping::{CopyOnWrite, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged};

@@ -304,6 +304,11 @@ pub struct Counted<G> {
 }
 
 impl<G> Counted<G> {
+    /// The guard alone: what is held from here on is not counted, for one that is let go of to wait for a condition.
+    pub fn into_uncounted(self) -> G {
+        self.guard
+    }
+
     /// Whether the hold is being counted.
     pub fn is_counted(&self) -> bool {
         self.hold.is_some()
