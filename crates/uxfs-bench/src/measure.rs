@@ -3,6 +3,7 @@
 use crate::target::Label;
 use crate::work::{Outcome, Tally};
 use serde::Serialize;
+use std::time::Duration;
 
 /// One line of a report: an object of JSON Lines, a cell of a table.
 #[derive(Clone, Debug, Serialize)]
@@ -29,6 +30,8 @@ pub struct Measurement {
     pub p50_us: Option<f64>,
     /// 99 of 100 requests take at most this.
     pub p99_us: Option<f64>,
+    /// 999 of 1,000 requests take at most this.
+    pub p999_us: Option<f64>,
     /// The figures are medians over this many rounds.
     pub median_of: usize,
 }
@@ -39,16 +42,22 @@ pub(crate) struct Sample {
     pub(crate) ops_per_s: f64,
     pub(crate) p50_us: Option<f64>,
     pub(crate) p99_us: Option<f64>,
+    pub(crate) p999_us: Option<f64>,
 }
 
 impl Sample {
     /// One way of a run.
     pub(crate) fn new(outcome: &Outcome, tally: &Tally) -> Self {
+        Self::of(tally, outcome.wall)
+    }
+
+    /// What was done in `wall`.
+    pub(crate) fn of(tally: &Tally, wall: Duration) -> Self {
         let us = |quantile| {
             (!tally.latency.is_empty()).then(|| tally.latency.value_at_quantile(quantile) as f64 / 1000.0)
         };
-        let ops_per_s = tally.ops as f64 / outcome.wall.as_secs_f64().max(1e-9);
-        Self { ops_per_s, p50_us: us(0.5), p99_us: us(0.99) }
+        let ops_per_s = tally.ops as f64 / wall.as_secs_f64().max(1e-9);
+        Self { ops_per_s, p50_us: us(0.5), p99_us: us(0.99), p999_us: us(0.999) }
     }
 }
 
@@ -83,6 +92,7 @@ impl Series {
             mib_per_s: (self.bytes > 0).then(|| ops_per_s * self.bytes as f64 / f64::from(1 << 20)),
             p50_us: of(|sample| sample.p50_us),
             p99_us: of(|sample| sample.p99_us),
+            p999_us: of(|sample| sample.p999_us),
             median_of: self.samples.len(),
         }
     }
@@ -148,7 +158,7 @@ mod tests {
         };
         let mut collector = Collector::default();
         for ops_per_s in [256.0, 512.0, 1024.0] {
-            collector.add(line(1), Sample { ops_per_s, p50_us: Some(1.0), p99_us: None });
+            collector.add(line(1), Sample { ops_per_s, p50_us: Some(1.0), ..Sample::default() });
             collector.add(line(2), Sample { ops_per_s: 2.0 * ops_per_s, ..Sample::default() });
         }
         let lines = collector.finish();
@@ -157,7 +167,7 @@ mod tests {
         let expected = serde_json::json!({
             "workload": "overwrite", "target": "uxfs", "device": "memory", "locking": "range", "op": "read",
             "threads": 1, "depth": 1, "ops_per_s": 512.0, "mib_per_s": 2.0, "p50_us": 1.0, "p99_us": null,
-            "median_of": 3,
+            "p999_us": null, "median_of": 3,
         });
         assert_eq!(json, expected);
         assert_eq!(lines[1].ops_per_s, 1024.0);

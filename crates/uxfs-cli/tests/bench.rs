@@ -43,7 +43,7 @@ fn json_lines_have_all_fields() {
         for field in ["threads", "depth", "ops_per_s", "median_of"] {
             assert!(line[field].as_f64().is_some_and(|n| n > 0.0), "{field}: {line}");
         }
-        for field in ["locking", "mib_per_s", "p50_us", "p99_us"] {
+        for field in ["locking", "mib_per_s", "p50_us", "p99_us", "p999_us"] {
             assert!(line.get(field).is_some(), "{field}: {line}");
         }
     }

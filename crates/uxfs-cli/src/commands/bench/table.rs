@@ -182,8 +182,8 @@ fn figure(line: &Measurement, verbose: bool) -> String {
         ops if ops >= 1e3 => format!("{:.1}k", ops / 1e3),
         ops => format!("{ops:.0}"),
     };
-    match (verbose, line.p50_us, line.p99_us) {
-        (true, Some(p50), Some(p99)) => format!("{ops}\n{p50:.1} / {p99:.1} µs"),
+    match (verbose, line.p50_us, line.p99_us, line.p999_us) {
+        (true, Some(p50), Some(p99), Some(p999)) => format!("{ops}\n{p50:.1} / {p99:.1} / {p999:.1} µs"),
         _ => ops,
     }
 }
@@ -265,6 +265,7 @@ mod tests {
             mib_per_s: None,
             p50_us: Some(0.25),
             p99_us: Some(1.5),
+            p999_us: Some(9.5),
             median_of: 3,
         }
     }
@@ -289,7 +290,7 @@ mod tests {
         assert!(row("range ÷ exclusive").contains("2.00×"), "{text}");
         assert!(row("range ÷ kernel-xfs").contains("5.00×"), "{text}");
         assert!(row("range ÷ its reads").contains("0.95×"), "{text}");
-        assert!(text.contains("0.2 / 1.5 µs") || text.contains("0.3 / 1.5 µs"), "{text}");
+        assert!(text.contains("0.2 / 1.5 / 9.5 µs") || text.contains("0.3 / 1.5 / 9.5 µs"), "{text}");
         assert!(text.contains("medians of 3"), "{text}");
     }
 
