@@ -17,6 +17,8 @@ pub enum Workload {
     RangeLock,
     /// Threads make empty files in directories of their own, look at all of them, and remove them.
     FsMark,
+    /// Threads start and stop journal handles, and change one inode in each transaction.
+    Handles,
     /// A file is cloned, and threads overwrite random pages that it shares with the clone, by direct I/O.
     Cow,
 }
@@ -29,6 +31,7 @@ impl Workload {
             Self::RandRw => "randrw",
             Self::RangeLock => "rangelock",
             Self::FsMark => "fsmark",
+            Self::Handles => "handles",
             Self::Cow => "cow",
         }
     }
@@ -107,7 +110,7 @@ pub struct Config {
     pub files: u64,
     /// Directories of each thread of `fsmark`, over which its files are spread.
     pub dirs: usize,
-    /// The kernel release whose features the volumes of `fsmark` and `cow` have, and more features by name
+    /// The kernel release whose features the volumes of `fsmark`, `handles` and `cow` have, and more features by name
     /// (`6.1+rmapbt+parent`); none: those of 6.1, and what `mkfs.xfs` gives the kernel's.
     pub compat: Option<String>,
     /// Rounds that medians are taken over.

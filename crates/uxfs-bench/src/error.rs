@@ -66,6 +66,18 @@ pub enum Error {
         /// How many there are.
         found: u64,
     },
+    /// A file has not the time that it was given last.
+    #[error("{target}: {path} has the time {found}, and was given {expected} last")]
+    Time {
+        /// Name of the target.
+        target: String,
+        /// The file.
+        path: String,
+        /// Seconds that it was given.
+        expected: i64,
+        /// Seconds that it has.
+        found: i64,
+    },
     /// A signal asked for the end of the run.
     #[error("interrupted")]
     Interrupted,

@@ -3,7 +3,7 @@
 //! [`run`] measures what a [`Config`] asks for. A workload on files is one loop (`Work` says what it does),
 //! which runs on uxfs in process, on any mounted directory by system calls, on a raw device and on plain memory;
 //! `fsmark` (directories and files, no content) does so too, but for the raw device; `rangelock` measures the range
-//! locks alone. Printing is left to the caller.
+//! locks alone, `handles` the journal. Printing is left to the caller.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -12,6 +12,7 @@ mod cow;
 mod drive;
 mod error;
 mod fsmark;
+mod handles;
 mod interrupt;
 mod locks;
 mod lockstat;
@@ -19,6 +20,7 @@ mod measure;
 mod setup;
 mod suite;
 mod target;
+mod together;
 mod volume;
 mod work;
 

@@ -7,15 +7,15 @@
 //! is one thread and one range, against the word-sized lock of `parking_lot`.
 
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::interrupt;
 use crate::measure::{Collector, Measurement, Sample, Series};
 use crate::suite::Observer;
 use crate::target::Label;
+use crate::together;
 use rangelock::{BTreeLock, ByteRangeLock, IntervalTreeLock, Mode, RangeLock, WholeFileLock};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Ranges of each thread.
 pub const RANGES: u64 = 100;
@@ -121,69 +121,19 @@ fn range(thread: usize, nth: u64) -> Range<u64> {
     start..start + RANGE_BYTES
 }
 
-/// What the threads of a measurement are to do, as told by the one who measures.
-#[derive(Clone, Copy, PartialEq)]
-#[repr(u8)]
-enum Phase {
-    /// Run, but don't count: new threads share a processor until the scheduler has spread them.
-    WarmUp,
-    Count,
-    Stop,
-}
-
-/// The longest warm-up; a shorter measurement warms up as long as it measures.
-const WARM_UP: Duration = Duration::from_millis(50);
-
-/// What one thread did while it counted.
-struct Counted {
-    start: Instant,
-    end: Instant,
-    pairs: u64,
-}
-
-/// Runs `cycle` over and over in each of `threads` threads for about `time`; each call makes `pairs` pairs.
-fn together(threads: usize, time: Duration, pairs: u64, cycle: impl Fn(usize) + Sync) -> Result<f64> {
-    let phase = AtomicU8::new(Phase::WarmUp as u8);
-    let (phase, cycle) = (&phase, &cycle);
-    let counted = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads)
-            .map(|thread| {
-                scope.spawn(move || {
-                    while phase.load(Ordering::Relaxed) == Phase::WarmUp as u8 {
-                        cycle(thread);
-                    }
-                    let start = Instant::now();
-                    let mut done = 0;
-                    loop {
-                        cycle(thread);
-                        done += pairs;
-                        if phase.load(Ordering::Relaxed) == Phase::Stop as u8 {
-                            return Counted { start, end: Instant::now(), pairs: done };
-                        }
-                    }
-                })
-            })
-            .collect();
-        std::thread::sleep(time.min(WARM_UP));
-        phase.store(Phase::Count as u8, Ordering::Relaxed);
-        std::thread::sleep(time);
-        phase.store(Phase::Stop as u8, Ordering::Relaxed);
-        workers
-            .into_iter()
-            .map(|worker| worker.join().map_err(|_| Error::Panicked))
-            .collect::<Result<Vec<_>>>()
-    })?;
-    let start = counted.iter().map(|thread| thread.start).min();
-    let end = counted.iter().map(|thread| thread.end).max();
-    let wall = start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);
-    let pairs: u64 = counted.iter().map(|thread| thread.pairs).sum();
-    Ok(pairs as f64 / wall.as_secs_f64().max(1e-9))
+/// Runs `cycle`, which makes a pair a range, over and over in each of `threads` threads.
+fn pairs(threads: usize, time: Duration, cycle: impl Fn(usize) + Sync) -> Result<f64> {
+    let mut numbers: Vec<usize> = (0..threads).collect();
+    together::run(&mut numbers, time, RANGES, |thread| {
+        cycle(*thread);
+        Ok(())
+    })
 }
 
 /// One range held at a time.
 fn one_held<L: Design, const EXCLUSIVE: bool>(threads: usize, time: Duration) -> Result<f64> {
     let lock = L::make();
-    together(threads, time, RANGES, |thread| {
+    pairs(threads, time, |thread| {
         for nth in 0..RANGES {
             drop(lock.lock(range(thread, nth), mode(EXCLUSIVE)));
         }
@@ -193,7 +143,7 @@ fn one_held<L: Design, const EXCLUSIVE: bool>(threads: usize, time: Duration) ->
 /// All ranges held before the first is let go of.
 fn all_held<L: Design, const EXCLUSIVE: bool>(threads: usize, time: Duration) -> Result<f64> {
     let lock = L::make();
-    together(threads, time, RANGES, |thread| {
+    pairs(threads, time, |thread| {
         // On the stack, so that no allocator is measured along.
         let held: [L::Guard<'_>; RANGES as usize] =
             std::array::from_fn(|nth| lock.lock(range(thread, nth as u64), mode(EXCLUSIVE)));
@@ -204,7 +154,7 @@ fn all_held<L: Design, const EXCLUSIVE: bool>(threads: usize, time: Duration) ->
 /// One range, over and over.
 fn uncontended<L: Design>(_threads: usize, time: Duration) -> Result<f64> {
     let lock = L::make();
-    together(1, time, RANGES, |thread| {
+    pairs(1, time, |thread| {
         for _ in 0..RANGES {
             drop(lock.lock(range(thread, 0), Mode::Exclusive));
         }
@@ -214,7 +164,7 @@ fn uncontended<L: Design>(_threads: usize, time: Duration) -> Result<f64> {
 /// The word-sized lock of `parking_lot` around nothing.
 fn word_lock<const EXCLUSIVE: bool>(threads: usize, time: Duration) -> Result<f64> {
     let lock = parking_lot::RwLock::new(());
-    together(threads, time, RANGES, |_| {
+    pairs(threads, time, |_| {
         for _ in 0..RANGES {
             match mode(EXCLUSIVE) {
                 Mode::Shared => drop(std::hint::black_box(lock.read())),

@@ -147,6 +147,20 @@ impl ClassReport {
     }
 }
 
+/// By target, and of each first what threads took turns at.
+pub(crate) fn shared_first(mut classes: Vec<ClassReport>) -> Vec<ClassReport> {
+    let order: Vec<String> = classes.iter().fold(Vec::new(), |mut seen, class| {
+        if !seen.contains(&class.target) {
+            seen.push(class.target.clone());
+        }
+        seen
+    });
+    classes.sort_by_key(|class| {
+        (order.iter().position(|target| *target == class.target), std::cmp::Reverse(class.between))
+    });
+    classes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

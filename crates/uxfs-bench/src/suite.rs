@@ -8,6 +8,7 @@ use crate::content::Content;
 use crate::cow;
 use crate::error::Result;
 use crate::fsmark;
+use crate::handles;
 use crate::interrupt;
 use crate::locks;
 use crate::lockstat::{ClassReport, Tracker};
@@ -67,6 +68,10 @@ pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer)
             }
             Workload::FsMark => {
                 fsmark::run(config, observer, &mut report)?;
+                continue;
+            }
+            Workload::Handles => {
+                handles::run(config, observer, &mut report)?;
                 continue;
             }
             Workload::Cow => {

@@ -47,7 +47,7 @@ fn json_lines_have_all_fields() {
             assert!(line.get(field).is_some(), "{field}: {line}");
         }
     }
-    for workload in ["overwrite", "randrw", "rangelock", "fsmark"] {
+    for workload in ["overwrite", "randrw", "rangelock", "fsmark", "handles"] {
         assert!(lines.iter().any(|line| line["workload"] == workload), "{workload}: {text}");
     }
     for target in ["uxfs", "raw", "memcpy"] {
@@ -64,6 +64,39 @@ fn a_table_is_printed_otherwise() {
     {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+#[test]
+fn handles_that_change_nothing_take_no_lock() {
+    let args = ["--json", "bench", "handles", "--threads=1,2", "--rounds=1", "--min-time=20", "--lockstat"];
+    let output = output(&args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    for op in ["start/stop", "extend", "roll", "barrier", "inode"] {
+        let of_op = |line: &&Value| line["workload"] == "handles" && line["op"] == op;
+        let threads: Vec<_> = lines.iter().filter(of_op).map(|line| line["threads"].as_u64()).collect();
+        assert_eq!(threads, [Some(1), Some(2)], "{op}: {text}");
+    }
+    let locks =
+        |target: &str| -> Vec<&Value> { lines.iter().filter(|line| line["target"] == target).collect() };
+    let count = |line: &Value, field: &str| line[field].as_u64().expect("a count");
+    let gate = |target: &str| {
+        let found = locks(target).into_iter().find(|line| line["class"] == "transaction gate");
+        count(found.unwrap_or_else(|| panic!("{target}: {text}")), "shared")
+    };
+    for target in ["uxfs start/stop × 1", "uxfs start/stop × 2", "uxfs extend × 2", "uxfs roll × 2"] {
+        let pairs = gate(target);
+        for class in locks(target) {
+            // The journals' own threads may be about to come to rest.
+            assert!(count(class, "exclusive") * 1000 <= pairs, "{pairs} pairs: {class}");
+            assert_eq!(count(class, "between"), 0, "{class}");
+        }
+    }
+    // The same figures are not always nothing.
+    let shard =
+        locks("uxfs inode × 2").into_iter().find(|line| line["class"] == "cil shard").expect("commits");
+    assert!(count(shard, "exclusive") >= gate("uxfs inode × 2"), "{shard}");
 }
 
 #[test]
@@ -152,7 +185,7 @@ fn a_file_that_is_there_is_not_overwritten() {
 fn what_leaves_no_volume_keeps_none() {
     let dir = tempfile::tempdir().unwrap();
     let keep = dir.path().join("keep");
-    for workload in ["cow", "rangelock"] {
+    for workload in ["cow", "handles", "rangelock"] {
         let output = output(&["bench", workload, "--keep", keep.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(2));
         let said = String::from_utf8(output.stderr).unwrap();

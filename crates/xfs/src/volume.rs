@@ -369,6 +369,11 @@ impl Volume {
         self.write.as_ref().ok_or(Error::ReadOnly("the volume is open for reading"))
     }
 
+    /// The journal of a volume that is open for writing.
+    pub fn journal(&self) -> Result<&Arc<Journal>> {
+        Ok(&self.write_side()?.journal)
+    }
+
     /// Stops all writing, as what is in memory can no longer be trusted to agree with what is in the log.
     pub(crate) fn shut_down(&self, why: &Error) {
         let reason = match why {

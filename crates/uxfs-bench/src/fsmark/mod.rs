@@ -19,7 +19,7 @@ pub(crate) use uxfs::{UxfsTree, make_device};
 
 use crate::config::{Config, Versus};
 use crate::error::Result;
-use crate::lockstat::{ClassReport, Tracker};
+use crate::lockstat::{self, Tracker};
 use crate::measure::{Collector, Sample, Series};
 use crate::setup::{KernelXfs, RamDevice};
 use crate::suite::{Observer, Report};
@@ -138,26 +138,12 @@ pub(crate) fn run(config: &Config, observer: &mut dyn Observer, report: &mut Rep
         }
     }
     report.measurements.extend(collector.finish());
-    report.locks.extend(locks.map(|locks| shared_first(locks.finish(NAME))).unwrap_or_default());
+    report.locks.extend(locks.map(|locks| lockstat::shared_first(locks.finish(NAME))).unwrap_or_default());
     for tree in scene.trees.drain(..) {
         observer.note(&format!("closing {}", tree.label()));
         tree.finish(config)?;
     }
     Ok(())
-}
-
-/// By target, and of each first what threads took turns at.
-fn shared_first(mut classes: Vec<ClassReport>) -> Vec<ClassReport> {
-    let order: Vec<String> = classes.iter().fold(Vec::new(), |mut seen, class| {
-        if !seen.contains(&class.target) {
-            seen.push(class.target.clone());
-        }
-        seen
-    });
-    classes.sort_by_key(|class| {
-        (order.iter().position(|target| *target == class.target), std::cmp::Reverse(class.between))
-    });
-    classes
 }
 
 /// Puts what phases took into the report's lines.

@@ -423,6 +423,21 @@ impl Journal {
         Ok(())
     }
 
+    /// Makes the present step of a ticket, and those behind it, longer by `more` bytes, which are counted as the unit of
+    /// [`reserve`](Self::reserve) is. Does not wait, as others may wait for what the transaction has locked: `false`, and
+    /// nothing has changed, where there is no space at once.
+    pub fn extend(&self, ticket: &mut Ticket, more: u32) -> Result<bool> {
+        let core = &*self.core;
+        core.check()?;
+        let longer = core.layout.charge(more.into());
+        let claim = longer * u64::from(ticket.steps);
+        let extended = core.grant.try_take(Space { used: claim, promised: claim }, Turn::Fresh);
+        if extended {
+            (ticket.step, ticket.left) = (ticket.step + longer, ticket.left + longer);
+        }
+        Ok(extended)
+    }
+
     /// Commits one step. Every item is pinned, then `publish` makes the transaction's changes visible, then the
     /// items are in the CIL: no checkpoint closes in between. `items` is left empty (its memory can be used again).
     /// `landed` runs once the checkpoint is in the log for good, or never will be.

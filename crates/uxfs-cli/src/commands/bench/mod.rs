@@ -26,6 +26,8 @@ enum Asked {
     Rangelock,
     /// Make empty files in directories of each thread's own, look at all of them, remove them
     Fsmark,
+    /// Start and stop journal handles; change one inode in each transaction
+    Handles,
     /// Clone a file, and overwrite random pages that it shares with the clone
     Cow,
     /// All of them
@@ -80,7 +82,7 @@ pub struct Args {
     /// Directories of each thread of `fsmark`, over which its files are spread.
     #[arg(long, value_name = "N", default_value_t = 1)]
     dirs: usize,
-    /// Give the volumes of `fsmark` and `cow` the features of this kernel release, and others by name, the kernel's
+    /// Give the volumes of `fsmark`, `handles` and `cow` the features of this kernel release, and others by name, the kernel's
     /// volume too. Unsaid: those of 6.1, and for the kernel what mkfs.xfs makes.
     #[arg(long, value_name = "RELEASE[+FEATURE…]")]
     compat: Option<String>,
@@ -112,10 +114,11 @@ impl Args {
                 return Err(Failure::new(Exit::Usage, message));
             }
             Asked::Fsmark => Workload::FsMark,
+            Asked::Handles => Workload::Handles,
             Asked::Cow => Workload::Cow,
             Asked::All => {
-                use Workload::{Cow, FsMark, Overwrite, RandRw, RangeLock};
-                return Ok(vec![Overwrite, RandRw, RangeLock, FsMark, Cow]);
+                use Workload::{Cow, FsMark, Handles, Overwrite, RandRw, RangeLock};
+                return Ok(vec![Overwrite, RandRw, RangeLock, FsMark, Handles, Cow]);
             }
         };
         Ok(vec![one])
@@ -149,7 +152,9 @@ impl Args {
 /// Runs the workloads that are asked for.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let workloads = args.workloads()?;
-    if args.keep.is_some() && workloads.iter().all(|one| matches!(one, Workload::Cow | Workload::RangeLock)) {
+    if args.keep.is_some()
+        && workloads.iter().all(|one| matches!(one, Workload::Cow | Workload::Handles | Workload::RangeLock))
+    {
         let what = "--keep: this workload leaves no volume that could be kept";
         return Err(Failure::new(Exit::Usage, what));
     }
@@ -187,7 +192,7 @@ fn json_line(out: &mut impl Write, line: &impl serde::Serialize) -> Result<()> {
 pub fn failure(error: Error) -> Failure {
     let exit = match &error {
         Error::Usage(_) => Exit::Usage,
-        Error::Content { .. } => Exit::Damaged,
+        Error::Content { .. } | Error::Time { .. } => Exit::Damaged,
         _ => Exit::Io,
     };
     Failure::new(exit, format!("bench: {error}"))

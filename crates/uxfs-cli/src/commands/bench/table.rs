@@ -52,6 +52,9 @@ fn title(workload: &str, depth: u32, lines: &[&Measurement]) -> String {
         "fsmark" => {
             "fsmark: empty files in directories of each thread's own: made, looked at, removed".to_owned()
         }
+        "handles" => {
+            "handles: journal handles started and stopped; transactions that change one inode".to_owned()
+        }
         "cow" => format!(
             "cow: a file cloned, random 4 KiB pages that it shares overwritten, and once more; direct, \
              {depth} in flight per thread"

@@ -1,0 +1,79 @@
+//! The journal of an empty volume, and handles of it that change nothing.
+
+use super::{Op, PAIRS_A_BARRIER, VOLUME_BYTES};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::fsmark::make_device;
+use crate::setup::mkfs_options;
+use crate::together;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use xfs::log::Journal;
+use xfs::volume::{OpenOptions, Volume};
+
+/// Bytes of the log that a handle asks for: about what a transaction does that changes one inode.
+const UNIT: u32 = 1024;
+/// Pairs between two looks at the clock's phase.
+const PAIRS: u64 = 100;
+
+/// An empty volume that is open for writing.
+pub(super) struct Handles {
+    volume: Arc<Volume>,
+    /// Holds the image; none where it is in anonymous memory.
+    _dir: Option<TempDir>,
+}
+
+impl Handles {
+    /// A new volume, and the name of what it lies on.
+    pub(super) fn make(config: &Config) -> Result<(Self, String)> {
+        let (device, name, dir) = make_device(config, VOLUME_BYTES)?;
+        ::uxfs::mkfs_device(Arc::clone(&device), &mkfs_options(config, 4)?, true).map_err(Error::volume)?;
+        let options = OpenOptions { writable: true, ..OpenOptions::default() };
+        let volume = Volume::open(device, &options).map_err(Error::volume)?;
+        Ok((Self { volume, _dir: dir }, name))
+    }
+
+    /// Pairs a second of so many threads.
+    pub(super) fn measure(&self, op: Op, threads: usize, time: Duration) -> Result<f64> {
+        let journal = &**self.volume.journal().map_err(Error::volume)?;
+        let mut threads = vec![(); threads];
+        let mut run = |each, cycle: fn(&Journal) -> xfs::Result<()>| {
+            together::run(&mut threads, time, each, |()| cycle(journal).map_err(Error::volume))
+        };
+        match op {
+            Op::Extend => run(PAIRS, |journal| (0..PAIRS).try_for_each(|_| extend(journal))),
+            Op::Roll => run(PAIRS, |journal| (0..PAIRS).try_for_each(|_| roll(journal))),
+            Op::Barrier => run(PAIRS_A_BARRIER, |journal| {
+                (0..PAIRS_A_BARRIER).try_for_each(|_| start_stop(journal))?;
+                journal.freeze().map(drop)
+            }),
+            _ => run(PAIRS, |journal| (0..PAIRS).try_for_each(|_| start_stop(journal))),
+        }
+    }
+
+    /// Closes the volume, of which nothing was changed.
+    pub(super) fn finish(self) -> Result<()> {
+        self.volume.close().map_err(Error::volume)
+    }
+}
+
+fn start_stop(journal: &Journal) -> xfs::Result<()> {
+    let handle = journal.reserve(UNIT, 1, 0)?;
+    journal.release(handle);
+    Ok(())
+}
+
+fn extend(journal: &Journal) -> xfs::Result<()> {
+    let mut handle = journal.reserve(UNIT, 1, 0)?;
+    let extended = journal.extend(&mut handle, UNIT);
+    journal.release(handle);
+    extended.map(drop)
+}
+
+fn roll(journal: &Journal) -> xfs::Result<()> {
+    let mut handle = journal.reserve(UNIT, 2, 0)?;
+    let rolled = journal.roll(&mut handle);
+    journal.release(handle);
+    rolled
+}

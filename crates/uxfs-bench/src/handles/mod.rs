@@ -1,0 +1,148 @@
+//! The workload `handles`: threads that start and stop journal handles, and threads whose transactions change one inode.
+//!
+//! A handle is what the journal gives to whoever is about to change something: the way through its gate, and log space
+//! ([`xfs::log::Ticket`]). `start/stop` takes one and gives it back, which changes nothing; `extend` asks for more log
+//! space in between, `roll` goes on with a second step. With `barrier`, each thread holds the journal still once in
+//! [`PAIRS_A_BARRIER`] pairs: it waits until no handle is open, and nobody gets one meanwhile. `inode` is whole
+//! transactions, each of which changes the times of one file, while the log is kept moving.
+//!
+//! All targets take turns, round by round. What `inode` changed is looked at afterwards, and once more on a volume that
+//! was closed and opened again: a journal that loses changes is none.
+
+mod inodes;
+mod journal;
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::interrupt;
+use crate::lockstat::{self, Tracker};
+use crate::measure::{Collector, Sample, Series};
+use crate::suite::{Observer, Report};
+use crate::target::Label;
+use inodes::Files;
+use journal::Handles;
+
+/// The name of the workload in reports.
+const NAME: &str = "handles";
+
+/// Pairs of which each thread makes one barrier.
+const PAIRS_A_BARRIER: u64 = 1000;
+
+/// The size of a volume: one that has a log of the size that larger ones have.
+const VOLUME_BYTES: u64 = 4 << 30;
+
+/// What is measured, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Op {
+    StartStop,
+    Extend,
+    Roll,
+    Barrier,
+    Inode,
+}
+
+impl Op {
+    const ALL: [Self; 5] = [Self::StartStop, Self::Extend, Self::Roll, Self::Barrier, Self::Inode];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::StartStop => "start/stop",
+            Self::Extend => "extend",
+            Self::Roll => "roll",
+            Self::Barrier => "barrier",
+            Self::Inode => "inode",
+        }
+    }
+}
+
+/// A journal that nothing but handles are asked of, and a volume with files.
+struct Target {
+    label: Label,
+    handles: Handles,
+    files: Files,
+}
+
+impl Target {
+    fn make(config: &Config) -> Result<Self> {
+        let (handles, device) = Handles::make(config)?;
+        let files = Files::make(config)?;
+        Ok(Self { label: Label { target: "uxfs".to_owned(), device, locking: None }, handles, files })
+    }
+
+    /// Operations a second of so many threads.
+    fn measure(&mut self, op: Op, threads: usize, config: &Config) -> Result<f64> {
+        match op {
+            Op::Inode => self.files.measure(threads, config.min_time),
+            op => self.handles.measure(op, threads, config.min_time),
+        }
+    }
+}
+
+/// Measures all targets, round by round.
+pub(crate) fn run(config: &Config, observer: &mut dyn Observer, report: &mut Report) -> Result<()> {
+    observer.note("making volumes and their files");
+    let mut targets = vec![Target::make(config)?];
+    observer.start(NAME, (config.rounds * config.threads.len() * Op::ALL.len() * targets.len()) as u64);
+    let mut collector = Collector::default();
+    let mut locks = config.lockstat.then(Tracker::start);
+    for _ in 0..config.rounds {
+        for &threads in &config.threads {
+            for op in Op::ALL {
+                for target in &mut targets {
+                    interrupt::check()?;
+                    observer.step(&format!("{} {} × {threads}", target.label, op.name()));
+                    if let Some(locks) = &mut locks {
+                        locks.skip();
+                    }
+                    let ops_per_s = target.measure(op, threads, config)?;
+                    if let Some(locks) = &mut locks {
+                        locks.attribute(&format!("{} {} × {threads}", target.label, op.name()));
+                    }
+                    collector
+                        .add(line(&target.label, op, threads), Sample { ops_per_s, ..Sample::default() });
+                }
+            }
+        }
+    }
+    report.measurements.extend(collector.finish());
+    report.locks.extend(locks.map(|locks| lockstat::shared_first(locks.finish(NAME))).unwrap_or_default());
+    for target in targets {
+        observer.note(&format!("closing {}", target.label));
+        target.handles.finish()?;
+        target.files.finish(&target.label)?;
+    }
+    Ok(())
+}
+
+fn line(label: &Label, op: Op, threads: usize) -> Series {
+    Series {
+        workload: NAME,
+        label: label.clone(),
+        op: op.name(),
+        threads,
+        depth: 1,
+        bytes: 0,
+        samples: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suite::Silent;
+    use std::time::Duration;
+
+    fn config() -> Config {
+        Config { threads: vec![1, 3], rounds: 2, min_time: Duration::from_millis(2), ..Config::default() }
+    }
+
+    #[test]
+    fn every_line_is_measured() {
+        let mut report = Report::default();
+        run(&config(), &mut Silent, &mut report).expect("no change is lost");
+        assert_eq!(report.measurements.len(), 2 * Op::ALL.len());
+        for line in &report.measurements {
+            assert!(line.ops_per_s > 0.0 && line.median_of == 2, "{line:?}");
+        }
+    }
+}
