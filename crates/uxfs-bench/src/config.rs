@@ -2,6 +2,7 @@
 
 use crate::content::PAGE;
 use crate::error::{Error, Result};
+use crate::fxmark::FxMark;
 use std::path::PathBuf;
 use std::time::Duration;
 use uxfs::Locking;
@@ -19,6 +20,9 @@ pub enum Workload {
     FsMark,
     /// Threads start and stop journal handles, and change one inode in each transaction.
     Handles,
+    /// The workloads of FxMark: threads read, write, look up, make, remove and rename, in files and directories of their
+    /// own or in shared ones.
+    FxMark,
     /// A file is cloned, and threads overwrite random pages that it shares with the clone, by direct I/O.
     Cow,
 }
@@ -31,6 +35,7 @@ impl Workload {
             Self::RandRw => "randrw",
             Self::RangeLock => "rangelock",
             Self::FsMark => "fsmark",
+            Self::FxMark => "fxmark",
             Self::Handles => "handles",
             Self::Cow => "cow",
         }
@@ -106,11 +111,13 @@ pub struct Config {
     pub clones: usize,
     /// Requests that each thread keeps in flight, each count measured; none: 1 for `overwrite`, 128 for `randrw`.
     pub depths: Vec<u32>,
-    /// Files that each thread of `fsmark` makes.
+    /// Files that each thread of `fsmark` and `fxmark` has, and blocks that one of `fxmark` appends or cuts off.
     pub files: u64,
+    /// Which of the workloads of `fxmark`; none: all.
+    pub fxmark: Vec<FxMark>,
     /// Directories of each thread of `fsmark`, over which its files are spread.
     pub dirs: usize,
-    /// The kernel release whose features the volumes of `fsmark`, `handles` and `cow` have, and more features by name
+    /// The kernel release whose features the volumes of `fsmark`, `fxmark`, `handles` and `cow` have, and more features by name
     /// (`6.1+rmapbt+parent`); none: those of 6.1, and what `mkfs.xfs` gives the kernel's.
     pub compat: Option<String>,
     /// Rounds that medians are taken over.
@@ -139,6 +146,7 @@ impl Default for Config {
             clones: 16,
             depths: Vec::new(),
             files: 10_000,
+            fxmark: Vec::new(),
             dirs: 1,
             compat: None,
             rounds: 5,

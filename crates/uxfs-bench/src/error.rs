@@ -78,6 +78,9 @@ pub enum Error {
         /// Seconds that it has.
         found: i64,
     },
+    /// A target does not hold what a workload left there.
+    #[error("{0}")]
+    Result(String),
     /// A signal asked for the end of the run.
     #[error("interrupted")]
     Interrupted,

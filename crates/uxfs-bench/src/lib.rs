@@ -2,8 +2,8 @@
 //!
 //! [`run`] measures what a [`Config`] asks for. A workload on files is one loop (`Work` says what it does),
 //! which runs on uxfs in process, on any mounted directory by system calls, on a raw device and on plain memory;
-//! `fsmark` (directories and files, no content) does so too, but for the raw device; `rangelock` measures the range
-//! locks alone, `handles` the journal. Printing is left to the caller.
+//! `fsmark` (directories and files, no content) and `fxmark` (both) do so too, but for the raw device and plain
+//! memory; `rangelock` measures the range locks alone, `handles` the journal. Printing is left to the caller.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -11,7 +11,9 @@ mod content;
 mod cow;
 mod drive;
 mod error;
+mod fs;
 mod fsmark;
+mod fxmark;
 mod handles;
 mod interrupt;
 mod locks;
@@ -27,6 +29,7 @@ mod work;
 pub use config::{Config, Place, Versus, Workload};
 pub use content::{Content, PAGE};
 pub use error::{Error, Result};
+pub use fxmark::FxMark;
 pub use lockstat::ClassReport;
 pub use measure::Measurement;
 pub use setup::{FILE_NAME, make_image};

@@ -8,6 +8,7 @@ use crate::content::Content;
 use crate::cow;
 use crate::error::Result;
 use crate::fsmark;
+use crate::fxmark;
 use crate::handles;
 use crate::interrupt;
 use crate::locks;
@@ -72,6 +73,10 @@ pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer)
             }
             Workload::Handles => {
                 handles::run(config, observer, &mut report)?;
+                continue;
+            }
+            Workload::FxMark => {
+                fxmark::run(config, observer, &mut report)?;
                 continue;
             }
             Workload::Cow => {

@@ -10,7 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 use uxfs_bench::{
-    Config, Content, FILE_NAME, Locking, Measurement, PAGE, Place, Report, Silent, Versus, Workload, run,
+    Config, Content, FILE_NAME, FxMark, Locking, Measurement, PAGE, Place, Report, Silent, Versus, Workload,
+    run,
 };
 
 const SIZE: u64 = 8 << 20;
@@ -225,6 +226,36 @@ fn the_kernel_makes_and_removes_the_same_files() {
         let device = device.as_ref().expect("it lies on a device of its kind");
         assert!(!is_left(device), "{device} is still mounted");
     }
+}
+
+#[test]
+fn all_of_fxmark_runs_on_a_volume_and_in_mounted_directories() {
+    let _alone = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = TempDir::new().expect("a directory");
+    let config = Config {
+        files: 50,
+        rounds: 1,
+        lockstat: true,
+        versus: vec![Versus::Dir(dir.path().to_owned()), Versus::KernelXfs],
+        ..config()
+    };
+    let report = run(&config, &[Workload::FxMark], &mut Silent).expect("it runs");
+    assert_eq!(report.measurements.len(), FxMark::ALL.len() * 2 * 3);
+    for which in FxMark::ALL {
+        for target in ["uxfs", "kernel-xfs"] {
+            let lines = lines(&report, target, None, which.name());
+            let threads: Vec<usize> = lines.iter().map(|line| line.threads).collect();
+            assert_eq!(threads, [1, 3], "{target} {}", which.name());
+            assert!(lines.iter().all(|line| line.ops_per_s > 0.0 && line.workload == "fxmark"), "{lines:?}");
+        }
+    }
+    let counted = |target: &str, class: &str| {
+        report.locks.iter().any(|of| of.target == target && of.class == class && of.exclusive >= 150)
+    };
+    assert!(counted("uxfs MWCL × 3", "inode"), "{:?}", report.locks);
+    let device = lines(&report, "kernel-xfs", None, "DRBL")[0].device.clone();
+    assert!(device.starts_with("/dev/zram") && !is_left(&device), "{device}");
+    assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
 }
 
 /// Copies on write on both volumes, which have today's features. The workload itself compares what the file and its

@@ -100,13 +100,38 @@ fn handles_that_change_nothing_take_no_lock() {
 }
 
 #[test]
+fn fxmark_measures_what_is_asked_for_on_both_sides() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let vs = format!("--vs={}", dir.path().display());
+    let output = output(&[&["--json", "bench", "fxmark", "--workload=DWAL,mwrm", &vs], &SMALL[..]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    // Two workloads, two thread counts, two targets.
+    assert_eq!(lines.len(), 8, "{text}");
+    for op in ["DWAL", "MWRM"] {
+        let of_op: Vec<&Value> = lines.iter().filter(|line| line["op"] == op).collect();
+        assert_eq!(of_op.len(), 4, "{op}: {text}");
+        assert_eq!(of_op.iter().filter(|line| line["target"] == "uxfs").count(), 2, "{op}: {text}");
+        assert!(
+            of_op
+                .iter()
+                .all(|line| line["workload"] == "fxmark" && line["mib_per_s"].is_number() == (op == "DWAL"))
+        );
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
+}
+
+#[test]
 fn wrong_command_lines_are_refused_before_anything_is_made() {
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["bench", "randrw"], "--direct"),
         (&["bench", "overwrite", "--locking=none"], "no locking is called"),
         (&["bench", "overwrite", "--threads=0"], "thread counts"),
         (&["bench", "overwrite", "--size=4095"], "multiple of 4096"),
         (&["bench", "fsmark", "--files=0"], "from 1 to"),
+        (&["bench", "fxmark", "--workload=DRBL,DRXL"], "no workload of FxMark is called DRXL"),
+        (&["bench", "fsmark", "--workload=DRBL"], "--workload: only fxmark"),
         (&["bench", "overwrite", "--size=1T"], "one group"),
         (&["bench", "nonsense"], "nonsense"),
     ];
@@ -185,7 +210,7 @@ fn a_file_that_is_there_is_not_overwritten() {
 fn what_leaves_no_volume_keeps_none() {
     let dir = tempfile::tempdir().unwrap();
     let keep = dir.path().join("keep");
-    for workload in ["cow", "handles", "rangelock"] {
+    for workload in ["cow", "fxmark", "handles", "rangelock"] {
         let output = output(&["bench", workload, "--keep", keep.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(2));
         let said = String::from_utf8(output.stderr).unwrap();

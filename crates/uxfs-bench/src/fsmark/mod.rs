@@ -14,7 +14,7 @@ mod tree;
 mod uxfs;
 
 pub(crate) use sys::SysTree;
-pub(crate) use tree::{AnyTree, Named, Seen, Tree, TreeDir, Watch};
+pub(crate) use tree::{AnyTree, Named, Seen, Tree, TreeDir, Watch, together};
 pub(crate) use uxfs::{UxfsTree, make_device};
 
 use crate::config::{Config, Versus};

@@ -156,7 +156,7 @@ impl Name {
 
 /// Runs a thread for each of `parts`, lets them go at once; gives the sum of what they count, and the time from the
 /// first one's start to the last one's end.
-fn together<P: Send>(
+pub(crate) fn together<P: Send>(
     parts: impl ExactSizeIterator<Item = P>,
     body: impl Fn(P) -> Result<u64> + Sync,
 ) -> Result<(u64, Duration)> {

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
-use uxfs_bench::{Config, Error, Locking, Place, Versus, Workload};
+use uxfs_bench::{Config, Error, FxMark, Locking, Place, Versus, Workload};
 
 /// What can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -28,6 +28,9 @@ enum Asked {
     Fsmark,
     /// Start and stop journal handles; change one inode in each transaction
     Handles,
+    /// The 19 workloads of FxMark: threads read, write, look up, make, remove and rename, each in files and directories
+    /// of its own or in shared ones
+    Fxmark,
     /// Clone a file, and overwrite random pages that it shares with the clone
     Cow,
     /// All of them
@@ -76,13 +79,17 @@ pub struct Args {
     /// Requests that each thread keeps in flight. Unsaid: 1 for `overwrite`, 128 for `randrw`.
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     depth: Vec<u32>,
-    /// Files that each thread of `fsmark` makes.
+    /// Which of the workloads of `fxmark`; unsaid: all of them.
+    #[arg(long = "workload", value_name = "NAME,…", value_delimiter = ',', long_help = fxmark_help())]
+    fxmark: Vec<FxMark>,
+    /// Files that each thread of `fsmark` makes; of `fxmark`, makes, removes, lists and moves, and blocks that it appends
+    /// and cuts off.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     files: u64,
     /// Directories of each thread of `fsmark`, over which its files are spread.
     #[arg(long, value_name = "N", default_value_t = 1)]
     dirs: usize,
-    /// Give the volumes of `fsmark`, `handles` and `cow` the features of this kernel release, and others by name, the kernel's
+    /// Give the volumes of `fsmark`, `fxmark`, `handles` and `cow` the features of this kernel release, and others by name, the kernel's
     /// volume too. Unsaid: those of 6.1, and for the kernel what mkfs.xfs makes.
     #[arg(long, value_name = "RELEASE[+FEATURE…]")]
     compat: Option<String>,
@@ -115,10 +122,11 @@ impl Args {
             }
             Asked::Fsmark => Workload::FsMark,
             Asked::Handles => Workload::Handles,
+            Asked::Fxmark => Workload::FxMark,
             Asked::Cow => Workload::Cow,
             Asked::All => {
-                use Workload::{Cow, FsMark, Handles, Overwrite, RandRw, RangeLock};
-                return Ok(vec![Overwrite, RandRw, RangeLock, FsMark, Handles, Cow]);
+                use Workload::{Cow, FsMark, FxMark, Handles, Overwrite, RandRw, RangeLock};
+                return Ok(vec![Overwrite, RandRw, RangeLock, FsMark, FxMark, Handles, Cow]);
             }
         };
         Ok(vec![one])
@@ -138,6 +146,7 @@ impl Args {
             clones: self.clones,
             depths: self.depth.clone(),
             files: self.files,
+            fxmark: self.fxmark.clone(),
             dirs: self.dirs,
             compat: self.compat.clone(),
             rounds: self.rounds,
@@ -149,14 +158,26 @@ impl Args {
     }
 }
 
+/// What each workload of FxMark does.
+fn fxmark_help() -> String {
+    let kinds: String =
+        FxMark::ALL.iter().map(|one| format!("\n  {}  {}", one.name(), one.about())).collect();
+    format!("Which of the workloads of `fxmark`; unsaid: all of them. One operation of each is to{kinds}")
+}
+
 /// Runs the workloads that are asked for.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let workloads = args.workloads()?;
     if args.keep.is_some()
-        && workloads.iter().all(|one| matches!(one, Workload::Cow | Workload::Handles | Workload::RangeLock))
+        && workloads.iter().all(|one| {
+            matches!(one, Workload::Cow | Workload::FxMark | Workload::Handles | Workload::RangeLock)
+        })
     {
         let what = "--keep: this workload leaves no volume that could be kept";
         return Err(Failure::new(Exit::Usage, what));
+    }
+    if !args.fxmark.is_empty() && !workloads.contains(&Workload::FxMark) {
+        return Err(Failure::new(Exit::Usage, "--workload: only fxmark has workloads of its own"));
     }
     if let Some(keep) = args.keep.as_ref().filter(|keep| keep.symlink_metadata().is_ok()) {
         let what = "is there already; name a new file to keep the volume in";

@@ -55,6 +55,11 @@ fn title(workload: &str, depth: u32, lines: &[&Measurement]) -> String {
         "handles" => {
             "handles: journal handles started and stopped; transactions that change one inode".to_owned()
         }
+        "fxmark" => {
+            "fxmark: 4 KiB blocks of files, paths and names; data or metadata, read or written, little or \
+                     much of it shared"
+                .to_owned()
+        }
         "cow" => format!(
             "cow: a file cloned, random 4 KiB pages that it shares overwritten, and once more; direct, \
              {depth} in flight per thread"
