@@ -4,7 +4,7 @@ use std::fmt;
 
 use blockdev::DeviceError;
 
-use crate::Extent;
+use crate::{Extent, Failure};
 
 /// Why bytes cannot be overwritten in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,9 @@ pub enum FileError<E: std::error::Error + 'static> {
         /// How many bytes from there.
         len: u64,
     },
+    /// What was written before could not be written back.
+    #[error(transparent)]
+    WriteBack(Failure),
     /// An overwrite reaches bytes that cannot be overwritten in place. Nothing was written.
     #[error("byte {offset} of the file cannot be overwritten in place: {why}")]
     NotOverwritable {

@@ -12,6 +12,7 @@
 //! no transaction, no inode lock. A write for which there is no room yet asks [`FileMappingMut`] for it, writes, and
 //! says that it has.
 
+mod cache;
 mod direct;
 mod error;
 mod flush;
@@ -24,10 +25,13 @@ mod sync;
 #[doc(hidden)]
 pub mod testing;
 
+pub use cache::{BufferedFile, Failure, HeldToChange, PageCache, SyncCursor, Unbuffered, Writers};
 pub use direct::{DirectFile, FILE_END_MAX, HeldCopies, HeldEnd, HeldFile};
 pub use error::{FileError, Refusal};
 pub use flush::{FlushDevice, Flushing, SharedFlush, UnknownFlushing};
 pub use lock::Held;
 pub use locking::{Locking, UnknownLocking};
-pub use mapping::{CopyOnWrite, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged};
+pub use mapping::{
+    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged,
+};
 pub use queue::{DirectQueue, FileCompletion};

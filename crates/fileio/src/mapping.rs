@@ -143,6 +143,25 @@ pub trait FileMappingMut: FileMapping {
     ) -> Result<(), Self::Error>;
 }
 
+/// How a format keeps room for bytes that are in memory alone so far, and that get their place when they are written back.
+pub trait DelayedAllocation: FileMappingMut {
+    /// Keeps so much of what is free that `range` (whole blocks, all of them holes for which nothing is kept yet) gets space
+    /// later, and that telling of data there will not fail for want of it. Where there is too little, nothing is kept.
+    fn reserve(&self, range: Range<u64>) -> Result<(), Self::Error>;
+    /// Takes back what is kept for so many bytes.
+    fn unreserve(&self, bytes: u64);
+    /// Gives `range`, all of it reserved, space that was never written. If it fails, what got none is still reserved, and the
+    /// caller finds that as holes. No other thread does so for the same bytes, whether it holds them exclusively or not.
+    fn allocate_reserved(&self, range: Range<u64>) -> Result<(), Self::Error>;
+    /// As [`written`](FileMappingMut::written), of data that came long before: times are those that
+    /// [`overwritten`](FileMapping::overwritten) has noted.
+    fn written_back(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error>;
+    /// The file ends at byte `size` for whoever asks the format; `None`: where it ends on the device.
+    fn ends_in_memory_at(&self, size: Option<u64>);
+    /// Whether an error says that there is too little space.
+    fn lacks_space(error: &Self::Error) -> bool;
+}
+
 impl<M: FileMappingMut + ?Sized> FileMappingMut for std::sync::Arc<M> {
     fn allocate(&self, range: Range<u64>) -> Result<(), Self::Error> {
         (**self).allocate(range)
@@ -211,4 +230,9 @@ impl<M: FileMapping + ?Sized> FileMapping for std::sync::Arc<M> {
     fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = Self::Error>> {
         (**self).copy_on_write()
     }
+}
+
+/// The end of the last whole block that a file may have.
+pub(crate) fn whole_blocks_max(block_size: u32) -> u64 {
+    crate::FILE_END_MAX & !(u64::from(block_size) - 1)
 }

@@ -169,27 +169,63 @@ impl<M: FileMappingMut> DirectFile<M> {
         if buf.is_empty() {
             return Ok(0);
         }
-        let block = u64::from(self.map().block_size());
         let end = match offset.checked_add(buf.len() as u64) {
             // Of the last block, the largest file has all but a byte.
             Some(end) if end <= FILE_END_MAX => end,
             _ => return Err(FileError::TooLarge { offset, len: buf.len() as u64 }),
         };
         let held = self.hold_to_grow(offset, end)?;
-        let size = held.size();
+        self.write_from_end(offset, buf, held.size())?;
+        Ok(buf.len())
+    }
+
+    /// Writes `buf` at byte `offset` if the file ends there; `None` if not.
+    pub(crate) fn append_if_at_end(&self, offset: u64, buf: &[u8]) -> Outcome<Option<usize>, M> {
+        let held = self.hold_to_grow(offset, offset + buf.len() as u64)?;
+        if held.size() != offset {
+            return Ok(None);
+        }
+        self.write_from_end(offset, buf, offset)?;
+        Ok(Some(buf.len()))
+    }
+
+    /// A write to bytes that the caller holds exclusively, in whole blocks, and from the end of the file on, wherever blocks
+    /// lie behind it, if that is before the end of the write.
+    pub(crate) fn write_while_held(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        match self.overwrite_held(offset, buf, None) {
+            Err(FileError::NotOverwritable { .. }) => {}
+            written => {
+                let len = written?;
+                self.map().overwritten();
+                return Ok(len);
+            }
+        }
+        let end = offset + buf.len() as u64;
+        let map = |source| FileError::Map { offset, source };
+        if end > self.map().size() && self.map().data_behind_end(end).map_err(map)? {
+            self.map().free_behind_end().map_err(map)?;
+        }
+        self.map().content_changes().map_err(map)?;
+        self.write_from_end(offset, buf, self.map().size())?;
+        Ok(buf.len())
+    }
+
+    /// A write to blocks that are held from the old end on, of a file that ends at `size`, whose last block is zeroed if
+    /// there is a gap.
+    fn write_from_end(&self, offset: u64, buf: &[u8], size: u64) -> Outcome<(), M> {
+        let block = u64::from(self.map().block_size());
         let is_gap = offset > size;
         let last = size & !(block - 1)..size.next_multiple_of(block);
         if is_gap && offset < last.end && self.is_shared(last.clone())? {
             // One copy of the last block, with zeroes and data.
             let mut both = vec![0; (offset - size) as usize];
             both.extend_from_slice(buf);
-            self.write_held(size, &both, size)?;
+            self.write_held(size, &both, size)
         } else {
             // Should there be too little space for the rest, the last block stays where it is.
             let _staged = if is_gap { self.stage_held(last)? } else { None };
-            self.write_held(offset, buf, size)?;
+            self.write_held(offset, buf, size)
         }
-        Ok(buf.len())
     }
 
     /// A write to blocks that are held from the old end on, of a file that ends at `size`.
@@ -237,7 +273,7 @@ impl<M: FileMappingMut> DirectFile<M> {
 
     /// The run at a block that has space, and whether it never held data. A run that never did is cut so that the
     /// padding of its first and last block does not touch what lies between.
-    fn run_for_write(&self, at: u64) -> Outcome<(Run, bool), M> {
+    pub(crate) fn run_for_write(&self, at: u64) -> Outcome<(Run, bool), M> {
         let run = self.run_anywhere(at)?;
         match run.kind {
             Kind::Data | Kind::SharedData => Ok((run, false)),

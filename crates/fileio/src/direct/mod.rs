@@ -211,7 +211,7 @@ impl<M: FileMapping> DirectFile<M> {
     }
 
     /// How to hold bytes that are not to be written.
-    fn against_writers(&self) -> Mode {
+    pub(crate) fn against_writers(&self) -> Mode {
         match self.locking {
             // Writers share the lock.
             Locking::Shared => Mode::Exclusive,

@@ -1,0 +1,478 @@
+//! One file that is read and written through its pages.
+//!
+//! Invariants:
+//! - a request holds its bytes from before its first look at a page until after its last. Whoever finds under their hold
+//!   that the file is cached goes by its pages; this changes only while all of the file is held exclusively;
+//! - all of a read comes from one hold, and so does all of a write;
+//! - a block becomes dirty when all is there that its write-back needs: space that was reserved, space that was allocated
+//!   and not written yet, or space to be copied to. So a lack of space is told to who writes.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rangelock::{Mode, RangeLock};
+
+use super::failures::{Failures, SyncCursor};
+use super::pages::Pages;
+use super::pool::{CachedFile, PageCache};
+use crate::direct::{Kind, Outcome};
+use crate::lock::Held;
+use crate::testing::{CHANGE, point};
+use crate::{DelayedAllocation, DirectFile, FILE_END_MAX, FileError};
+
+/// See above. Any number of threads may use it at once.
+#[derive(Debug)]
+pub struct BufferedFile<M: DelayedAllocation + 'static> {
+    pub(super) file: Arc<DirectFile<M>>,
+    pub(super) pages: Pages,
+    /// Whether requests go by the pages.
+    pub(super) is_cached: AtomicBool,
+    /// How many have asked for the file not to be cached.
+    pub(super) passers: Mutex<usize>,
+    /// Held by who makes the file longer, so that they wait for each other and for nobody else.
+    pub(super) ends: Mutex<()>,
+    /// Pages that are being written back; taken behind the range.
+    pub(super) flushing: RangeLock,
+    /// Held by who tells the map what was written back: the end moves only over what all was.
+    pub(super) telling: Mutex<()>,
+    pub(super) failures: Failures,
+    /// Where the last read ended that found nothing in memory, and how much was read then.
+    pub(super) read_to: AtomicU64,
+    pub(super) window: AtomicU64,
+    is_waiting: AtomicBool,
+    pub(super) this: Weak<Self>,
+}
+
+impl<M: DelayedAllocation + 'static> BufferedFile<M> {
+    /// A file, and what keeps its pages.
+    pub fn new(file: DirectFile<M>, pool: &Arc<PageCache>) -> Arc<Self> {
+        let pages = Pages::new(Arc::clone(pool), file.map().block_size());
+        Arc::new_cyclic(|this| Self {
+            file: Arc::new(file),
+            pages,
+            is_cached: AtomicBool::new(false),
+            passers: Mutex::new(0),
+            ends: Mutex::new(()),
+            flushing: RangeLock::new(),
+            telling: Mutex::new(()),
+            failures: Failures::default(),
+            read_to: AtomicU64::new(0),
+            window: AtomicU64::new(0),
+            is_waiting: AtomicBool::new(false),
+            this: this.clone(),
+        })
+    }
+
+    /// The file past its pages. Who uses it holds what they are about to change
+    /// ([`hold_to_change`](Self::hold_to_change)) or read ([`hold_within`](Self::hold_within)).
+    pub fn file(&self) -> &Arc<DirectFile<M>> {
+        &self.file
+    }
+
+    /// Where the file's bytes lie on the device.
+    pub fn map(&self) -> &M {
+        self.file.map()
+    }
+
+    /// Size of the file in bytes, which may be ahead of what the device says.
+    pub fn size(&self) -> u64 {
+        if self.is_cached() {
+            // What is not cached any more ends where the device says.
+            let size = self.pages.size();
+            if self.is_cached() {
+                return size;
+            }
+        }
+        self.map().size()
+    }
+
+    /// Where somebody stands who is to be told of write-back that fails from now on.
+    pub fn sync_cursor(&self) -> SyncCursor {
+        self.failures.cursor()
+    }
+
+    #[inline]
+    pub(super) fn is_cached(&self) -> bool {
+        self.is_cached.load(Ordering::Acquire)
+    }
+
+    /// Has requests go by the pages from now on, if nobody asked for the contrary.
+    #[cold]
+    pub(super) fn begin_caching(&self) -> bool {
+        point(CHANGE);
+        let _held = self.file.lock().hold(0..u64::MAX, Mode::Exclusive);
+        let passers = self.passers.lock();
+        if *passers > 0 {
+            return false;
+        }
+        if !self.is_cached() {
+            self.pages.set_size(self.map().size());
+            self.is_cached.store(true, Ordering::Release);
+        }
+        true
+    }
+
+    /// Reads from byte `offset` on until `buf` is full or the file ends; gives the number of bytes. What is not in memory
+    /// comes there, with what may be wanted next.
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+        let Some(range) = self.file.read_range(offset, buf.len()) else { return Ok(0) };
+        for _ in 0..3 {
+            let held = self.file.lock().hold(range.clone(), Mode::Shared);
+            if !self.is_cached() {
+                drop(held);
+                if *self.passers.lock() > 0 || !self.begin_caching() {
+                    return self.read_past(offset, buf);
+                }
+                continue;
+            }
+            let Some(len) = self.read_len(offset, buf.len()) else { return Ok(0) };
+            // SAFETY: the range is held.
+            let done = unsafe { self.pages.copy_out(offset, &mut buf[..len]) };
+            if done == len {
+                return Ok(len);
+            }
+            if self.is_hole(offset + done as u64..offset + len as u64)? {
+                // Nothing to bring into memory.
+                return self.read_held(offset, &mut buf[..len]);
+            }
+            drop(held);
+            if !self.bring(offset + done as u64, (len - done) as u64)? {
+                break;
+            }
+        }
+        self.read_past(offset, buf)
+    }
+
+    /// Reads what is in memory from there, and the rest from the device, which stays where it is.
+    pub fn read_past(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+        let Some(range) = self.file.read_range(offset, buf.len()) else { return Ok(0) };
+        let seen = self.file.foresee(offset, false);
+        let _held = self.file.lock().hold(range, Mode::Shared);
+        if !self.is_cached() {
+            return self.file.read_held(offset, buf, seen);
+        }
+        match self.read_len(offset, buf.len()) {
+            Some(len) => self.read_held(offset, &mut buf[..len]),
+            None => Ok(0),
+        }
+    }
+
+    /// As [`read_past`](Self::read_past), of bytes that the caller holds.
+    pub fn read_while_held(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+        if !self.is_cached() {
+            return self.file.read_while_held(offset, buf);
+        }
+        match self.read_len(offset, buf.len()) {
+            Some(len) if len > 0 => self.read_held(offset, &mut buf[..len]),
+            _ => Ok(0),
+        }
+    }
+
+    /// How much of a read lies before the end of the file, of which something is held.
+    fn read_len(&self, offset: u64, len: usize) -> Option<usize> {
+        let left = self.pages.size().checked_sub(offset).filter(|left| *left > 0)?;
+        Some(left.min(len as u64) as usize)
+    }
+
+    /// A read before the end of the file, of bytes that are held.
+    fn read_held(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
+        let end = offset + buf.len() as u64;
+        let mut at = offset;
+        while at < end {
+            let rest = &mut buf[(at - offset) as usize..];
+            // SAFETY: the caller holds the bytes.
+            at += unsafe { self.pages.copy_out(at, rest) } as u64;
+            if at == end {
+                break;
+            }
+            // SAFETY: the caller holds the bytes.
+            let (_, len) = unsafe { self.pages.presence(at, end) };
+            let rest = &mut buf[(at - offset) as usize..][..len as usize];
+            self.read_absent(at, rest)?;
+            at += len;
+        }
+        Ok(buf.len())
+    }
+
+    /// Bytes that are held and in no page, before the end of the file.
+    fn read_absent(&self, offset: u64, buf: &mut [u8]) -> Outcome<(), M> {
+        let mut done = 0;
+        while done < buf.len() {
+            let run = self.file.run_to_read(offset + done as u64)?;
+            let len = run.take(buf.len() - done);
+            let piece = &mut buf[done..done + len];
+            match run.kind {
+                Kind::Zeroes(_) => piece.fill(0),
+                Kind::Data | Kind::SharedData => self.file.read_device(run.device, piece)?,
+            }
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Writes `buf` at byte `offset`, wherever that is, into pages; gives the number of bytes, which is all of them. It gets
+    /// to the device later. That there is too little space for it comes here.
+    pub fn write_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(0) };
+        self.pages.pool().make_room();
+        let written = self.try_write(offset, buf, end);
+        match written {
+            Err(FileError::Map { source, .. }) if M::lacks_space(&source) => {
+                // What is reserved for a block is more than it takes in the end.
+                let _told_when_synced = self.pages.pool().write_every_file_back();
+                self.try_write(offset, buf, end)
+            }
+            other => other,
+        }
+    }
+
+    /// Writes `buf` behind the end of the file; gives the byte where it begins. Of any number of threads that do so, all
+    /// find a place of their own.
+    pub fn append(&self, buf: &[u8]) -> Outcome<u64, M> {
+        loop {
+            let _alone = self.ends.lock();
+            let offset = self.size();
+            let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(offset) };
+            self.pages.pool().make_room();
+            match self.try_extend(offset, buf, end, true) {
+                Ok(Some(_)) => return Ok(offset),
+                Ok(None) => {}
+                Err(FileError::Map { source, offset }) if M::lacks_space(&source) => {
+                    if !self.pages.is_dirty() && self.pages.pool().dirty() == 0 {
+                        return Err(FileError::Map { offset, source });
+                    }
+                    let _told_when_synced = self.pages.pool().write_every_file_back();
+                    match self.try_extend(self.size(), buf, end, true) {
+                        Ok(Some(_)) => return Ok(offset),
+                        Ok(None) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(super) fn checked_end(&self, offset: u64, len: usize) -> Outcome<Option<u64>, M> {
+        match offset.checked_add(len as u64) {
+            _ if len == 0 => Ok(None),
+            Some(end) if end <= FILE_END_MAX => Ok(Some(end)),
+            _ => Err(FileError::TooLarge { offset, len: len as u64 }),
+        }
+    }
+
+    fn try_write(&self, offset: u64, buf: &[u8], end: u64) -> Outcome<usize, M> {
+        loop {
+            if !self.is_cached() && (*self.passers.lock() > 0 || !self.begin_caching()) {
+                return self.write_past(offset, buf);
+            }
+            if end > self.pages.size() {
+                let _alone = self.ends.lock();
+                match self.try_extend(offset, buf, end, false)? {
+                    Some(len) => return Ok(len),
+                    None => continue,
+                }
+            }
+            let blocks = self.pages.blocks_around(&(offset..end));
+            point(CHANGE);
+            let held = self.file.lock().hold(offset..end, Mode::Exclusive);
+            if !self.is_cached() || end > self.pages.size() {
+                continue;
+            }
+            // SAFETY: the range is held.
+            let is_ready = unsafe { self.pages.dirt(offset, end) } == (true, end - offset);
+            let held = if is_ready || blocks == (offset..end) {
+                held
+            } else {
+                drop(held);
+                let held = self.file.lock().hold(blocks.clone(), Mode::Exclusive);
+                if !self.is_cached() || end > self.pages.size() {
+                    continue;
+                }
+                held
+            };
+            self.content_changes(offset)?;
+            if !is_ready {
+                self.prepare(offset..end)?;
+            }
+            self.put(held, offset, buf);
+            return Ok(buf.len());
+        }
+    }
+
+    /// Puts bytes into blocks that are prepared.
+    pub(super) fn put(&self, held: Held<'_>, offset: u64, buf: &[u8]) {
+        // SAFETY: the range is held exclusively.
+        unsafe { self.pages.copy_in(offset, buf) };
+        self.map().overwritten();
+        drop(held);
+    }
+
+    pub(super) fn content_changes(&self, offset: u64) -> Outcome<(), M> {
+        self.map().content_changes().map_err(|source| FileError::Map { offset, source })
+    }
+
+    /// Makes the blocks around `range` dirty that are not, all or none; the caller holds them exclusively. Parts of them that
+    /// lie outside of the range get what the file has there; those inside are the caller's to fill at once.
+    pub(super) fn prepare(&self, range: Range<u64>) -> Outcome<(), M> {
+        let blocks = self.pages.blocks_around(&range);
+        let fresh = self.clean_runs(blocks.clone());
+        let holes = self.provide(&fresh)?;
+        // SAFETY: the blocks are held.
+        unsafe { self.pages.make(&blocks, &self.this) };
+        if let Err(error) = self.complete(&range, &blocks) {
+            self.take_back(&fresh, &holes);
+            return Err(error);
+        }
+        // SAFETY: the blocks are held exclusively.
+        unsafe {
+            holes.iter().for_each(|hole| self.pages.set_delayed(hole.clone(), true));
+            self.pages.set_present(blocks.clone());
+            self.pages.set_dirty(blocks);
+        }
+        self.wait_to_be_written();
+        Ok(())
+    }
+
+    /// Runs of whole blocks that are not dirty; the caller holds them.
+    fn clean_runs(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
+        let (mut runs, mut at) = (Vec::new(), blocks.start);
+        while at < blocks.end {
+            // SAFETY: the caller holds the blocks.
+            let (is_dirty, len) = unsafe { self.pages.dirt(at, blocks.end) };
+            if !is_dirty {
+                runs.push(at..at + len);
+            }
+            at += len;
+        }
+        runs
+    }
+
+    /// Fills parts of blocks that are not present and that the write will not fill.
+    fn complete(&self, range: &Range<u64>, blocks: &Range<u64>) -> Outcome<(), M> {
+        let block = u64::from(self.map().block_size());
+        let first = blocks.start..blocks.start + block;
+        let last = blocks.end - block..blocks.end;
+        if range.start > first.start || range.end < first.end {
+            self.fill_absent(first.clone())?;
+        }
+        if last != first && range.end < last.end {
+            self.fill_absent(last)?;
+        }
+        Ok(())
+    }
+
+    /// What write-back will need for runs of whole blocks that are clean: gives those for which space was reserved.
+    fn provide(&self, runs: &[Range<u64>]) -> Outcome<Vec<Range<u64>>, M> {
+        let mut holes = Vec::new();
+        let mut done = Vec::new();
+        for run in runs {
+            let mut at = run.start;
+            while at < run.end {
+                match self.provide_at(at, run.end) {
+                    Ok((end, is_hole)) => {
+                        if is_hole {
+                            holes.push(at..end);
+                        } else {
+                            done.push(at..end);
+                        }
+                        at = end;
+                    }
+                    Err(error) => {
+                        self.take_back(&done, &holes);
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(holes)
+    }
+
+    /// The same for the blocks from `at` on that are alike; gives where they end, and whether they are a hole.
+    fn provide_at(&self, at: u64, end: u64) -> Outcome<(u64, bool), M> {
+        let run = self.file.run_at(at)?;
+        let mut to = at + run.len.min(end - at);
+        let map = |source| FileError::Map { offset: at, source };
+        match run.kind {
+            Kind::Data => {}
+            Kind::Zeroes(crate::Refusal::Hole) => {
+                self.map().reserve(at..to).map_err(map)?;
+                return Ok((to, true));
+            }
+            Kind::Zeroes(_) | Kind::SharedData => {
+                to = self.end_of_prepared(at, end)?;
+                self.map().allocate(at..to).map_err(map)?;
+            }
+        }
+        Ok((to, false))
+    }
+
+    /// Where blocks end, from `at` on, that all were set aside or are shared.
+    fn end_of_prepared(&self, at: u64, end: u64) -> Outcome<u64, M> {
+        let mut to = at;
+        while to < end {
+            let run = self.file.run_at(to)?;
+            if matches!(run.kind, Kind::Data | Kind::Zeroes(crate::Refusal::Hole)) {
+                break;
+            }
+            to += run.len.min(end - to);
+        }
+        Ok(to)
+    }
+
+    /// Takes back what was provided.
+    fn take_back(&self, claims: &[Range<u64>], holes: &[Range<u64>]) {
+        claims.iter().for_each(|claim| self.map().give_up(claim.clone()));
+        holes.iter().for_each(|hole| self.map().unreserve(hole.end - hole.start));
+    }
+
+    fn wait_to_be_written(&self) {
+        if !self.is_waiting.swap(true, Ordering::SeqCst)
+            && let Some(this) = self.this.upgrade()
+        {
+            self.pages.pool().enqueue(this);
+        }
+    }
+}
+
+impl<M: DelayedAllocation + 'static> CachedFile for BufferedFile<M> {
+    fn evict(&self, pages: Range<u64>) -> super::pool::Evicted {
+        use super::pool::Evicted;
+        let bytes = self.pages.bytes_of(&pages);
+        let Some(token) = self.file.lock().try_acquire(bytes, Mode::Exclusive) else { return Evicted::Stays };
+        let _held = Held::new(self.file.lock(), token);
+        // SAFETY: the bytes are held exclusively.
+        if unsafe { self.pages.evict(&pages) } { Evicted::Gone } else { Evicted::Stays }
+    }
+
+    fn write_some_back(&self) -> bool {
+        self.write_back_some()
+    }
+
+    fn write_all_back(&self) -> Result<(), super::Failure> {
+        self.write_back(0..u64::MAX)
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.pages.is_dirty()
+    }
+
+    fn set_waiting(&self, is_waiting: bool) -> bool {
+        self.is_waiting.swap(is_waiting, Ordering::SeqCst)
+    }
+}
+
+impl<M: DelayedAllocation + 'static> Drop for BufferedFile<M> {
+    /// What is dirty still is lost, as in a crash: space that was reserved for it is anybody's again.
+    fn drop(&mut self) {
+        if self.pages.is_dirty() {
+            self.map().give_up(0..crate::mapping::whole_blocks_max(self.map().block_size()));
+        }
+        let delayed = self.pages.abandon();
+        if delayed > 0 {
+            self.map().unreserve(delayed);
+        }
+    }
+}

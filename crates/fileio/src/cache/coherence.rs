@@ -1,0 +1,331 @@
+//! Who goes past the pages of a file, and how they see what is in them.
+//!
+//! Invariants:
+//! - who changes bytes past the pages holds them exclusively, in whole pages; none of them is dirty then, and none is present
+//!   any more when they are let go: readers find the change on the device;
+//! - who changes where the file ends holds the end, and finds it on the device where it is in memory;
+//! - a write past the pages that looks for its bytes itself, as if there were no pages, is one who passes by: as long as there
+//!   is one, nothing is cached.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rangelock::Mode;
+
+use super::buffered::BufferedFile;
+use super::failures::{Failure, SyncCursor};
+use crate::direct::Outcome;
+use crate::lock::Held;
+use crate::testing::{CHANGE, point};
+use crate::{DelayedAllocation, FileError, HeldFile};
+
+/// Bytes of a file that are held by somebody who may change where they lie, and where the file ends. None is in memory.
+/// Dropping it lets go.
+pub struct HeldToChange<'a, M: DelayedAllocation + 'static> {
+    file: &'a BufferedFile<M>,
+    range: Range<u64>,
+    size: u64,
+    _held: Held<'a>,
+}
+
+impl<M: DelayedAllocation + 'static> fmt::Debug for HeldToChange<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldToChange")
+            .field("range", &self.range)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: DelayedAllocation + 'static> HeldToChange<'_, M> {
+    /// The size of the file when it was held. If its end lies in the range, it stays there but for the holder.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+impl<M: DelayedAllocation + 'static> Drop for HeldToChange<'_, M> {
+    fn drop(&mut self) {
+        // Who holds the end may have moved it.
+        if self.file.is_cached() && self.range.contains(&self.file.pages.size()) {
+            self.file.pages.set_size(self.file.map().size());
+            self.file.map().ends_in_memory_at(None);
+        }
+    }
+}
+
+/// A file that is not cached as long as this lives.
+pub struct Unbuffered<M: DelayedAllocation + 'static>(Arc<BufferedFile<M>>);
+
+impl<M: DelayedAllocation + 'static> fmt::Debug for Unbuffered<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unbuffered").finish_non_exhaustive()
+    }
+}
+
+impl<M: DelayedAllocation + 'static> Drop for Unbuffered<M> {
+    fn drop(&mut self) {
+        *self.0.passers.lock() -= 1;
+    }
+}
+
+impl<M: DelayedAllocation + 'static> BufferedFile<M> {
+    /// Holds `range` exclusively, in whole pages, with nothing of it in memory; and if the file ends in there, all that was
+    /// written is on the device before.
+    ///
+    /// # Errors
+    /// What is dirty there cannot be written back, for want of space.
+    pub fn hold_to_change(&self, range: Range<u64>) -> Outcome<HeldToChange<'_, M>, M> {
+        let range = self.pages.pages_around(&range);
+        if self.pages.is_dirty() {
+            // Mostly nothing is left to do when the range is held. What fails, all are told who sync.
+            let _told_when_synced = self.write_back(0..u64::MAX);
+        }
+        point(CHANGE);
+        let held = self.file.lock().hold(range.clone(), Mode::Exclusive);
+        if let Some(held) = self.settled(range, held) {
+            return Ok(held);
+        }
+        let all = 0..u64::MAX;
+        let held = self.file.lock().hold(all.clone(), Mode::Exclusive);
+        let written = self.write_back_held(all.clone());
+        match (self.settled(all, held), written) {
+            (Some(held), _) => Ok(held),
+            (None, Err(failure)) => Err(FileError::WriteBack(failure)),
+            (None, Ok(())) => unreachable!("all was written back, and nobody else writes"),
+        }
+    }
+
+    /// What is held, if all is as [`hold_to_change`](Self::hold_to_change) says.
+    fn settled<'a>(&'a self, range: Range<u64>, held: Held<'a>) -> Option<HeldToChange<'a, M>> {
+        let size = self.map().size();
+        if !self.is_cached() {
+            return Some(HeldToChange { file: self, range, size, _held: held });
+        }
+        if self.pages.is_dirty_in(&range) {
+            let _told_when_synced = self.write_back_held(range.clone());
+        }
+        let size = self.map().size();
+        let now = self.pages.size();
+        let is_behind = now != size && range.end > size.min(now);
+        if is_behind || self.pages.is_dirty_in(&range) {
+            return None;
+        }
+        // SAFETY: the range is held exclusively, in whole pages.
+        unsafe { self.pages.forget(range.clone()) };
+        if range.contains(&now) {
+            self.map().ends_in_memory_at(None);
+        }
+        Some(HeldToChange { file: self, range, size, _held: held })
+    }
+
+    /// Holds the blocks of a range, as [`hold_to_change`](Self::hold_to_change) does.
+    pub fn hold_blocks(&self, range: &Range<u64>) -> Outcome<HeldToChange<'_, M>, M> {
+        self.hold_to_change(self.pages.blocks_around(range))
+    }
+
+    /// Holds a range from `from` to `end`, in whole blocks, to write there or to let the file end at `end`. Where the
+    /// file ends before `end`, that much of it is held too as lies between; blocks behind its end that held data are
+    /// gone. The rest of its last block is the caller's to zero
+    /// ([`zero_behind_end`](crate::DirectFile::zero_behind_end)).
+    pub fn hold_to_grow(&self, from: u64, end: u64) -> Outcome<HeldToChange<'_, M>, M> {
+        let block = u64::from(self.map().block_size());
+        let to = end.next_multiple_of(block);
+        let map = |source| FileError::Map { offset: from, source };
+        loop {
+            let size = self.size();
+            let first = from.min(size) & !(block - 1);
+            // Its extents may reach anywhere.
+            let all = end > size && self.map().data_behind_end(to).map_err(map)?;
+            point(crate::testing::HOLD);
+            let held = self.hold_to_change(first..if all { u64::MAX } else { to.max(first + block) })?;
+            if held.size() < first {
+                // It was cut meanwhile: what lies between its end and `from` is not held.
+                continue;
+            }
+            if end > held.size() && self.map().data_behind_end(to).map_err(map)? {
+                if !all {
+                    continue;
+                }
+                self.map().free_behind_end().map_err(map)?;
+            }
+            self.content_changes(from)?;
+            return Ok(held);
+        }
+    }
+
+    /// Keeps requests on `range` out, or writes to it alone, if `changes` is not set, with nothing of it dirty, and the file
+    /// ending on the device where it ends in memory if the end is in there; `None` if that takes longer than `patience`.
+    pub fn hold_within(
+        &self,
+        range: Range<u64>,
+        changes: bool,
+        patience: Duration,
+    ) -> Option<HeldToChange<'_, M>> {
+        let range = self.pages.pages_around(&range);
+        if self.pages.is_dirty() {
+            let _told_when_synced = self.write_back(0..u64::MAX);
+        }
+        let held = self.file.hold_within(range.clone(), !changes, patience)?;
+        if changes {
+            return self.settled(range, held);
+        }
+        let is_settled = !self.is_cached()
+            || self.write_back_held(range.clone()).is_ok()
+                && (self.pages.size() == self.map().size() || range.end <= self.map().size());
+        // Nothing changes: no page has to go, and the end stays.
+        is_settled.then(|| HeldToChange { file: self, range: 0..0, size: self.map().size(), _held: held })
+    }
+
+    /// Keeps everybody out who writes to the file, once every write is over that is under way, with nothing dirty; `None` if
+    /// that takes longer than `patience`. Requests of a queue are over once its thread has taken them out. Readers go on.
+    pub fn hold_off_writers(&self, patience: Duration) -> Option<Result<HeldFile<M>, Failure>> {
+        let held = Arc::clone(&self.file).hold_off_writers(patience)?;
+        Some(self.write_back_held(0..u64::MAX).map(|()| held))
+    }
+
+    /// Has nothing of the file cached as long as what this gives lives; `None` if it takes longer than `patience` until those
+    /// are over who are reading or writing.
+    pub fn pass_by(&self, patience: Duration) -> Option<Unbuffered<M>> {
+        let this = self.this.upgrade()?;
+        {
+            let mut passers = self.passers.lock();
+            if !self.is_cached() {
+                *passers += 1;
+                return Some(Unbuffered(this));
+            }
+        }
+        let held = self.hold_within(0..u64::MAX, true, patience)?;
+        *self.passers.lock() += 1;
+        self.is_cached.store(false, Ordering::Release);
+        drop(held);
+        Some(Unbuffered(this))
+    }
+
+    /// One who passes by for a moment, if nothing is cached.
+    fn pass_by_now(&self) -> Option<Passing<'_, M>> {
+        let mut passers = self.passers.lock();
+        if self.is_cached() {
+            return None;
+        }
+        *passers += 1;
+        Some(Passing(self))
+    }
+
+    /// Writes over what is at byte `offset`, past the pages, as [`DirectFile::overwrite_at`](crate::DirectFile::overwrite_at).
+    pub fn overwrite_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        let Some((range, mode)) = self.file.write_range(offset, buf.len())? else { return Ok(0) };
+        let seen = self.file.foresee(offset, true);
+        point(CHANGE);
+        let held = self.file.lock().hold(range, mode);
+        if self.is_cached() {
+            drop(held);
+            return self.overwrite_cached(offset, buf);
+        }
+        match self.file.overwrite_held(offset, buf, seen) {
+            Ok(_) => drop(held),
+            Err(error) => {
+                drop(held);
+                return self.overwrite_elsewhere(error, offset, buf);
+            }
+        }
+        self.map().overwritten();
+        Ok(buf.len())
+    }
+
+    #[cold]
+    fn overwrite_elsewhere(&self, error: FileError<M::Error>, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        if !self.file.can_copy(&error) {
+            return Err(error);
+        }
+        match self.pass_by_now() {
+            Some(_passing) => self.file.overwrite_at(offset, buf),
+            None => self.overwrite_cached(offset, buf),
+        }
+    }
+
+    #[cold]
+    fn overwrite_cached(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        let _held = self.hold_to_change(offset..offset + buf.len() as u64)?;
+        match self.file.overwrite_held(offset, buf, None) {
+            Err(error) if self.file.can_copy(&error) => self.file.copy_held(offset, buf)?,
+            written => drop(written?),
+        }
+        self.map().overwritten();
+        Ok(buf.len())
+    }
+
+    /// Writes `buf` at byte `offset`, wherever that is, past the pages, as [`DirectFile::write_at`](crate::DirectFile::write_at).
+    pub fn write_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        match self.overwrite_past(offset, buf) {
+            Err(FileError::NotOverwritable { .. }) => {}
+            other => return other,
+        }
+        let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(0) };
+        if let Some(_passing) = self.pass_by_now() {
+            return self.file.write_at(offset, buf);
+        }
+        let block = u64::from(self.map().block_size());
+        loop {
+            let size = self.size();
+            let range = if end <= size { offset..end } else { offset.min(size) & !(block - 1)..u64::MAX };
+            let held = self.hold_to_change(range)?;
+            // It may have been cut meanwhile.
+            if held.size() >= size.min(end) {
+                return self.file.write_while_held(offset, buf);
+            }
+        }
+    }
+
+    /// Writes behind the end of the file past the pages; gives the byte where it begins, as [`append`](Self::append).
+    pub fn append_past(&self, buf: &[u8]) -> Outcome<u64, M> {
+        let _alone = self.ends.lock();
+        loop {
+            let offset = self.size();
+            if self.checked_end(offset, buf.len())?.is_none() {
+                return Ok(offset);
+            }
+            let written = match self.pass_by_now() {
+                Some(_passing) => self.file.append_if_at_end(offset, buf)?,
+                None => self.append_cached(offset, buf)?,
+            };
+            if written.is_some() {
+                return Ok(offset);
+            }
+        }
+    }
+
+    fn append_cached(&self, offset: u64, buf: &[u8]) -> Outcome<Option<usize>, M> {
+        let block = u64::from(self.map().block_size());
+        let held = self.hold_to_change(offset & !(block - 1)..u64::MAX)?;
+        if held.size() != offset {
+            return Ok(None);
+        }
+        self.file.write_while_held(offset, buf).map(Some)
+    }
+
+    /// As [`DirectFile::append_at`](crate::DirectFile::append_at), past the pages.
+    pub fn fill_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        match self.pass_by_now() {
+            Some(_passing) => self.file.append_at(offset, buf),
+            None => self.write_past(offset, buf),
+        }
+    }
+
+    /// What failed to be written back since the cursor was last asked.
+    pub fn failed_since(&self, cursor: &SyncCursor) -> Option<Failure> {
+        self.failures.tell(cursor)
+    }
+}
+
+/// Takes itself back when it is dropped.
+struct Passing<'a, M: DelayedAllocation + 'static>(&'a BufferedFile<M>);
+
+impl<M: DelayedAllocation + 'static> Drop for Passing<'_, M> {
+    fn drop(&mut self) {
+        *self.0.passers.lock() -= 1;
+    }
+}

@@ -1,0 +1,92 @@
+//! Write-back that failed when nobody was there to be told: everybody who has the file open is told once, when they sync.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+/// Why something could not be written back.
+#[derive(Clone)]
+pub struct Failure(Arc<dyn Error + Send + Sync>);
+
+impl Failure {
+    pub(super) fn new(error: impl Error + Send + Sync + 'static) -> Self {
+        Self(Arc::new(error))
+    }
+
+    /// The error, of the type that the file's operations fail with.
+    pub fn error(&self) -> &(dyn Error + Send + Sync + 'static) {
+        &*self.0
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "writing back what was written before: {}", self.0)
+    }
+}
+
+impl Error for Failure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&*self.0)
+    }
+}
+
+/// Up to which failure somebody was told.
+#[derive(Debug, Default)]
+pub struct SyncCursor(AtomicU64);
+
+/// The failures of one file, or of all.
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    count: AtomicU64,
+    last: Mutex<Option<Failure>>,
+}
+
+impl Failures {
+    pub(super) fn note(&self, failure: Failure) {
+        let mut last = self.last.lock();
+        *last = Some(failure);
+        self.count.fetch_add(1, Ordering::Release);
+    }
+
+    /// A cursor of somebody who begins now.
+    pub(super) fn cursor(&self) -> SyncCursor {
+        SyncCursor(AtomicU64::new(self.count.load(Ordering::Acquire)))
+    }
+
+    /// The last failure, if there was one since the cursor was last asked.
+    pub(super) fn tell(&self, cursor: &SyncCursor) -> Option<Failure> {
+        let count = self.count.load(Ordering::Acquire);
+        if cursor.0.swap(count, Ordering::AcqRel) == count {
+            return None;
+        }
+        self.last.lock().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_told_once() {
+        let failures = Failures::default();
+        let (one, other) = (failures.cursor(), failures.cursor());
+        assert!(failures.tell(&one).is_none());
+        failures.note(Failure::new(std::io::Error::other("no disk")));
+        let late = failures.cursor();
+        assert!(failures.tell(&one).is_some() && failures.tell(&other).is_some());
+        assert!(failures.tell(&one).is_none() && failures.tell(&other).is_none());
+        assert!(failures.tell(&late).is_none());
+        assert!(failures.last.lock().as_ref().is_some_and(|last| last.to_string().contains("no disk")));
+    }
+}

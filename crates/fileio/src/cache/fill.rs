@@ -1,0 +1,146 @@
+//! What the device has comes into memory.
+//!
+//! Invariants:
+//! - a block comes in while it is held exclusively, and is present only when all of it is there;
+//! - what lies behind the end of the file is zeroes in memory, whatever the device has;
+//! - holes, and space that was never written, take no memory.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use rangelock::Mode;
+
+use super::buffered::BufferedFile;
+use crate::DelayedAllocation;
+use crate::direct::{Kind, Outcome};
+use crate::lock::Held;
+
+/// How much is read at once, at most, beyond what somebody wants.
+const WINDOW_MAX: u64 = 1 << 20;
+/// How much a reader may want so that it comes into memory at all: more is read past it.
+const WANTED_MAX: u64 = 4 << 20;
+
+impl<M: DelayedAllocation + 'static> BufferedFile<M> {
+    /// Whether nothing of `range`, which the caller holds, is on the device without being in memory.
+    pub(super) fn is_hole(&self, range: Range<u64>) -> Outcome<bool, M> {
+        let mut at = range.start;
+        while at < range.end {
+            // SAFETY: the caller holds the range.
+            let (is_present, len) = unsafe { self.pages.presence(at, range.end) };
+            let end = at + len;
+            while !is_present && at < end {
+                let run = self.file.run_to_read(at)?;
+                if !matches!(run.kind, Kind::Zeroes(_)) {
+                    return Ok(false);
+                }
+                at += run.len.min(end - at);
+            }
+            at = end;
+        }
+        Ok(true)
+    }
+
+    /// Brings `len` bytes from byte `offset` on into memory, and more where reads come one behind the other; whether it makes
+    /// sense to look again. The caller holds nothing.
+    pub(super) fn bring(&self, offset: u64, len: u64) -> Outcome<bool, M> {
+        if len > WANTED_MAX || len > self.pages.pool().limit() / 4 {
+            return Ok(false);
+        }
+        let size = self.pages.size();
+        let (start, mut end) =
+            (offset, (offset + len + self.read_ahead(offset, len)).min(size).max(offset + 1));
+        let mut range = self.pages.pages_around(&(start..end));
+        // More than is wanted only where nobody is in the way.
+        let lock = self.file.lock();
+        let held = match lock.try_acquire(range.clone(), Mode::Exclusive) {
+            Some(token) => Held::new(lock, token),
+            None => {
+                end = offset + len;
+                range = self.pages.blocks_around(&(start..end));
+                lock.hold(range.clone(), Mode::Exclusive)
+            }
+        };
+        if !self.is_cached() {
+            return Ok(true);
+        }
+        let end = range.end.min(self.pages.size().next_multiple_of(u64::from(self.map().block_size())));
+        if range.start < end {
+            self.fill_data(range.start..end)?;
+        }
+        self.read_to.store(range.end, Ordering::Relaxed);
+        drop(held);
+        Ok(true)
+    }
+
+    /// How much to read beyond what is wanted: twice as much each time that a reader goes on where the last one ended.
+    fn read_ahead(&self, offset: u64, len: u64) -> u64 {
+        let near = self.read_to.load(Ordering::Relaxed).abs_diff(offset) <= self.pages.page_size();
+        let more = if near { (self.window.load(Ordering::Relaxed) * 2).clamp(len, WINDOW_MAX) } else { 0 };
+        self.window.store(more.max(len.min(WINDOW_MAX)), Ordering::Relaxed);
+        more
+    }
+
+    /// Brings all of `blocks` in that are data and not present. The caller holds them exclusively.
+    fn fill_data(&self, blocks: Range<u64>) -> Outcome<(), M> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            // SAFETY: the caller holds the blocks.
+            let (is_present, len) = unsafe { self.pages.presence(at, blocks.end) };
+            let end = at + len;
+            if is_present {
+                at = end;
+                continue;
+            }
+            let run = self.file.run_to_read(at)?;
+            let to = at + run.len.min(end - at);
+            if !matches!(run.kind, Kind::Zeroes(_)) {
+                // SAFETY: the caller holds the blocks exclusively.
+                unsafe { self.pages.make(&(at..to), &self.this) };
+                self.fill_absent(at..to)?;
+                // SAFETY: as above.
+                unsafe { self.pages.set_present(at..to) };
+            }
+            at = to;
+        }
+        Ok(())
+    }
+
+    /// Fills blocks that have folios, as far as they are not present, with what the file has there. The caller holds them
+    /// exclusively, and says that they are present.
+    pub(super) fn fill_absent(&self, blocks: Range<u64>) -> Outcome<(), M> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            // SAFETY: the caller holds the blocks.
+            let (is_present, len) = unsafe { self.pages.presence(at, blocks.end) };
+            let end = at + len;
+            while !is_present && at < end {
+                let run = self.file.run_to_read(at)?;
+                let to = at + run.len.min(end - at);
+                match run.kind {
+                    // SAFETY: the caller holds the blocks exclusively.
+                    Kind::Zeroes(_) => unsafe { self.pages.zero(at..to) },
+                    Kind::Data | Kind::SharedData => {
+                        let read =
+                            |from, buf: &mut [u8]| self.file.read_device(run.device + (from - at), buf);
+                        // SAFETY: as above.
+                        unsafe { self.pages.fill(at..to, read) }?;
+                    }
+                }
+                at = to;
+            }
+            at = end;
+        }
+        let size = self.pages.size().max(blocks.start);
+        if size < blocks.end && !self.is_present(size & !(u64::from(self.map().block_size()) - 1), blocks.end)
+        {
+            // SAFETY: as above.
+            unsafe { self.pages.zero(size..blocks.end) };
+        }
+        Ok(())
+    }
+
+    fn is_present(&self, at: u64, end: u64) -> bool {
+        // SAFETY: the caller holds the blocks.
+        unsafe { self.pages.presence(at, end) }.0
+    }
+}

@@ -1,0 +1,247 @@
+//! A run of pages of one file in memory, and what is known of each of its blocks.
+//!
+//! Invariants:
+//! - the bytes of a block are read by who holds them in the file's range lock, shared or not, and changed by who holds them
+//!   exclusively. The folio itself checks nothing of that: hence `unsafe`;
+//! - a block that is not present holds nothing that anybody may see;
+//! - a dirty block is present, and what its write-back needs is there already;
+//! - marks of blocks that different threads hold lie in one word: they are changed by atomic instructions.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use blockdev::AlignedBuf;
+
+/// What a block may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// Its bytes are those of the file.
+    Present,
+    /// They are newer than what the device has.
+    Dirty,
+    /// It has no space on the device yet: some is reserved.
+    Delayed,
+}
+
+const MARKS: usize = 3;
+
+/// See above.
+#[derive(Debug)]
+pub(super) struct Folio {
+    first: u64,
+    pages: u64,
+    block_log: u32,
+    blocks: usize,
+    /// A set of bits for each mark.
+    marks: Box<[AtomicU64]>,
+    was_used: AtomicBool,
+    start: NonNull<u8>,
+    memory: AlignedBuf,
+}
+
+// SAFETY: the bytes behind `start` belong to `memory`, which the folio owns; who touches them says that they hold them.
+unsafe impl Send for Folio {}
+// SAFETY: as above; all else that a shared reference changes is atomic.
+unsafe impl Sync for Folio {}
+
+impl Folio {
+    /// A folio of so many pages from page `first` on, of which no block is present.
+    pub(super) fn new(first: u64, pages: u64, page_log: u32, block_log: u32) -> Self {
+        let len = (pages << page_log) as usize;
+        let blocks = len >> block_log;
+        let mut memory = AlignedBuf::zeroed(len);
+        let start = NonNull::from(&mut *memory).cast();
+        let words = blocks.div_ceil(64) * MARKS;
+        let marks = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Self { first, pages, block_log, blocks, marks, was_used: AtomicBool::new(false), start, memory }
+    }
+
+    /// Its pages.
+    pub(super) fn pages(&self) -> Range<u64> {
+        self.first..self.first + self.pages
+    }
+
+    /// How many bytes it has.
+    pub(super) fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Notes that somebody wanted it, for who looks for one to let go.
+    #[inline]
+    pub(super) fn note_use(&self) {
+        if !self.was_used.load(Ordering::Relaxed) {
+            self.was_used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it was wanted since it was last asked.
+    pub(super) fn take_use(&self) -> bool {
+        self.was_used.swap(false, Ordering::Relaxed)
+    }
+
+    /// The blocks that bytes of the folio touch.
+    #[inline]
+    pub(super) fn blocks_of(&self, bytes: &Range<usize>) -> Range<usize> {
+        bytes.start >> self.block_log..((bytes.end - 1) >> self.block_log) + 1
+    }
+
+    fn words(&self) -> usize {
+        self.blocks.div_ceil(64)
+    }
+
+    #[inline]
+    fn word(&self, mark: Mark, index: usize) -> &AtomicU64 {
+        &self.marks[mark as usize * self.words() + index]
+    }
+
+    /// Whether all of `blocks` have the mark.
+    #[inline]
+    pub(super) fn all(&self, mark: Mark, blocks: Range<usize>) -> bool {
+        words_of(blocks).all(|(index, bits)| self.word(mark, index).load(Ordering::Acquire) & bits == bits)
+    }
+
+    /// Whether any of `blocks` has the mark.
+    pub(super) fn any(&self, mark: Mark, blocks: Range<usize>) -> bool {
+        words_of(blocks).any(|(index, bits)| self.word(mark, index).load(Ordering::Acquire) & bits != 0)
+    }
+
+    /// Whether any block has the mark.
+    pub(super) fn any_at_all(&self, mark: Mark) -> bool {
+        self.any(mark, 0..self.blocks)
+    }
+
+    /// From the first of `blocks` on, how many are as that one is.
+    pub(super) fn run(&self, mark: Mark, blocks: Range<usize>) -> (bool, usize) {
+        let is = self.all(mark, blocks.start..blocks.start + 1);
+        let same = |at: &usize| self.all(mark, *at..*at + 1) == is;
+        (is, blocks.clone().take_while(same).count())
+    }
+
+    /// Gives blocks a mark.
+    pub(super) fn set(&self, mark: Mark, blocks: Range<usize>) {
+        for (index, bits) in words_of(blocks) {
+            self.word(mark, index).fetch_or(bits, Ordering::AcqRel);
+        }
+    }
+
+    /// Takes a mark from blocks.
+    pub(super) fn clear(&self, mark: Mark, blocks: Range<usize>) {
+        for (index, bits) in words_of(blocks) {
+            self.word(mark, index).fetch_and(!bits, Ordering::AcqRel);
+        }
+    }
+
+    /// How many blocks have the mark.
+    pub(super) fn count(&self, mark: Mark) -> u64 {
+        let words = (0..self.words()).map(|index| self.word(mark, index).load(Ordering::Acquire));
+        words.map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// Fills `buf` from byte `at` on.
+    ///
+    /// # Safety
+    /// The caller holds these bytes of the file.
+    #[inline]
+    pub(super) unsafe fn copy_out(&self, at: usize, buf: &mut [u8]) {
+        // SAFETY: `bytes` checks the bounds, nobody changes bytes that are held, and `buf` is the caller's own.
+        unsafe { std::ptr::copy_nonoverlapping(self.bytes(at, buf.len()), buf.as_mut_ptr(), buf.len()) }
+    }
+
+    /// Writes `buf` at byte `at`.
+    ///
+    /// # Safety
+    /// The caller holds these bytes of the file exclusively.
+    #[inline]
+    pub(super) unsafe fn copy_in(&self, at: usize, buf: &[u8]) {
+        // SAFETY: `bytes` checks the bounds, and nobody else looks at bytes that are held exclusively.
+        unsafe { std::ptr::copy_nonoverlapping(buf.as_ptr(), self.bytes(at, buf.len()), buf.len()) }
+    }
+
+    /// Zeroes `len` bytes from byte `at` on.
+    ///
+    /// # Safety
+    /// The caller holds these bytes of the file exclusively.
+    pub(super) unsafe fn zero(&self, at: usize, len: usize) {
+        // SAFETY: `bytes` checks the bounds, and nobody else looks at bytes that are held exclusively.
+        unsafe { std::ptr::write_bytes(self.bytes(at, len), 0, len) }
+    }
+
+    /// `len` bytes from byte `at` on, to be written to the device.
+    ///
+    /// # Safety
+    /// The caller holds these bytes of the file as long as the slice lives.
+    pub(super) unsafe fn slice(&self, at: usize, len: usize) -> &[u8] {
+        // SAFETY: `bytes` checks the bounds, and nobody changes bytes that are held.
+        unsafe { std::slice::from_raw_parts(self.bytes(at, len), len) }
+    }
+
+    /// `len` bytes from byte `at` on, to be read from the device.
+    ///
+    /// # Safety
+    /// The caller holds these bytes of the file exclusively as long as the slice lives, and asks for them once.
+    #[expect(clippy::mut_from_ref, reason = "the range lock says whose they are")]
+    pub(super) unsafe fn slice_mut(&self, at: usize, len: usize) -> &mut [u8] {
+        // SAFETY: `bytes` checks the bounds, and nobody else looks at bytes that are held exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes(at, len), len) }
+    }
+
+    #[inline]
+    fn bytes(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at <= self.memory.len() && len <= self.memory.len() - at, "outside of the folio");
+        self.start.as_ptr().wrapping_add(at)
+    }
+}
+
+/// The words of a set that hold the bits `range`, and which bits of each.
+#[inline]
+fn words_of(range: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
+    let words = range.start / 64..range.end.div_ceil(64);
+    words.map(move |index| {
+        let first = range.start.saturating_sub(index * 64);
+        let end = (range.end - index * 64).min(64);
+        (index, (u64::MAX >> (64 - (end - first))) << first)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_those_of_the_blocks_that_got_them() {
+        let folio = Folio::new(0, 64, 12, 10);
+        folio.set(Mark::Present, 3..130);
+        folio.set(Mark::Dirty, 64..65);
+        assert!(folio.all(Mark::Present, 3..130) && !folio.all(Mark::Present, 2..4));
+        assert!(!folio.any(Mark::Present, 130..256) && !folio.any(Mark::Present, 0..3));
+        assert_eq!(folio.run(Mark::Present, 3..256), (true, 127));
+        assert_eq!(folio.run(Mark::Present, 130..256), (false, 126));
+        assert_eq!((folio.count(Mark::Present), folio.count(Mark::Dirty)), (127, 1));
+        folio.clear(Mark::Present, 4..256);
+        assert_eq!(folio.count(Mark::Present), 1);
+        assert_eq!(folio.blocks_of(&(1023..1025)), 0..2);
+    }
+
+    #[test]
+    fn bytes_go_in_and_come_out() {
+        let folio = Folio::new(4, 1, 12, 12);
+        let mut out = [0; 4];
+        // SAFETY: nobody else has the folio.
+        unsafe {
+            folio.copy_in(4092, b"abcd");
+            folio.zero(4093, 1);
+            folio.copy_out(4092, &mut out);
+        }
+        assert_eq!(&out, b"a\0cd");
+        assert_eq!(folio.pages(), 4..5);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of the folio")]
+    fn no_byte_outside_is_touched() {
+        let folio = Folio::new(0, 1, 12, 12);
+        // SAFETY: nobody else has the folio.
+        unsafe { folio.zero(4095, 2) }
+    }
+}

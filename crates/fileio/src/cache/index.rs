@@ -1,0 +1,395 @@
+//! Which folio holds which page of a file: a tree of nodes of 64 slots that is searched without a lock.
+//!
+//! Invariants:
+//! - a node stays where it is, and what it is, until the index is dropped: who searches meets nothing that is being freed.
+//!   It gets a folio from here only for a page of which they hold a byte in the file's range lock, and a folio leaves the
+//!   index only while all of its bytes are held exclusively;
+//! - folios come and go under the lock `change`, one at a time;
+//! - a dirty page has its bit in its node, and that node's parents have theirs. A parent's bit may be set in vain: who
+//!   looks for dirty pages clears it first, looks again, and sets it if it was wrong to; who marks a page sets the bits from
+//!   below, and again if there is a new root by then. All of that is sequentially consistent, so that of the two at least
+//!   one sees what the other did.
+
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use parking_lot::MutexGuard;
+
+use super::folio::Folio;
+
+const SLOT_BITS: u32 = 6;
+const SLOTS: usize = 1 << SLOT_BITS;
+/// Levels of a tree that covers all pages there can be.
+const LEVELS_MAX: usize = 11;
+
+#[derive(Debug)]
+struct Node {
+    /// 0: slots hold folios; if not, nodes of one level less.
+    level: u32,
+    dirty: AtomicU64,
+    slots: [AtomicPtr<()>; SLOTS],
+}
+
+impl Node {
+    fn new(level: u32) -> Self {
+        Self {
+            level,
+            dirty: AtomicU64::new(0),
+            slots: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+        }
+    }
+
+    #[inline]
+    fn slot_of(&self, page: u64) -> usize {
+        (page >> (self.level * SLOT_BITS)) as usize & (SLOTS - 1)
+    }
+
+    #[inline]
+    fn covers(&self, page: u64) -> bool {
+        let bits = (self.level + 1) * SLOT_BITS;
+        bits >= u64::BITS || page >> bits == 0
+    }
+
+    #[inline]
+    fn child(&self, slot: usize) -> Option<&Node> {
+        debug_assert!(self.level > 0, "nodes");
+        let child = self.slots[slot].load(Ordering::Acquire).cast::<Node>();
+        // SAFETY: a slot of a node above the lowest level holds a node or nothing, and nodes live as long as the index.
+        unsafe { child.as_ref() }
+    }
+}
+
+/// See above.
+#[derive(Debug)]
+pub(super) struct Index {
+    root: AtomicPtr<Node>,
+}
+
+/// The lock `change` is held: proof for what changes the index.
+pub(super) struct Changing<'a>(PhantomData<&'a ()>);
+
+impl<'a> Changing<'a> {
+    pub(super) fn with(_change: &'a MutexGuard<'_, ()>) -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl Index {
+    pub(super) fn new() -> Self {
+        Self { root: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    #[inline]
+    fn root(&self) -> Option<&Node> {
+        // SAFETY: a root is a node, and nodes live as long as the index.
+        unsafe { self.root.load(Ordering::SeqCst).as_ref() }
+    }
+
+    /// The node of the lowest level for a page.
+    #[inline]
+    fn leaf(&self, page: u64) -> Option<&Node> {
+        let mut node = self.root()?;
+        if !node.covers(page) {
+            return None;
+        }
+        while node.level > 0 {
+            node = node.child(node.slot_of(page))?;
+        }
+        Some(node)
+    }
+
+    /// The folio of a page.
+    ///
+    /// # Safety
+    /// The caller holds a byte of the page in the file's range lock as long as it uses the folio.
+    #[inline]
+    pub(super) unsafe fn folio(&self, page: u64) -> Option<&Folio> {
+        let leaf = self.leaf(page)?;
+        let folio = leaf.slots[leaf.slot_of(page)].load(Ordering::Acquire).cast::<Folio>();
+        // SAFETY: a slot of a leaf holds a folio or nothing, and it stays while one of its bytes is held.
+        unsafe { folio.as_ref() }
+    }
+
+    /// Whether a page has no folio.
+    pub(super) fn is_free(&self, page: u64) -> bool {
+        self.leaf(page).is_none_or(|leaf| leaf.slots[leaf.slot_of(page)].load(Ordering::Acquire).is_null())
+    }
+
+    /// How many pages the folio of a page has; 0 if it has none. The caller has the lock `change`, so that none goes.
+    pub(super) fn folio_len(&self, page: u64) -> u64 {
+        let Some(leaf) = self.leaf(page) else { return 0 };
+        let folio = leaf.slots[leaf.slot_of(page)].load(Ordering::Acquire).cast::<Folio>();
+        // SAFETY: a slot of a leaf holds a folio or nothing, and none leaves the index without the lock.
+        unsafe { folio.as_ref() }.map_or(0, |folio| folio.pages().end - folio.pages().start)
+    }
+
+    /// Puts a folio in, whose pages have none.
+    pub(super) fn insert(&self, folio: Box<Folio>, changing: &Changing<'_>) {
+        let pages = folio.pages();
+        let folio = Box::into_raw(folio);
+        for page in pages {
+            let leaf = self.make_leaf(page, changing);
+            let before = leaf.slots[leaf.slot_of(page)].swap(folio.cast(), Ordering::AcqRel);
+            debug_assert!(before.is_null(), "a page has one folio");
+        }
+    }
+
+    /// Takes a folio out.
+    ///
+    /// # Safety
+    /// The caller holds all bytes of the folio exclusively in the file's range lock, or has the file alone.
+    pub(super) unsafe fn remove(&self, folio: *const Folio, _changing: &Changing<'_>) -> Box<Folio> {
+        // SAFETY: it is in the index, as nobody else could take it out.
+        let pages = unsafe { (*folio).pages() };
+        for page in pages {
+            let leaf = self.leaf(page).expect("a folio that is in the index has leaves");
+            leaf.slots[leaf.slot_of(page)].store(ptr::null_mut(), Ordering::Release);
+        }
+        // SAFETY: it was put in as a box, and nobody can find it any more.
+        unsafe { Box::from_raw(folio.cast_mut()) }
+    }
+
+    fn make_leaf(&self, page: u64, _changing: &Changing<'_>) -> &Node {
+        let mut root = match self.root() {
+            Some(root) => root,
+            None => self.publish_root(Node::new(0)),
+        };
+        while !root.covers(page) {
+            let above = Node::new(root.level + 1);
+            above.slots[0].store(ptr::from_ref(root).cast_mut().cast(), Ordering::Release);
+            // Who marks a page right now may not know of the new root.
+            above.dirty.store(1, Ordering::SeqCst);
+            root = self.publish_root(above);
+        }
+        let mut node = root;
+        while node.level > 0 {
+            let slot = node.slot_of(page);
+            if node.child(slot).is_none() {
+                let child = Box::into_raw(Box::new(Node::new(node.level - 1)));
+                node.slots[slot].store(child.cast(), Ordering::Release);
+            }
+            node = node.child(slot).expect("it was just made");
+        }
+        node
+    }
+
+    fn publish_root(&self, root: Node) -> &Node {
+        self.root.store(Box::into_raw(Box::new(root)), Ordering::SeqCst);
+        self.root().expect("it was just made")
+    }
+
+    /// Marks a page that has a folio as dirty; whether it was not.
+    pub(super) fn mark_dirty(&self, page: u64) -> bool {
+        let mut is_new = false;
+        loop {
+            let root = self.root.load(Ordering::SeqCst);
+            let mut path = [None; LEVELS_MAX];
+            let mut at = self.root();
+            while let Some(node) = at {
+                path[node.level as usize] = Some(node);
+                at = if node.level > 0 { node.child(node.slot_of(page)) } else { None };
+            }
+            for node in path.into_iter().flatten() {
+                let bit = 1 << node.slot_of(page);
+                let is_set = node.dirty.load(Ordering::SeqCst) & bit != 0;
+                if !is_set {
+                    let before = node.dirty.fetch_or(bit, Ordering::SeqCst);
+                    is_new |= node.level == 0 && before & bit == 0;
+                }
+            }
+            if self.root.load(Ordering::SeqCst) == root {
+                return is_new;
+            }
+        }
+    }
+
+    /// Takes the mark of a page; whether it had one.
+    pub(super) fn clear_dirty(&self, page: u64) -> bool {
+        let Some(leaf) = self.leaf(page) else { return false };
+        let bit = 1 << leaf.slot_of(page);
+        leaf.dirty.fetch_and(!bit, Ordering::SeqCst) & bit != 0
+    }
+
+    /// The first dirty page from `page` on.
+    pub(super) fn next_dirty(&self, page: u64) -> Option<u64> {
+        let root = self.root()?;
+        if root.covers(page) { next_dirty(root, 0, page) } else { None }
+    }
+
+    /// The first page from `page` on that has a folio.
+    pub(super) fn next_folio(&self, page: u64) -> Option<u64> {
+        let root = self.root()?;
+        if root.covers(page) { next_folio(root, 0, page) } else { None }
+    }
+
+    /// Every folio, for who has the file alone.
+    pub(super) fn drain(&mut self, mut gone: impl FnMut(&Folio)) {
+        let root = std::mem::replace(self.root.get_mut(), ptr::null_mut());
+        if !root.is_null() {
+            drain(root, 0, &mut gone);
+        }
+    }
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        self.drain(|_| {});
+    }
+}
+
+/// `base`: the first page that the node covers.
+fn next_dirty(node: &Node, base: u64, from: u64) -> Option<u64> {
+    let shift = node.level * SLOT_BITS;
+    let first = if from > base { ((from - base) >> shift) as usize } else { 0 };
+    for slot in first..SLOTS {
+        if node.dirty.load(Ordering::SeqCst) >> slot & 1 == 0 {
+            continue;
+        }
+        let start = base + ((slot as u64) << shift);
+        if node.level == 0 {
+            return Some(start);
+        }
+        let Some(child) = node.child(slot) else { continue };
+        if let Some(page) = next_dirty(child, start, from) {
+            return Some(page);
+        }
+        if child.dirty.load(Ordering::SeqCst) == 0 {
+            node.dirty.fetch_and(!(1 << slot), Ordering::SeqCst);
+            if child.dirty.load(Ordering::SeqCst) != 0 {
+                node.dirty.fetch_or(1 << slot, Ordering::SeqCst);
+            }
+        }
+    }
+    None
+}
+
+/// `base`: the first page that the node covers.
+fn next_folio(node: &Node, base: u64, from: u64) -> Option<u64> {
+    let shift = node.level * SLOT_BITS;
+    let first = if from > base { ((from - base) >> shift) as usize } else { 0 };
+    (first..SLOTS).find_map(|slot| {
+        let start = base + ((slot as u64) << shift);
+        match node.level {
+            0 => (!node.slots[slot].load(Ordering::Acquire).is_null()).then_some(start),
+            _ => next_folio(node.child(slot)?, start, from),
+        }
+    })
+}
+
+/// Frees a node, which covers pages from `base` on, and all below it.
+fn drain(node: *mut Node, base: u64, gone: &mut impl FnMut(&Folio)) {
+    // SAFETY: nodes are made as boxes, each has one parent, and the index is going: nobody else has it.
+    let mut node = unsafe { Box::from_raw(node) };
+    let (level, shift) = (node.level, node.level * SLOT_BITS);
+    for (index, slot) in node.slots.iter_mut().enumerate() {
+        let (slot, page) = (*slot.get_mut(), base + ((index as u64) << shift));
+        if slot.is_null() {
+            continue;
+        }
+        if level > 0 {
+            drain(slot.cast(), page, gone);
+            continue;
+        }
+        let folio = slot.cast::<Folio>();
+        // SAFETY: a leaf's slot holds a folio, which is freed with the last of its pages: pages come in order.
+        let is_last = unsafe { (*folio).pages().end } == page + 1;
+        if is_last {
+            // SAFETY: it was put in as a box, and no slot behind this one has it.
+            let folio = unsafe { Box::from_raw(folio) };
+            gone(&folio);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+
+    fn folio(first: u64, pages: u64) -> Box<Folio> {
+        Box::new(Folio::new(first, pages, 12, 12))
+    }
+
+    #[test]
+    fn folios_are_found_by_each_of_their_pages_and_go() {
+        let (mut index, change) = (Index::new(), Mutex::new(()));
+        let change = change.lock();
+        let changing = Changing::with(&change);
+        let all = [(0, 1), (4, 4), (64, 256), (1 << 20, 1), (1 << 50, 16)];
+        for (first, pages) in all {
+            index.insert(folio(first, pages), &changing);
+        }
+        for (first, pages) in all {
+            for page in first..first + pages {
+                // SAFETY: this thread has the index alone.
+                let found = unsafe { index.folio(page) }.expect("it is there");
+                assert_eq!(found.pages(), first..first + pages);
+            }
+            assert!(index.is_free(first + pages));
+        }
+        // SAFETY: as above.
+        let removed = unsafe { index.remove(index.folio(70).expect("there"), &changing) };
+        assert_eq!(removed.pages(), 64..320);
+        assert!((64..320).all(|page| index.is_free(page)));
+        let mut left = Vec::new();
+        index.drain(|folio| left.push(folio.pages().start));
+        assert_eq!(left, [0, 4, 1 << 20, 1 << 50]);
+        assert!(index.is_free(0));
+    }
+
+    #[test]
+    fn dirty_pages_are_found_in_order_also_behind_a_new_root() {
+        let (index, change) = (Index::new(), Mutex::new(()));
+        let change = change.lock();
+        let changing = Changing::with(&change);
+        index.insert(folio(3, 1), &changing);
+        assert!(index.mark_dirty(3) && !index.mark_dirty(3));
+        assert_eq!(index.next_dirty(100), None);
+        for page in [70, 5000, 1 << 30] {
+            index.insert(folio(page, 1), &changing);
+            assert!(index.mark_dirty(page));
+        }
+        let mut found = Vec::new();
+        let mut at = 0;
+        while let Some(page) = index.next_dirty(at) {
+            found.push(page);
+            at = page + 1;
+        }
+        assert_eq!(found, [3, 70, 5000, 1 << 30]);
+        assert!(index.clear_dirty(70) && !index.clear_dirty(70));
+        assert_eq!(index.next_dirty(4), Some(5000));
+        // The bit of the node above is gone by now, and comes back.
+        assert!(index.mark_dirty(70));
+        assert_eq!(index.next_dirty(4), Some(70));
+    }
+
+    #[test]
+    fn no_dirty_page_is_lost_among_threads_that_mark_look_and_clear() {
+        let (index, change) = (Index::new(), Mutex::new(()));
+        let change = change.lock();
+        let changing = Changing::with(&change);
+        for page in 0..4096 {
+            index.insert(folio(page, 1), &changing);
+        }
+        for round in 0..200 {
+            std::thread::scope(|scope| {
+                for thread in 0..2 {
+                    let index = &index;
+                    scope.spawn(move || {
+                        for page in (thread..4096).step_by(131) {
+                            index.mark_dirty(page);
+                            assert!(
+                                index.next_dirty(page).is_some_and(|found| found <= page),
+                                "round {round}"
+                            );
+                            index.clear_dirty(page);
+                            index.next_dirty(page);
+                        }
+                    });
+                }
+            });
+            assert_eq!(index.next_dirty(0), None);
+        }
+    }
+}

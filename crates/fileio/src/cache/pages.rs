@@ -1,0 +1,426 @@
+//! The pages of one file in memory, and the end of the file as those see it who read through them.
+//!
+//! Invariants:
+//! - bytes of a present block behind the end of the file are zeroes;
+//! - a page with a dirty block has its mark in the index, and the file's and the pool's counts of dirty bytes have the page;
+//! - the file ends in memory where it ends on the device, or behind that: then some page behind the end on the device is
+//!   dirty, or its write-back is telling so.
+//!
+//! Offsets and lengths are bytes of the file.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::folio::{Folio, Mark};
+use super::index::{Changing, Index};
+use super::pool::{CachedFile, PageCache};
+
+/// The size of a page, unless blocks are larger.
+const PAGE_LOG_MIN: u32 = 12;
+/// The largest folio, in bytes.
+const FOLIO_BYTES_MAX: u64 = 1 << 20;
+
+/// See above.
+#[derive(Debug)]
+pub(super) struct Pages {
+    pool: Arc<PageCache>,
+    index: Index,
+    change: Mutex<()>,
+    page_log: u32,
+    block_log: u32,
+    size: AtomicU64,
+    dirty: AtomicU64,
+}
+
+impl Pages {
+    pub(super) fn new(pool: Arc<PageCache>, block_size: u32) -> Self {
+        let block_log = block_size.trailing_zeros();
+        let page_log = block_log.max(PAGE_LOG_MIN);
+        let (size, dirty) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { pool, index: Index::new(), change: Mutex::new(()), page_log, block_log, size, dirty }
+    }
+
+    pub(super) fn pool(&self) -> &Arc<PageCache> {
+        &self.pool
+    }
+
+    /// Where the file ends for who reads through the pages.
+    #[inline]
+    pub(super) fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// The caller holds the block that the end lies in exclusively, and the block of the new end.
+    pub(super) fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Release);
+    }
+
+    pub(super) fn page_size(&self) -> u64 {
+        1 << self.page_log
+    }
+
+    fn page_of(&self, offset: u64) -> u64 {
+        offset >> self.page_log
+    }
+
+    /// The whole pages that a range touches.
+    pub(super) fn pages_around(&self, range: &Range<u64>) -> Range<u64> {
+        let mask = self.page_size() - 1;
+        range.start & !mask..range.end.saturating_add(mask) & !mask
+    }
+
+    /// The whole blocks that a range touches.
+    pub(super) fn blocks_around(&self, range: &Range<u64>) -> Range<u64> {
+        let mask = (1u64 << self.block_log) - 1;
+        range.start & !mask..range.end.saturating_add(mask) & !mask
+    }
+
+    /// Whether any page is dirty.
+    #[inline]
+    pub(super) fn is_dirty(&self) -> bool {
+        self.dirty.load(Ordering::SeqCst) > 0
+    }
+
+    /// The first byte of the first dirty page from that of `offset` on. Needs no hold, and what it says may be over.
+    pub(super) fn next_dirty(&self, offset: u64) -> Option<u64> {
+        if !self.is_dirty() {
+            return None;
+        }
+        self.index.next_dirty(self.page_of(offset)).map(|page| page << self.page_log)
+    }
+
+    /// Whether a page that `range` touches is dirty. Needs no hold.
+    pub(super) fn is_dirty_in(&self, range: &Range<u64>) -> bool {
+        self.next_dirty(range.start).is_some_and(|at| at < range.end)
+    }
+
+    /// The folio that has byte `offset`, that byte's place in it, and how many of `len` bytes from there it has.
+    ///
+    /// # Safety
+    /// As for [`Index::folio`].
+    #[inline]
+    unsafe fn find(&self, offset: u64, len: usize) -> Option<(&Folio, usize, usize)> {
+        // SAFETY: the caller's promise.
+        let folio = unsafe { self.index.folio(self.page_of(offset)) }?;
+        let at = (offset - (folio.pages().start << self.page_log)) as usize;
+        Some((folio, at, len.min(folio.len() - at)))
+    }
+
+    /// Copies what is present from byte `offset` on, up to the first block that is not; gives how many bytes.
+    ///
+    /// # Safety
+    /// The caller holds these bytes.
+    #[inline]
+    pub(super) unsafe fn copy_out(&self, offset: u64, buf: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + done as u64;
+            // SAFETY: the caller's promise.
+            let Some((folio, start, len)) = (unsafe { self.find(at, buf.len() - done) }) else { break };
+            let blocks = folio.blocks_of(&(start..start + len));
+            let len = if folio.all(Mark::Present, blocks.clone()) {
+                len
+            } else {
+                let (is_present, count) = folio.run(Mark::Present, blocks.clone());
+                let end = (blocks.start + count) << self.block_log;
+                if is_present { len.min(end - start) } else { 0 }
+            };
+            if len == 0 {
+                break;
+            }
+            folio.note_use();
+            // SAFETY: the caller's promise.
+            unsafe { folio.copy_out(start, &mut buf[done..done + len]) };
+            done += len;
+        }
+        done
+    }
+
+    /// Whether the block of byte `offset` is present, and how many bytes from there up to `end` are as it is.
+    ///
+    /// # Safety
+    /// The caller holds these bytes.
+    pub(super) unsafe fn presence(&self, offset: u64, end: u64) -> (bool, u64) {
+        self.run_of(Mark::Present, offset, end)
+    }
+
+    /// Whether the block of byte `offset` has a mark, and how many bytes from there up to `end` are as it is. The caller
+    /// holds these bytes.
+    fn run_of(&self, mark: Mark, offset: u64, end: u64) -> (bool, u64) {
+        let mut at = offset;
+        let mut first = None;
+        while at < end {
+            let most = usize::try_from(end - at).unwrap_or(usize::MAX);
+            // SAFETY: both callers have it promised.
+            let (is, len) = match unsafe { self.find(at, most) } {
+                None => (false, (self.page_size() - (at & (self.page_size() - 1))).min(end - at)),
+                Some((folio, start, len)) => {
+                    let blocks = folio.blocks_of(&(start..start + len));
+                    let (is, count) = folio.run(mark, blocks.clone());
+                    let until = ((blocks.start + count) << self.block_log).min(start + len);
+                    (is, (until - start) as u64)
+                }
+            };
+            if *first.get_or_insert(is) != is {
+                break;
+            }
+            at += len;
+        }
+        (first.unwrap_or(false), at - offset)
+    }
+
+    /// As [`presence`](Self::presence), of being dirty.
+    ///
+    /// # Safety
+    /// The caller holds these bytes.
+    pub(super) unsafe fn dirt(&self, offset: u64, end: u64) -> (bool, u64) {
+        self.run_of(Mark::Dirty, offset, end)
+    }
+
+    /// As [`presence`](Self::presence), of having space reserved.
+    ///
+    /// # Safety
+    /// The caller holds these bytes.
+    pub(super) unsafe fn delay(&self, offset: u64, end: u64) -> (bool, u64) {
+        self.run_of(Mark::Delayed, offset, end)
+    }
+
+    /// Does something with each folio that has some of `range`, which has folios all over if `all`: with its bytes.
+    fn each(&self, range: Range<u64>, mut work: impl FnMut(&Folio, Range<usize>, u64)) {
+        let mut at = range.start;
+        while at < range.end {
+            let most = usize::try_from(range.end - at).unwrap_or(usize::MAX);
+            // SAFETY: whoever calls has it promised.
+            match unsafe { self.find(at, most) } {
+                Some((folio, start, len)) => {
+                    work(folio, start..start + len, at);
+                    at += len as u64;
+                }
+                None => at = (at & !(self.page_size() - 1)) + self.page_size(),
+            }
+        }
+    }
+
+    /// Writes `buf` into pages that have folios.
+    ///
+    /// # Safety
+    /// The caller holds these bytes exclusively.
+    #[inline]
+    pub(super) unsafe fn copy_in(&self, offset: u64, buf: &[u8]) {
+        self.each(offset..offset + buf.len() as u64, |folio, bytes, at| {
+            let from = (at - offset) as usize;
+            folio.note_use();
+            // SAFETY: the caller's promise.
+            unsafe { folio.copy_in(bytes.start, &buf[from..from + bytes.len()]) };
+        });
+    }
+
+    /// Zeroes bytes of pages that have folios.
+    ///
+    /// # Safety
+    /// The caller holds these bytes exclusively.
+    pub(super) unsafe fn zero(&self, range: Range<u64>) {
+        // SAFETY: the caller's promise.
+        self.each(range, |folio, bytes, _| unsafe { folio.zero(bytes.start, bytes.len()) });
+    }
+
+    /// Has `read` fill bytes of pages that have folios, folio by folio.
+    ///
+    /// # Safety
+    /// The caller holds these bytes exclusively.
+    pub(super) unsafe fn fill<E>(
+        &self,
+        range: Range<u64>,
+        mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut done = Ok(());
+        self.each(range, |folio, bytes, at| {
+            if done.is_ok() {
+                // SAFETY: the caller's promise.
+                done = read(at, unsafe { folio.slice_mut(bytes.start, bytes.len()) });
+            }
+        });
+        done
+    }
+
+    /// Gives `write` bytes of pages that have folios, folio by folio.
+    ///
+    /// # Safety
+    /// The caller holds these bytes, and all of them are present.
+    pub(super) unsafe fn drain<E>(
+        &self,
+        range: Range<u64>,
+        mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut done = Ok(());
+        self.each(range, |folio, bytes, at| {
+            if done.is_ok() {
+                // SAFETY: the caller's promise.
+                done = write(at, unsafe { folio.slice(bytes.start, bytes.len()) });
+            }
+        });
+        done
+    }
+
+    /// Whole blocks of pages that have folios hold what the file has.
+    ///
+    /// # Safety
+    /// The caller holds these blocks exclusively.
+    pub(super) unsafe fn set_present(&self, blocks: Range<u64>) {
+        self.each(blocks, |folio, bytes, _| folio.set(Mark::Present, folio.blocks_of(&bytes)));
+    }
+
+    /// What is present and clean of whole blocks is forgotten. None of them is dirty.
+    ///
+    /// # Safety
+    /// The caller holds these blocks exclusively.
+    pub(super) unsafe fn forget(&self, blocks: Range<u64>) {
+        let mut at = blocks.start;
+        while let Some(page) = self.index.next_folio(self.page_of(at)).filter(|_| at < blocks.end) {
+            at = at.max(page << self.page_log);
+            let end = blocks.end.min((page + 1) << self.page_log);
+            self.each(at..end, |folio, bytes, _| {
+                let blocks = folio.blocks_of(&bytes);
+                debug_assert!(
+                    !folio.any(Mark::Dirty, blocks.clone()),
+                    "what is dirty is written back before"
+                );
+                folio.clear(Mark::Present, blocks);
+            });
+            at = (page + 1) << self.page_log;
+        }
+    }
+
+    /// Present blocks become dirty.
+    ///
+    /// # Safety
+    /// The caller holds these blocks exclusively.
+    pub(super) unsafe fn set_dirty(&self, blocks: Range<u64>) {
+        self.each(blocks.clone(), |folio, bytes, _| folio.set(Mark::Dirty, folio.blocks_of(&bytes)));
+        let pages = self.page_of(blocks.start)..self.page_of(blocks.end - 1) + 1;
+        let new = pages.filter(|page| self.index.mark_dirty(*page)).count() as u64;
+        if new > 0 {
+            self.dirty.fetch_add(new, Ordering::SeqCst);
+            self.pool.dirty_changed((new << self.page_log).cast_signed());
+        }
+    }
+
+    /// Whole pages are as the device has them.
+    ///
+    /// # Safety
+    /// The caller holds them so that nobody writes to them, and nobody else writes them back.
+    pub(super) unsafe fn set_clean(&self, pages: Range<u64>) {
+        self.each(pages.clone(), |folio, bytes, _| folio.clear(Mark::Dirty, folio.blocks_of(&bytes)));
+        let pages = self.page_of(pages.start)..self.page_of(pages.end - 1) + 1;
+        let gone = pages.filter(|page| self.index.clear_dirty(*page)).count() as u64;
+        self.dirty.fetch_sub(gone, Ordering::SeqCst);
+        self.pool.dirty_changed(-(gone << self.page_log).cast_signed());
+    }
+
+    /// For blocks some space is reserved, or not any more.
+    ///
+    /// # Safety
+    /// The caller holds them exclusively, or writes them back, alone, and keeps writers out.
+    pub(super) unsafe fn set_delayed(&self, blocks: Range<u64>, is_delayed: bool) {
+        self.each(blocks, |folio, bytes, _| {
+            let blocks = folio.blocks_of(&bytes);
+            if is_delayed { folio.set(Mark::Delayed, blocks) } else { folio.clear(Mark::Delayed, blocks) }
+        });
+    }
+
+    /// Sees to it that all pages that `range` touches have folios, large ones where nothing is in the way.
+    ///
+    /// # Safety
+    /// The caller holds these bytes.
+    pub(super) unsafe fn make(&self, range: &Range<u64>, file: &Weak<impl CachedFile + 'static>) {
+        let (mut page, end) = (self.page_of(range.start), self.page_of(range.end - 1) + 1);
+        while page < end {
+            // SAFETY: the caller's promise.
+            if let Some(folio) = unsafe { self.index.folio(page) } {
+                page = folio.pages().end;
+                continue;
+            }
+            let change = self.change.lock();
+            let pages = self.free_pages(page, end);
+            if pages.is_empty() {
+                // Somebody who holds other bytes of it was faster.
+                continue;
+            }
+            let len = pages.end - pages.start;
+            let folio = Box::new(Folio::new(pages.start, len, self.page_log, self.block_log));
+            self.index.insert(folio, &Changing::with(&change));
+            drop(change);
+            page = pages.end;
+            self.pool.came(Weak::clone(file) as Weak<dyn CachedFile>, pages, len << self.page_log);
+        }
+    }
+
+    /// The pages of a new folio that has `page`: as many as are wanted up to `end`, or as the one before has twice, if they
+    /// are free and begin at a multiple of their number.
+    fn free_pages(&self, page: u64, end: u64) -> Range<u64> {
+        if !self.index.is_free(page) {
+            return page..page;
+        }
+        let most = FOLIO_BYTES_MAX >> self.page_log;
+        let before = page.checked_sub(1).map_or(0, |before| self.index.folio_len(before));
+        let wanted = (end - page).max(before * 2).clamp(1, most.max(1));
+        let mut len = 1;
+        let fits = |len: u64| {
+            let first = page & !(len - 1);
+            first == page && (first..first + len).all(|page| self.index.is_free(page))
+        };
+        while len * 2 <= wanted && fits(len * 2) {
+            len *= 2;
+        }
+        page..page + len
+    }
+
+    /// Lets a folio go if it is clean and was not wanted lately.
+    ///
+    /// # Safety
+    /// The caller holds all bytes of these pages exclusively.
+    pub(super) unsafe fn evict(&self, pages: &Range<u64>) -> bool {
+        // SAFETY: the caller's promise.
+        let Some(folio) = (unsafe { self.index.folio(pages.start) }) else { return true };
+        if folio.pages() != *pages {
+            // Another one by now, of which the pool knows.
+            return true;
+        }
+        if folio.take_use() || folio.any_at_all(Mark::Dirty) {
+            return false;
+        }
+        let change = self.change.lock();
+        // SAFETY: the caller's promise.
+        let folio = unsafe { self.index.remove(folio, &Changing::with(&change)) };
+        drop(change);
+        self.pool.went(folio.len() as u64);
+        true
+    }
+
+    /// Bytes from page to page of a folio.
+    pub(super) fn bytes_of(&self, pages: &Range<u64>) -> Range<u64> {
+        pages.start << self.page_log..pages.end << self.page_log
+    }
+
+    /// Forgets everything, for who has the file alone; gives for how many bytes space was reserved.
+    pub(super) fn abandon(&mut self) -> u64 {
+        let (mut bytes, mut delayed) = (0, 0);
+        self.index.drain(|folio| {
+            bytes += folio.len() as u64;
+            delayed += folio.count(Mark::Delayed);
+        });
+        self.pool.went(bytes);
+        let dirty = std::mem::take(self.dirty.get_mut());
+        self.pool.dirty_changed(-(dirty << self.page_log).cast_signed());
+        delayed << self.block_log
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}

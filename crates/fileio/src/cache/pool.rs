@@ -1,0 +1,275 @@
+//! What all cached files of a volume share: the bound on memory, and who is to be let go or written back next.
+//!
+//! Invariants:
+//! - nobody who holds a range waits here: memory is given at once, and who is about to make pages dirty waits before, with
+//!   nothing held ([`PageCache::make_room`]);
+//! - a file with dirty pages is waiting here or being written back, and kept in memory by that;
+//! - a folio is let go only while nobody holds any byte of it; one that is dirty stays.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::failures::{Failure, Failures, SyncCursor};
+
+/// How many folios are looked at, at most, for each that is to be let go.
+const LOOKS: usize = 64;
+/// How old the changes of a file get before they are written back without need.
+const AGE_MAX: Duration = Duration::from_secs(5);
+/// How long who waits for others to write back sleeps at most before they look again.
+const NAP: Duration = Duration::from_millis(5);
+
+/// What came of letting a folio go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Evicted {
+    /// It is gone.
+    Gone,
+    /// It has to stay for now.
+    Stays,
+}
+
+/// A file, as the pool sees it.
+pub(super) trait CachedFile: Send + Sync {
+    /// Lets the folio of these pages go, if it is clean, nobody holds it, and nobody wanted it since it was last asked.
+    fn evict(&self, pages: Range<u64>) -> Evicted;
+    /// Writes some of its dirty pages back; whether all of these could be.
+    fn write_some_back(&self) -> bool;
+    /// Writes all pages back that are dirty now.
+    fn write_all_back(&self) -> Result<(), Failure>;
+    /// Whether it has dirty pages.
+    fn is_dirty(&self) -> bool;
+    /// Says that it waits to be written back, or not any more; what it said before.
+    fn set_waiting(&self, is_waiting: bool) -> bool;
+}
+
+struct Folio {
+    file: Weak<dyn CachedFile>,
+    pages: Range<u64>,
+}
+
+struct Waiting {
+    files: VecDeque<(Instant, Arc<dyn CachedFile>)>,
+    /// Those that somebody is writing back.
+    active: Vec<Arc<dyn CachedFile>>,
+    is_stopped: bool,
+}
+
+/// The page cache of a volume.
+pub struct PageCache {
+    limit: u64,
+    used: AtomicU64,
+    dirty: AtomicU64,
+    clock: Mutex<VecDeque<Folio>>,
+    waiting: Mutex<Waiting>,
+    /// There is something to write back, or something was.
+    changed: Condvar,
+    failures: Failures,
+}
+
+impl std::fmt::Debug for PageCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (used, dirty) = (self.used(), self.dirty());
+        f.debug_struct("PageCache")
+            .field("limit", &self.limit)
+            .field("used", &used)
+            .field("dirty", &dirty)
+            .finish()
+    }
+}
+
+impl PageCache {
+    /// A cache of at most `limit` bytes, but for what is being read or written right now.
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            used: AtomicU64::new(0),
+            dirty: AtomicU64::new(0),
+            clock: Mutex::default(),
+            waiting: Mutex::new(Waiting { files: VecDeque::new(), active: Vec::new(), is_stopped: false }),
+            changed: Condvar::new(),
+            failures: Failures::default(),
+        })
+    }
+
+    /// Bytes of memory that pages take.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of pages that are newer than what the device has.
+    pub fn dirty(&self) -> u64 {
+        self.dirty.load(Ordering::Relaxed)
+    }
+
+    /// The bound in bytes.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// From how many dirty bytes on they are written back at once.
+    fn dirty_background(&self) -> u64 {
+        self.limit / 8
+    }
+
+    /// How many there are at most, but for what is being written right now.
+    fn dirty_max(&self) -> u64 {
+        self.limit / 2
+    }
+
+    pub(super) fn dirty_changed(&self, by: i64) {
+        let before = self.dirty.fetch_add(by.cast_unsigned(), Ordering::Relaxed);
+        let background = self.dirty_background();
+        if by > 0 && before < background && before + by.cast_unsigned() >= background {
+            self.changed.notify_all();
+        }
+    }
+
+    /// A folio came to be: others go, if there is too little memory.
+    pub(super) fn came(&self, file: Weak<dyn CachedFile>, pages: Range<u64>, bytes: u64) {
+        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.clock.lock().push_back(Folio { file, pages });
+        if used > self.limit {
+            self.shrink(bytes);
+        }
+    }
+
+    /// A folio is gone.
+    pub(super) fn went(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Lets folios go until the bound is kept, or until some were looked at in vain.
+    fn shrink(&self, bytes: u64) {
+        let mut looks = LOOKS.max((bytes >> 12) as usize * 2);
+        while self.used() > self.limit && looks > 0 {
+            looks -= 1;
+            let Some(folio) = self.clock.lock().pop_front() else { return };
+            // Of a file that is closed, nothing is left.
+            let Some(file) = folio.file.upgrade() else { continue };
+            if file.evict(folio.pages.clone()) == Evicted::Stays {
+                self.clock.lock().push_back(folio);
+            }
+        }
+    }
+
+    /// Waits until a few more pages may become dirty. The caller holds nothing.
+    pub(super) fn make_room(&self) {
+        if self.used() > self.limit {
+            self.shrink(1 << 20);
+        }
+        let mut vain = 0;
+        while self.dirty() > self.dirty_max() && vain < 1000 {
+            let before = self.dirty();
+            if !self.write_one_back(true) {
+                let mut waiting = self.waiting.lock();
+                self.changed.wait_for(&mut waiting, NAP);
+            }
+            vain = if self.dirty() < before { 0 } else { vain + 1 };
+        }
+    }
+
+    /// A file has dirty pages, for the first time since it was written back.
+    pub(super) fn enqueue(&self, file: Arc<dyn CachedFile>) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.is_stopped {
+            waiting.files.push_back((Instant::now(), file));
+        }
+    }
+
+    /// Writes some of the file back that has waited longest, unless it has not waited long and there is room; whether there
+    /// was one, and it could be.
+    pub(super) fn write_one_back(&self, at_once: bool) -> bool {
+        let mut waiting = self.waiting.lock();
+        let is_due = |since: &Instant| {
+            at_once || self.dirty() >= self.dirty_background() || since.elapsed() >= AGE_MAX
+        };
+        if waiting.is_stopped || !waiting.files.front().is_some_and(|(since, _)| is_due(since)) {
+            return false;
+        }
+        let Some((since, file)) = waiting.files.pop_front() else { return false };
+        waiting.active.push(Arc::clone(&file));
+        drop(waiting);
+        file.set_waiting(false);
+        let could_be = file.write_some_back();
+        let mut waiting = self.waiting.lock();
+        // Before it is anybody's to drop: a dirty file always waits.
+        if file.is_dirty() && !file.set_waiting(true) && !waiting.is_stopped {
+            waiting.files.push_back((since, Arc::clone(&file)));
+        }
+        let index = waiting.active.iter().position(|active| Arc::ptr_eq(active, &file));
+        let active = index.map(|index| waiting.active.swap_remove(index));
+        drop(waiting);
+        self.changed.notify_all();
+        // Perhaps the last handles of a file, whose end takes its time.
+        drop((active, file));
+        could_be
+    }
+
+    /// A file was written back: it does not wait any more, unless it is dirty again.
+    pub(super) fn dequeue(&self, file: &Arc<dyn CachedFile>) {
+        let mut waiting = self.waiting.lock();
+        let was_waiting = file.set_waiting(false);
+        if file.is_dirty() {
+            if was_waiting {
+                file.set_waiting(true);
+            }
+            return;
+        }
+        let index =
+            waiting.files.iter().position(|(_, waits)| Arc::ptr_eq(waits, file)).filter(|_| was_waiting);
+        let gone = index.and_then(|index| waiting.files.remove(index));
+        drop(waiting);
+        drop(gone);
+    }
+
+    /// Sleeps until there may be something to write back; `false` when there will be nothing any more.
+    pub(super) fn wait_for_work(&self) -> bool {
+        let mut waiting = self.waiting.lock();
+        if !waiting.is_stopped {
+            self.changed.wait_for(&mut waiting, AGE_MAX / 5);
+        }
+        !waiting.is_stopped
+    }
+
+    /// Writes all pages of all files back that are dirty now. The first failure of those, but all are tried.
+    pub fn write_every_file_back(&self) -> Result<(), Failure> {
+        let waiting = self.waiting.lock();
+        let mut files: Vec<_> = waiting.files.iter().map(|(_, file)| Arc::clone(file)).collect();
+        files.extend(waiting.active.iter().cloned());
+        drop(waiting);
+        let mut done = Ok(());
+        for file in files {
+            let written = file.write_all_back();
+            done = done.and(written);
+        }
+        done
+    }
+
+    /// Where somebody stands who is to be told of what fails from now on.
+    pub fn sync_cursor(&self) -> SyncCursor {
+        self.failures.cursor()
+    }
+
+    /// What failed since the cursor was last asked, of all files.
+    pub fn failed_since(&self, cursor: &SyncCursor) -> Option<Failure> {
+        self.failures.tell(cursor)
+    }
+
+    pub(super) fn note_failure(&self, failure: Failure) {
+        self.failures.note(failure);
+    }
+
+    /// Nothing is written back any more: what is dirty is lost, as in a crash.
+    pub fn abandon(&self) {
+        let mut waiting = self.waiting.lock();
+        waiting.is_stopped = true;
+        let files = std::mem::take(&mut waiting.files);
+        drop(waiting);
+        self.changed.notify_all();
+        drop(files);
+    }
+}

@@ -1,0 +1,310 @@
+//! What is dirty gets to the device.
+//!
+//! Invariants:
+//! - who writes pages back keeps writers off them (readers go on), and has them alone among those who write back, from
+//!   before the first look until they are clean;
+//! - blocks get their space, then their data, and only then the map says that they hold data: a crash in between leaves
+//!   what was there, or zeroes;
+//! - the end of the file moves on the device only over blocks that were all written: `telling` is held by who finds out how
+//!   far that is until the map says so and the pages are clean;
+//! - what cannot be written for want of space stays dirty; what fails otherwise is given up, clean, and told to everybody
+//!   who syncs.
+
+use std::ops::Range;
+
+use blockdev::{AlignedBuf, DeviceError, Durability};
+use rangelock::{ByteRangeLock, Mode};
+
+use super::buffered::BufferedFile;
+use super::failures::Failure;
+use crate::direct::{Kind, Outcome};
+use crate::{DelayedAllocation, FileError, Refusal};
+
+/// How much of a file is kept from writers at once.
+const RUN_BYTES_MAX: u64 = 1 << 20;
+/// Pieces of at least so many bytes go to the device as they are; smaller ones are gathered.
+const ALONE_BYTES: usize = 128 << 10;
+/// How many runs are written before another file has its turn.
+const RUNS_AT_ONCE: usize = 16;
+/// How often the file is gone through so that its end gets to the device, beside those who write before it.
+const ROUNDS: usize = 3;
+
+impl<M: DelayedAllocation + 'static> BufferedFile<M> {
+    /// Writes back what is dirty in `range`, and lets the file end on the device where it ends now, if its end is in there.
+    pub fn write_back(&self, range: Range<u64>) -> Result<(), Failure> {
+        let done = self.write_back_in(range);
+        if !self.pages.is_dirty()
+            && let Some(this) = self.this.upgrade()
+        {
+            // Nobody keeps it in memory for what is dirty.
+            self.pages.pool().dequeue(&(this as _));
+        }
+        done
+    }
+
+    fn write_back_in(&self, range: Range<u64>) -> Result<(), Failure> {
+        let size = self.size().min(range.end);
+        let mut done = Ok(());
+        for _ in 0..ROUNDS {
+            done = done.and(self.write_back_once(&range));
+            let is_told = !self.is_cached() || self.map().size() >= size.min(self.pages.size());
+            if done.is_err() || is_told {
+                return done;
+            }
+        }
+        let _held = self.file.lock().hold(0..u64::MAX, self.file.against_writers());
+        self.write_back_held(0..u64::MAX)
+    }
+
+    fn write_back_once(&self, range: &Range<u64>) -> Result<(), Failure> {
+        let mut done = Ok(());
+        let mut at = range.start;
+        while let Some(run) = self.next_run(at, range.end) {
+            at = run.end;
+            let written = self.write_back_run(run);
+            done = done.and(written);
+        }
+        done
+    }
+
+    /// Writes some runs back, from the front.
+    pub(super) fn write_back_some(&self) -> bool {
+        let mut at = 0;
+        let mut is_done = true;
+        for _ in 0..RUNS_AT_ONCE {
+            let Some(run) = self.next_run(at, u64::MAX) else { break };
+            at = run.end;
+            is_done &= self.write_back_run(run).is_ok();
+        }
+        is_done
+    }
+
+    /// The next dirty pages, as many as follow each other and are written back at once.
+    fn next_run(&self, from: u64, end: u64) -> Option<Range<u64>> {
+        let start = self.pages.next_dirty(from).filter(|start| *start < end)?;
+        let page = self.pages.page_size();
+        let mut to = start + page;
+        while to - start < RUN_BYTES_MAX && self.pages.next_dirty(to) == Some(to) {
+            to += page;
+        }
+        Some(start..to)
+    }
+
+    fn write_back_run(&self, run: Range<u64>) -> Result<(), Failure> {
+        let _held = self.file.lock().hold(run.clone(), self.file.against_writers());
+        let _alone = self.flushing.lock(run.clone(), Mode::Exclusive);
+        self.write_run(run)
+    }
+
+    /// Writes back what is dirty in `range`, whole pages, which the caller holds so that nobody writes to it.
+    pub(super) fn write_back_held(&self, range: Range<u64>) -> Result<(), Failure> {
+        let mut done = Ok(());
+        let mut at = range.start;
+        while let Some(run) = self.next_run(at, range.end) {
+            at = run.end;
+            let _alone = self.flushing.lock(run.clone(), Mode::Exclusive);
+            let written = self.write_run(run);
+            done = done.and(written);
+        }
+        done
+    }
+
+    /// Writes a run of pages back, which the caller has alone.
+    fn write_run(&self, run: Range<u64>) -> Result<(), Failure> {
+        let dirty = self.dirty_runs(&run);
+        let Some(last) = dirty.last().cloned() else { return Ok(()) };
+        let written = self.write_blocks(&dirty).and_then(|fresh| {
+            let _telling = self.telling.lock();
+            let size = self.size_to_tell(&run);
+            self.tell(&fresh, last, size)?;
+            // SAFETY: writers are kept out of the run, and others who write back.
+            unsafe { self.pages.set_clean(run.clone()) };
+            Ok(())
+        });
+        written.map_err(|error| self.fail(&run, error))
+    }
+
+    /// Tells the map what it holds now.
+    fn tell(&self, fresh: &[Range<u64>], last: Range<u64>, size: Option<u64>) -> Outcome<(), M> {
+        let map = |offset| move |source| FileError::Map { offset, source };
+        let (end, before) = match fresh.split_last() {
+            Some((end, before)) => (end.clone(), before),
+            // Only the end of the file moves.
+            None if size.is_some() => (last, &[][..]),
+            None => return Ok(()),
+        };
+        for blocks in before {
+            self.map().written_back(blocks.clone(), None).map_err(map(blocks.start))?;
+        }
+        self.map().written_back(end.clone(), size).map_err(map(end.start))
+    }
+
+    /// Where the file may end on the device once `run` is written: before the first page that is dirty still. `telling` is
+    /// held.
+    fn size_to_tell(&self, run: &Range<u64>) -> Option<u64> {
+        let (size, told) = (self.pages.size(), self.map().size());
+        if size <= told {
+            return None;
+        }
+        let mut dirty = self.pages.next_dirty(told);
+        while let Some(at) = dirty.filter(|at| run.contains(at)) {
+            dirty = self.pages.next_dirty(at + self.pages.page_size());
+        }
+        let end = dirty.map_or(size, |at| at.min(size));
+        (end > told).then_some(end)
+    }
+
+    fn dirty_runs(&self, run: &Range<u64>) -> Vec<Range<u64>> {
+        let (mut runs, mut at) = (Vec::new(), run.start);
+        while at < run.end {
+            // SAFETY: the caller keeps writers off the run.
+            let (is_dirty, len) = unsafe { self.pages.dirt(at, run.end) };
+            if is_dirty {
+                runs.push(at..at + len);
+            }
+            at += len;
+        }
+        runs
+    }
+
+    /// Writes runs of dirty blocks; gives those of which the map has to be told.
+    fn write_blocks(&self, dirty: &[Range<u64>]) -> Outcome<Vec<Range<u64>>, M> {
+        let mut fresh = Vec::new();
+        let mut batch = Batch::default();
+        for blocks in dirty {
+            self.allocate_delayed(blocks)?;
+            let mut at = blocks.start;
+            let mut is_fresh = false;
+            while at < blocks.end {
+                let (device, len, is_new) = self.place_for(at, blocks.end - at)?;
+                is_fresh |= is_new;
+                let write = |from, piece: &[u8]| batch.add(self, device + (from - at), piece);
+                // SAFETY: writers are kept out of the blocks, and what is dirty is present.
+                unsafe { self.pages.drain(at..at + len, write) }?;
+                at += len;
+            }
+            if is_fresh {
+                fresh.push(blocks.clone());
+            }
+        }
+        batch.send(self)?;
+        Ok(fresh)
+    }
+
+    /// Gives space to those of `blocks` for which it was reserved.
+    fn allocate_delayed(&self, blocks: &Range<u64>) -> Outcome<(), M> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            // SAFETY: writers are kept out of the blocks.
+            let (is_delayed, len) = unsafe { self.pages.delay(at, blocks.end) };
+            if is_delayed {
+                let allocated = self.map().allocate_reserved(at..at + len);
+                self.settle_delayed(at..at + len)?;
+                allocated.map_err(|source| FileError::Map { offset: at, source })?;
+            }
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// What has got space by now needs none that is reserved.
+    fn settle_delayed(&self, blocks: Range<u64>) -> Outcome<(), M> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let run = self.file.run_at(at)?;
+            let len = run.len.min(blocks.end - at);
+            if run.kind != Kind::Zeroes(Refusal::Hole) {
+                // SAFETY: writers are kept out of the blocks, and others who write back.
+                unsafe { self.pages.set_delayed(at..at + len, false) };
+            }
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Where byte `at` is to be written, how many of `len` bytes follow there, and whether the map has to be told.
+    fn place_for(&self, at: u64, len: u64) -> Outcome<(u64, u64, bool), M> {
+        let (run, is_fresh) = self.file.run_for_write(at)?;
+        if run.kind != Kind::SharedData {
+            return Ok((run.device, run.len.min(len), is_fresh));
+        }
+        let refused = || FileError::NotOverwritable { offset: at, why: Refusal::Shared };
+        let copier = self.map().copy_on_write().ok_or_else(refused)?;
+        let staged = copier.staged(at).map_err(|source| FileError::Map { offset: at, source })?;
+        let staged = staged.filter(|staged| staged.len > 0).ok_or_else(refused)?;
+        Ok((staged.device, staged.len.min(run.len).min(len), true))
+    }
+
+    /// Gives up what could not be written, unless it only lacks space.
+    fn fail(&self, run: &Range<u64>, error: FileError<M::Error>) -> Failure {
+        let lacks_space = matches!(&error, FileError::Map { source, .. } if M::lacks_space(source));
+        let failure = Failure::new(error);
+        self.failures.note(failure.clone());
+        self.pages.pool().note_failure(failure.clone());
+        if lacks_space {
+            return failure;
+        }
+        let _telling = self.telling.lock();
+        self.map().give_up(run.clone());
+        let mut at = run.start;
+        while at < run.end {
+            // SAFETY: writers are kept out of the run, and others who write back.
+            let (is_delayed, len) = unsafe { self.pages.delay(at, run.end) };
+            if is_delayed {
+                self.map().unreserve(len);
+            }
+            at += len;
+        }
+        // SAFETY: as above.
+        unsafe {
+            self.pages.set_delayed(run.clone(), false);
+            self.pages.set_clean(run.clone());
+        }
+        failure
+    }
+
+    fn send(&self, device: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.file.device().write(device, bytes, Durability::Volatile)
+    }
+}
+
+/// Small pieces that lie one behind the other on the device, gathered into one request.
+#[derive(Default)]
+struct Batch {
+    start: u64,
+    len: usize,
+    buf: Option<AlignedBuf>,
+}
+
+impl Batch {
+    fn add<M: DelayedAllocation + 'static>(
+        &mut self,
+        file: &BufferedFile<M>,
+        device: u64,
+        piece: &[u8],
+    ) -> Result<(), DeviceError> {
+        let fits = self.len + piece.len() <= RUN_BYTES_MAX as usize;
+        if self.len > 0 && (device != self.start + self.len as u64 || !fits) {
+            self.send(file)?;
+        }
+        if piece.len() >= ALONE_BYTES {
+            self.send(file)?;
+            return file.send(device, piece);
+        }
+        if self.len == 0 {
+            self.start = device;
+        }
+        let buf = self.buf.get_or_insert_with(|| AlignedBuf::zeroed(RUN_BYTES_MAX as usize));
+        buf[self.len..self.len + piece.len()].copy_from_slice(piece);
+        self.len += piece.len();
+        Ok(())
+    }
+
+    fn send<M: DelayedAllocation + 'static>(&mut self, file: &BufferedFile<M>) -> Result<(), DeviceError> {
+        let len = std::mem::take(&mut self.len);
+        match &self.buf {
+            Some(buf) if len > 0 => file.send(self.start, &buf[..len]),
+            _ => Ok(()),
+        }
+    }
+}

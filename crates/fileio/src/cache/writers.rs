@@ -1,0 +1,45 @@
+//! Threads that write dirty pages back, so that who writes to a file need not.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use super::pool::PageCache;
+
+/// Threads that write back what waits in a cache, as long as this lives. Dropping it [abandons](PageCache::abandon) what
+/// still waits.
+#[derive(Debug)]
+pub struct Writers {
+    cache: Arc<PageCache>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Writers {
+    /// Starts so many threads.
+    ///
+    /// # Errors
+    /// The host has no thread to give.
+    pub fn start(cache: &Arc<PageCache>, count: usize) -> std::io::Result<Self> {
+        let mut writers = Self { cache: Arc::clone(cache), threads: Vec::new() };
+        for index in 0..count {
+            let cache = Arc::clone(cache);
+            let work = move || {
+                while cache.wait_for_work() {
+                    while cache.write_one_back(false) {}
+                }
+            };
+            let thread = thread::Builder::new().name(format!("uxfs-write-{index}")).spawn(work)?;
+            writers.threads.push(thread);
+        }
+        Ok(writers)
+    }
+}
+
+impl Drop for Writers {
+    fn drop(&mut self) {
+        self.cache.abandon();
+        for thread in self.threads.drain(..) {
+            // One that panicked wrote nothing back: what it had is dirty, and abandoned with the rest.
+            let _ = thread.join();
+        }
+    }
+}

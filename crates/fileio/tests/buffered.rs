@@ -1,0 +1,417 @@
+//! Buffered I/O against a model, beside I/O past the pages, among threads, and where space or the device is short.
+
+mod common;
+#[path = "common/growing.rs"]
+mod growing;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use blockdev::{BlockDevice, Fault, FaultDevice, MemoryOptions, Op, Repeat};
+use common::{BLOCK, Random};
+use fileio::{BufferedFile, DirectFile, FileError, FileMapping, Locking, PageCache, Writers};
+use growing::GrowingMap;
+
+const BLOCKS: u64 = 4096;
+
+type Cached = Arc<BufferedFile<GrowingMap>>;
+
+fn device() -> Arc<dyn BlockDevice> {
+    let device = MemoryOptions::new().sector_size(512).anonymous((BLOCKS + BLOCKS / 8 + 16) * BLOCK).unwrap();
+    // What lies in blocks before a file has them must not be seen.
+    let dirt = vec![0xEE; 1 << 20];
+    for at in (0..device.size()).step_by(dirt.len()) {
+        let len = dirt.len().min((device.size() - at) as usize);
+        device.write(at, &dirt[..len], blockdev::Durability::Volatile).unwrap();
+    }
+    Arc::new(device)
+}
+
+fn cached_on(
+    device: Arc<dyn BlockDevice>,
+    free: u64,
+    locking: Locking,
+    limit: u64,
+) -> (Cached, Arc<PageCache>) {
+    let pool = PageCache::new(limit);
+    let file = DirectFile::new(device, GrowingMap::new(free), locking);
+    (BufferedFile::new(file, &pool), pool)
+}
+
+fn cached(limit: u64) -> (Cached, Arc<PageCache>) {
+    cached_on(device(), BLOCKS, Locking::Range, limit)
+}
+
+/// All of a file, past its pages, when everything is written back.
+fn on_device(file: &Cached) -> Vec<u8> {
+    file.write_back(0..u64::MAX).unwrap();
+    let mut all = vec![0xAA; file.map().size() as usize];
+    assert_eq!(file.file().read_at(0, &mut all).unwrap(), all.len());
+    all
+}
+
+fn truncate(file: &Cached, size: u64) {
+    let held = file.hold_to_change(size.min(file.size()) / BLOCK * BLOCK..u64::MAX).unwrap();
+    if size <= held.size() {
+        file.map().set_size(size);
+    } else {
+        file.file().zero_behind_end(held.size(), u64::MAX).unwrap();
+        file.map().set_size(size);
+    }
+    // What it leaves of its last block is not zeroed: who makes the file longer has to.
+}
+
+fn punch(file: &Cached, range: std::ops::Range<u64>) {
+    let _held = file.hold_blocks(&range).unwrap();
+    let (first, last) = (range.start.next_multiple_of(BLOCK), range.end / BLOCK * BLOCK);
+    if first >= last {
+        return file.file().zero_held(range).unwrap();
+    }
+    file.file().zero_held(range.start..first).unwrap();
+    file.file().zero_held(last..range.end).unwrap();
+    file.map().punch(first..last);
+}
+
+fn one_file_against_a_model(seed: u64, rounds: u32, locking: Locking, limit: u64) {
+    let mut random = Random::from(seed);
+    let (file, pool) = cached_on(device(), BLOCKS, locking, limit);
+    let writers = (random.below(2) == 0).then(|| Writers::start(&pool, 1).unwrap());
+    let mut model: Vec<u8> = Vec::new();
+    for round in 0..rounds {
+        let size = model.len() as u64;
+        let unit = [1, 512, 4096][random.below(3) as usize];
+        let offset = random.below((size + 6 * BLOCK).min(2 << 20)) / unit * unit;
+        let most = [100, 3 * BLOCK, 40 * BLOCK][random.below(3) as usize];
+        let len = (1 + random.below(most)).div_ceil(unit) * unit;
+        let mut buf = vec![0xAA; len as usize];
+        let story = format!("seed {seed}, round {round}, {locking}: {len} bytes at {offset} of {size}");
+        match random.below(20) {
+            0..5 => {
+                let mut direct = buf.clone();
+                let count = file.read_at(offset, &mut buf).unwrap();
+                let expected =
+                    &model[model.len().min(offset as usize)..model.len().min((offset + len) as usize)];
+                assert!(buf[..count] == *expected, "{story}");
+                assert_eq!(file.read_past(offset, &mut direct).unwrap(), count);
+                assert!(direct[..count] == *expected, "{story}, past");
+            }
+            5..13 => {
+                random.fill(&mut buf);
+                match random.below(4) {
+                    0 => file.write_past(offset, &buf).unwrap(),
+                    _ => file.write_at(offset, &buf).unwrap(),
+                };
+                model.resize(model.len().max((offset + len) as usize), 0);
+                model[offset as usize..(offset + len) as usize].copy_from_slice(&buf);
+            }
+            13 if size < 2 << 20 => {
+                random.fill(&mut buf);
+                let at =
+                    if random.below(2) == 0 { file.append(&buf) } else { file.append_past(&buf) }.unwrap();
+                assert_eq!(at, size, "{story}");
+                model.extend_from_slice(&buf);
+            }
+            14 => {
+                let size = random.below(size + BLOCK);
+                truncate(&file, size);
+                model.resize(size as usize, 0);
+            }
+            15 if offset < size => {
+                let end = (offset + len).min(size);
+                punch(&file, offset..end);
+                model[offset as usize..end as usize].fill(0);
+            }
+            16 => {
+                random.fill(&mut buf);
+                match file.overwrite_past(offset, &buf) {
+                    Ok(_) => model[offset as usize..(offset + len) as usize].copy_from_slice(&buf),
+                    Err(FileError::NotOverwritable { .. }) => {}
+                    Err(error) => panic!("{story}: {error}"),
+                }
+            }
+            17 => file.write_back(offset..offset + len).unwrap(),
+            18 => drop(file.pass_by(Duration::from_secs(5)).expect("nobody is in the way")),
+            19 if random.below(4) == 0 => {
+                let _held = file.hold_to_change(0..u64::MAX).unwrap();
+                file.map().share();
+            }
+            _ => {}
+        }
+        assert_eq!(file.size(), model.len() as u64, "{story}");
+    }
+    assert!(on_device(&file) == model, "seed {seed}, {locking}");
+    assert_eq!((file.map().reserved(), pool.dirty()), (0, 0));
+    assert!(pool.used() <= limit + (4 << 20), "{pool:?}");
+    // One of them may be looking at the file.
+    drop((writers, file));
+    assert_eq!(pool.used(), 0);
+}
+
+#[test]
+fn any_mixture_of_ways_is_one_file() {
+    let seed = Random::seeded().next();
+    for (nth, locking) in Locking::ALL.into_iter().enumerate() {
+        one_file_against_a_model(seed + nth as u64, 1500, locking, 64 << 20);
+        one_file_against_a_model(seed + 100 + nth as u64, 1500, locking, 200 << 10);
+    }
+}
+
+#[test]
+fn threads_with_regions_of_their_own_see_a_model_of_their_own() {
+    const REGION: usize = 150_001;
+    let seed = Random::seeded().next();
+    for limit in [300 << 10, 64 << 20] {
+        let (file, pool) = cached(limit);
+        let _writers = Writers::start(&pool, 2).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..6 {
+                let (file, mut random) = (&file, Random::from(seed + thread as u64));
+                scope.spawn(move || {
+                    let base = (thread * REGION) as u64;
+                    let mut mine = vec![0; REGION];
+                    for round in 0..600 {
+                        let at = random.below(REGION as u64 - 1) as usize;
+                        let len = 1 + random.below((REGION - at).min(20_000) as u64) as usize;
+                        let mut buf = vec![0; len];
+                        match random.below(5) {
+                            0 | 1 => {
+                                random.fill(&mut buf);
+                                file.write_at(base + at as u64, &buf).unwrap();
+                                mine[at..at + len].copy_from_slice(&buf);
+                            }
+                            2 => {
+                                random.fill(&mut buf);
+                                file.write_past(base + at as u64, &buf).unwrap();
+                                mine[at..at + len].copy_from_slice(&buf);
+                            }
+                            3 => file.write_back(base + at as u64..base + (at + len) as u64).unwrap(),
+                            _ => {
+                                let count = file.read_at(base + at as u64, &mut buf).unwrap();
+                                assert!(
+                                    buf[..count] == mine[at..at + count],
+                                    "thread {thread}, round {round}"
+                                );
+                            }
+                        }
+                    }
+                    let mut all = vec![0; REGION];
+                    let count = file.read_past(base, &mut all).unwrap();
+                    assert!(all[..count] == mine[..count], "thread {thread}");
+                });
+            }
+        });
+        on_device(&file);
+        assert_eq!((file.map().reserved(), pool.dirty()), (0, 0));
+    }
+}
+
+#[test]
+fn no_reader_sees_half_a_write() {
+    let (file, pool) = cached(400 << 10);
+    let _writers = Writers::start(&pool, 1).unwrap();
+    file.write_at(0, &vec![0; 100_000]).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..2u8 {
+            let (file, is_over) = (&file, &is_over);
+            scope.spawn(move || {
+                for round in 0..400u32 {
+                    let byte = (round * 2) as u8 + thread;
+                    let write =
+                        if round % 7 == 0 { BufferedFile::write_past } else { BufferedFile::write_at };
+                    write(file, 1000, &vec![byte; 70_000]).unwrap();
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            scope.spawn(move || {
+                let mut buf = vec![0u8; 70_000];
+                while !is_over.load(Ordering::Relaxed) {
+                    let read = if buf[0].is_multiple_of(3) {
+                        BufferedFile::read_past
+                    } else {
+                        BufferedFile::read_at
+                    };
+                    assert_eq!(read(file, 1000, &mut buf).unwrap(), buf.len());
+                    assert!(buf.iter().all(|byte| *byte == buf[0]), "two writes in one read");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn appending_threads_lose_and_tear_nothing() {
+    for limit in [200 << 10, 64 << 20] {
+        let (file, pool) = cached(limit);
+        let _writers = Writers::start(&pool, 1).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4u8 {
+                let file = &file;
+                scope.spawn(move || {
+                    for round in 0..200u16 {
+                        let len = 10 + usize::from(round) * 7;
+                        let mut record = vec![thread + 1; len];
+                        record[..2].copy_from_slice(&(len as u16).to_le_bytes());
+                        let append =
+                            if round % 5 == 0 { BufferedFile::append_past } else { BufferedFile::append };
+                        append(file, &record).unwrap();
+                    }
+                });
+            }
+        });
+        let all = on_device(&file);
+        let (mut at, mut count) = (0, 0);
+        while at < all.len() {
+            let len = usize::from(u16::from_le_bytes([all[at], all[at + 1]]));
+            assert!(all[at + 2..at + len].iter().all(|byte| *byte == all[at + 2]), "record at {at}");
+            (at, count) = (at + len, count + 1);
+        }
+        assert_eq!((at, count), (all.len(), 800));
+    }
+}
+
+#[test]
+fn a_lack_of_space_comes_at_the_write() {
+    let (file, pool) = cached_on(device(), 10, Locking::Range, 64 << 20);
+    file.write_at(0, &[1; 6 * BLOCK as usize]).unwrap();
+    assert_eq!(file.map().reserved(), 6);
+    let lacks = |result| matches!(result, Err(FileError::Map { source: growing::MapError::NoSpace, .. }));
+    assert!(lacks(file.write_at(20 * BLOCK, &[2; 5 * BLOCK as usize])));
+    assert!(lacks(file.append(&[2; 5 * BLOCK as usize]).map(|at| at as usize)));
+    assert_eq!(file.size(), 6 * BLOCK, "the file is as it was");
+    file.append(&[3; 4 * BLOCK as usize]).unwrap();
+    assert!(lacks(file.append(&[3]).map(|at| at as usize)));
+    // What has a place needs none.
+    file.write_at(5, &[4; 4096]).unwrap();
+    let mut model = vec![1; 6 * BLOCK as usize];
+    model.extend([3; 4 * BLOCK as usize]);
+    model[5..4101].fill(4);
+    assert!(on_device(&file) == model);
+    assert_eq!((file.map().reserved(), pool.dirty()), (0, 0));
+    file.map().share();
+    assert!(lacks(file.write_at(0, &[5; 10])), "a copy needs space");
+    file.map().give(1);
+    file.write_at(0, &[5; 10]).unwrap();
+    model[..10].fill(5);
+    assert!(on_device(&file) == model);
+}
+
+#[test]
+fn the_end_moves_on_the_device_over_what_is_written_alone() {
+    let (file, _pool) = cached(64 << 20);
+    file.write_at(0, &[1; 100]).unwrap();
+    file.write_at(50 * BLOCK, &[2; 100]).unwrap();
+    file.write_at(100 * BLOCK, &[3; 100]).unwrap();
+    assert_eq!((file.size(), file.map().size()), (100 * BLOCK + 100, 0));
+    assert_eq!(file.map().in_memory(), Some(100 * BLOCK + 100));
+    file.write_back(100 * BLOCK..101 * BLOCK).unwrap();
+    assert_eq!(file.map().told()[0], None, "two pages before it are dirty");
+    // It was wanted to its end: all before had to go too.
+    assert_eq!(file.map().size(), file.size());
+    let sizes: Vec<u64> = file.map().told().into_iter().flatten().collect();
+    assert!(sizes.is_sorted(), "{sizes:?}");
+}
+
+#[test]
+fn what_lay_behind_the_end_is_zeroes_when_the_file_gets_longer() {
+    for past in [false, true] {
+        let (file, _pool) = cached(64 << 20);
+        file.write_at(0, &[1; 3000]).unwrap();
+        on_device(&file);
+        // The rest of the block holds what a crash may leave.
+        let garbage = vec![9; 1096];
+        let Ok(found) = file.map().lookup(0) else { panic!("no map") };
+        let fileio::ExtentState::Written(at) = found.extent.state else { panic!("no data") };
+        let mut block = vec![0; BLOCK as usize];
+        file.file().device().read(at, &mut block).unwrap();
+        block[3000..].copy_from_slice(&garbage);
+        file.file().device().write(at, &block, blockdev::Durability::Volatile).unwrap();
+        drop(file.pass_by(Duration::from_secs(1)).unwrap());
+        let write = if past { BufferedFile::write_past } else { BufferedFile::write_at };
+        write(&file, 5 * BLOCK, &[2; 10]).unwrap();
+        let mut model = vec![1; 3000];
+        model.resize(5 * BLOCK as usize, 0);
+        model.extend([2; 10]);
+        let mut seen = vec![0xAA; model.len()];
+        file.read_at(0, &mut seen).unwrap();
+        assert!(seen == model && on_device(&file) == model, "past {past}");
+    }
+}
+
+#[test]
+fn everybody_is_told_once_of_what_could_not_be_written_back() {
+    let faults = Arc::new(FaultDevice::new(device(), Vec::new()));
+    let (file, pool) = cached_on(faults.clone(), BLOCKS, Locking::Range, 64 << 20);
+    let (one, other, all) = (file.sync_cursor(), file.sync_cursor(), pool.sync_cursor());
+    file.write_at(0, &[1; 9000]).unwrap();
+    faults.add(Fault::fail(Op::Write, 0).then(Repeat::Sticky));
+    assert!(file.write_back(0..u64::MAX).is_err());
+    faults.heal();
+    for cursor in [&one, &other] {
+        let failure = file.failed_since(cursor).expect("it failed");
+        assert!(failure.to_string().contains("writing back what was written before"), "{failure}");
+        assert!(file.failed_since(cursor).is_none());
+    }
+    assert!(pool.failed_since(&all).is_some() && pool.failed_since(&all).is_none());
+    assert_eq!((file.map().reserved(), pool.dirty()), (0, 0), "what failed is given up");
+    // The next try goes through.
+    file.write_at(0, &[2; 9000]).unwrap();
+    assert!(on_device(&file) == vec![2; 9000]);
+    assert!(file.failed_since(&one).is_none());
+    // A map that cannot be told leaves what it had.
+    file.map().break_it(true);
+    file.append(&[3; 9000]).unwrap();
+    assert!(file.write_back(0..u64::MAX).is_err() && file.failed_since(&one).is_some());
+    file.map().break_it(false);
+    assert_eq!((file.map().reserved(), file.map().size(), pool.dirty()), (0, 9000, 0));
+}
+
+#[test]
+fn a_file_that_is_let_go_dirty_is_written_back_all_the_same() {
+    let (file, pool) = cached_on(device(), BLOCKS, Locking::Range, 64 << 20);
+    let direct = Arc::clone(file.file());
+    file.write_at(10, &[7; 9000]).unwrap();
+    drop(file);
+    assert_eq!(direct.map().size(), 0);
+    pool.write_every_file_back().unwrap();
+    let mut all = vec![0; 9010];
+    assert_eq!(direct.read_at(0, &mut all).unwrap(), 9010);
+    assert!(all[..10] == [0; 10] && all[10..].iter().all(|byte| *byte == 7));
+    // What is abandoned is lost, and takes nothing.
+    let (file, pool) = cached_on(device(), BLOCKS, Locking::Range, 64 << 20);
+    let direct = Arc::clone(file.file());
+    file.write_at(0, &[7; 9000]).unwrap();
+    drop(file);
+    pool.abandon();
+    assert_eq!((direct.map().reserved(), direct.map().size(), pool.used(), pool.dirty()), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_sequential_reader_reads_ahead_and_a_random_one_does_not() {
+    let counted = Arc::new(blockdev::Counter::new(device()));
+    let (file, _pool) = cached_on(counted.clone(), BLOCKS, Locking::Range, 64 << 20);
+    file.write_at(0, &vec![1; 2 << 20]).unwrap();
+    let reads = |work: &dyn Fn()| {
+        drop(file.pass_by(Duration::from_secs(1)).unwrap());
+        let before = counted.counts().reads;
+        work();
+        counted.counts().reads - before
+    };
+    let mut buf = vec![0; 4096];
+    let sequential = reads(&|| {
+        let mut buf = vec![0; 4096];
+        (0..512).for_each(|page| assert_eq!(file.read_at(page * 4096, &mut buf).unwrap(), 4096));
+    });
+    let random = reads(&|| {
+        let mut buf = vec![0; 4096];
+        (0..64).for_each(|nth| assert_eq!(file.read_at((nth * 197 % 512) * 4096, &mut buf).unwrap(), 4096));
+    });
+    // The device's extents are of 7 blocks and fewer: each takes a read of its own.
+    assert!(sequential < 200, "{sequential} requests for 512 pages");
+    assert!((64..=70).contains(&random), "{random} requests for 64 pages");
+    file.read_at(0, &mut buf).unwrap();
+    let before = counted.counts().reads;
+    file.read_at(0, &mut buf).unwrap();
+    assert_eq!(counted.counts().reads, before, "what is in memory is not read");
+}

@@ -1,0 +1,332 @@
+//! A map that grows: a file on a device of which every block that is free can be had.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blockdev::DeviceError;
+use fileio::{
+    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged,
+};
+
+use super::common::BLOCK;
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum MapError {
+    #[error("no space")]
+    NoSpace,
+    #[error("the map is broken")]
+    Broken,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Unwritten,
+    Written,
+    Shared,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Block of the file: block of the device.
+    blocks: BTreeMap<u64, (u64, Kind)>,
+    staged: BTreeMap<u64, u64>,
+    size: u64,
+    /// Blocks of the device that nobody has, and that are not reserved.
+    free: u64,
+    next: u64,
+    reserved: u64,
+    in_memory: Option<u64>,
+    told: Vec<Option<u64>>,
+    is_broken: bool,
+}
+
+#[derive(Debug)]
+pub struct GrowingMap {
+    state: Mutex<State>,
+    seq: AtomicU64,
+}
+
+impl GrowingMap {
+    /// A file without bytes, and so many blocks for it.
+    pub fn new(free: u64) -> Self {
+        Self { state: Mutex::new(State { free, ..State::default() }), seq: AtomicU64::new(0) }
+    }
+
+    fn change<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.state.lock().unwrap();
+        let done = work(&mut state);
+        self.seq.fetch_add(1, Ordering::SeqCst);
+        done
+    }
+
+    pub fn reserved(&self) -> u64 {
+        self.state.lock().unwrap().reserved
+    }
+
+    pub fn in_memory(&self) -> Option<u64> {
+        self.state.lock().unwrap().in_memory
+    }
+
+    /// Every size that was told.
+    pub fn told(&self) -> Vec<Option<u64>> {
+        self.state.lock().unwrap().told.clone()
+    }
+
+    pub fn break_it(&self, is_broken: bool) {
+        self.state.lock().unwrap().is_broken = is_broken;
+    }
+
+    pub fn give(&self, blocks: u64) {
+        self.state.lock().unwrap().free += blocks;
+    }
+
+    /// Cuts the file off, or lets it end later.
+    pub fn set_size(&self, size: u64) {
+        self.change(|state| {
+            let gone = state.blocks.split_off(&size.div_ceil(BLOCK));
+            state.free += gone.len() as u64;
+            state.size = size;
+        });
+    }
+
+    pub fn punch(&self, blocks: Range<u64>) {
+        self.change(|state| {
+            for block in blocks.start / BLOCK..blocks.end / BLOCK {
+                state.free += u64::from(state.blocks.remove(&block).is_some());
+            }
+        });
+    }
+
+    /// Says of all blocks that others have them too.
+    pub fn share(&self) {
+        self.change(|state| {
+            state
+                .blocks
+                .values_mut()
+                .filter(|(_, kind)| *kind == Kind::Written)
+                .for_each(|block| block.1 = Kind::Shared);
+        });
+    }
+}
+
+fn indexes(range: &Range<u64>) -> Range<u64> {
+    assert!(range.start.is_multiple_of(BLOCK) && range.end.is_multiple_of(BLOCK), "whole blocks: {range:?}");
+    range.start / BLOCK..range.end / BLOCK
+}
+
+impl FileMapping for GrowingMap {
+    type Error = MapError;
+
+    fn size(&self) -> u64 {
+        self.state.lock().unwrap().size
+    }
+
+    fn block_size(&self) -> u32 {
+        BLOCK as u32
+    }
+
+    fn lookup(&self, offset: u64) -> Result<Found, MapError> {
+        let seq = self.seq();
+        let state = self.state.lock().unwrap();
+        let block = offset / BLOCK;
+        let kind = |block: u64| state.blocks.get(&block).copied();
+        let first = kind(block);
+        let mut end = block + 1;
+        // A few blocks at a time, as extents are.
+        while end < block + 7 {
+            match (first, kind(end)) {
+                (None, None) => {}
+                (Some((at, kind)), Some((next, same))) if kind == same && next == at + (end - block) => {}
+                _ => break,
+            }
+            end += 1;
+        }
+        let state_of = match first {
+            None => ExtentState::Hole,
+            Some((at, Kind::Unwritten)) => ExtentState::Unwritten(at * BLOCK),
+            Some((at, Kind::Written)) => ExtentState::Written(at * BLOCK),
+            Some((at, Kind::Shared)) => ExtentState::Shared(at * BLOCK),
+        };
+        let extent = Extent { offset: block * BLOCK, len: (end - block) * BLOCK, state: state_of };
+        Ok(Found { extent, size: state.size, seq })
+    }
+
+    fn seq(&self) -> MapSeq {
+        MapSeq(self.seq.load(Ordering::SeqCst))
+    }
+
+    fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = MapError>> {
+        Some(self)
+    }
+}
+
+impl State {
+    fn take(&mut self) -> Result<u64, MapError> {
+        self.free = self.free.checked_sub(1).ok_or(MapError::NoSpace)?;
+        self.next += 1;
+        // Not one behind the other all the time.
+        if self.next.is_multiple_of(11) {
+            self.next += 1;
+        }
+        Ok(self.next)
+    }
+}
+
+impl CopyOnWrite for GrowingMap {
+    type Error = MapError;
+
+    fn stage(&self, range: Range<u64>) -> Result<(), MapError> {
+        self.change(|state| {
+            for block in indexes(&range) {
+                let is_shared = state.blocks.get(&block).is_some_and(|(_, kind)| *kind == Kind::Shared);
+                if is_shared && !state.staged.contains_key(&block) {
+                    let at = state.take()?;
+                    state.staged.insert(block, at);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn staged(&self, offset: u64) -> Result<Option<Staged>, MapError> {
+        let state = self.state.lock().unwrap();
+        let staged = state.staged.get(&(offset / BLOCK));
+        Ok(staged.map(|at| Staged { device: at * BLOCK + offset % BLOCK, len: BLOCK - offset % BLOCK }))
+    }
+
+    fn replace(&self, range: Range<u64>) -> Result<(), MapError> {
+        self.change(|state| {
+            for block in indexes(&range) {
+                if let Some(at) = state.staged.remove(&block) {
+                    state.blocks.insert(block, (at, Kind::Written));
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn unstage(&self, range: Range<u64>) {
+        self.change(|state| {
+            for block in indexes(&range).start..indexes(&range).end.min(1 << 30) {
+                if state.staged.is_empty() {
+                    break;
+                }
+                state.free += u64::from(state.staged.remove(&block).is_some());
+            }
+        });
+    }
+}
+
+impl FileMappingMut for GrowingMap {
+    fn allocate(&self, range: Range<u64>) -> Result<(), MapError> {
+        self.change(|state| {
+            let missing = indexes(&range).filter(|block| !state.blocks.contains_key(block));
+            let missing = Vec::from_iter(missing);
+            if state.free < missing.len() as u64 {
+                return Err(MapError::NoSpace);
+            }
+            for block in missing {
+                let at = state.take()?;
+                state.blocks.insert(block, (at, Kind::Unwritten));
+            }
+            Ok(())
+        })?;
+        self.stage(range)
+    }
+
+    fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<(), MapError> {
+        self.replace(range.clone())?;
+        self.change(|state| {
+            if state.is_broken {
+                return Err(MapError::Broken);
+            }
+            for block in indexes(&range) {
+                let known = state.blocks.get_mut(&block).expect("it has space");
+                if known.1 == Kind::Unwritten {
+                    known.1 = Kind::Written;
+                }
+            }
+            state.size = state.size.max(size.unwrap_or(0));
+            Ok(())
+        })
+    }
+
+    fn data_behind_end(&self, to: u64) -> Result<bool, MapError> {
+        let state = self.state.lock().unwrap();
+        let behind = state.size.div_ceil(BLOCK)..to.div_ceil(BLOCK).max(state.size.div_ceil(BLOCK));
+        Ok(state.blocks.range(behind).any(|(_, (_, kind))| *kind != Kind::Unwritten))
+    }
+
+    fn free_behind_end(&self) -> Result<(), MapError> {
+        self.change(|state| {
+            let behind = state.size.div_ceil(BLOCK);
+            let before = state.blocks.len();
+            state.blocks.retain(|block, (_, kind)| *block < behind || *kind == Kind::Unwritten);
+            state.free += (before - state.blocks.len()) as u64;
+        });
+        Ok(())
+    }
+
+    fn fill(
+        &self,
+        range: Range<u64>,
+        size: u64,
+        write: &mut dyn FnMut(u64, u64, u64) -> Result<(), DeviceError>,
+    ) -> Result<(), MapError> {
+        self.allocate(range.clone())?;
+        for block in indexes(&range) {
+            let at = self.state.lock().unwrap().blocks[&block].0;
+            write(block * BLOCK, at * BLOCK, BLOCK).map_err(|_| MapError::Broken)?;
+        }
+        self.written(range, Some(size))
+    }
+}
+
+impl DelayedAllocation for GrowingMap {
+    fn reserve(&self, range: Range<u64>) -> Result<(), MapError> {
+        self.change(|state| {
+            let indexes = indexes(&range);
+            assert!(indexes.clone().all(|block| !state.blocks.contains_key(&block)), "holes");
+            let count = indexes.end - indexes.start;
+            state.free = state.free.checked_sub(count).ok_or(MapError::NoSpace)?;
+            state.reserved += count;
+            Ok(())
+        })
+    }
+
+    fn unreserve(&self, bytes: u64) {
+        self.change(|state| {
+            state.reserved -= bytes / BLOCK;
+            state.free += bytes / BLOCK;
+        });
+    }
+
+    fn allocate_reserved(&self, range: Range<u64>) -> Result<(), MapError> {
+        self.change(|state| {
+            let indexes = indexes(&range);
+            let count = indexes.end - indexes.start;
+            state.reserved = state.reserved.checked_sub(count).expect("it was reserved");
+            state.free += count;
+            for block in indexes {
+                let at = state.take()?;
+                assert!(state.blocks.insert(block, (at, Kind::Unwritten)).is_none(), "holes");
+            }
+            Ok(())
+        })
+    }
+
+    fn written_back(&self, range: Range<u64>, size: Option<u64>) -> Result<(), MapError> {
+        self.state.lock().unwrap().told.push(size);
+        self.written(range, size)
+    }
+
+    fn ends_in_memory_at(&self, size: Option<u64>) {
+        self.state.lock().unwrap().in_memory = size;
+    }
+
+    fn lacks_space(error: &MapError) -> bool {
+        *error == MapError::NoSpace
+    }
+}
