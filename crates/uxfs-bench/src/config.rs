@@ -3,6 +3,7 @@
 use crate::content::PAGE;
 use crate::error::{Error, Result};
 use crate::fxmark::FxMark;
+use fileio::Flushing;
 use std::path::PathBuf;
 use std::time::Duration;
 use uxfs::Locking;
@@ -25,6 +26,8 @@ pub enum Workload {
     FxMark,
     /// A file is cloned, and threads overwrite random pages that it shares with the clone, by direct I/O.
     Cow,
+    /// Threads write to regions of their own of one device or file, each write durable before the next.
+    OSync,
 }
 
 impl Workload {
@@ -38,6 +41,7 @@ impl Workload {
             Self::FxMark => "fxmark",
             Self::Handles => "handles",
             Self::Cow => "cow",
+            Self::OSync => "osync",
         }
     }
 }
@@ -49,7 +53,8 @@ pub enum Place {
     Memory,
     /// In a file on tmpfs, mapped into memory.
     Shm,
-    /// In an image file in this directory, used with O_DIRECT, and gone afterwards.
+    /// In an image file in this directory, used with O_DIRECT, and gone afterwards; for `osync` also a device, or a file in
+    /// place of one.
     Dir(PathBuf),
 }
 
@@ -58,7 +63,7 @@ impl std::str::FromStr for Place {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text {
-            "memory" => Self::Memory,
+            "memory" | "mem" => Self::Memory,
             "shm" => Self::Shm,
             path => Self::Dir(path.into()),
         })
@@ -120,6 +125,14 @@ pub struct Config {
     /// The kernel release whose features the volumes of `fsmark`, `fxmark`, `handles` and `cow` have, and more features by name
     /// (`6.1+rmapbt+parent`); none: those of 6.1, and what `mkfs.xfs` gives the kernel's.
     pub compat: Option<String>,
+    /// Thread counts of `osync`, each measured.
+    pub osync_threads: Vec<usize>,
+    /// How `osync` shares the flushes of a device; none: every way.
+    pub flushings: Vec<Flushing>,
+    /// What a flush takes where `osync` runs on a device in memory, each measured; 0: nothing.
+    pub flush_latencies: Vec<Duration>,
+    /// Whether `osync` may write all over a device, or a file, that is there.
+    pub overwrite: bool,
     /// Rounds that medians are taken over.
     pub rounds: usize,
     /// A measurement goes over its pages until about this much time has passed.
@@ -149,6 +162,10 @@ impl Default for Config {
             fxmark: Vec::new(),
             dirs: 1,
             compat: None,
+            osync_threads: vec![1, 2, 4, 8, 16, 64],
+            flushings: Vec::new(),
+            flush_latencies: [100, 1000, 10_000].map(Duration::from_micros).to_vec(),
+            overwrite: false,
             rounds: 5,
             min_time: Duration::from_millis(250),
             lockstat: false,
@@ -166,11 +183,16 @@ impl Config {
     /// Most files of a thread that can be asked for, and most directories.
     const MAX_FILES: u64 = 100_000_000;
     const MAX_DIRS: usize = 10_000;
+    /// Longest flush that can be asked for.
+    const MAX_FLUSH: Duration = Duration::from_secs(1);
 
     /// Finds options that make no sense before anything is set up.
     pub fn check(&self) -> Result<()> {
         let wrong = |message: String| Err(Error::Usage(message));
-        if self.threads.is_empty() || self.threads.iter().any(|n| !(1..=Self::MAX_THREADS).contains(n)) {
+        let is_wrong = |threads: &[usize]| {
+            threads.is_empty() || threads.iter().any(|n| !(1..=Self::MAX_THREADS).contains(n))
+        };
+        if is_wrong(&self.threads) || is_wrong(&self.osync_threads) {
             return wrong(format!("thread counts must be from 1 to {}", Self::MAX_THREADS));
         }
         if self.depths.iter().any(|depth| !(1..=Self::MAX_DEPTH).contains(depth)) {
@@ -189,6 +211,9 @@ impl Config {
             let (files, dirs) = (Self::MAX_FILES, Self::MAX_DIRS);
             return wrong(format!("a thread has from 1 to {files} files, in 1 to {dirs} directories"));
         }
+        if self.flush_latencies.is_empty() || self.flush_latencies.iter().any(|&of| of > Self::MAX_FLUSH) {
+            return wrong(format!("a flush takes from 0 to {} ms", Self::MAX_FLUSH.as_millis()));
+        }
         Ok(())
     }
 
@@ -206,6 +231,11 @@ impl Config {
             }
             (true, _) => vec![Locking::Exclusive, Locking::Range],
         }
+    }
+
+    /// The ways to share flushes.
+    pub(crate) fn flushings(&self) -> Vec<Flushing> {
+        if self.flushings.is_empty() { Flushing::ALL.to_vec() } else { self.flushings.clone() }
     }
 
     /// The queue depths of a workload on files.
@@ -238,6 +268,9 @@ mod tests {
             Config { rounds: 0, ..Config::default() },
             Config { files: 0, ..Config::default() },
             Config { dirs: 0, ..Config::default() },
+            Config { osync_threads: vec![], ..Config::default() },
+            Config { flush_latencies: vec![], ..Config::default() },
+            Config { flush_latencies: vec![Duration::from_secs(2)], ..Config::default() },
         ];
         for config in bad {
             assert!(matches!(config.check(), Err(Error::Usage(_))), "{config:?}");

@@ -2,6 +2,7 @@
 //!
 //! [`run`] measures what a [`Config`] asks for. A workload on files is one loop (`Work` says what it does),
 //! which runs on uxfs in process, on any mounted directory by system calls, on a raw device and on plain memory;
+//! `osync` writes and makes durable, over and over, on a device or a file;
 //! `fsmark` (directories and files, no content) and `fxmark` (both) do so too, but for the raw device and plain
 //! memory; `rangelock` measures the range locks alone, `handles` the journal. Printing is left to the caller.
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ mod interrupt;
 mod locks;
 mod lockstat;
 mod measure;
+mod osync;
 mod setup;
 mod suite;
 mod target;
@@ -29,6 +31,7 @@ mod work;
 pub use config::{Config, Place, Versus, Workload};
 pub use content::{Content, PAGE};
 pub use error::{Error, Result};
+pub use fileio::Flushing;
 pub use fxmark::FxMark;
 pub use lockstat::ClassReport;
 pub use measure::Measurement;

@@ -14,6 +14,7 @@ use crate::interrupt;
 use crate::locks;
 use crate::lockstat::{ClassReport, Tracker};
 use crate::measure::{Collector, Measurement, Sample, Series};
+use crate::osync;
 use crate::setup::{KernelXfs, RamDevice};
 use crate::target::{AnyTarget, Label, Measured, MemcpyTarget, SysTarget};
 use crate::volume::OwnVolume;
@@ -81,6 +82,10 @@ pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer)
             }
             Workload::Cow => {
                 report.measurements.extend(cow::run(config, observer)?);
+                continue;
+            }
+            Workload::OSync => {
+                osync::run(config, observer, &mut report)?;
                 continue;
             }
             Workload::Overwrite | Workload::RandRw => {}

@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 use uxfs_bench::{
-    Config, Content, FILE_NAME, FxMark, Locking, Measurement, PAGE, Place, Report, Silent, Versus, Workload,
-    run,
+    Config, Content, FILE_NAME, Flushing, FxMark, Locking, Measurement, PAGE, Place, Report, Silent, Versus,
+    Workload, run,
 };
 
 const SIZE: u64 = 8 << 20;
@@ -279,4 +279,103 @@ fn pages_that_a_clone_shares_are_overwritten_beside_the_kernel() {
             assert!(lines.iter().all(|line| line.ops_per_s > 0.0 && line.median_of == 2), "{lines:?}");
         }
     }
+}
+
+fn osync_config() -> Config {
+    Config {
+        osync_threads: vec![1, 3],
+        flush_latencies: vec![Duration::ZERO, Duration::from_micros(100)],
+        min_time: Duration::from_millis(5),
+        ..config()
+    }
+}
+
+/// The workload itself compares what all regions hold after each measurement.
+#[test]
+fn durable_writes_are_measured_on_a_device_and_on_a_file_in_every_way() {
+    let config = Config { lockstat: true, ..osync_config() };
+    let report = run(&config, &[Workload::OSync], &mut Silent).expect("it runs");
+    let ways = Flushing::ALL.map(Flushing::name);
+    for device in ["memory", "memory, flush 0.1 ms"] {
+        for (target, op, others) in
+            [("device", "device write", &["one-flush-a-round"][..]), ("uxfs", "file write", &[])]
+        {
+            for way in ways.iter().chain(others) {
+                let lines: Vec<&Measurement> = lines(&report, target, Some(way), op)
+                    .into_iter()
+                    .filter(|line| line.device == device)
+                    .collect();
+                let threads: Vec<usize> = lines.iter().map(|line| line.threads).collect();
+                assert_eq!(threads, [1, 3], "{device} {target} {way}");
+                for line in lines {
+                    assert_eq!((line.workload, line.depth, line.median_of), ("osync", 1, 2));
+                    let mib = line.mib_per_s.expect("writes have a size");
+                    assert!(mib > 0.0 && (mib - line.ops_per_s / 16.0).abs() <= mib * 1e-9);
+                    let (p50, p99, p999) = (line.p50_us, line.p99_us, line.p999_us);
+                    assert!(p50 > Some(0.0) && p50 <= p99 && p99 <= p999, "{line:?}");
+                }
+            }
+        }
+    }
+    for (class, way) in [("flush", "serialized"), ("flush state", "shared-flush")] {
+        let target = format!("device {way}, memory, flush 0.1 ms × 3");
+        let found = report.locks.iter().find(|found| found.class == class && found.target == target);
+        assert!(found.is_some_and(|found| found.exclusive > 0), "{class} of {target}: {:?}", report.locks);
+    }
+}
+
+#[test]
+fn durable_writes_go_to_a_disk_and_through_system_calls() {
+    let _alone = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = TempDir::new().expect("a directory");
+    let config = Config {
+        place: Place::Dir(dir.path().to_owned()),
+        flushings: vec![Flushing::Shared],
+        versus: vec![Versus::Dir(dir.path().to_owned()), Versus::KernelXfs],
+        ..osync_config()
+    };
+    let report = run(&config, &[Workload::OSync], &mut Silent).expect("it runs");
+    let here = dir.path().display().to_string();
+    for (target, way, op) in [
+        ("device", Some("shared-flush"), "device write"),
+        ("device", Some("one-flush-a-round"), "device write"),
+        ("raw", None, "device write"),
+        ("uxfs", Some("shared-flush"), "file write"),
+    ] {
+        let lines = lines(&report, target, way, op);
+        assert_eq!(lines.len(), 2, "{target} {way:?}");
+        assert!(lines.iter().all(|line| line.device.starts_with(&here)), "{lines:?}");
+    }
+    let kernels: Vec<&Measurement> =
+        report.measurements.iter().filter(|line| line.target.starts_with("kernel-")).collect();
+    assert_eq!(kernels.len(), 4, "two mounted directories");
+    assert!(kernels.iter().all(|line| line.op == "file write" && line.ops_per_s > 0.0));
+    let zram = kernels.iter().find(|line| line.device.starts_with("/dev/zram")).expect("made for this");
+    assert!(!is_left(&zram.device));
+    assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
+}
+
+/// A file stands for a device: nothing is written to it unasked, and nothing behind the regions if it is asked for.
+#[test]
+fn what_is_there_is_written_over_only_if_that_is_asked_for() {
+    let dir = TempDir::new().expect("a directory");
+    let disk = dir.path().join("disk");
+    let held = vec![7; 8 << 20];
+    std::fs::write(&disk, &held).expect("room");
+    let config = Config { place: Place::Dir(disk.clone()), ..osync_config() };
+    let refused = run(&config, &[Workload::OSync], &mut Silent).expect_err("not asked for");
+    assert!(refused.to_string().contains("--force"), "{refused}");
+    assert!(std::fs::read(&disk).expect("still there") == held);
+
+    let small = Config { overwrite: true, osync_threads: vec![9], ..config.clone() };
+    let refused = run(&small, &[Workload::OSync], &mut Silent).expect_err("nine regions");
+    assert!(refused.to_string().contains("9437184 are written to"), "{refused}");
+    assert!(std::fs::read(&disk).expect("still there") == held);
+
+    let config = Config { overwrite: true, ..config };
+    let report = run(&config, &[Workload::OSync], &mut Silent).expect("it runs");
+    // Three ways, one flush a round, and system calls; two thread counts.
+    assert_eq!(report.measurements.len(), 10, "{:?}", report.measurements);
+    let now = std::fs::read(&disk).expect("still there");
+    assert!(now[..3 << 20] != held[..3 << 20] && now[3 << 20..] == held[3 << 20..]);
 }

@@ -47,7 +47,7 @@ fn json_lines_have_all_fields() {
             assert!(line.get(field).is_some(), "{field}: {line}");
         }
     }
-    for workload in ["overwrite", "randrw", "rangelock", "fsmark", "handles"] {
+    for workload in ["overwrite", "randrw", "rangelock", "fsmark", "handles", "fxmark", "osync", "cow"] {
         assert!(lines.iter().any(|line| line["workload"] == workload), "{workload}: {text}");
     }
     for target in ["uxfs", "raw", "memcpy"] {
@@ -124,7 +124,17 @@ fn fxmark_measures_what_is_asked_for_on_both_sides() {
 
 #[test]
 fn wrong_command_lines_are_refused_before_anything_is_made() {
-    let cases: [(&[&str], &str); 9] = [
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("device");
+    let precious = b"precious".repeat(512);
+    std::fs::write(&file, &precious).expect("room");
+    let device = format!("--device={}", file.display());
+    let cases: [(&[&str], &str); 14] = [
+        (&["bench", "osync", &device], "--force"),
+        (&["bench", "osync", "--force", &device], "has 4096 bytes"),
+        (&["bench", "osync", "--sync=jbd"], "no way to flush is called"),
+        (&["bench", "osync", "--flush-ms=-1"], "--flush-ms"),
+        (&["bench", "osync", "--flush-ms=100000"], "a flush takes from 0 to"),
         (&["bench", "randrw"], "--direct"),
         (&["bench", "overwrite", "--locking=none"], "no locking is called"),
         (&["bench", "overwrite", "--threads=0"], "thread counts"),
@@ -141,6 +151,24 @@ fn wrong_command_lines_are_refused_before_anything_is_made() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.contains(message), "{args:?}: {said}");
         assert!(output.stdout.is_empty(), "{args:?}");
+    }
+    assert!(std::fs::read(&file).expect("still there") == precious);
+}
+
+#[test]
+fn durable_writes_are_compared_with_one_flush_a_round_for_each_latency() {
+    let output = output(&[&["bench", "osync", "--device=mem", "--flush-ms=0.1,0.5"], &SMALL[..]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    for part in [
+        "each write durable before the next; flush 0.1 ms",
+        "each write durable before the next; flush 0.5 ms",
+        "device serialized",
+        "uxfs concurrent",
+        "shared-flush ÷ serialized",
+        "shared-flush ÷ one-flush-a-round",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
     }
 }
 
@@ -210,7 +238,7 @@ fn a_file_that_is_there_is_not_overwritten() {
 fn what_leaves_no_volume_keeps_none() {
     let dir = tempfile::tempdir().unwrap();
     let keep = dir.path().join("keep");
-    for workload in ["cow", "fxmark", "handles", "rangelock"] {
+    for workload in ["cow", "fxmark", "handles", "osync", "rangelock"] {
         let output = output(&["bench", workload, "--keep", keep.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(2));
         let said = String::from_utf8(output.stderr).unwrap();

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
-use uxfs_bench::{Config, Error, FxMark, Locking, Place, Versus, Workload};
+use uxfs_bench::{Config, Error, Flushing, FxMark, Locking, Place, Versus, Workload};
 
 /// What can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -33,6 +33,8 @@ enum Asked {
     Fxmark,
     /// Clone a file, and overwrite random pages that it shares with the clone
     Cow,
+    /// Write 64 KiB to regions of each thread's own of one device or file, each write durable before the next
+    Osync,
     /// All of them
     All,
 }
@@ -46,9 +48,9 @@ pub struct Args {
     /// Direct I/O (the only kind of `randrw` so far).
     #[arg(long)]
     direct: bool,
-    /// Thread counts.
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8,16")]
-    threads: Vec<usize>,
+    /// Thread counts. Unsaid: 1,2,4,8,16, and for `osync` 64 too.
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    threads: Option<Vec<usize>>,
     /// Lockings of the file in uxfs: exclusive, shared, interval-tree, btree, range. Unsaid: exclusive and range
     /// for `overwrite`, all but exclusive for `randrw`.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
@@ -57,9 +59,9 @@ pub struct Args {
     /// loop device over a file on tmpfs (root only).
     #[arg(long, value_name = "DIR|kernel-xfs|kernel-xfs-loop")]
     vs: Vec<Versus>,
-    /// Where uxfs's volume is kept: memory, shm (a mapped file on tmpfs), or a directory (an image file in it,
-    /// opened with O_DIRECT).
-    #[arg(long, value_name = "memory|shm|DIR", default_value = "memory")]
+    /// Where uxfs's volume is kept: memory (or mem), shm (a mapped file on tmpfs), or a directory (an image file in it,
+    /// opened with O_DIRECT). `osync` also takes a device, or a file in place of one, and writes all over it (--force).
+    #[arg(long, value_name = "memory|shm|DIR|DEVICE", default_value = "memory")]
     device: Place,
     /// Run the same on the device without a file system, too (always, where --device is a directory).
     #[arg(long)]
@@ -93,6 +95,16 @@ pub struct Args {
     /// volume too. Unsaid: those of 6.1, and for the kernel what mkfs.xfs makes.
     #[arg(long, value_name = "RELEASE[+FEATURE…]")]
     compat: Option<String>,
+    /// How `osync` shares the device's flush among threads: serialized (each his own, in turn), concurrent (each his own,
+    /// at once), shared-flush (one for all who wait). Unsaid: each of them.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    sync: Vec<Flushing>,
+    /// What a flush of `osync`'s device in memory takes; it does one at a time, as disks do.
+    #[arg(long, value_name = "MILLISECONDS,…", value_delimiter = ',', default_value = "0.1,1,10")]
+    flush_ms: Vec<f64>,
+    /// Let `osync` write all over the device, or the file, that --device names.
+    #[arg(long)]
+    force: bool,
     /// Rounds, in each of which all take turns; the report is of medians.
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: usize,
@@ -124,18 +136,28 @@ impl Args {
             Asked::Handles => Workload::Handles,
             Asked::Fxmark => Workload::FxMark,
             Asked::Cow => Workload::Cow,
+            Asked::Osync => Workload::OSync,
             Asked::All => {
-                use Workload::{Cow, FsMark, FxMark, Handles, Overwrite, RandRw, RangeLock};
-                return Ok(vec![Overwrite, RandRw, RangeLock, FsMark, FxMark, Handles, Cow]);
+                use Workload::{Cow, FsMark, FxMark, Handles, OSync, Overwrite, RandRw, RangeLock};
+                return Ok(vec![Overwrite, OSync, FsMark, RandRw, RangeLock, Handles, FxMark, Cow]);
             }
         };
         Ok(vec![one])
     }
 
-    fn config(&self) -> Config {
+    fn config(&self) -> Result<Config> {
         let in_memory = !matches!(self.device, Place::Dir(_));
-        Config {
-            threads: self.threads.clone(),
+        let unsaid = Config::default();
+        let latency = |&ms: &f64| {
+            Duration::try_from_secs_f64(ms / 1000.0)
+                .map_err(|error| Failure::new(Exit::Usage, format!("--flush-ms {ms}: {error}")))
+        };
+        Ok(Config {
+            threads: self.threads.clone().unwrap_or(unsaid.threads),
+            osync_threads: self.threads.clone().unwrap_or(unsaid.osync_threads),
+            flushings: self.sync.clone(),
+            flush_latencies: self.flush_ms.iter().map(latency).collect::<Result<_>>()?,
+            overwrite: self.force,
             locking: self.locking.clone(),
             versus: self.vs.clone(),
             place: self.device.clone(),
@@ -154,7 +176,7 @@ impl Args {
             lockstat: self.lockstat,
             keep: self.keep.clone(),
             seed: self.seed,
-        }
+        })
     }
 }
 
@@ -169,9 +191,9 @@ fn fxmark_help() -> String {
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let workloads = args.workloads()?;
     if args.keep.is_some()
-        && workloads.iter().all(|one| {
-            matches!(one, Workload::Cow | Workload::FxMark | Workload::Handles | Workload::RangeLock)
-        })
+        && workloads
+            .iter()
+            .all(|one| !matches!(one, Workload::Overwrite | Workload::RandRw | Workload::FsMark))
     {
         let what = "--keep: this workload leaves no volume that could be kept";
         return Err(Failure::new(Exit::Usage, what));
@@ -183,8 +205,9 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         let what = "is there already; name a new file to keep the volume in";
         return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(keep))));
     }
+    let config = args.config()?;
     let mut progress = Progress::new();
-    let report = uxfs_bench::run(&args.config(), &workloads, &mut progress).map_err(failure);
+    let report = uxfs_bench::run(&config, &workloads, &mut progress).map_err(failure);
     progress.clear();
     let report = report?;
     let mut out = std::io::stdout().lock();

@@ -5,22 +5,31 @@ use comfy_table::{CellAlignment, Table, presets};
 use std::io::Write;
 use uxfs_bench::{ClassReport, Measurement};
 
-/// The locking that is compared with all the others, where it was measured.
-const OURS: &str = "range";
+/// The lockings, and the way to flush, that are compared with all the others, where they were measured.
+const OURS: [&str; 2] = ["range", "shared-flush"];
 /// Our row where there is no choice of locking.
 const UXFS: &str = "uxfs";
 
-/// Prints a table for each workload and queue depth.
+/// Prints a table for each workload, queue depth and modelled device.
 pub fn print_measurements(out: &mut impl Write, lines: &[Measurement], verbose: bool) -> Result<()> {
-    for (workload, depth) in distinct(lines.iter().map(|line| (line.workload, group_depth(lines, line)))) {
-        let of_table: Vec<&Measurement> = lines
-            .iter()
-            .filter(|line| (line.workload, group_depth(lines, line)) == (workload, depth))
-            .collect();
-        writeln!(out, "\n{}", title(workload, depth, &of_table))?;
+    for (workload, depth, model) in distinct(lines.iter().map(|line| key(lines, line))) {
+        let of_table: Vec<&Measurement> =
+            lines.iter().filter(|line| key(lines, line) == (workload, depth, model)).collect();
+        let model = model.map(|model| format!("; {model}")).unwrap_or_default();
+        writeln!(out, "\n{}", title(&format!("{}{model}", subject(workload, depth)), &of_table))?;
         writeln!(out, "{}", table(&of_table, verbose))?;
     }
     Ok(())
+}
+
+/// What lines of one table have in common.
+fn key<'a>(lines: &[Measurement], line: &'a Measurement) -> (&'static str, u32, Option<&'a str>) {
+    (line.workload, group_depth(lines, line), modelled(line))
+}
+
+/// What a line's device does otherwise than a real one; only such lines are compared with each other.
+fn modelled(line: &Measurement) -> Option<&str> {
+    line.device.split_once(", ").map(|(_, model)| model).filter(|model| model.starts_with("flush "))
 }
 
 /// The depth that a line is shown under: a target without a queue is shown beside those that have one.
@@ -39,9 +48,14 @@ fn group_depth(lines: &[Measurement], line: &Measurement) -> u32 {
         .unwrap_or(line.depth)
 }
 
-fn title(workload: &str, depth: u32, lines: &[&Measurement]) -> String {
+fn title(what: &str, lines: &[&Measurement]) -> String {
     let rounds = lines.first().map_or(0, |line| line.median_of);
-    let what = match workload {
+    format!("{what} (operations a second, medians of {rounds})")
+}
+
+/// What a workload measures.
+fn subject(workload: &str, depth: u32) -> String {
+    match workload {
         "overwrite" => {
             format!("overwrite: random 4 KiB pages of one file, direct, {depth} in flight per thread")
         }
@@ -64,9 +78,13 @@ fn title(workload: &str, depth: u32, lines: &[&Measurement]) -> String {
             "cow: a file cloned, random 4 KiB pages that it shares overwritten, and once more; direct, \
              {depth} in flight per thread"
         ),
+        "osync" => {
+            "osync: 64 KiB written to regions of each thread's own, over and over, each write durable \
+                    before the next"
+                .to_owned()
+        }
         other => other.to_owned(),
-    };
-    format!("{what} (operations a second, medians of {rounds})")
+    }
 }
 
 /// The name of a line's row.
@@ -159,9 +177,10 @@ fn table(lines: &[&Measurement], verbose: bool) -> Table {
 
 /// What is compared: our row with each of the others, and with its own reads.
 fn ratios(rows: &[Row<'_>], reads: &[Row<'_>], columns: usize) -> Vec<(String, Vec<Option<f64>>)> {
-    let is_ours = |row: &&Row<'_>| row.name == UXFS || row.name.split(' ').nth(1) == Some(OURS);
+    let our = |row: &Row<'_>| OURS.into_iter().find(|ours| row.name.split(' ').nth(1) == Some(ours));
+    let is_ours = |row: &&Row<'_>| row.name == UXFS || our(row).is_some();
     let Some(ours) = rows.iter().find(is_ours) else { return Vec::new() };
-    let our_name = if ours.name == UXFS { UXFS } else { OURS };
+    let our_name = our(ours).unwrap_or(UXFS);
     let against = |other: &Row<'_>| {
         (0..columns).map(|column| Some(ours.ops(column)? / other.ops(column)?)).collect::<Vec<Option<f64>>>()
     };
@@ -178,7 +197,7 @@ fn ratios(rows: &[Row<'_>], reads: &[Row<'_>], columns: usize) -> Vec<(String, V
 
 /// A row's name without what all of ours have in common.
 fn short(name: &str) -> &str {
-    name.strip_prefix("uxfs ").or_else(|| name.strip_prefix("rangelock ")).unwrap_or(name)
+    ["uxfs ", "rangelock ", "device "].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
 }
 
 /// A number of operations a second, with its latencies if that is asked for.
