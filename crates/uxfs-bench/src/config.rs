@@ -19,6 +19,9 @@ pub enum Workload {
     RangeLock,
     /// Threads make empty files in directories of their own, look at all of them, and remove them.
     FsMark,
+    /// Clients of a file server make, write, read, look at, list, rename, flush and remove files in directories of their
+    /// own.
+    Dbench,
     /// Threads start and stop journal handles, and change one inode in each transaction.
     Handles,
     /// The workloads of FxMark: threads read, write, look up, make, remove and rename, in files and directories of their
@@ -39,6 +42,7 @@ impl Workload {
             Self::RangeLock => "rangelock",
             Self::FsMark => "fsmark",
             Self::FxMark => "fxmark",
+            Self::Dbench => "dbench",
             Self::Handles => "handles",
             Self::Cow => "cow",
             Self::OSync => "osync",
@@ -118,11 +122,13 @@ pub struct Config {
     pub depths: Vec<u32>,
     /// Files that each thread of `fsmark` and `fxmark` has, and blocks that one of `fxmark` appends or cuts off.
     pub files: u64,
+    /// Numbers of clients of `dbench`, each measured.
+    pub clients: Vec<usize>,
     /// Which of the workloads of `fxmark`; none: all.
     pub fxmark: Vec<FxMark>,
     /// Directories of each thread of `fsmark`, over which its files are spread.
     pub dirs: usize,
-    /// The kernel release whose features the volumes of `fsmark`, `fxmark`, `handles` and `cow` have, and more features by name
+    /// The kernel release whose features the volumes of `fsmark`, `fxmark`, `dbench`, `handles` and `cow` have, and more features by name
     /// (`6.1+rmapbt+parent`); none: those of 6.1, and what `mkfs.xfs` gives the kernel's.
     pub compat: Option<String>,
     /// Thread counts of `osync`, each measured.
@@ -159,6 +165,7 @@ impl Default for Config {
             clones: 16,
             depths: Vec::new(),
             files: 10_000,
+            clients: vec![1, 2, 4, 8],
             fxmark: Vec::new(),
             dirs: 1,
             compat: None,
@@ -194,6 +201,9 @@ impl Config {
         };
         if is_wrong(&self.threads) || is_wrong(&self.osync_threads) {
             return wrong(format!("thread counts must be from 1 to {}", Self::MAX_THREADS));
+        }
+        if self.clients.is_empty() || self.clients.iter().any(|n| !(1..=Self::MAX_THREADS).contains(n)) {
+            return wrong(format!("numbers of clients must be from 1 to {}", Self::MAX_THREADS));
         }
         if self.depths.iter().any(|depth| !(1..=Self::MAX_DEPTH).contains(depth)) {
             return wrong(format!("queue depths must be from 1 to {}", Self::MAX_DEPTH));
@@ -259,6 +269,7 @@ mod tests {
             Config { threads: vec![], ..Config::default() },
             Config { threads: vec![1, 0], ..Config::default() },
             Config { threads: vec![100_000], ..Config::default() },
+            Config { clients: vec![2, 0], ..Config::default() },
             Config { depths: vec![0], ..Config::default() },
             Config { size: 0, ..Config::default() },
             Config { size: 4097, ..Config::default() },

@@ -3,13 +3,14 @@
 //! [`run`] measures what a [`Config`] asks for. A workload on files is one loop (`Work` says what it does),
 //! which runs on uxfs in process, on any mounted directory by system calls, on a raw device and on plain memory;
 //! `osync` writes and makes durable, over and over, on a device or a file;
-//! `fsmark` (directories and files, no content) and `fxmark` (both) do so too, but for the raw device and plain
+//! `fsmark` (directories and files, no content), `fxmark` and `dbench` (both) do so too, but for the raw device and plain
 //! memory; `rangelock` measures the range locks alone, `handles` the journal. Printing is left to the caller.
 #![forbid(unsafe_code)]
 
 mod config;
 mod content;
 mod cow;
+mod dbench;
 mod drive;
 mod error;
 mod fs;

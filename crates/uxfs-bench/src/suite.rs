@@ -6,6 +6,7 @@
 use crate::config::{Config, Versus, Workload};
 use crate::content::Content;
 use crate::cow;
+use crate::dbench;
 use crate::error::Result;
 use crate::fsmark;
 use crate::fxmark;
@@ -74,6 +75,10 @@ pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer)
             }
             Workload::Handles => {
                 handles::run(config, observer, &mut report)?;
+                continue;
+            }
+            Workload::Dbench => {
+                dbench::run(config, observer, &mut report)?;
                 continue;
             }
             Workload::FxMark => {

@@ -258,6 +258,27 @@ fn all_of_fxmark_runs_on_a_volume_and_in_mounted_directories() {
     assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
 }
 
+#[test]
+fn clients_work_on_a_volume_and_on_the_kernels() {
+    let _alone = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let config = Config { clients: vec![1, 3], lockstat: true, versus: vec![Versus::KernelXfs], ..config() };
+    let report = run(&config, &[Workload::Dbench], &mut Silent).expect("it runs");
+    assert_eq!(report.measurements.len(), 8);
+    for target in ["uxfs", "kernel-xfs"] {
+        for op in ["mix", "MiB"] {
+            let lines = lines(&report, target, None, op);
+            let shape: Vec<(usize, usize)> =
+                lines.iter().map(|line| (line.threads, line.median_of)).collect();
+            assert_eq!(shape, [(1, 2), (3, 2)], "{target} {op}");
+            assert!(lines.iter().all(|line| line.ops_per_s > 0.0 && line.workload == "dbench"), "{lines:?}");
+        }
+    }
+    // Each client flushes seven times in an errand.
+    let counted =
+        |target: &str| report.locks.iter().any(|of| of.target == target && of.shared + of.exclusive > 0);
+    assert!(counted("uxfs × 1") && counted("uxfs × 3"), "{:?}", report.locks);
+}
+
 /// Copies on write on both volumes, which have today's features. The workload itself compares what the file and its
 /// clone hold after each round.
 #[test]

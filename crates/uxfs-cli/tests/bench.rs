@@ -123,13 +123,43 @@ fn fxmark_measures_what_is_asked_for_on_both_sides() {
 }
 
 #[test]
+fn dbench_gives_operations_and_bytes_of_each_number_of_clients() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let vs = format!("--vs={}", dir.path().display());
+    let args = ["--json", "bench", "dbench", "--clients=1,3", "--rounds=1", "--min-time=1", &vs];
+    let output = output(&args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    for target in ["uxfs", "kernel-"] {
+        for clients in [1, 3] {
+            let of = |op: &str| {
+                let mut fits = lines.iter().filter(|line| {
+                    line["op"] == op
+                        && line["threads"] == clients
+                        && line["target"].as_str().is_some_and(|name| name.starts_with(target))
+                });
+                let line = fits.next().unwrap_or_else(|| panic!("{target} {op} × {clients}: {text}"));
+                assert!(fits.next().is_none(), "{target} {op} × {clients}: {text}");
+                (line["ops_per_s"].as_f64().expect("a rate"), line["mib_per_s"].as_f64().expect("a rate"))
+            };
+            let ((mix, moved), (mib, same)) = (of("mix"), of("MiB"));
+            assert_eq!(mib, same);
+            // An operation moves 7 KiB in the mean, which is told in whole bytes.
+            assert!(mix > mib && (moved / mib - 1.0).abs() < 0.001, "{moved} {mib}");
+        }
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
+}
+
+#[test]
 fn wrong_command_lines_are_refused_before_anything_is_made() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("device");
     let precious = b"precious".repeat(512);
     std::fs::write(&file, &precious).expect("room");
     let device = format!("--device={}", file.display());
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 15] = [
         (&["bench", "osync", &device], "--force"),
         (&["bench", "osync", "--force", &device], "has 4096 bytes"),
         (&["bench", "osync", "--sync=jbd"], "no way to flush is called"),
@@ -141,6 +171,7 @@ fn wrong_command_lines_are_refused_before_anything_is_made() {
         (&["bench", "overwrite", "--size=4095"], "multiple of 4096"),
         (&["bench", "fsmark", "--files=0"], "from 1 to"),
         (&["bench", "fxmark", "--workload=DRBL,DRXL"], "no workload of FxMark is called DRXL"),
+        (&["bench", "dbench", "--clients=1,0"], "numbers of clients"),
         (&["bench", "fsmark", "--workload=DRBL"], "--workload: only fxmark"),
         (&["bench", "overwrite", "--size=1T"], "one group"),
         (&["bench", "nonsense"], "nonsense"),
@@ -238,7 +269,7 @@ fn a_file_that_is_there_is_not_overwritten() {
 fn what_leaves_no_volume_keeps_none() {
     let dir = tempfile::tempdir().unwrap();
     let keep = dir.path().join("keep");
-    for workload in ["cow", "fxmark", "handles", "osync", "rangelock"] {
+    for workload in ["cow", "dbench", "fxmark", "handles", "osync", "rangelock"] {
         let output = output(&["bench", workload, "--keep", keep.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(2));
         let said = String::from_utf8(output.stderr).unwrap();

@@ -31,6 +31,9 @@ enum Asked {
     /// The 19 workloads of FxMark: threads read, write, look up, make, remove and rename, each in files and directories
     /// of its own or in shared ones
     Fxmark,
+    /// Clients of a file server: files made, written in pieces, read, looked at, listed, renamed, flushed and removed, in
+    /// a directory of each client's own
+    Dbench,
     /// Clone a file, and overwrite random pages that it shares with the clone
     Cow,
     /// Write 64 KiB to regions of each thread's own of one device or file, each write durable before the next
@@ -51,6 +54,9 @@ pub struct Args {
     /// Thread counts. Unsaid: 1,2,4,8,16, and for `osync` 64 too.
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     threads: Option<Vec<usize>>,
+    /// Numbers of clients of `dbench`.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8")]
+    clients: Vec<usize>,
     /// Lockings of the file in uxfs: exclusive, shared, interval-tree, btree, range. Unsaid: exclusive and range
     /// for `overwrite`, all but exclusive for `randrw`.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
@@ -91,7 +97,7 @@ pub struct Args {
     /// Directories of each thread of `fsmark`, over which its files are spread.
     #[arg(long, value_name = "N", default_value_t = 1)]
     dirs: usize,
-    /// Give the volumes of `fsmark`, `fxmark`, `handles` and `cow` the features of this kernel release, and others by name, the kernel's
+    /// Give the volumes of `fsmark`, `fxmark`, `dbench`, `handles` and `cow` the features of this kernel release, and others by name, the kernel's
     /// volume too. Unsaid: those of 6.1, and for the kernel what mkfs.xfs makes.
     #[arg(long, value_name = "RELEASE[+FEATURE…]")]
     compat: Option<String>,
@@ -135,11 +141,12 @@ impl Args {
             Asked::Fsmark => Workload::FsMark,
             Asked::Handles => Workload::Handles,
             Asked::Fxmark => Workload::FxMark,
+            Asked::Dbench => Workload::Dbench,
             Asked::Cow => Workload::Cow,
             Asked::Osync => Workload::OSync,
             Asked::All => {
-                use Workload::{Cow, FsMark, FxMark, Handles, OSync, Overwrite, RandRw, RangeLock};
-                return Ok(vec![Overwrite, OSync, FsMark, RandRw, RangeLock, Handles, FxMark, Cow]);
+                use Workload::{Cow, Dbench, FsMark, FxMark, Handles, OSync, Overwrite, RandRw, RangeLock};
+                return Ok(vec![Overwrite, OSync, FsMark, RandRw, RangeLock, Handles, FxMark, Dbench, Cow]);
             }
         };
         Ok(vec![one])
@@ -168,6 +175,7 @@ impl Args {
             clones: self.clones,
             depths: self.depth.clone(),
             files: self.files,
+            clients: self.clients.clone(),
             fxmark: self.fxmark.clone(),
             dirs: self.dirs,
             compat: self.compat.clone(),

@@ -74,6 +74,11 @@ fn subject(workload: &str, depth: u32) -> String {
                      much of it shared"
                 .to_owned()
         }
+        "dbench" => {
+            "dbench: clients of a file server, in directories of their own; operations of their mix, and MiB \
+                     that they write and read"
+                .to_owned()
+        }
         "cow" => format!(
             "cow: a file cloned, random 4 KiB pages that it shares overwritten, and once more; direct, \
              {depth} in flight per thread"
