@@ -6,7 +6,7 @@ use crate::fxmark::FxMark;
 use fileio::Flushing;
 use std::path::PathBuf;
 use std::time::Duration;
-use uxfs::Locking;
+use uxfs::{Designs, HandleCounts, Locking, Reservations};
 
 /// A workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +97,40 @@ impl std::str::FromStr for Versus {
     }
 }
 
+/// Designs of the journal to choose from; none: today's.
+#[derive(Clone, Debug, Default)]
+pub struct DesignLists {
+    /// How open handles are counted.
+    pub handles: Vec<HandleCounts>,
+    /// How log space is counted.
+    pub reservation: Vec<Reservations>,
+}
+
+impl DesignLists {
+    fn are_empty(&self) -> bool {
+        let Self { handles, reservation } = self;
+        handles.is_empty() && reservation.is_empty()
+    }
+
+    /// Each choice with each other; today's first.
+    fn product(&self) -> Vec<Designs> {
+        let Self { handles, reservation } = self;
+        let mut all = vec![Designs::default()];
+        all = each(&all, handles, |designs, handles| Designs { handles, ..designs });
+        all = each(&all, reservation, |designs, reservation| Designs { reservation, ..designs });
+        all.sort_by_key(|designs| *designs != Designs::default());
+        all
+    }
+}
+
+/// Each of `all` with each choice of `list`; as it is if there is none.
+fn each<T: Copy>(all: &[Designs], list: &[T], with: impl Fn(Designs, T) -> Designs) -> Vec<Designs> {
+    if list.is_empty() {
+        return all.to_vec();
+    }
+    all.iter().flat_map(|designs| list.iter().map(|choice| with(*designs, *choice))).collect()
+}
+
 /// What is asked of a run.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -104,6 +138,8 @@ pub struct Config {
     pub threads: Vec<usize>,
     /// Lockings that uxfs is measured with; none: those that the workload's table has by default.
     pub locking: Vec<Locking>,
+    /// Designs of the journal that `handles` and `fsmark` are measured with.
+    pub designs: DesignLists,
     /// What uxfs is compared with.
     pub versus: Vec<Versus>,
     /// Where the volume is.
@@ -156,6 +192,7 @@ impl Default for Config {
         Self {
             threads: vec![1, 2, 4, 8, 16],
             locking: Vec::new(),
+            designs: DesignLists::default(),
             versus: Vec::new(),
             place: Place::Memory,
             raw: false,
@@ -248,6 +285,22 @@ impl Config {
         if self.flushings.is_empty() { Flushing::ALL.to_vec() } else { self.flushings.clone() }
     }
 
+    /// The designs of the journal that a workload is measured with. Unsaid, `handles` has each older one beside today's, and
+    /// all of them at once.
+    pub(crate) fn designs(&self, workload: Workload) -> Vec<Designs> {
+        let today = Designs::default();
+        if workload != Workload::Handles || !self.designs.are_empty() {
+            return self.designs.product();
+        }
+        let (handles, reservation) = (HandleCounts::Locked, Reservations::Locked);
+        vec![
+            today,
+            Designs { handles, ..today },
+            Designs { reservation, ..today },
+            Designs { handles, reservation },
+        ]
+    }
+
     /// The queue depths of a workload on files.
     pub(crate) fn depths(&self, workload: Workload) -> Vec<u32> {
         match (self.depths.is_empty(), workload) {
@@ -261,6 +314,22 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn designs_are_combined() {
+        let designs = |workload, handles: &[HandleCounts], reservation: &[Reservations]| {
+            let lists = DesignLists { handles: handles.to_vec(), reservation: reservation.to_vec() };
+            let config = Config { designs: lists, ..Config::default() };
+            let all = config.designs(workload);
+            all.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let (both, locked) = (HandleCounts::ALL, [Reservations::Locked]);
+        assert_eq!(designs(Workload::FsMark, &[], &[]), [""]);
+        assert_eq!(designs(Workload::Handles, &both, &[]), ["", "handles=locked"]);
+        let combined = ["handles=locked reservation=locked", "reservation=locked"];
+        assert_eq!(designs(Workload::FsMark, &both, &locked), combined);
+        assert!(designs(Workload::Handles, &[], &[]).len() > 3);
+    }
 
     #[test]
     fn senseless_options_are_refused() {

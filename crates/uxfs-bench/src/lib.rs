@@ -29,7 +29,7 @@ mod together;
 mod volume;
 mod work;
 
-pub use config::{Config, Place, Versus, Workload};
+pub use config::{Config, DesignLists, Place, Versus, Workload};
 pub use content::{Content, PAGE};
 pub use error::{Error, Result};
 pub use fileio::Flushing;
@@ -38,4 +38,4 @@ pub use lockstat::ClassReport;
 pub use measure::Measurement;
 pub use setup::{FILE_NAME, make_image};
 pub use suite::{Observer, Report, Silent, run};
-pub use uxfs::Locking;
+pub use uxfs::{HandleCounts, Locking, Reservations};

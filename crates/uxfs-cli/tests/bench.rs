@@ -69,12 +69,13 @@ fn a_table_is_printed_otherwise() {
 #[test]
 fn handles_that_change_nothing_take_no_lock() {
     let args = ["--json", "bench", "handles", "--threads=1,2", "--rounds=1", "--min-time=20", "--lockstat"];
-    let output = output(&args);
+    let output = output(&[&args[..], &["--handles=locked,atomic", "--reservation=atomic,locked"]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("text");
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     for op in ["start/stop", "extend", "roll", "barrier", "inode"] {
-        let of_op = |line: &&Value| line["workload"] == "handles" && line["op"] == op;
+        let of_op =
+            |line: &&Value| line["workload"] == "handles" && line["op"] == op && line["locking"].is_null();
         let threads: Vec<_> = lines.iter().filter(of_op).map(|line| line["threads"].as_u64()).collect();
         assert_eq!(threads, [Some(1), Some(2)], "{op}: {text}");
     }
@@ -92,6 +93,21 @@ fn handles_that_change_nothing_take_no_lock() {
             assert!(count(class, "exclusive") * 1000 <= pairs, "{pairs} pairs: {class}");
             assert_eq!(count(class, "between"), 0, "{class}");
         }
+    }
+    // The older designs take their locks, of each other, as often as they say.
+    for (design, class, pair) in [
+        ("handles=locked", "handles", 3),
+        ("reservation=locked", "log space lock", 2),
+        ("handles=locked reservation=locked", "handles", 2),
+    ] {
+        let target = format!("uxfs {design} start/stop × 2");
+        let pairs = gate(&target);
+        let lock = locks(&target).into_iter().find(|line| line["class"] == class).expect(class);
+        assert!(
+            count(lock, "exclusive").abs_diff(pair * pairs) * 100 <= pair * pairs,
+            "{pairs} pairs: {lock}"
+        );
+        assert!(count(lock, "between") > 0, "{lock}");
     }
     // The same figures are not always nothing.
     let shard =

@@ -74,6 +74,7 @@ pub use queue::{Completion, Queue};
 pub use recovery::Recovery;
 pub use share::Deduped;
 pub use volume::Volume;
+pub use xfs::log::{Designs, HandleCounts, Reservations};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

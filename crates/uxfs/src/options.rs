@@ -2,6 +2,7 @@
 
 use crate::metadata::Timestamp;
 use fileio::Locking;
+use xfs::log::Designs;
 
 /// How to open a volume. The default opens it for reading, all of the file or device.
 ///
@@ -21,6 +22,7 @@ pub struct OpenOptions {
     pub(crate) direct: bool,
     pub(crate) durable_at_close: bool,
     pub(crate) locking: Locking,
+    pub(crate) designs: Designs,
 }
 
 impl Default for OpenOptions {
@@ -35,6 +37,7 @@ impl Default for OpenOptions {
             direct: true,
             durable_at_close: false,
             locking: Locking::default(),
+            designs: Designs::default(),
         }
     }
 }
@@ -98,6 +101,12 @@ impl OpenOptions {
     /// through the page cache ([`direct`](Self::direct)).
     pub fn durable_at_close(mut self, durable_at_close: bool) -> Self {
         self.durable_at_close = durable_at_close;
+        self
+    }
+
+    /// What the journal is made of. For measurements; the default is the one to use.
+    pub fn designs(mut self, designs: Designs) -> Self {
+        self.designs = designs;
         self
     }
 

@@ -104,6 +104,7 @@ impl Volume {
             writable: options.writable,
             cache_size: options.cache_size,
             repeatable: options.repeatable.map(crate::change::engine_time),
+            designs: options.designs,
         };
         let engine = xfs::volume::Volume::open_claimed(Arc::clone(&device), &engine_options, claim)
             .map_err(|error| explain(error, &*device))?;

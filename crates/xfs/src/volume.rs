@@ -13,7 +13,7 @@ use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::{InodeSource, Inodes};
 use crate::inode::ForkState;
-use crate::log::{Journal, Pace, ShutdownReason, check_headers};
+use crate::log::{Designs, Journal, Pace, ShutdownReason, check_headers};
 use crate::recovery::{self, clean};
 use crate::trans::{self, counters::Counters};
 use blockdev::{AlignedBuf, BlockDevice, Claim, DeviceError};
@@ -52,12 +52,20 @@ pub struct OpenOptions {
     /// The same changes, made by one thread, give the same bytes: the clock stands still at this time, generation
     /// numbers follow from it, and the journal works in step ([`Pace::InStep`]).
     pub repeatable: Option<Timestamp>,
+    /// What the journal is made of. For measurements; the default is the one to use.
+    pub designs: Designs,
 }
 
 impl Default for OpenOptions {
     /// For reading, with 64 MiB of caches.
     fn default() -> Self {
-        Self { norecovery: false, writable: false, cache_size: 64 << 20, repeatable: None }
+        Self {
+            norecovery: false,
+            writable: false,
+            cache_size: 64 << 20,
+            repeatable: None,
+            designs: Designs::default(),
+        }
     }
 }
 
@@ -179,7 +187,7 @@ impl Volume {
                 let seed = options.repeatable.map(|time| time.secs.cast_unsigned());
                 let inodes = Inodes::new(&geometry, seed);
                 let ends = recovered.as_ref().map_or(ends, |recovered| recovered.ends(ends));
-                Some(WriteSide::open(&device, &superblock, ends, (space, inodes), kept, options.repeatable)?)
+                Some(WriteSide::open(&device, &superblock, ends, (space, inodes), kept, options)?)
             }
             _ => None,
         };
@@ -670,13 +678,13 @@ impl WriteSide {
         ends: LogEnds,
         (space, inodes): (Space, Inodes),
         kept_back: u64,
-        repeatable: Option<Timestamp>,
+        options: &OpenOptions,
     ) -> Result<Self> {
         let raw = superblock.raw();
         // The counters are those of the last clean close, or recovery has summed them up.
         let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back);
-        let pace = repeatable.map_or(Pace::Background, |_| Pace::InStep);
-        let journal = Journal::open(Arc::clone(device), superblock, ends, pace)?;
+        let pace = options.repeatable.map_or(Pace::Background, |_| Pace::InStep);
+        let journal = Journal::open(Arc::clone(device), superblock, ends, pace, options.designs)?;
         let (busy, moves) = (Arc::default(), Mutex::new(()));
         let flags = QuotaFlags::from_bits_retain(raw.qflags.get());
         let quota_counted = AtomicBool::new(flags.intersects(QuotaFlags::COUNTED));
@@ -688,7 +696,7 @@ impl WriteSide {
             busy,
             unshared: Arc::default(),
             inodes,
-            clock: repeatable,
+            clock: options.repeatable,
             quota_counted,
             attributes_said,
             staging: Mutex::default(),

@@ -16,8 +16,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use xfs::log::{
-    CommitSeq, ItemState, Journal, Landing, LogItem, LogVector, Outcome, Pace, Push, ShutdownReason, VecSize,
-    WriteJob,
+    CommitSeq, Designs, HandleCounts, ItemState, Journal, Landing, LogItem, LogVector, Outcome, Pace, Push,
+    Reservations, ShutdownReason, VecSize, WriteJob,
 };
 use xfs::recovery::clean;
 use xfs_format::identity;
@@ -188,10 +188,14 @@ fn device(image: &Image) -> Arc<dyn BlockDevice> {
 }
 
 fn open(device: &Arc<dyn BlockDevice>) -> Arc<Journal> {
+    open_of(device, Designs::default())
+}
+
+fn open_of(device: &Arc<dyn BlockDevice>, designs: Designs) -> Arc<Journal> {
     let superblock = superblock(&**device);
     let ends = clean::log_ends(&**device, &superblock).unwrap();
     assert!(ends.clean);
-    Journal::open(Arc::clone(device), &superblock, ends, Pace::Background).unwrap()
+    Journal::open(Arc::clone(device), &superblock, ends, Pace::Background, designs).unwrap()
 }
 
 impl World {
@@ -200,7 +204,11 @@ impl World {
     }
 
     fn on(device: Arc<dyn BlockDevice>, buffers: usize, round: u64) -> Self {
-        let journal = open(&device);
+        Self::of(device, buffers, round, Designs::default())
+    }
+
+    fn of(device: Arc<dyn BlockDevice>, buffers: usize, round: u64, designs: Designs) -> Self {
+        let journal = open_of(&device, designs);
         // The last blocks of the last group are free.
         let superblock = superblock(&*device);
         let raw = superblock.raw();
@@ -407,10 +415,14 @@ fn seed() -> u64 {
 
 /// Runs so many rounds, each stopped at a random point, and has the kernel replay each.
 fn crash_rounds(image: &Image, rounds: u64, threads: u64, most: u64) {
+    crash_rounds_of(Designs::default(), image, rounds, threads, most);
+}
+
+fn crash_rounds_of(designs: Designs, image: &Image, rounds: u64, threads: u64, most: u64) {
     let seed = seed();
     let mut rng = Rng::with_seed(seed);
     for round in 1..=rounds {
-        let world = World::new(image, 300, round);
+        let world = World::of(device(image), 300, round, designs);
         let stop = AtomicBool::new(false);
         let stop_at = rng.u64(1..most);
         std::thread::scope(|scope| {
@@ -452,6 +464,20 @@ fn the_kernel_replays_logs_of_other_shapes() {
     ] {
         eprintln!("{args:?}");
         crash_rounds(&small(args), 2, 2, 2000);
+    }
+}
+
+#[test]
+fn the_kernel_replays_what_older_designs_log() {
+    let older = Designs { handles: HandleCounts::Locked, reservation: Reservations::Locked };
+    let today = Designs::default();
+    for designs in [
+        Designs { handles: older.handles, ..today },
+        Designs { reservation: older.reservation, ..today },
+        older,
+    ] {
+        eprintln!("{designs}");
+        crash_rounds_of(designs, &small(&["-m", "rmapbt=0", "-l", "size=1368b"]), 3, 3, 3000);
     }
 }
 

@@ -15,15 +15,16 @@ mod uxfs;
 
 pub(crate) use sys::SysTree;
 pub(crate) use tree::{AnyTree, Named, Seen, Tree, TreeDir, Watch, together};
-pub(crate) use uxfs::{UxfsTree, make_device};
+pub(crate) use uxfs::{UxfsTree, make_device, named};
 
-use crate::config::{Config, Versus};
+use crate::config::{Config, Versus, Workload};
 use crate::error::Result;
 use crate::lockstat::{self, Tracker};
 use crate::measure::{Collector, Sample, Series};
 use crate::setup::{KernelXfs, RamDevice};
 use crate::suite::{Observer, Report};
 use crate::target::Label;
+use ::uxfs::Designs;
 use std::time::Duration;
 
 /// The name of the workload in reports.
@@ -99,7 +100,9 @@ impl Scene {
         // A group for each thread, as directories go to one group after the other.
         let groups = u32::try_from(most).unwrap_or(u32::MAX).max(4);
         observer.note("making a volume");
-        let mut trees: Vec<Box<dyn AnyTree>> = vec![UxfsTree::make(config, bytes, groups)?];
+        let own = config.designs(Workload::FsMark);
+        let make = |designs: &Designs| UxfsTree::make(config, bytes, groups, *designs);
+        let mut trees: Vec<Box<dyn AnyTree>> = own.iter().map(make).collect::<Result<_>>()?;
         let mut mounts = Vec::new();
         for versus in &config.versus {
             let device = match versus {

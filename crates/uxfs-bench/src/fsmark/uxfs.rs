@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::setup::mkfs_options;
 use crate::target::Label;
 use crate::volume::{place_dir, save};
-use ::uxfs::{Dir, NewNode, OpenOptions, Volume};
+use ::uxfs::{Designs, Dir, NewNode, OpenOptions, Volume};
 use blockdev::{BlockDevice, FileDevice, MemoryDevice, MemoryOptions};
 use std::fs::File;
 use std::path::Path;
@@ -27,16 +27,26 @@ pub(crate) struct UxfsTree {
 
 impl UxfsTree {
     /// A new volume at the place that is asked for.
-    pub(crate) fn make(config: &Config, bytes: u64, groups: u32) -> Result<Box<dyn AnyTree>> {
+    pub(crate) fn make(
+        config: &Config,
+        bytes: u64,
+        groups: u32,
+        designs: Designs,
+    ) -> Result<Box<dyn AnyTree>> {
         let (device, name, dir) = make_device(config, bytes)?;
         ::uxfs::mkfs_device(Arc::clone(&device), &mkfs_options(config, groups)?, true)
             .map_err(Error::volume)?;
-        let options = OpenOptions::new().writable(true).cache_size(CACHE_BYTES);
+        let options = OpenOptions::new().writable(true).cache_size(CACHE_BYTES).designs(designs);
         let volume = Volume::open_device(Arc::clone(&device), &options).map_err(Error::volume)?;
         let root = volume.open_dir("/").map_err(Error::volume)?;
-        let label = Label { target: "uxfs".to_owned(), device: name, locking: None };
+        let label = Label { target: "uxfs".to_owned(), device: name, locking: named(designs) };
         Ok(Box::new(Named { label, tree: Self { volume, root, device, _dir: dir } }))
     }
+}
+
+/// What older designs there are, in place of a locking.
+pub(crate) fn named(designs: Designs) -> Option<String> {
+    (designs != Designs::default()).then(|| designs.to_string())
 }
 
 /// A device of zeroes, its name in reports, and what holds it.

@@ -7,7 +7,7 @@ use crate::fsmark::make_device;
 use crate::setup::mkfs_options;
 use crate::target::Label;
 use crate::together;
-use ::uxfs::{Changes, NewNode, Node, OpenOptions, Timestamp, Volume, mkfs_device};
+use ::uxfs::{Changes, Designs, NewNode, Node, OpenOptions, Timestamp, Volume, mkfs_device};
 use blockdev::BlockDevice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,11 +67,11 @@ fn file_name(nth: usize) -> String {
 
 impl Files {
     /// A new volume with the files of as many threads as there will be.
-    pub(super) fn make(config: &Config) -> Result<Self> {
+    pub(super) fn make(config: &Config, designs: Designs) -> Result<Self> {
         let most = config.threads.iter().copied().max().unwrap_or(1);
         let (device, _, dir) = make_device(config, VOLUME_BYTES)?;
         mkfs_device(Arc::clone(&device), &mkfs_options(config, 4)?, true).map_err(Error::volume)?;
-        let options = OpenOptions::new().writable(true).cache_size(CACHE_BYTES);
+        let options = OpenOptions::new().writable(true).cache_size(CACHE_BYTES).designs(designs);
         let volume = Volume::open_device(Arc::clone(&device), &options).map_err(Error::volume)?;
         let hands = (0..most).map(|thread| hand(&volume, thread)).collect::<Result<_, _>>();
         let hands = hands.map_err(Error::volume)?;

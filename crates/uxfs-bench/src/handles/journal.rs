@@ -9,7 +9,7 @@ use crate::together;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
-use xfs::log::Journal;
+use xfs::log::{Designs, Journal};
 use xfs::volume::{OpenOptions, Volume};
 
 /// Bytes of the log that a handle asks for: about what a transaction does that changes one inode.
@@ -26,10 +26,10 @@ pub(super) struct Handles {
 
 impl Handles {
     /// A new volume, and the name of what it lies on.
-    pub(super) fn make(config: &Config) -> Result<(Self, String)> {
+    pub(super) fn make(config: &Config, designs: Designs) -> Result<(Self, String)> {
         let (device, name, dir) = make_device(config, VOLUME_BYTES)?;
         ::uxfs::mkfs_device(Arc::clone(&device), &mkfs_options(config, 4)?, true).map_err(Error::volume)?;
-        let options = OpenOptions { writable: true, ..OpenOptions::default() };
+        let options = OpenOptions { writable: true, designs, ..OpenOptions::default() };
         let volume = Volume::open(device, &options).map_err(Error::volume)?;
         Ok((Self { volume, _dir: dir }, name))
     }

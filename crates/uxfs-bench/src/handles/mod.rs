@@ -6,19 +6,21 @@
 //! [`PAIRS_A_BARRIER`] pairs: it waits until no handle is open, and nobody gets one meanwhile. `inode` is whole
 //! transactions, each of which changes the times of one file, while the log is kept moving.
 //!
-//! All targets take turns, round by round. What `inode` changed is looked at afterwards, and once more on a volume that
+//! Journals of older designs can be measured beside today's ([`Designs`]); all take turns, round by round. What `inode` changed is looked at afterwards, and once more on a volume that
 //! was closed and opened again: a journal that loses changes is none.
 
 mod inodes;
 mod journal;
 
-use crate::config::Config;
+use crate::config::{Config, Workload};
 use crate::error::Result;
+use crate::fsmark::named;
 use crate::interrupt;
 use crate::lockstat::{self, Tracker};
 use crate::measure::{Collector, Sample, Series};
 use crate::suite::{Observer, Report};
 use crate::target::Label;
+use ::uxfs::Designs;
 use inodes::Files;
 use journal::Handles;
 
@@ -63,10 +65,11 @@ struct Target {
 }
 
 impl Target {
-    fn make(config: &Config) -> Result<Self> {
-        let (handles, device) = Handles::make(config)?;
-        let files = Files::make(config)?;
-        Ok(Self { label: Label { target: "uxfs".to_owned(), device, locking: None }, handles, files })
+    fn make(config: &Config, designs: Designs) -> Result<Self> {
+        let (handles, device) = Handles::make(config, designs)?;
+        let files = Files::make(config, designs)?;
+        let label = Label { target: "uxfs".to_owned(), device, locking: named(designs) };
+        Ok(Self { label, handles, files })
     }
 
     /// Operations a second of so many threads.
@@ -81,7 +84,9 @@ impl Target {
 /// Measures all targets, round by round.
 pub(crate) fn run(config: &Config, observer: &mut dyn Observer, report: &mut Report) -> Result<()> {
     observer.note("making volumes and their files");
-    let mut targets = vec![Target::make(config)?];
+    let designs = config.designs(Workload::Handles);
+    let mut targets =
+        designs.iter().map(|designs| Target::make(config, *designs)).collect::<Result<Vec<_>>>()?;
     observer.start(NAME, (config.rounds * config.threads.len() * Op::ALL.len() * targets.len()) as u64);
     let mut collector = Collector::default();
     let mut locks = config.lockstat.then(Tracker::start);
@@ -140,7 +145,8 @@ mod tests {
     fn every_line_is_measured() {
         let mut report = Report::default();
         run(&config(), &mut Silent, &mut report).expect("no change is lost");
-        assert_eq!(report.measurements.len(), 2 * Op::ALL.len());
+        let designs = config().designs(Workload::Handles).len();
+        assert_eq!(report.measurements.len(), 2 * designs * Op::ALL.len());
         for line in &report.measurements {
             assert!(line.ops_per_s > 0.0 && line.median_of == 2, "{line:?}");
         }

@@ -8,6 +8,7 @@ use super::cil::{Cil, Closed};
 use super::covering::Cover;
 use super::gate::Gate;
 use super::grant::{Grant, Space};
+use super::handles::Handles;
 use super::item::{Landing, Outcome};
 use super::layout::{Layout, Pos};
 use super::open::Start;
@@ -15,7 +16,7 @@ use super::orders::Orders;
 use super::pipe::{Pipe, Sealed};
 use super::pusher::Pushing;
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, Padded};
-use super::{Pace, ShutdownReason};
+use super::{Designs, Pace, ShutdownReason, Ticket};
 use crate::error::{Error, Result};
 use blockdev::{BlockDevice, DeviceError, Durability};
 use std::sync::Arc;
@@ -47,14 +48,25 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(device: Arc<dyn BlockDevice>, layout: Layout, start: Start, pace: Pace) -> Self {
+    pub(super) fn new(
+        device: Arc<dyn BlockDevice>,
+        layout: Layout,
+        start: Start,
+        pace: Pace,
+        designs: Designs,
+    ) -> Self {
         let Start { head, tail, .. } = start;
+        let handles = Arc::new(Handles::new(designs.handles));
+        let of_handles = Arc::clone(&handles);
+        let grant = Grant::new(layout.capacity(), layout.promisable(), of_handles, designs.reservation);
+        // In step, what is used is asked all the time.
+        let grant = if pace == Pace::InStep { grant.keeping(0) } else { grant };
         Self {
             device,
             layout,
             pace,
-            grant: Grant::new(layout.capacity(), layout.promisable()),
-            gate: Gate::new(),
+            grant,
+            gate: Gate::new(handles),
             cil: Cil::new(layout),
             ail: Ail::new(layout, head),
             orders: Orders::default(),
@@ -97,6 +109,11 @@ impl Core {
     /// The error of a call that was interrupted by a shutdown.
     pub(super) fn stopped(&self) -> Error {
         Error::Shutdown(self.down().unwrap_or(ShutdownReason::Closed))
+    }
+
+    /// Gives a part of a ticket's space back, or all of it.
+    pub(super) fn give_back(&self, ticket: &Ticket, space: Space) {
+        self.grant.give_at(ticket.slot, space, || self.pushing.kick());
     }
 
     /// Whether somebody waits for space that only the log can give.

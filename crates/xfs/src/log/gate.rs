@@ -1,27 +1,32 @@
 //! The gate that transactions pass: how many are open, and whether new ones may begin.
 //!
-//! Each thread counts in a slot of its own, so that beginning and ending a transaction write no line that others
-//! write. Who closes the gate adds all slots up. Invariants: a transaction leaves through the slot that it came
-//! in by; once the gate is closed, a slot that was seen at zero stays there but for those that look in and turn
-//! back, each of which wakes who closed it, and for who closed it: that thread alone goes in and out as it likes. A gate that was
+//! They are counted where their log space is ([`Handles`]): by default each thread in a slot of its own, so that
+//! beginning and ending a transaction write no line that others write. Who closes the gate adds all slots up.
+//! Invariants: a transaction leaves through the slot that it came in by; once the gate is closed, a slot that was seen at
+//! zero stays there but for those that look in and turn back, each of which wakes who closed it, and for who closed it: that thread alone goes in and out as it likes. A gate that was
 //! killed while it was closed stays closed.
 
-use super::sync::{AtomicU32, Condvar, Mutex, Ordering, Padded, ThreadId, lock, thread, wait};
-use super::thread_slot;
-use fileio::lockstat::{LockClass, Mode};
+use super::grant::Space;
+use super::handles::{Handles, Started};
+use super::sync::{
+    AtomicU32, Condvar, Mutex, MutexGuard, Ordering, Padded, ThreadId, lock, lock_by, thread, wait,
+};
+use fileio::lockstat::{Counted, LockClass, Mode, Users};
+use std::sync::Arc;
 
 /// No lock: an addition in the thread's own slot.
 static GATE: LockClass = LockClass::new("transaction gate");
-
-const SLOTS: usize = if cfg!(shuttle) { 2 } else { 64 };
+/// Taken while it is closed, by whoever comes or goes.
+static CLOSED: LockClass = LockClass::new("transaction gate, closed");
 
 #[derive(Debug)]
 pub(super) struct Gate {
-    open: Box<[Padded<AtomicU32>]>,
-    /// Whether somebody holds it closed.
-    closed: AtomicU32,
+    handles: Arc<Handles>,
+    /// Whether somebody holds it closed. Everybody looks at it, so it is far from what changes.
+    closed: Padded<AtomicU32>,
     dead: AtomicU32,
     lock: Mutex<Waiting>,
+    users: Users,
     changed: Condvar,
 }
 
@@ -34,34 +39,38 @@ struct Waiting {
 }
 
 impl Gate {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(handles: Arc<Handles>) -> Self {
         Self {
-            open: std::iter::repeat_with(Padded::default).take(SLOTS).collect(),
-            closed: AtomicU32::new(0),
+            handles,
+            closed: Padded::default(),
             dead: AtomicU32::new(0),
             lock: Mutex::default(),
+            users: Users::new(),
             changed: Condvar::new(),
         }
     }
 
-    /// Waits until the gate is open and goes in; gives the slot to [`leave`](Self::leave) by. `None`: the gate
-    /// was killed.
-    pub(super) fn enter(&self) -> Option<usize> {
-        let slot = thread_slot::current() % SLOTS;
+    fn is_closed(&self) -> bool {
+        self.closed.0.load(Ordering::SeqCst) != 0
+    }
+
+    /// Waits until the gate is open and goes in; gives the slot to [`leave`](Self::leave) by, and whether there was log
+    /// space in it as claimed. `None`: the gate was killed.
+    pub(super) fn enter(&self, claim: Option<Space>) -> Option<(usize, bool)> {
+        let slot = Handles::slot();
         loop {
-            if let Some(open) = self.open.get(slot) {
-                open.0.fetch_add(1, Ordering::SeqCst);
-            }
-            if self.closed.load(Ordering::SeqCst) == 0 {
+            let started = self.handles.start(slot, claim, || !self.is_closed());
+            if started != Started::TurnsBack {
                 GATE.count(Mode::Shared, None);
-                return Some(slot);
+                return Some((slot, started == Started::Paid));
             }
-            let mut guard = lock(&self.lock);
+            let mut guard = self.locked().into_uncounted();
             if guard.holder == Some(thread::current().id()) {
-                return Some(slot);
+                return Some((slot, false));
             }
-            self.leave_locked(slot);
-            while self.closed.load(Ordering::SeqCst) != 0 {
+            self.handles.stop(slot);
+            self.changed.notify_all();
+            while self.is_closed() {
                 if self.dead.load(Ordering::SeqCst) != 0 {
                     return None;
                 }
@@ -74,11 +83,8 @@ impl Gate {
 
     /// As [`enter`](Self::enter), but turns back where the gate is closed.
     pub(super) fn try_enter(&self) -> Option<usize> {
-        let slot = thread_slot::current() % SLOTS;
-        if let Some(open) = self.open.get(slot) {
-            open.0.fetch_add(1, Ordering::SeqCst);
-        }
-        if self.closed.load(Ordering::SeqCst) == 0 {
+        let slot = Handles::slot();
+        if self.handles.start(slot, None, || !self.is_closed()) != Started::TurnsBack {
             return Some(slot);
         }
         self.leave(slot);
@@ -89,34 +95,28 @@ impl Gate {
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn look(&self) -> (bool, u32) {
         let outside = lock(&self.lock).outside;
-        (self.closed.load(Ordering::SeqCst) != 0, outside)
+        (self.is_closed(), outside)
     }
 
     /// Goes out.
     pub(super) fn leave(&self, slot: usize) {
-        if let Some(open) = self.open.get(slot) {
-            open.0.fetch_sub(1, Ordering::SeqCst);
-        }
-        if self.closed.load(Ordering::SeqCst) != 0 {
-            let _guard = lock(&self.lock);
+        self.handles.stop(slot);
+        if self.is_closed() {
+            let _guard = self.locked();
             self.changed.notify_all();
         }
     }
 
-    /// As [`leave`](Self::leave), with the lock held.
-    fn leave_locked(&self, slot: usize) {
-        if let Some(open) = self.open.get(slot) {
-            open.0.fetch_sub(1, Ordering::SeqCst);
-        }
-        self.changed.notify_all();
+    fn locked(&self) -> Counted<MutexGuard<'_, Waiting>> {
+        lock_by(&self.lock, &CLOSED, &self.users)
     }
 
     /// Closes the gate and waits until nobody is inside. `false`: it was killed meanwhile (it is closed, and
     /// somebody may be inside). The caller has seen to it that nobody else holds it closed.
     pub(super) fn close(&self) -> bool {
         let mut guard = lock(&self.lock);
-        self.closed.store(1, Ordering::SeqCst);
-        while self.open.iter().any(|open| open.0.load(Ordering::SeqCst) != 0) {
+        self.closed.0.store(1, Ordering::SeqCst);
+        while self.handles.are_open() {
             if self.dead.load(Ordering::SeqCst) != 0 {
                 return false;
             }
@@ -131,7 +131,7 @@ impl Gate {
         let mut guard = lock(&self.lock);
         guard.holder = None;
         if self.dead.load(Ordering::SeqCst) == 0 {
-            self.closed.store(0, Ordering::SeqCst);
+            self.closed.0.store(0, Ordering::SeqCst);
         }
         self.changed.notify_all();
     }
@@ -146,29 +146,37 @@ impl Gate {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
+    use super::super::designs::HandleCounts;
     use super::*;
     use std::sync::atomic::AtomicU64;
+
+    fn gate(design: HandleCounts) -> Gate {
+        Gate::new(Arc::new(Handles::new(design)))
+    }
 
     /// As it is for who waits for a volume that is closed meanwhile, and wakes when that is over.
     #[test]
     fn a_gate_that_is_killed_while_it_is_closed_lets_nobody_in() {
-        let gate = Gate::new();
+        let gate = gate(HandleCounts::Atomic);
         assert!(gate.close());
         gate.kill();
         gate.open();
-        assert_eq!(gate.enter(), None);
+        assert_eq!(gate.enter(None), None);
         assert_eq!(gate.try_enter(), None);
     }
 
     #[test]
     fn nobody_is_inside_a_closed_gate() {
-        let gate = Gate::new();
+        HandleCounts::ALL.into_iter().for_each(|design| nobody_is_inside(&gate(design)));
+    }
+
+    fn nobody_is_inside(gate: &Gate) {
         let inside = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..2000 {
-                        let slot = gate.enter().unwrap();
+                        let (slot, _) = gate.enter(None).unwrap();
                         inside.fetch_add(1, Ordering::SeqCst);
                         inside.fetch_sub(1, Ordering::SeqCst);
                         gate.leave(slot);
@@ -179,7 +187,7 @@ mod tests {
                 for _ in 0..200 {
                     assert!(gate.close());
                     // Who closed it passes.
-                    let own = gate.enter().unwrap();
+                    let (own, _) = gate.enter(None).unwrap();
                     for _ in 0..50 {
                         assert_eq!(inside.load(Ordering::SeqCst), 0);
                     }

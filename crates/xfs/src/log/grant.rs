@@ -18,8 +18,15 @@
 //! - whoever has to wait is served first come, first served; those who go on (`Turn::Rolling`) before those who
 //!   begin. What is left of a step becomes a part of the next one: it serves nobody in between;
 //! - nobody waits while there is room: who gives space back looks for waiters after, who waits looks for space
-//!   after it can be seen.
+//!   after it can be seen;
+//! - as long as nobody waits, a handle gives back to its slot ([`Handles`]) up to [`Grant::keeps`], and takes from there.
+//!   Both counts still have that. It is collected by whoever finds no space without it, before they wait and again when
+//!   they can be seen to; who has given back while somebody waits passes it on, and looks for that after.
+//!
+//! The older design has both counts under one lock, and keeps nothing: [`Reservations::Locked`].
 
+use super::designs::Reservations;
+use super::handles::Handles;
 use super::sync::{AtomicU32, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Padded, lock, lock_by, wait};
 use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use std::collections::VecDeque;
@@ -29,6 +36,11 @@ use std::time::Instant;
 static QUEUE: LockClass = LockClass::new("log space queue");
 /// No lock: one atomic addition.
 static SPACE: LockClass = LockClass::new("log space");
+/// Where the counts are under one.
+static LOCKED: LockClass = LockClass::new("log space lock");
+
+/// As many slots may keep as much as is promised altogether, before somebody needs it.
+const KEEPERS: u64 = 64;
 
 /// Which queue to wait in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,31 +70,129 @@ impl Space {
         Self { used, promised: 0 }
     }
 
-    fn word(self) -> u64 {
+    pub(super) fn word(self) -> u64 {
         debug_assert!(self.used >> HALF == 0 && self.promised >> HALF == 0, "{self:?} of a log");
         self.promised << HALF | self.used & u64::from(u32::MAX)
     }
 
-    fn of_word(word: u64) -> Self {
+    pub(super) fn of_word(word: u64) -> Self {
         Self { used: word & u64::from(u32::MAX), promised: word >> HALF }
     }
 
-    fn plus(self, other: Self) -> Self {
+    pub(super) fn plus(self, other: Self) -> Self {
         Self { used: self.used + other.used, promised: self.promised + other.promised }
+    }
+
+    /// What is left without `other`, if that is in it.
+    pub(super) fn less(self, other: Self) -> Option<Self> {
+        let used = self.used.checked_sub(other.used)?;
+        Some(Self { used, promised: self.promised.checked_sub(other.promised)? })
+    }
+
+    /// Of each count, what `other` has as well.
+    fn within(self, other: Self) -> Self {
+        Self { used: self.used.min(other.used), promised: self.promised.min(other.promised) }
+    }
+
+    /// Of each count, what is not beyond `most`.
+    pub(super) fn at_most(self, most: u64) -> Self {
+        Self { used: self.used.min(most), promised: self.promised.min(most) }
     }
 }
 
 /// The space of one log.
 #[derive(Debug)]
 pub(super) struct Grant {
-    /// A [`Space`].
-    taken: Padded<AtomicU64>,
+    taken: Taken,
+    /// What of it lies ready for handles.
+    handles: Arc<Handles>,
+    /// What each slot may keep, of either count.
+    keeps: u64,
     /// Written when somebody has to wait, which is rare.
     waiting: Padded<Waiting>,
     capacity: u64,
     promisable: u64,
     queue: Mutex<Queue>,
     queue_users: Users,
+}
+
+/// What is used and promised.
+#[derive(Debug)]
+enum Taken {
+    /// A [`Space`].
+    Atomic(Padded<AtomicU64>),
+    Locked(Box<Padded<(Mutex<Space>, Users)>>),
+}
+
+impl Taken {
+    fn new(design: Reservations) -> Self {
+        match design {
+            Reservations::Atomic => Self::Atomic(Padded::default()),
+            Reservations::Locked => Self::Locked(Box::default()),
+        }
+    }
+
+    fn get(&self) -> Space {
+        match self {
+            Self::Atomic(taken) => Space::of_word(taken.0.load(Ordering::SeqCst)),
+            Self::Locked(locked) => *lock(&locked.0.0),
+        }
+    }
+
+    /// Adds a claim if its sum with what is taken `fits`.
+    fn add_if(&self, claim: Space, fits: impl Fn(Space) -> bool) -> bool {
+        match self {
+            Self::Atomic(taken) => {
+                let add = |word| {
+                    let sum = Space::of_word(word).plus(claim);
+                    fits(sum).then(|| sum.word())
+                };
+                taken.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add).is_ok()
+            }
+            Self::Locked(locked) => {
+                let mut taken = Self::locked(locked);
+                let sum = taken.plus(claim);
+                let fitting = fits(sum);
+                if fitting {
+                    **taken = sum;
+                }
+                fitting
+            }
+        }
+    }
+
+    fn add(&self, space: Space) {
+        match self {
+            Self::Atomic(taken) => {
+                taken.0.fetch_add(space.word(), Ordering::SeqCst);
+            }
+            Self::Locked(locked) => {
+                let mut taken = Self::locked(locked);
+                **taken = taken.plus(space);
+            }
+        }
+    }
+
+    fn subtract(&self, space: Space) {
+        let before = match self {
+            Self::Atomic(taken) => Space::of_word(taken.0.fetch_sub(space.word(), Ordering::SeqCst)),
+            Self::Locked(locked) => {
+                let mut taken = Self::locked(locked);
+                let before = **taken;
+                **taken = before.less(space).unwrap_or_default();
+                before
+            }
+        };
+        debug_assert!(
+            before.less(space).is_some(),
+            "more log space given back than taken: {space:?} of {before:?}"
+        );
+    }
+
+    fn locked(locked: &Padded<(Mutex<Space>, Users)>) -> Counted<MutexGuard<'_, Space>> {
+        let (taken, users) = &locked.0;
+        lock_by(taken, &LOCKED, users)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -108,16 +218,19 @@ struct Waiter {
 
 impl Grant {
     /// Of a log of which `capacity` bytes can be used, and `promisable` be promised.
-    pub(super) fn new(capacity: u64, promisable: u64) -> Self {
-        let queue_users = Users::new();
-        Self {
-            taken: Padded::default(),
-            waiting: Padded::default(),
-            capacity,
-            promisable,
-            queue: Mutex::default(),
-            queue_users,
-        }
+    pub(super) fn new(capacity: u64, promisable: u64, handles: Arc<Handles>, design: Reservations) -> Self {
+        let keeps = match design {
+            Reservations::Atomic => promisable / KEEPERS,
+            Reservations::Locked => 0,
+        };
+        let (taken, queue_users) = (Taken::new(design), Users::new());
+        let (waiting, queue) = (Padded::default(), Mutex::default());
+        Self { taken, handles, keeps, waiting, capacity, promisable, queue, queue_users }
+    }
+
+    /// The same, with another bound for what slots keep.
+    pub(super) fn keeping(self, keeps: u64) -> Self {
+        Self { keeps, ..self }
     }
 
     pub(super) fn capacity(&self) -> u64 {
@@ -136,8 +249,25 @@ impl Grant {
         self.taken().promised
     }
 
+    /// What is taken by somebody. Of what is given back just now it may have a part still.
     fn taken(&self) -> Space {
-        Space::of_word(self.taken.0.load(Ordering::SeqCst))
+        // First what is taken: what is kept was taken before.
+        let taken = self.taken.get();
+        if self.keeps == 0 {
+            taken
+        } else {
+            taken.less(self.handles.kept().within(taken)).unwrap_or_default()
+        }
+    }
+
+    /// What a handle that begins may take of what its slot keeps: nothing while somebody waits.
+    pub(super) fn claim_of_kept(&self, claim: Space) -> Option<Space> {
+        (self.keeps != 0 && !self.is_short()).then_some(claim)
+    }
+
+    /// Counts a claim that was granted out of what a slot keeps.
+    pub(super) fn count_kept(&self) {
+        SPACE.count(Mode::Shared, None);
     }
 
     /// Takes what is claimed, and waits for it if need be: before it waits, it calls `short` with no lock held.
@@ -157,6 +287,7 @@ impl Grant {
             queue.of(turn).push_back(Arc::clone(&waiter));
             self.count(turn).fetch_add(1, Ordering::SeqCst);
             // Space that came back before the count could be seen.
+            self.collect();
             self.serve(&mut queue);
         }
         short();
@@ -175,21 +306,49 @@ impl Grant {
     pub(super) fn try_take(&self, claim: Space, turn: Turn) -> bool {
         let behind = self.waiting.0.rolling.load(Ordering::SeqCst)
             + if turn == Turn::Fresh { self.waiting.0.fresh.load(Ordering::SeqCst) } else { 0 };
-        behind == 0 && self.add_within(claim)
+        behind == 0 && (self.add_within(claim) || self.collect() && self.add_within(claim))
+    }
+
+    /// As [`try_take`](Self::try_take), out of what the slot of a handle keeps before all else.
+    pub(super) fn try_take_at(&self, slot: usize, claim: Space, turn: Turn) -> bool {
+        let kept = self.claim_of_kept(claim).is_some_and(|claim| self.handles.take(slot, claim));
+        kept || self.try_take(claim, turn)
     }
 
     fn add_within(&self, claim: Space) -> bool {
-        let fits = |word: u64| {
-            let sum = Space::of_word(word).plus(claim);
+        self.taken.add_if(claim, |sum| {
             let promised = claim.promised == 0 || sum.promised <= self.promisable;
-            (sum.used <= self.capacity && promised).then(|| sum.word())
-        };
-        self.taken.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).is_ok()
+            sum.used <= self.capacity && promised
+        })
+    }
+
+    /// Takes back what slots keep. Whether there was anything.
+    fn collect(&self) -> bool {
+        let kept = if self.keeps == 0 { Space::default() } else { self.handles.collect() };
+        if kept != Space::default() {
+            self.taken.subtract(kept);
+        }
+        kept != Space::default()
     }
 
     /// Takes what is needed whether it is there or not.
     pub(super) fn take_regardless(&self, space: Space) {
-        self.taken.0.fetch_add(space.word(), Ordering::SeqCst);
+        self.taken.add(space);
+    }
+
+    /// Gives space back that a handle had: to its slot, unless somebody waits. `short` is called if somebody still does.
+    pub(super) fn give_at(&self, slot: usize, space: Space, short: impl FnOnce()) {
+        if self.keeps == 0 || self.is_short() {
+            return self.give(space);
+        }
+        self.give(self.handles.keep(slot, space, self.keeps));
+        // Whoever began to wait meanwhile may not have found it.
+        if self.is_short() && self.collect() {
+            self.serve(&mut self.queue());
+            if self.is_short() {
+                short();
+            }
+        }
     }
 
     /// Gives space back.
@@ -197,11 +356,7 @@ impl Grant {
         if space == Space::default() {
             return;
         }
-        let before = Space::of_word(self.taken.0.fetch_sub(space.word(), Ordering::SeqCst));
-        debug_assert!(
-            before.used >= space.used && before.promised >= space.promised,
-            "more log space given back than taken: {space:?} of {before:?}"
-        );
+        self.taken.subtract(space);
         if self.is_short() {
             self.serve(&mut self.queue());
         }
@@ -280,8 +435,15 @@ impl Queue {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
+    use super::super::designs::HandleCounts;
     use super::*;
     use std::sync::mpsc;
+
+    /// Of a log of which slots may keep all.
+    fn grant(capacity: u64, promisable: u64) -> Grant {
+        let handles = Arc::new(Handles::new(HandleCounts::Atomic));
+        Grant::new(capacity, promisable, handles, Reservations::Atomic).keeping(capacity)
+    }
 
     fn fresh(bytes: u64) -> Space {
         Space { used: bytes, promised: bytes }
@@ -305,7 +467,7 @@ mod tests {
 
     #[test]
     fn served_in_turn_and_rolling_ones_first() {
-        let grant = Grant::new(100, 100);
+        let grant = grant(100, 100);
         assert!(grant.try_take(Space::used(90), Turn::Fresh));
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
@@ -335,7 +497,7 @@ mod tests {
     #[test]
     fn a_thousand_who_wait_are_served_in_the_order_in_which_they_came() {
         const WAITERS: usize = 1000;
-        let grant = Grant::new(100, 100);
+        let grant = grant(100, 100);
         assert!(grant.try_take(fresh(100), Turn::Fresh));
         let served = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
@@ -358,7 +520,7 @@ mod tests {
 
     #[test]
     fn a_dead_log_wakes_all() {
-        let grant = Grant::new(10, 10);
+        let grant = grant(10, 10);
         assert!(grant.try_take(fresh(10), Turn::Fresh));
         std::thread::scope(|scope| {
             let waiters: Vec<_> =
@@ -373,7 +535,7 @@ mod tests {
     /// Others were promised all there is, and wait for the one who goes on: room in the log is all that it needs.
     #[test]
     fn who_goes_on_waits_for_the_log_alone() {
-        let grant = Grant::new(120, 100);
+        let grant = grant(120, 100);
         // A step of 30 bytes is in the log, and its next one promised.
         assert!(grant.try_take(fresh(30), Turn::Fresh));
         assert!(grant.try_take(fresh(70), Turn::Fresh));

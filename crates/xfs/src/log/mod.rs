@@ -24,8 +24,10 @@ mod behind;
 mod cil;
 mod core;
 mod covering;
+mod designs;
 mod gate;
 mod grant;
+mod handles;
 pub mod item;
 mod layout;
 #[cfg(all(test, shuttle))]
@@ -41,6 +43,7 @@ mod vector;
 mod writer;
 
 pub(crate) use behind::check_headers;
+pub use designs::{Designs, HandleCounts, Reservations, UnknownDesign};
 pub use item::{ItemState, Landing, LogItem, Outcome, Push, WriteDone, WriteJob};
 pub(crate) use open::check_shape;
 pub use vector::{LogVector, VecSize};
@@ -277,9 +280,10 @@ impl Journal {
         superblock: &Superblock,
         ends: LogEnds,
         pace: Pace,
+        designs: Designs,
     ) -> Result<Arc<Self>> {
         let (layout, start) = open::prepare(&*device, superblock, &ends)?;
-        Self::start(device, layout, start, pace)
+        Self::start(device, layout, start, pace, designs)
     }
 
     fn start(
@@ -287,9 +291,10 @@ impl Journal {
         layout: layout::Layout,
         start: open::Start,
         pace: Pace,
+        designs: Designs,
     ) -> Result<Arc<Self>> {
         let queue = Arc::clone(&device).queue(QUEUE_DEPTH)?;
-        let core = Arc::new(Core::new(device, layout, start, pace));
+        let core = Arc::new(Core::new(device, layout, start, pace, designs));
         let writer = Writer::new(Arc::clone(&core), start.head, start.previous);
         let committer = Committer::new(Arc::clone(&core));
         let pusher = Pusher::new(Arc::clone(&core), queue);
@@ -321,7 +326,13 @@ impl Journal {
         let mut ticket = self.ticket(unit, count, intents)?;
         let claim = ticket.space();
         self.make_room(claim.used)?;
-        ticket.slot = core.gate.enter().ok_or_else(|| core.stopped())?;
+        let entered = core.gate.enter(core.grant.claim_of_kept(claim));
+        let (slot, paid) = entered.ok_or_else(|| core.stopped())?;
+        ticket.slot = slot;
+        if paid {
+            core.grant.count_kept();
+            return Ok(ticket);
+        }
         match core.grant.take(claim, Turn::Fresh, || core.pushing.kick()) {
             Ok(()) => Ok(ticket),
             Err(Dead) => {
@@ -405,11 +416,14 @@ impl Journal {
             let had = ticket.space();
             (ticket.steps, ticket.left) = (ticket.steps - 1, ticket.step);
             let has = ticket.space();
-            core.grant.give(Space { used: had.used - has.used, promised: had.promised - has.promised });
+            core.give_back(
+                ticket,
+                Space { used: had.used - has.used, promised: had.promised - has.promised },
+            );
             return if core.pace == Pace::InStep { self.make_room(0) } else { Ok(()) };
         }
         // Vectors that became smaller may have given it more than a step.
-        core.grant.give(Space::used(ticket.left.saturating_sub(ticket.step)));
+        core.give_back(ticket, Space::used(ticket.left.saturating_sub(ticket.step)));
         ticket.left = ticket.left.min(ticket.step);
         let short = ticket.step - ticket.left;
         if core.pace == Pace::InStep {
@@ -431,7 +445,8 @@ impl Journal {
         core.check()?;
         let longer = core.layout.charge(more.into());
         let claim = longer * u64::from(ticket.steps);
-        let extended = core.grant.try_take(Space { used: claim, promised: claim }, Turn::Fresh);
+        let extended =
+            core.grant.try_take_at(ticket.slot, Space { used: claim, promised: claim }, Turn::Fresh);
         if extended {
             (ticket.step, ticket.left) = (ticket.step + longer, ticket.left + longer);
         }
@@ -487,7 +502,7 @@ impl Journal {
 
     /// Gives back what is left of a ticket: after the last commit, or instead of it.
     pub fn release(&self, ticket: Ticket) {
-        self.core.grant.give(ticket.space());
+        self.core.give_back(&ticket, ticket.space());
         self.core.gate.leave(ticket.slot);
     }
 

@@ -2,14 +2,16 @@
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p uxfs-xfs --lib models`. Schedules that fail are printed and can be
 //! replayed (`shuttle::replay`).
 
+use super::designs::{HandleCounts, Reservations};
 use super::gate::Gate;
 use super::grant::{Grant, Space, Turn};
+use super::handles::Handles;
 use super::item::{ItemState, Landing, LogItem, Outcome, Push, WriteJob};
 use super::layout::{Layout, Pos};
 use super::open::Start;
 use super::sync::{AtomicU64, Mutex, Ordering, lock, thread};
 use super::vector::{LogVector, VecSize};
-use super::{Journal, Pace, ShutdownReason, Ticket};
+use super::{Designs, Journal, Pace, ShutdownReason, Ticket};
 use blockdev::{AlignedBuf, BlockDevice, MemoryDevice};
 use std::sync::{Arc, Weak};
 use xfs_format::types::{DiskAddr, Lsn};
@@ -21,10 +23,31 @@ fn check(iterations: usize, model: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(move || again(), iterations, 3);
 }
 
+/// A gate whose handles are counted in one way or the other.
+fn gate(design: HandleCounts) -> Gate {
+    Gate::new(Arc::new(Handles::new(design)))
+}
+
+/// The space of a small log, of which each slot may keep as much.
+fn grant(bytes: u64, designs: Designs, keeps: u64) -> Grant {
+    let handles = Arc::new(Handles::new(designs.handles));
+    Grant::new(bytes, bytes, handles, designs.reservation).keeping(keeps)
+}
+
+/// Journals of today's design, and of older ones.
+const DESIGNS: [Designs; 2] =
+    [TODAY, Designs { handles: HandleCounts::Locked, reservation: Reservations::Locked }];
+
+const TODAY: Designs = Designs { handles: HandleCounts::Atomic, reservation: Reservations::Atomic };
+
 #[test]
 fn models_reservation_serves_everybody_and_never_too_much() {
-    check(3000, || {
-        let grant = Arc::new(Grant::new(10, 10));
+    DESIGNS.into_iter().for_each(reservation_serves_everybody);
+}
+
+fn reservation_serves_everybody(designs: Designs) {
+    check(2000, move || {
+        let grant = Arc::new(grant(10, designs, 0));
         let inside = Arc::new(AtomicU64::new(0));
         let threads: Vec<_> = [(4, Turn::Fresh), (7, Turn::Fresh), (5, Turn::Rolling), (10, Turn::Fresh)]
             .into_iter()
@@ -48,10 +71,56 @@ fn models_reservation_serves_everybody_and_never_too_much() {
     });
 }
 
+/// Handles that take what was given back before them, beside some that find nothing but that: it is never lost, nobody
+/// waits while it is there, and no two have it.
+#[test]
+fn models_what_handles_give_back_serves_everybody() {
+    for handles in HandleCounts::ALL {
+        check(3000, move || {
+            let handles = Arc::new(Handles::new(handles));
+            let grant = Grant::new(10, 10, Arc::clone(&handles), Reservations::Atomic).keeping(10);
+            let (grant, gate) = (Arc::new(grant), Arc::new(Gate::new(handles)));
+            let inside = Arc::new(AtomicU64::new(0));
+            let threads: Vec<_> = [(4, 1), (7, 0), (3, 4), (10, 0)]
+                .into_iter()
+                .map(|(bytes, more)| {
+                    let (grant, gate, inside) = (Arc::clone(&grant), Arc::clone(&gate), Arc::clone(&inside));
+                    thread::spawn(move || {
+                        for _ in 0..2 {
+                            let mut claim = Space { used: bytes, promised: bytes };
+                            let (slot, paid) = gate.enter(grant.claim_of_kept(claim)).unwrap();
+                            if !paid {
+                                grant.take(claim, Turn::Fresh, || ()).unwrap();
+                            }
+                            let sum = inside.fetch_add(bytes, Ordering::SeqCst) + bytes;
+                            assert!(sum <= 10, "{sum} bytes of 10 are taken");
+                            let longer = Space { used: more, promised: more };
+                            if grant.try_take_at(slot, longer, Turn::Fresh) {
+                                let sum = inside.fetch_add(more, Ordering::SeqCst) + more;
+                                assert!(sum <= 10, "{sum} bytes of 10 are taken");
+                                claim = claim.plus(longer);
+                            }
+                            inside.fetch_sub(claim.used, Ordering::SeqCst);
+                            grant.give_at(slot, claim, || ());
+                            gate.leave(slot);
+                        }
+                    })
+                })
+                .collect();
+            assert!(gate.close());
+            assert_eq!((inside.load(Ordering::SeqCst), grant.used(), grant.promised()), (0, 0, 0));
+            gate.open();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!((grant.used(), grant.promised(), grant.wanted()), (0, 0, 0));
+            assert!(grant.try_take(Space { used: 10, promised: 10 }, Turn::Fresh), "all of it is to be had");
+        });
+    }
+}
+
 #[test]
 fn models_a_shutdown_wakes_who_waits_for_space() {
     check(2000, || {
-        let grant = Arc::new(Grant::new(10, 10));
+        let grant = Arc::new(grant(10, TODAY, 0));
         let threads: Vec<_> = (0..3)
             .map(|_| {
                 let grant = Arc::clone(&grant);
@@ -68,15 +137,19 @@ fn models_a_shutdown_wakes_who_waits_for_space() {
 
 #[test]
 fn models_a_closed_gate_is_empty() {
-    check(2000, || {
-        let gate = Arc::new(Gate::new());
+    HandleCounts::ALL.into_iter().for_each(a_closed_gate_is_empty);
+}
+
+fn a_closed_gate_is_empty(design: HandleCounts) {
+    check(2000, move || {
+        let gate = Arc::new(gate(design));
         let inside = Arc::new(AtomicU64::new(0));
         let walkers: Vec<_> = (0..3)
             .map(|_| {
                 let (gate, inside) = (Arc::clone(&gate), Arc::clone(&inside));
                 thread::spawn(move || {
                     for _ in 0..2 {
-                        let slot = gate.enter().unwrap();
+                        let (slot, _) = gate.enter(None).unwrap();
                         inside.fetch_add(1, Ordering::SeqCst);
                         inside.fetch_sub(1, Ordering::SeqCst);
                         gate.leave(slot);
@@ -98,11 +171,11 @@ fn models_a_closed_gate_is_empty() {
 #[test]
 fn models_who_waits_for_a_gate_that_is_killed_turns_back() {
     check(2000, || {
-        let gate = Arc::new(Gate::new());
+        let gate = Arc::new(gate(HandleCounts::Atomic));
         assert!(gate.close());
         let waits = {
             let gate = Arc::clone(&gate);
-            thread::spawn(move || gate.enter())
+            thread::spawn(move || gate.enter(None))
         };
         gate.kill();
         gate.open();
@@ -191,11 +264,15 @@ const LOG_BLOCKS: u32 = 600;
 
 /// A journal with a log of a few dozen transactions, and room for items behind it.
 fn journal() -> (Arc<dyn BlockDevice>, Arc<Journal>) {
+    journal_of(TODAY)
+}
+
+fn journal_of(designs: Designs) -> (Arc<dyn BlockDevice>, Arc<Journal>) {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 20).unwrap());
     let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
     let head = Pos(LOG_BLOCKS.into());
     let start = Start { head, tail: head, previous: u32::MAX };
-    let journal = Journal::start(Arc::clone(&device), layout, start, Pace::Background).unwrap();
+    let journal = Journal::start(Arc::clone(&device), layout, start, Pace::Background, designs).unwrap();
     (device, journal)
 }
 
@@ -252,8 +329,12 @@ fn stored(device: &dyn BlockDevice, number: &Number) -> u64 {
 
 #[test]
 fn models_commits_join_checkpoints_in_their_order_and_all_land() {
-    check(300, || {
-        let (device, journal) = journal();
+    DESIGNS.into_iter().for_each(commits_join_checkpoints_in_their_order_and_all_land);
+}
+
+fn commits_join_checkpoints_in_their_order_and_all_land(designs: Designs) {
+    check(300, move || {
+        let (device, journal) = journal_of(designs);
         let numbers: Vec<_> = (0..3).map(|nth| Number::new(1000 + nth)).collect();
         let threads: Vec<_> = [(0, 2, true), (1, 3, false), (0, 3, false)]
             .into_iter()
@@ -316,8 +397,12 @@ fn models_a_covered_log_has_nothing_to_replay() {
 
 #[test]
 fn models_a_full_log_empties_itself() {
-    check(40, || {
-        let (_, journal) = journal();
+    DESIGNS.into_iter().for_each(a_full_log_empties_itself);
+}
+
+fn a_full_log_empties_itself(designs: Designs) {
+    check(40, move || {
+        let (_, journal) = journal_of(designs);
         let threads: Vec<_> = (0..2)
             .map(|nth| {
                 let journal = Arc::clone(&journal);
@@ -337,8 +422,12 @@ fn models_a_full_log_empties_itself() {
 
 #[test]
 fn models_a_shutdown_ends_every_wait() {
-    check(300, || {
-        let (_, journal) = journal();
+    DESIGNS.into_iter().for_each(a_shutdown_ends_every_wait);
+}
+
+fn a_shutdown_ends_every_wait(designs: Designs) {
+    check(300, move || {
+        let (_, journal) = journal_of(designs);
         let numbers: Vec<_> = (0..2).map(|nth| Number::new(1000 + nth)).collect();
         let threads: Vec<_> = (0..2)
             .map(|_| {

@@ -401,6 +401,7 @@ impl Pusher {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
+    use super::super::Designs;
     use super::super::item::{ItemState, Landing, Outcome};
     use super::super::layout::Layout;
     use super::super::open::Start;
@@ -447,7 +448,7 @@ mod tests {
         let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
         let head = Pos(LOG_BLOCKS.into());
         let start = Start { head, tail: head, previous: u32::MAX };
-        Journal::start(device, layout, start, Pace::Background).unwrap()
+        Journal::start(device, layout, start, Pace::Background, Designs::default()).unwrap()
     }
 
     fn commit(journal: &Journal, bytes: usize, is_intent: bool) {

@@ -13,7 +13,10 @@ use clap::ValueEnum;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
-use uxfs_bench::{Config, Error, Flushing, FxMark, Locking, Place, Versus, Workload};
+use uxfs_bench::{
+    Config, DesignLists, Error, Flushing, FxMark, HandleCounts, Locking, Place, Reservations, Versus,
+    Workload,
+};
 
 /// What can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -61,6 +64,13 @@ pub struct Args {
     /// for `overwrite`, all but exclusive for `randrw`.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     locking: Vec<Locking>,
+    /// How the journals of `handles` and `fsmark` count open handles: locked, atomic. Of this and what else their journals
+    /// are made of, each choice is measured with each other. Unsaid: today's, and for `handles` each older one beside it.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    handles: Vec<HandleCounts>,
+    /// How they count log space: locked, atomic.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    reservation: Vec<Reservations>,
     /// Run the same in a mounted directory; `kernel-xfs` makes and mounts one on a RAM device, `kernel-xfs-loop` on a
     /// loop device over a file on tmpfs (root only).
     #[arg(long, value_name = "DIR|kernel-xfs|kernel-xfs-loop")]
@@ -166,6 +176,7 @@ impl Args {
             flush_latencies: self.flush_ms.iter().map(latency).collect::<Result<_>>()?,
             overwrite: self.force,
             locking: self.locking.clone(),
+            designs: DesignLists { handles: self.handles.clone(), reservation: self.reservation.clone() },
             versus: self.vs.clone(),
             place: self.device.clone(),
             raw: self.raw || !in_memory,
