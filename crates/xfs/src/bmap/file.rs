@@ -10,7 +10,9 @@ use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
 use crate::volume::Volume;
 use blockdev::DeviceError;
 use fileio::testing::point;
-use fileio::{CopyOnWrite, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged};
+use fileio::{
+    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged,
+};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use xfs_format::types::{FileBlock, FsBlock};
@@ -271,7 +273,9 @@ impl FileMapping for FileMap {
     }
 
     fn give_up(&self, range: Range<u64>) {
-        self.volume.unclaim_copies(&self.entry, &self.blocks(&range));
+        let blocks = self.blocks(&range);
+        self.volume.unclaim_copies(&self.entry, &blocks);
+        self.volume.give_up_promised(&self.entry, &blocks);
     }
 
     fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = Error>> {
@@ -354,5 +358,34 @@ impl FileMappingMut for FileMap {
             };
             Ok(write(found.offset, device, found.len)?)
         })
+    }
+}
+
+impl DelayedAllocation for FileMap {
+    fn reserve(&self, range: Range<u64>) -> Result<()> {
+        self.volume.promise_blocks(&self.entry, self.blocks(&range))
+    }
+
+    fn unreserve(&self, bytes: u64) {
+        self.volume.withdraw_blocks(&self.entry, bytes >> self.volume.geometry().block_log);
+    }
+
+    fn allocate_reserved(&self, range: Range<u64>) -> Result<()> {
+        self.volume.allocate_promised(&self.entry, self.blocks(&range))
+    }
+
+    fn written_back(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
+        self.volume.take_copies(&self.entry, self.blocks(&range))?;
+        self.volume.data_written_back(&self.entry, self.blocks(&range), size)
+    }
+
+    fn ends_in_memory_at(&self, size: Option<u64>) {
+        if size.is_some() || self.entry.delayed_if_any().is_some() {
+            self.entry.delayed().set_size(size);
+        }
+    }
+
+    fn lacks_space(error: &Error) -> bool {
+        matches!(error, Error::NoSpace)
     }
 }

@@ -4,7 +4,7 @@ use super::{Blocks, join_file};
 use crate::alloc::{Purpose, Request, Target};
 use crate::bmap::Mapped;
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, InodeEntry};
+use crate::inode::{ForkKind, InodeEntry, after_overwrite};
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
@@ -132,19 +132,61 @@ impl Volume {
         Ok(None)
     }
 
+    /// Gives every hole of a file in `blocks` unwritten blocks, of those that are `kept` for it.
+    pub(super) fn fill_holes_with(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        kept: &mut u64,
+    ) -> Result<()> {
+        let mut at = blocks.start;
+        while let Some(hole) = self.next_hole(entry, at..blocks.end)? {
+            at = self.fill_hole_with(entry, hole, Some(kept))?;
+        }
+        Ok(())
+    }
+
     /// Allocates one extent at the start of a hole, if it is still there; gives where to go on.
     fn fill_hole(self: &Arc<Self>, entry: &Arc<InodeEntry>, hole: Blocks) -> Result<FileBlock> {
+        self.fill_hole_with(entry, hole, None)
+    }
+
+    /// The same, with all of what is `kept`, if anything is; what it does not take of that is kept still.
+    fn fill_hole_with(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        hole: Blocks,
+        mut kept: Option<&mut u64>,
+    ) -> Result<FileBlock> {
         let len = (hole.end.0 - hole.start.0).min(EXTENT_BLOCKS_MAX);
-        let mut trans = self.start_with_room(len)?;
-        join_file(&mut trans, entry)?;
+        let mut trans = match &mut kept {
+            None => self.start_with_room(len)?,
+            Some(kept) => Trans::start_with(self, need_for_extent(self, len).reservation(), kept)?,
+        };
+        let filled = self.fill_hole_in(&mut trans, entry, hole.start, len);
+        if let Some(kept) = kept {
+            *kept = trans.unused_blocks();
+        }
+        let end = filled?;
+        trans.commit()?;
+        Ok(end)
+    }
+
+    fn fill_hole_in(
+        self: &Arc<Self>,
+        trans: &mut Trans<'_>,
+        entry: &Arc<InodeEntry>,
+        start: FileBlock,
+        len: u64,
+    ) -> Result<FileBlock> {
+        join_file(trans, entry)?;
         let ino = entry.ino();
         let extents = trans.extents(ino, ForkKind::Data)?;
         // Somebody else may have been faster.
-        let Mapped::Hole(_, end) = extents.lookup(hole.start) else { return Ok(hole.start) };
-        let len = end.map_or(len, |end| len.min(end.0 - hole.start.0));
-        let extent = self.allocate_extent(&mut trans, ino, hole.start, len)?;
+        let Mapped::Hole(_, end) = extents.lookup(start) else { return Ok(start) };
+        let len = end.map_or(len, |end| len.min(end.0 - start.0));
+        let extent = self.allocate_extent(trans, ino, start, len)?;
         trans.map(ino, ForkKind::Data, extent)?;
-        trans.commit()?;
         Ok(extent.end())
     }
 
@@ -201,10 +243,9 @@ impl Volume {
 
     /// Reserves for an extent of so many blocks, or of as many as there are.
     fn start_with_room(self: &Arc<Self>, len: u64) -> Result<Trans<'_>> {
-        let need = Need::new(self.geometry()).inodes(1).extents(1).map_changes(1).steps(2);
         let mut len = len;
         loop {
-            match Trans::start(self, need.blocks(len).reservation()) {
+            match Trans::start(self, need_for_extent(self, len).reservation()) {
                 // A file that does not fit as a whole is filled up as far as it goes.
                 Err(Error::NoSpace) if len > 1 => len /= 2,
                 other => return other,
@@ -263,17 +304,17 @@ impl Volume {
         now: Timestamp,
     ) -> Result<()> {
         let mut kept = entry.copying_if_any().map_or(0, |copying| copying.to_mark().take(&blocks));
-        let told = self.tell_written(entry, blocks, (size, now), &mut kept);
+        let told = self.tell_written(entry, blocks, (size, ChangedAt::Time(now)), &mut kept);
         self.write_side()?.counters.return_blocks(kept);
         told
     }
 
     /// `kept`: blocks that were reserved for it.
-    fn tell_written(
+    pub(super) fn tell_written(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
         blocks: Blocks,
-        (size, now): (Option<u64>, Timestamp),
+        (size, changed): (Option<u64>, ChangedAt),
         kept: &mut u64,
     ) -> Result<()> {
         let mut todo = Some(blocks);
@@ -290,19 +331,44 @@ impl Volume {
                 None => None,
             };
             let done = todo.is_none();
+            let mut noted = None;
             if done {
+                if matches!(changed, ChangedAt::Noted) {
+                    noted = entry.overwritten().take(trans.inode(ino).life());
+                }
                 let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
                 core.size = size.map_or(core.size, |size| core.size.max(size));
-                (core.mtime, core.ctime) = (now, now);
-            } else {
-                *kept = trans.unused_blocks();
+                let time = noted.as_ref().map(|noted| self.still_time().unwrap_or(noted.time()));
+                (core.mtime, core.ctime) = match (changed, time) {
+                    (ChangedAt::Time(now), _) => (now, now),
+                    (ChangedAt::Noted, Some(time)) => after_overwrite((core.mtime, core.ctime), time),
+                    (ChangedAt::Noted, None) => (core.mtime, core.ctime),
+                };
             }
+            *kept = trans.unused_blocks();
             trans.commit()?;
             if done {
+                if let Some(noted) = noted {
+                    noted.told();
+                }
                 return Ok(());
             }
         }
     }
+}
+
+/// When the content changed of which something is told.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ChangedAt {
+    /// Then.
+    Time(Timestamp),
+    /// When the last note says, if the inode does not know of that yet.
+    Noted,
+}
+
+/// An extent of so many blocks is allocated and mapped.
+pub(super) fn need_for_extent(volume: &Volume, len: u64) -> Need<'_> {
+    Need::new(volume.geometry()).inodes(1).extents(1).map_changes(1).steps(2).blocks(len)
 }
 
 /// Extents are made unwritten, or said to hold data.

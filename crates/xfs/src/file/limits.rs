@@ -83,10 +83,15 @@ impl Volume {
 
     /// [`Error::TooManyExtents`] if a file may have no more of them.
     pub(crate) fn check_extents_left(self: &Arc<Self>, entry: &InodeEntry) -> Result<()> {
+        self.check_extents_left_for(entry, 0)
+    }
+
+    /// The same, if it has so many more already.
+    pub(super) fn check_extents_left_for(self: &Arc<Self>, entry: &InodeEntry, more: u64) -> Result<()> {
         let inode = entry.current();
         let count = self.extents(&inode, ForkKind::Data)?.len();
         let limit = extent_limit(ForkKind::Data, inode.core().flags2.contains(InodeFlags2::NREXT64));
-        match count as u64 + SPARE > limit {
+        match count as u64 + more + SPARE > limit {
             true => Err(Error::TooManyExtents { inode: entry.ino(), limit: limit - SPARE.min(limit) }),
             false => Ok(()),
         }

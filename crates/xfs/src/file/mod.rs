@@ -15,6 +15,7 @@
 mod allocate;
 mod clone;
 mod copies;
+mod delayed;
 mod exchange;
 mod limits;
 mod remove;

@@ -6,7 +6,7 @@ use crate::mkfs::{Before, Options, format, plan};
 use crate::namespace::NewInode;
 use crate::volume::{ForkKind, OpenOptions, Volume};
 use blockdev::{BlockDevice, Durability, MemoryDevice};
-use fileio::FileMappingMut;
+use fileio::{FileMapping, FileMappingMut};
 use xfs_format::bmbt::Extent;
 use xfs_format::checksum;
 use xfs_format::timestamp::Timestamp;
@@ -214,4 +214,108 @@ fn a_log_that_is_too_small_is_noticed_while_nothing_has_changed() {
         }
     }
     assert!(refused > 0 && done > 0, "{refused} refused, {done} done");
+}
+
+fn free(volume: &Arc<Volume>) -> u64 {
+    volume.write_side().unwrap().counters.free_blocks()
+}
+
+/// A file whose blocks lie apart, so that what is free between them does too, and so many blocks are free at the end.
+fn comb(site: &Site, left: u64) {
+    let counters = &site.volume.write_side().unwrap().counters;
+    let all = counters.available_blocks() - 40;
+    let _given = site.volume.allocate_blocks(site.entry(), blocks(0..all)).unwrap();
+    for at in (1..left * 2).step_by(2) {
+        site.volume.remove_blocks(site.entry(), blocks(at..at + 1), NOW).unwrap();
+    }
+}
+
+/// What is promised is kept, whatever the order, also where each block lies alone and each becomes an extent of its own.
+#[test]
+fn promised_blocks_get_their_place_on_a_full_volume_in_pieces() {
+    for step in [1, 2, 7] {
+        let filler = Site::new(device(BLOCK));
+        comb(&filler, 2500);
+        let (volume, root) = (&filler.volume, filler.volume.handle(filler.volume.geometry().root).unwrap());
+        let file = volume.create(&root, b"late", &NewInode::for_tests(0o100_644, NOW)).unwrap();
+        let site = Site { volume: Arc::clone(volume), map: volume.open_file(&file).unwrap() };
+        let before = free(volume);
+        let mut promised = Vec::new();
+        let mut random = fastrand::Rng::with_seed(step);
+        loop {
+            let at = promised.last().map_or(0, |last: &Blocks| last.end.0 + (random.u64(..step) / 2) * 3);
+            let run = blocks(at..at + 1 + random.u64(..step));
+            match volume.promise_blocks(site.entry(), run.clone()) {
+                Ok(()) => promised.push(run),
+                Err(Error::NoSpace) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let count: u64 = promised.iter().map(|run| run.end.0 - run.start.0).sum();
+        assert_eq!(site.entry().delayed_blocks(), count);
+        assert!(count > 800, "{count} blocks of {before} were promised");
+        random.shuffle(&mut promised);
+        for run in &promised {
+            volume.allocate_promised(site.entry(), run.clone()).unwrap_or_else(|error| {
+                panic!(
+                    "{run:?}: {error} free {} avail {} extents {} delayed {} {:?}",
+                    free(volume),
+                    volume.write_side().unwrap().counters.available_blocks(),
+                    site.extents().len(),
+                    site.entry().delayed_blocks(),
+                    site.entry().delayed()
+                )
+            });
+            if random.bool() {
+                volume.data_written_back(site.entry(), run.clone(), Some(run.end.0 * BLOCK)).unwrap();
+            }
+        }
+        for run in &promised {
+            volume.data_written_back(site.entry(), run.clone(), Some(run.end.0 * BLOCK)).unwrap();
+        }
+        let extents = site.extents();
+        let given: u64 = extents.iter().map(|extent| u64::from(extent.blockcount)).sum();
+        assert_eq!((site.entry().delayed_blocks(), given), (0, count));
+        assert!(extents.iter().all(|extent| !extent.unwritten));
+        let map = site.entry().peek().core().nblocks - count;
+        assert_eq!(free(volume), before - count - map, "nothing is kept, {map} blocks for the map");
+    }
+}
+
+/// A refusal leaves nothing promised, and what is withdrawn is anybody's again.
+#[test]
+fn promises_that_are_withdrawn_cost_nothing() {
+    let site = Site::new(device(BLOCK));
+    let before = free(&site.volume);
+    let all = site.volume.write_side().unwrap().counters.available_blocks();
+    assert!(matches!(site.volume.promise_blocks(site.entry(), blocks(0..all)), Err(Error::NoSpace)));
+    assert_eq!((free(&site.volume), site.entry().delayed_blocks()), (before, 0));
+    site.volume.promise_blocks(site.entry(), blocks(0..100)).unwrap();
+    site.volume.promise_blocks(site.entry(), blocks(300..400)).unwrap();
+    assert!(free(&site.volume) < before - 200);
+    site.volume.withdraw_blocks(site.entry(), 100);
+    site.volume.allocate_promised(site.entry(), blocks(300..400)).unwrap();
+    site.map.give_up(300 * BLOCK..400 * BLOCK);
+    assert_eq!(free(&site.volume), before - 100, "what was reserved to tell of data is back");
+    few::LIMIT.set(Some(2));
+    let refused = site.volume.promise_blocks(site.entry(), blocks(500..501));
+    assert!(matches!(refused, Err(Error::TooManyExtents { .. })), "{refused:?}");
+    few::LIMIT.set(None);
+    assert_eq!(free(&site.volume), before - 100);
+}
+
+/// Times of data that are written back late are those of the write.
+#[test]
+fn times_of_what_is_written_back_are_those_of_the_write() {
+    let site = Site::new(device(BLOCK));
+    let core = || site.entry().peek().core().clone();
+    let before = core();
+    site.volume.promise_blocks(site.entry(), blocks(0..4)).unwrap();
+    site.volume.allocate_promised(site.entry(), blocks(0..4)).unwrap();
+    site.volume.data_written_back(site.entry(), blocks(0..2), Some(2 * BLOCK)).unwrap();
+    assert_eq!((core().mtime, core().ctime, core().size), (before.mtime, before.ctime, 2 * BLOCK));
+    site.map.overwritten();
+    site.volume.data_written_back(site.entry(), blocks(2..4), Some(4 * BLOCK)).unwrap();
+    assert!(core().mtime > before.mtime && core().size == 4 * BLOCK);
+    assert!(site.entry().pending_times(&site.entry().peek()).is_none(), "the inode knows");
 }

@@ -9,6 +9,7 @@
 //! - it is written into its cluster only when all changes of it are in the log.
 
 use super::copying::Copying;
+use super::delayed::Delayed;
 use super::lazy_time::{LazyTime, after_overwrite};
 use super::{Inode, Life};
 use crate::buf::{MetaBuf, Overlay};
@@ -64,6 +65,8 @@ pub struct InodeEntry {
     unprivileged: AtomicBool,
     /// Of a file that may share blocks: once somebody asked.
     copying: OnceLock<Box<Copying>>,
+    /// Of a file of which some is in memory alone, once there was any.
+    delayed: OnceLock<Box<Delayed>>,
     /// What the cache takes it to weigh.
     weighed: AtomicU64,
     this: Weak<InodeEntry>,
@@ -109,6 +112,7 @@ impl InodeEntry {
             overwritten: LazyTime::default(),
             unprivileged: AtomicBool::new(false),
             copying: OnceLock::new(),
+            delayed: OnceLock::new(),
             weighed: AtomicU64::new(0),
             this: this.clone(),
             users: Users::new(),
@@ -248,6 +252,17 @@ impl InodeEntry {
     #[inline]
     pub(crate) fn copying_if_any(&self) -> Option<&Copying> {
         self.copying.get().map(Box::as_ref)
+    }
+
+    /// What is promised to the part of the file that is in memory alone.
+    pub(crate) fn delayed(&self) -> &Delayed {
+        self.delayed.get_or_init(Box::default)
+    }
+
+    /// The same, if anything ever was.
+    #[inline]
+    pub(crate) fn delayed_if_any(&self) -> Option<&Delayed> {
+        self.delayed.get().map(Box::as_ref)
     }
 
     /// Has whoever looked at the map look again: other blocks are shared than before.

@@ -8,11 +8,13 @@
 //! how to read them, and its extent list, where it is loaded, says the same.
 
 mod copying;
+mod delayed;
 mod entry;
 mod handle;
 mod lazy_time;
 
 pub(crate) use copying::BlockSet;
+pub(crate) use delayed::Delayed;
 pub(crate) use entry::Site;
 pub use entry::{InodeEntry, InodeLocked, InodeShared};
 pub use handle::{InodeHandle, Life};

@@ -1,0 +1,99 @@
+//! Blocks that are promised to what is in memory alone so far, and get their place when it is written back.
+//!
+//! Invariants:
+//! - what could be refused is refused when they are promised: there is too little space, the log is too small, the file may
+//!   have no more extents, if each promised block became one;
+//! - blocks get a place as any others do, unwritten until their data are there.
+
+use super::Blocks;
+use super::allocate::{ChangedAt, need_for_extent, need_to_mark};
+use crate::error::{Error, Result};
+use crate::inode::{Delayed, InodeEntry};
+use crate::volume::Volume;
+use std::sync::Arc;
+
+impl Volume {
+    /// Promises blocks to `blocks`, all of which are holes that nothing is promised to. [`Error::NoSpace`] and the other
+    /// refusals promise nothing.
+    pub fn promise_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<()> {
+        let write = self.write_side()?;
+        self.check_log_for_blocks()?;
+        let delayed = entry.delayed();
+        let count = blocks.end.0 - blocks.start.0;
+        self.check_extents_left_for(entry, delayed.blocks() + count)?;
+        let change = self.map_change();
+        let promise =
+            || delayed.promise(blocks.start, count, change, |wanted| write.counters.reserve_blocks(wanted));
+        match promise() {
+            Err(Error::NoSpace) if self.give_back_unused_copies()? > 0 => promise(),
+            other => other,
+        }
+    }
+
+    /// Takes promises of so many blocks back.
+    pub fn withdraw_blocks(self: &Arc<Self>, entry: &InodeEntry, count: u64) {
+        if let (Some(delayed), Ok(write)) = (entry.delayed_if_any(), self.write_side()) {
+            write.counters.return_blocks(delayed.withdraw(count, self.map_change()));
+        }
+    }
+
+    /// Gives `blocks` the place that was promised to them, unwritten. Those that are holes still when this fails have their
+    /// promise still.
+    pub fn allocate_promised(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<()> {
+        let write = self.write_side()?;
+        let delayed = entry.delayed();
+        let alone = delayed.begin_change();
+        let count = blocks.end.0 - blocks.start.0;
+        let mut kept = delayed.redeem(count, &alone);
+        let filled = self.fill_holes_with(entry, blocks.clone(), &mut kept);
+        let missing = match &filled {
+            Ok(()) => 0,
+            // What cannot be looked at is still promised whole: a little too much at worst.
+            Err(_) => self.missing_blocks(entry, blocks.clone()).unwrap_or(count),
+        };
+        let free = delayed.give_back(kept, blocks.start, count - missing, missing, self.map_change());
+        write.counters.return_blocks(free);
+        filled
+    }
+
+    /// As [`data_written`](Self::data_written), of data that came long before: the inode's times are those that were noted
+    /// then.
+    pub fn data_written_back(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: Blocks,
+        size: Option<u64>,
+    ) -> Result<()> {
+        let claimed = entry.copying_if_any().map_or(0, |copying| copying.to_mark().take(&blocks));
+        let delayed = entry.delayed();
+        let alone = delayed.begin_change();
+        let mut kept = claimed + delayed.redeem(0, &alone);
+        let told = self.tell_written(entry, blocks.clone(), (size, ChangedAt::Noted), &mut kept);
+        self.write_side()?.counters.return_blocks(delayed.told(&blocks, kept, self.map_change()));
+        told
+    }
+
+    /// Of data in `blocks`, which have a place, the map will not be told.
+    pub(crate) fn give_up_promised(&self, entry: &InodeEntry, blocks: &Blocks) {
+        if let (Some(delayed), Ok(write)) = (entry.delayed_if_any(), self.write_side()) {
+            write.counters.return_blocks(delayed.told(blocks, 0, self.map_change()));
+        }
+    }
+
+    /// Blocks that a map may need for an extent more, and to tell of its data.
+    fn map_change(&self) -> u64 {
+        need_for_extent(self, 0).reservation().blocks + need_to_mark(self).reservation().blocks
+    }
+}
+
+impl InodeEntry {
+    /// Blocks that are promised to the file and have no place yet.
+    pub fn delayed_blocks(&self) -> u64 {
+        self.delayed_if_any().map_or(0, Delayed::blocks)
+    }
+
+    /// Where the file ends in memory, if that is behind where it ends on the device.
+    pub fn size_in_memory(&self) -> Option<u64> {
+        self.delayed_if_any()?.size()
+    }
+}

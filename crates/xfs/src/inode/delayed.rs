@@ -1,0 +1,200 @@
+//! What is promised to the part of a file that is in memory alone so far: how many blocks, what the map may need to tell of
+//! them, and where the file ends.
+//!
+//! Invariants:
+//! - for each block that is promised, one of the volume is reserved, and for all of them, and for those that have their place
+//!   and of whose data the map does not know yet, what the map may need: some for the change that is on its way, two for each
+//!   run that was promised by itself (an extent that comes between others may split a leaf, and so may the end of what is
+//!   unwritten), and one for every few more;
+//! - of the reserve for the map, whoever changes it takes all, one at a time, and gives back what is left; more than may be
+//!   needed is anybody's again.
+
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use xfs_format::types::FileBlock;
+
+/// Records or children that a block of a map's tree has at the least, when it came of splits; the smallest block has more.
+const RECORDS_MIN: u64 = 16;
+
+/// See above.
+#[derive(Debug, Default)]
+pub(crate) struct Delayed {
+    promised: Mutex<Promised>,
+    /// Held by who gives promised blocks their place, or tells the map of their data.
+    changing: Mutex<()>,
+    /// Where the file ends in memory; 0: nowhere else than on the device.
+    size: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Promised {
+    blocks: u64,
+    runs: u64,
+    /// Blocks that have their place, and of whose data the map does not know: by the first of them that were given at once.
+    untold: BTreeMap<FileBlock, u64>,
+    /// Blocks that are reserved for the map.
+    map: u64,
+    /// Behind the run that was promised last.
+    end: Option<FileBlock>,
+}
+
+impl Promised {
+    /// What the map may need for all that is promised, when one change takes `change` at the most.
+    fn wanted(&self, change: u64) -> u64 {
+        match self.blocks + self.untold.values().sum::<u64>() {
+            0 => 0,
+            all => change + 2 * self.runs + (self.runs + all).div_ceil(RECORDS_MIN),
+        }
+    }
+
+    /// What is kept for the map beyond what is wanted: not kept any more.
+    fn surplus(&mut self, change: u64) -> u64 {
+        let wanted = self.wanted(change);
+        if wanted == 0 {
+            self.runs = 0;
+        }
+        let surplus = self.map.saturating_sub(wanted);
+        self.map -= surplus;
+        surplus
+    }
+
+    fn forget_untold(&mut self, blocks: &Range<FileBlock>) {
+        let mut inside = self.untold.split_off(&blocks.start);
+        self.untold.append(&mut inside.split_off(&blocks.end));
+    }
+}
+
+impl Delayed {
+    /// How many blocks are promised.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.promised.lock().blocks
+    }
+
+    /// Promises so many blocks from `start` on, if `reserve` gets what that takes.
+    pub(crate) fn promise<E>(
+        &self,
+        start: FileBlock,
+        blocks: u64,
+        change: u64,
+        reserve: impl FnOnce(u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut promised = self.promised.lock();
+        let before = (promised.blocks, promised.runs);
+        let goes_on = promised.blocks > 0 && promised.end == Some(start);
+        promised.blocks += blocks;
+        promised.runs += u64::from(!goes_on);
+        let more = promised.wanted(change).saturating_sub(promised.map);
+        reserve(blocks + more).inspect_err(|_| (promised.blocks, promised.runs) = before)?;
+        promised.map += more;
+        promised.end = Some(FileBlock(start.0 + blocks));
+        Ok(())
+    }
+
+    /// Takes promises of so many blocks back; gives how many are anybody's again.
+    pub(crate) fn withdraw(&self, blocks: u64, change: u64) -> u64 {
+        let mut promised = self.promised.lock();
+        debug_assert!(promised.blocks >= blocks, "nothing is withdrawn that was not promised");
+        let blocks = blocks.min(promised.blocks);
+        promised.blocks -= blocks;
+        blocks + promised.surplus(change)
+    }
+
+    /// Keeps others from changing the map for what was promised.
+    pub(crate) fn begin_change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock()
+    }
+
+    /// Takes what is reserved for so many blocks, and for the map.
+    pub(crate) fn redeem(&self, blocks: u64, _alone: &MutexGuard<'_, ()>) -> u64 {
+        let mut promised = self.promised.lock();
+        debug_assert!(promised.blocks >= blocks, "nothing is redeemed that was not promised");
+        let blocks = blocks.min(promised.blocks);
+        promised.blocks -= blocks;
+        blocks + std::mem::take(&mut promised.map)
+    }
+
+    /// Gives back what is left of it, when of the blocks from `first` on so many were `given` a place, and so many are
+    /// promised still. Gives how many are anybody's again.
+    pub(crate) fn give_back(
+        &self,
+        left: u64,
+        first: FileBlock,
+        given: u64,
+        missing: u64,
+        change: u64,
+    ) -> u64 {
+        let mut promised = self.promised.lock();
+        let kept = missing.min(left);
+        promised.blocks += kept;
+        promised.map += left - kept;
+        if given > 0 {
+            *promised.untold.entry(first).or_default() += given;
+        }
+        promised.surplus(change)
+    }
+
+    /// The map knows of the data in `blocks`, or never will, and so much is left of the reserve for it. Gives how many blocks
+    /// are anybody's again.
+    pub(crate) fn told(&self, blocks: &Range<FileBlock>, left: u64, change: u64) -> u64 {
+        let mut promised = self.promised.lock();
+        promised.forget_untold(blocks);
+        promised.map += left;
+        promised.surplus(change)
+    }
+
+    /// Where the file ends in memory, if that is elsewhere than on the device.
+    pub(crate) fn size(&self) -> Option<u64> {
+        Some(self.size.load(Ordering::Acquire)).filter(|&size| size > 0)
+    }
+
+    pub(crate) fn set_size(&self, size: Option<u64>) {
+        self.size.store(size.unwrap_or(0), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    const CHANGE: u64 = 10;
+
+    #[test]
+    fn what_is_reserved_is_given_back_to_the_last_block() {
+        let (delayed, reserved) = (Delayed::default(), Cell::new(0));
+        let reserve = |count| {
+            reserved.set(reserved.get() + count);
+            Ok::<_, ()>(())
+        };
+        delayed.promise(FileBlock(5), 3, CHANGE, reserve).unwrap();
+        assert_eq!(reserved.get(), 3 + CHANGE + 2 + 1);
+        // What goes on needs next to nothing for the map.
+        delayed.promise(FileBlock(8), 4, CHANGE, reserve).unwrap();
+        assert_eq!(reserved.get(), 7 + CHANGE + 2 + 1);
+        delayed.promise(FileBlock(100), 1, CHANGE, reserve).unwrap();
+        assert_eq!(reserved.get(), 8 + CHANGE + 4 + 1);
+        let alone = delayed.begin_change();
+        let mut taken = delayed.redeem(7, &alone);
+        assert_eq!(taken, 7 + CHANGE + 4 + 1, "all that the map may need");
+        // Of the seven, five get a place, and the map grows by two.
+        taken -= 7;
+        let mut free = delayed.give_back(taken, FileBlock(5), 5, 2, CHANGE);
+        drop(alone);
+        assert_eq!((delayed.blocks(), free), (3, 0));
+        free += delayed.withdraw(3, CHANGE);
+        assert!(free < reserved.get() - 7, "something is kept until the map was told");
+        let left = delayed.redeem(0, &delayed.begin_change());
+        free += delayed.told(&(FileBlock(0)..FileBlock(50)), left, CHANGE);
+        assert_eq!(free + 5 + 2, reserved.get());
+        assert_eq!(delayed.blocks(), 0);
+    }
+
+    #[test]
+    fn a_promise_that_cannot_be_kept_is_none() {
+        let delayed = Delayed::default();
+        assert_eq!(delayed.promise(FileBlock(0), 3, CHANGE, |_| Err(())), Err(()));
+        assert_eq!((delayed.blocks(), delayed.withdraw(0, CHANGE)), (0, 0));
+    }
+}
