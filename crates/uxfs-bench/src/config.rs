@@ -15,6 +15,8 @@ pub enum Workload {
     Overwrite,
     /// Threads do both at once, half and half, with many requests in flight each, by direct I/O.
     RandRw,
+    /// The same through the page cache, which holds all of the file, one request at a time.
+    Buffered,
     /// Threads lock and unlock ranges of their own of one range lock; no file.
     RangeLock,
     /// Threads make empty files in directories of their own, look at all of them, and remove them.
@@ -39,6 +41,7 @@ impl Workload {
         match self {
             Self::Overwrite => "overwrite",
             Self::RandRw => "randrw",
+            Self::Buffered => "randrw-buffered",
             Self::RangeLock => "rangelock",
             Self::FsMark => "fsmark",
             Self::FxMark => "fxmark",
@@ -276,6 +279,9 @@ impl Config {
             (true, Workload::RandRw) => {
                 vec![Locking::Shared, Locking::IntervalTree, Locking::BTree, Locking::Range]
             }
+            (true, Workload::Buffered) => {
+                vec![Locking::Exclusive, Locking::IntervalTree, Locking::BTree, Locking::Range]
+            }
             (true, _) => vec![Locking::Exclusive, Locking::Range],
         }
     }
@@ -304,6 +310,8 @@ impl Config {
     /// The queue depths of a workload on files.
     pub(crate) fn depths(&self, workload: Workload) -> Vec<u32> {
         match (self.depths.is_empty(), workload) {
+            // There is no queue through the page cache.
+            (_, Workload::Buffered) => vec![1],
             (false, _) => self.depths.clone(),
             (true, Workload::RandRw) => vec![128],
             (true, _) => vec![1],

@@ -93,35 +93,52 @@ pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer)
                 osync::run(config, observer, &mut report)?;
                 continue;
             }
-            Workload::Overwrite | Workload::RandRw => {}
+            Workload::Overwrite | Workload::RandRw | Workload::Buffered => {}
+        }
+        let buffered = workload == Workload::Buffered;
+        if scene.as_ref().is_some_and(|scene: &Scene| scene.buffered != buffered) {
+            finish(scene.take(), config, observer, &mut report)?;
         }
         let scene = match &mut scene {
             Some(scene) => scene,
-            none => none.insert(Scene::set(config, observer)?),
+            none => none.insert(Scene::set(config, buffered, observer)?),
         };
         scene.run(config, workload, observer, &mut report)?;
     }
+    finish(scene, config, observer, &mut report)?;
+    Ok(report)
+}
+
+/// Takes the targets on files down.
+fn finish(
+    scene: Option<Scene>,
+    config: &Config,
+    observer: &mut dyn Observer,
+    report: &mut Report,
+) -> Result<()> {
     if let Some(scene) = scene {
         report.content = Some(scene.own.content());
         scene.own.finish(config, observer)?;
     }
-    Ok(report)
+    Ok(())
 }
 
 /// The targets of the workloads on files. Set up once; dropped in this order.
 struct Scene {
+    /// Whether all of it goes through page caches.
+    buffered: bool,
     own: OwnVolume,
     others: Vec<Box<dyn AnyTarget>>,
     _mounts: Vec<KernelXfs>,
 }
 
 impl Scene {
-    fn set(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
+    fn set(config: &Config, buffered: bool, observer: &mut dyn Observer) -> Result<Self> {
         let pages = config.file_pages();
         observer.note("making a volume");
         let own = OwnVolume::make(config)?;
         let mut others: Vec<Box<dyn AnyTarget>> = Vec::new();
-        if config.raw {
+        if config.raw && !buffered {
             others.push(own.raw());
         }
         if config.memcpy {
@@ -131,20 +148,20 @@ impl Scene {
         let mut mounts = Vec::new();
         for versus in &config.versus {
             let target = match versus {
-                Versus::Dir(dir) => SysTarget::create(dir, pages)?,
+                Versus::Dir(dir) => SysTarget::create(dir, pages, buffered)?,
                 Versus::KernelXfs | Versus::KernelXfsLoop => {
                     observer.note("making and mounting an XFS in memory");
                     let zram = *versus == Versus::KernelXfs;
                     let device = if zram { RamDevice::Zram } else { RamDevice::Loop };
                     let mount = KernelXfs::mount(device, config.size + config.size / 8 + (512 << 20), None)?;
-                    let target = SysTarget::create(mount.dir(), pages)?;
+                    let target = SysTarget::create(mount.dir(), pages, buffered)?;
                     mounts.push(mount);
                     target
                 }
             };
             others.push(Box::new(Measured::new(target.label()?, new_content(pages), target)));
         }
-        Ok(Self { own, others, _mounts: mounts })
+        Ok(Self { buffered, own, others, _mounts: mounts })
     }
 
     fn run(
@@ -157,7 +174,7 @@ impl Scene {
         let mut own: Vec<Box<dyn AnyTarget>> = config
             .lockings(workload)
             .iter()
-            .map(|&locking| self.own.target(locking))
+            .map(|&locking| self.own.target(locking, self.buffered))
             .collect::<Result<_>>()?;
         let mut targets: Vec<&mut dyn AnyTarget> =
             own.iter_mut().chain(&mut self.others).map(|target| &mut **target as _).collect();
@@ -181,7 +198,10 @@ pub(crate) fn on_files(
     observer: &mut dyn Observer,
     mut locks: Option<&mut Tracker>,
 ) -> Result<Vec<Measurement>> {
-    let ops: &[Op] = if workload == Workload::RandRw { &[Op::Mixed] } else { &[Op::Read, Op::Write] };
+    let ops: &[Op] = match workload {
+        Workload::RandRw | Workload::Buffered => &[Op::Mixed],
+        _ => &[Op::Read, Op::Write],
+    };
     let depths = config.depths(workload);
     let steps = config.rounds * depths.len() * config.threads.len() * ops.len() * targets.len();
     for target in targets.iter_mut() {

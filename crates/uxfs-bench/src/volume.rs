@@ -53,10 +53,13 @@ impl OwnVolume {
         Box::new(Measured::new(self.label("raw", None), Arc::clone(&self.content), target))
     }
 
-    /// The file, opened in process.
-    pub(crate) fn target(&self, locking: Locking) -> Result<Box<dyn AnyTarget>> {
+    /// The file, opened in process, through a page cache that has all of it if `buffered`.
+    pub(crate) fn target(&self, locking: Locking, buffered: bool) -> Result<Box<dyn AnyTarget>> {
         let device = Arc::clone(&self.device);
-        let target = UxfsTarget::new(move || open_file(&device, locking));
+        let target = UxfsTarget::new(move || match buffered {
+            true => open_cached(&device, locking),
+            false => open_file(&device, locking),
+        });
         Ok(Box::new(Measured::new(self.label("uxfs", Some(locking)), Arc::clone(&self.content), target)))
     }
 
@@ -81,6 +84,19 @@ fn open_file(device: &Arc<dyn BlockDevice>, locking: Locking) -> Result<uxfs::Fi
     let options = OpenOptions::new().writable(true).locking(locking);
     let volume = Volume::open_device(Arc::clone(device), &options).map_err(Error::volume)?;
     volume.open_file(format!("/{FILE_NAME}")).map_err(Error::volume)
+}
+
+/// The same through a page cache, into which all of the file is read.
+fn open_cached(device: &Arc<dyn BlockDevice>, locking: Locking) -> Result<uxfs::File> {
+    let options = OpenOptions::new().writable(true).locking(locking).cache_size(device.size() * 2);
+    let volume = Volume::open_device(Arc::clone(device), &options).map_err(Error::volume)?;
+    let file = volume.open_file(format!("/{FILE_NAME}")).map_err(Error::volume)?.buffered();
+    let mut buf = AlignedBuf::zeroed(CHUNK);
+    let mut at = 0;
+    while at < file.size() {
+        at += file.read_at(&mut buf, at).map_err(Error::volume)? as u64;
+    }
+    Ok(file)
 }
 
 /// The byte on the device at which a file starts that lies in one piece, as [`make_image`] makes it.

@@ -169,19 +169,37 @@ fn dbench_gives_operations_and_bytes_of_each_number_of_clients() {
 }
 
 #[test]
+fn random_reads_and_writes_go_through_page_caches_or_past_them() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let vs = format!("--vs={}", dir.path().display());
+    let small = ["--size=4M", "--pages=256", "--threads=2", "--rounds=1", "--min-time=0", "--json", &vs];
+    for (more, name) in [(&[][..], "randrw-buffered"), (&["--direct"][..], "randrw")] {
+        let out = output(&[&["bench", "randrw"], more, &small].concat());
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let text = String::from_utf8(out.stdout).expect("text");
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert!(lines.iter().all(|line| line["workload"] == name), "{text}");
+        // Each way: four lockings, memory, the directory.
+        assert_eq!(lines.len(), 12, "{text}");
+        for locking in ["interval-tree", "btree", "range"] {
+            assert_eq!(lines.iter().filter(|line| line["locking"] == locking).count(), 2, "{text}");
+        }
+    }
+}
+
+#[test]
 fn wrong_command_lines_are_refused_before_anything_is_made() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("device");
     let precious = b"precious".repeat(512);
     std::fs::write(&file, &precious).expect("room");
     let device = format!("--device={}", file.display());
-    let cases: [(&[&str], &str); 15] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["bench", "osync", &device], "--force"),
         (&["bench", "osync", "--force", &device], "has 4096 bytes"),
         (&["bench", "osync", "--sync=jbd"], "no way to flush is called"),
         (&["bench", "osync", "--flush-ms=-1"], "--flush-ms"),
         (&["bench", "osync", "--flush-ms=100000"], "a flush takes from 0 to"),
-        (&["bench", "randrw"], "--direct"),
         (&["bench", "overwrite", "--locking=none"], "no locking is called"),
         (&["bench", "overwrite", "--threads=0"], "thread counts"),
         (&["bench", "overwrite", "--size=4095"], "multiple of 4096"),

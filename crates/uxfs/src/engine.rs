@@ -1,10 +1,10 @@
 //! The one place where this crate turns the XFS engine's inodes and errors into its own terms.
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, device_kind, engine_kind};
 use crate::info::{FeatureSupport, Quota, VolumeInfo};
 use crate::metadata;
 use crate::metadata::{DeviceNumber, FileType, Metadata, Timestamp};
-use fileio::{FileError, Refusal};
+use fileio::{Failure, FileError, Refusal};
 use xfs::inode::{ForkKind, Inode};
 use xfs::volume::Volume;
 use xfs_format::feature_table;
@@ -93,6 +93,7 @@ impl From<FileError<xfs::Error>> for Error {
         match error {
             FileError::Device(device) => device.into(),
             FileError::Map { source, .. } => source.into(),
+            FileError::WriteBack(failure) => failure.into(),
             FileError::TooLarge { .. } => Self::new(ErrorKind::TooLarge, text),
             FileError::BadExtent { .. } => Self::new(ErrorKind::Damaged, format!("damaged: {text}")),
             FileError::NotOverwritable { why: Refusal::PastEnd, .. } => {
@@ -102,5 +103,17 @@ impl From<FileError<xfs::Error>> for Error {
             FileError::NotOverwritable { .. } => Self::new(ErrorKind::NotAllocated, text),
             _ => Self::new(ErrorKind::Io, text),
         }
+    }
+}
+
+impl From<Failure> for Error {
+    /// Of the kind of what failed.
+    fn from(failure: Failure) -> Self {
+        let kind = match failure.error().downcast_ref::<FileError<xfs::Error>>() {
+            Some(FileError::Map { source, .. }) => engine_kind(source),
+            Some(FileError::Device(device)) => device_kind(device),
+            _ => ErrorKind::Io,
+        };
+        Self::new(kind, failure.to_string())
     }
 }

@@ -154,40 +154,44 @@ impl std::error::Error for Error {}
 
 impl From<xfs::Error> for Error {
     fn from(error: xfs::Error) -> Self {
-        let kind = match &error {
-            xfs::Error::Corrupt { .. } | xfs::Error::ReverseMap(_) => ErrorKind::Damaged,
-            xfs::Error::Device(device) => return Self::new(device_kind(device), error.to_string()),
-            xfs::Error::NotXfs => ErrorKind::NotXfs,
-            xfs::Error::Truncated { .. } => ErrorKind::Truncated,
-            xfs::Error::UnsupportedFeature(_)
-            | xfs::Error::ExternalLog
-            | xfs::Error::Realtime
-            | xfs::Error::ScatteredDirectory(_) => ErrorKind::Unsupported,
-            xfs::Error::SectorSize { .. } => ErrorKind::SectorSize,
-            xfs::Error::NeedsRepair | xfs::Error::LogBehind { .. } => ErrorKind::Damaged,
-            xfs::Error::Unwritable(_) => ErrorKind::ReadOnly,
-            xfs::Error::DirtyLog | xfs::Error::CannotRecover(_) | xfs::Error::CannotFinish { .. } => {
-                ErrorKind::DirtyLog
-            }
-            xfs::Error::NoSuchInode(_) => ErrorKind::NotFound,
-            xfs::Error::Stale(_) => ErrorKind::Stale,
-            xfs::Error::WrongType { wanted: "directory", .. } => ErrorKind::NotADirectory,
-            xfs::Error::WrongType { .. } => ErrorKind::WrongType,
-            xfs::Error::ReadOnly(_) => ErrorKind::ReadOnly,
-            xfs::Error::Alter(refusal) => alter_kind(refusal),
-            xfs::Error::Mkfs(_) | xfs::Error::ExtentSize { .. } => ErrorKind::InvalidInput,
-            xfs::Error::Protected { .. } => ErrorKind::Protected,
-            xfs::Error::NoSpace => ErrorKind::NoSpace,
-            xfs::Error::Shared(_) => ErrorKind::Shared,
-            xfs::Error::FileTooLarge(_) => ErrorKind::TooLarge,
-            xfs::Error::TooManyExtents { .. } => ErrorKind::TooManyExtents,
-            xfs::Error::LogTooSmall { .. } => ErrorKind::LogTooSmall,
-            xfs::Error::Shutdown(ShutdownReason::Corruption) => ErrorKind::ShutDownByDamage,
-            xfs::Error::ShutDown | xfs::Error::Shutdown(_) => ErrorKind::ShutDown,
-            xfs::Error::Name(problem) => name_kind(*problem),
-            _ => ErrorKind::Io,
-        };
-        Self::new(kind, error.to_string())
+        Self::new(engine_kind(&error), error.to_string())
+    }
+}
+
+/// The kind of an error of the engine.
+pub(crate) fn engine_kind(error: &xfs::Error) -> ErrorKind {
+    match error {
+        xfs::Error::Corrupt { .. } | xfs::Error::ReverseMap(_) => ErrorKind::Damaged,
+        xfs::Error::Device(device) => device_kind(device),
+        xfs::Error::NotXfs => ErrorKind::NotXfs,
+        xfs::Error::Truncated { .. } => ErrorKind::Truncated,
+        xfs::Error::UnsupportedFeature(_)
+        | xfs::Error::ExternalLog
+        | xfs::Error::Realtime
+        | xfs::Error::ScatteredDirectory(_) => ErrorKind::Unsupported,
+        xfs::Error::SectorSize { .. } => ErrorKind::SectorSize,
+        xfs::Error::NeedsRepair | xfs::Error::LogBehind { .. } => ErrorKind::Damaged,
+        xfs::Error::Unwritable(_) => ErrorKind::ReadOnly,
+        xfs::Error::DirtyLog | xfs::Error::CannotRecover(_) | xfs::Error::CannotFinish { .. } => {
+            ErrorKind::DirtyLog
+        }
+        xfs::Error::NoSuchInode(_) => ErrorKind::NotFound,
+        xfs::Error::Stale(_) => ErrorKind::Stale,
+        xfs::Error::WrongType { wanted: "directory", .. } => ErrorKind::NotADirectory,
+        xfs::Error::WrongType { .. } => ErrorKind::WrongType,
+        xfs::Error::ReadOnly(_) => ErrorKind::ReadOnly,
+        xfs::Error::Alter(refusal) => alter_kind(refusal),
+        xfs::Error::Mkfs(_) | xfs::Error::ExtentSize { .. } => ErrorKind::InvalidInput,
+        xfs::Error::Protected { .. } => ErrorKind::Protected,
+        xfs::Error::NoSpace => ErrorKind::NoSpace,
+        xfs::Error::Shared(_) => ErrorKind::Shared,
+        xfs::Error::FileTooLarge(_) => ErrorKind::TooLarge,
+        xfs::Error::TooManyExtents { .. } => ErrorKind::TooManyExtents,
+        xfs::Error::LogTooSmall { .. } => ErrorKind::LogTooSmall,
+        xfs::Error::Shutdown(ShutdownReason::Corruption) => ErrorKind::ShutDownByDamage,
+        xfs::Error::ShutDown | xfs::Error::Shutdown(_) => ErrorKind::ShutDown,
+        xfs::Error::Name(problem) => name_kind(*problem),
+        _ => ErrorKind::Io,
     }
 }
 
@@ -229,7 +233,7 @@ fn alter_kind(refusal: &Refusal) -> ErrorKind {
 }
 
 /// The kind of a device's error.
-fn device_kind(error: &blockdev::DeviceError) -> ErrorKind {
+pub(crate) fn device_kind(error: &blockdev::DeviceError) -> ErrorKind {
     use blockdev::DeviceError as D;
     match error {
         D::Locked | D::BeingRead | D::BeingWritten | D::Attached(_) | D::Replaced | D::Claimed => {

@@ -7,10 +7,9 @@ use crate::open_files::Data;
 use crate::queue::Queue;
 use crate::still;
 use fileio::{
-    DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FILE_END_MAX, FileMapping, HeldCopies,
-    HeldEnd, HeldFile,
+    BufferedFile, DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FILE_END_MAX, FileMapping,
+    HeldCopies, HeldFile, HeldToChange, SyncCursor,
 };
-use rangelock::Mode;
 use std::ops::Range;
 use std::sync::Arc;
 use xfs::bmap::FileMap;
@@ -26,6 +25,10 @@ pub struct File {
     pub(crate) data: Arc<Data>,
     /// As it was when the file was opened, as the kernel has it.
     protection: Option<Protection>,
+    /// Whether this handle reads and writes through the page cache.
+    is_buffered: bool,
+    /// Up to where the handle was told what could not be written back.
+    told: Arc<SyncCursor>,
 }
 
 impl std::fmt::Debug for File {
@@ -61,14 +64,43 @@ impl File {
 
     fn open(node: Node, map: impl FnOnce(&Node) -> Result<FileMap>) -> Result<Self> {
         let volume = &node.volume;
-        let open = || Ok(DirectFile::new(Arc::clone(volume.device()), map(&node)?, volume.locking()));
+        let open = || {
+            let file = DirectFile::new(Arc::clone(volume.device()), map(&node)?, volume.locking());
+            Ok(BufferedFile::new(file, volume.pages()))
+        };
         let data = volume.open_files().get_or_open(node.ino(), open)?;
         // What is open under this number may be the file that has it now.
         if !data.map().is_of(&node.handle) {
             return Err(xfs::Error::Stale(node.handle.ino()).into());
         }
         let protection = node.handle.current()?.protection();
-        Ok(Self { node, data, protection })
+        let told = Arc::new(data.sync_cursor());
+        Ok(Self { node, data, protection, is_buffered: false, told })
+    }
+
+    /// The same file through the page cache: [`write_at`](Self::write_at) and [`append`](Self::append) return when the bytes
+    /// are in memory, from where threads of the volume write them back, in large requests; [`sync`](Self::sync) does so at
+    /// once. [`read_at`](Self::read_at) keeps in memory what it reads. That there is too little space comes at the write.
+    /// What a crash leaves of what was not synced, in each block, is as it was before or after a write, and a file never
+    /// ends behind what was written of it.
+    ///
+    /// Handles with and without it may be used on one file at once: each sees what the others wrote. While there is a
+    /// [`queue`](Self::queue) of the file, nothing of it is kept in memory, and all go to the device.
+    #[must_use]
+    pub fn buffered(&self) -> Self {
+        self.node.volume.start_writers();
+        Self { is_buffered: true, told: Arc::new(self.data.sync_cursor()), ..self.clone() }
+    }
+
+    /// The same file past the page cache, which is what [`Volume::open_file`](crate::Volume::open_file) gives.
+    #[must_use]
+    pub fn direct(&self) -> Self {
+        Self { is_buffered: false, told: Arc::new(self.data.sync_cursor()), ..self.clone() }
+    }
+
+    /// Whether this handle reads and writes through the page cache.
+    pub fn is_buffered(&self) -> bool {
+        self.is_buffered
     }
 
     /// The inode's place in memory. As long as the file is open, that is of no other file.
@@ -88,21 +120,25 @@ impl File {
 
     /// Its size in bytes.
     pub fn size(&self) -> u64 {
-        self.data.map().size()
+        self.data.size()
     }
 
     /// Reads from byte `offset` on until `buf` is full or the file ends; gives the number of bytes. Any offset
     /// and length will do; whole sectors into an [`AlignedBuf`](crate::AlignedBuf) spare a copy.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        Ok(self.data.read_at(offset, buf)?)
+        match self.is_buffered {
+            true => Ok(self.data.read_at(offset, buf)?),
+            false => Ok(self.data.read_past(offset, buf)?),
+        }
     }
 
     /// Writes `buf` over what is at byte `offset`. All of the range must lie inside the file, on blocks that were written
-    /// before; otherwise nothing is written and the error says which. What other files share is written elsewhere.
+    /// before; otherwise nothing is written and the error says which. What other files share is written elsewhere. It goes past
+    /// the page cache, whatever the handle.
     pub fn overwrite_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
         self.check_unprotected()?;
-        self.data.overwrite_at(offset, buf)?;
+        self.data.overwrite_past(offset, buf)?;
         Ok(())
     }
 
@@ -111,17 +147,32 @@ impl File {
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
         self.check_may_write(offset)?;
-        self.data.write_at(offset, buf)?;
+        match self.is_buffered {
+            true => self.data.write_at(offset, buf)?,
+            false => self.data.write_past(offset, buf)?,
+        };
         Ok(())
+    }
+
+    /// Writes `buf` behind the end of the file, wherever that is by then; gives the byte where it begins. Threads that do so
+    /// at once each find a place of their own.
+    pub fn append(&self, buf: &[u8]) -> Result<u64> {
+        self.check_writable()?;
+        self.check_may_write(u64::MAX)?;
+        match self.is_buffered {
+            true => Ok(self.data.append(buf)?),
+            false => Ok(self.data.append_past(buf)?),
+        }
     }
 
     /// Writes `buf` at byte `offset`, behind what there is of the file, in one step with the space that it takes; times
     /// stay as they are. Whoever else wants space nearby waits meanwhile: this is for filling a volume by oneself.
-    /// Where `offset` is no whole block behind the end of the file, it is [`write_at`](Self::write_at).
+    /// Where `offset` is no whole block behind the end of the file, it is [`write_at`](Self::write_at). It goes past the page
+    /// cache, whatever the handle.
     pub fn append_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
         self.check_may_write(offset)?;
-        self.data.append_at(offset, buf)?;
+        self.data.fill_past(offset, buf)?;
         Ok(())
     }
 
@@ -139,12 +190,12 @@ impl File {
 
     /// Lets the file end at `size`, unless it ends before.
     fn cut(&self, size: u64) -> Result<bool> {
-        let _held = self.data.hold(size & !(self.block() - 1)..u64::MAX, Mode::Exclusive);
+        let _held = self.data.hold_to_change(size & !(self.block() - 1)..u64::MAX)?;
         self.content_changes()?;
         let is_longer = size <= self.size();
         if is_longer {
             // What lies behind it is given up, shared or not.
-            self.data.zero_behind_end(size, u64::MAX)?;
+            self.data.file().zero_behind_end(size, u64::MAX)?;
             let (engine, entry) = (self.node.volume.engine(), self.entry());
             engine.truncate_blocks(entry, size, self.node.volume.now())?;
         }
@@ -156,7 +207,7 @@ impl File {
         let held = self.data.hold_to_grow(size, size)?;
         let is_shorter = held.size() < size;
         if is_shorter {
-            self.data.zero_behind_end(held.size(), u64::MAX)?;
+            self.data.file().zero_behind_end(held.size(), u64::MAX)?;
             let (engine, entry) = (self.node.volume.engine(), self.entry());
             engine.set_size(entry, size, self.node.volume.now())?;
         }
@@ -184,7 +235,7 @@ impl File {
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         let range = self.checked(range)?;
-        let _held = self.data.hold_blocks(&range);
+        let _held = self.data.hold_blocks(&range)?;
         self.content_changes()?;
         let _staged = self.stage_ends(&range)?;
         self.clear(&range)
@@ -213,9 +264,13 @@ impl File {
 
     /// Holds the blocks of a range that gets space, and those from the end of the file to it if it lies behind, so that
     /// the file can grow; gives the size that it is to have then.
-    fn hold_for(&self, range: &Range<u64>, keep_size: bool) -> Result<(HeldEnd<'_>, Option<u64>)> {
+    fn hold_for(
+        &self,
+        range: &Range<u64>,
+        keep_size: bool,
+    ) -> Result<(HeldToChange<'_, FileMap>, Option<u64>)> {
         if keep_size {
-            let held = self.data.hold_blocks(range);
+            let held = self.data.hold_blocks(range)?;
             self.content_changes()?;
             return Ok((held, None));
         }
@@ -226,18 +281,22 @@ impl File {
 
     /// Sees to it that the last block of a file that is about to grow can be zeroed, as [`stage_ends`](Self::stage_ends) does
     /// of a range.
-    fn stage_end(&self, held: &HeldEnd<'_>, grown: Option<u64>) -> Result<Option<HeldCopies<'_, FileMap>>> {
+    fn stage_end(
+        &self,
+        held: &HeldToChange<'_, FileMap>,
+        grown: Option<u64>,
+    ) -> Result<Option<HeldCopies<'_, FileMap>>> {
         let size = held.size();
         match grown {
-            Some(_) => Ok(self.data.stage_held(size..size.next_multiple_of(self.block()))?),
+            Some(_) => Ok(self.data.file().stage_held(size..size.next_multiple_of(self.block()))?),
             None => Ok(None),
         }
     }
 
     /// Zeroes the rest of the last block of a file that is about to grow.
-    fn zero_end(&self, held: &HeldEnd<'_>, grown: Option<u64>) -> Result<()> {
+    fn zero_end(&self, held: &HeldToChange<'_, FileMap>, grown: Option<u64>) -> Result<()> {
         if grown.is_some() {
-            self.data.zero_behind_end(held.size(), u64::MAX)?;
+            self.data.file().zero_behind_end(held.size(), u64::MAX)?;
         }
         Ok(())
     }
@@ -247,7 +306,7 @@ impl File {
     pub fn collapse_range(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         let range = self.whole_blocks(range)?;
-        let _held = self.data.hold(range.start..u64::MAX, Mode::Exclusive);
+        let _held = self.data.hold_to_change(range.start..u64::MAX)?;
         self.content_changes()?;
         let size = self.size();
         if range.end >= size {
@@ -281,7 +340,7 @@ impl File {
         let range = self.whole_blocks(range)?;
         // And the block before it: an extent that is changed there must not become one with what is about to move.
         let from = range.start.saturating_sub(self.block());
-        let _held = self.data.hold(from..u64::MAX, Mode::Exclusive);
+        let _held = self.data.hold_to_change(from..u64::MAX)?;
         self.content_changes()?;
         let size = self.size();
         if range.start >= size {
@@ -309,9 +368,9 @@ impl File {
         let block = self.block();
         let (first, last) = (range.start.next_multiple_of(block), range.end & !(block - 1));
         if first >= last {
-            return Ok([self.data.stage_held(range.clone())?, None]);
+            return Ok([self.data.file().stage_held(range.clone())?, None]);
         }
-        Ok([self.data.stage_held(range.start..first)?, self.data.stage_held(last..range.end)?])
+        Ok([self.data.file().stage_held(range.start..first)?, self.data.file().stage_held(last..range.end)?])
     }
 
     /// Zeroes the parts of blocks at both ends of a range that is held, and frees the blocks between.
@@ -339,14 +398,14 @@ impl File {
         if first >= last {
             self.data.map().overwritten();
             // No whole block, but perhaps the ends of two.
-            return Ok(self.data.zero_held(range.clone())?);
+            return Ok(self.data.file().zero_held(range.clone())?);
         }
         // What may find no space comes first.
         whole(self.blocks_around(&(first..last)))?;
         // Also where nothing but holes is cleared.
         self.data.map().overwritten();
-        self.data.zero_held(range.start..first)?;
-        self.data.zero_held(last..range.end)?;
+        self.data.file().zero_held(range.start..first)?;
+        self.data.file().zero_held(last..range.end)?;
         Ok(())
     }
 
@@ -355,8 +414,8 @@ impl File {
     pub(crate) fn nothing_behind(&self, size: u64) -> Result<()> {
         let behind = size.next_multiple_of(self.block());
         // Of a block that others have too, nothing can be changed; mostly nothing has to be.
-        if !self.data.is_zeroed(size..behind)? {
-            self.data.zero_behind_end(size, behind)?;
+        if !self.data.file().is_zeroed(size..behind)? {
+            self.data.file().zero_behind_end(size, behind)?;
         }
         Ok(self.node.volume.engine().free_data_behind_end(self.entry())?)
     }
@@ -408,11 +467,24 @@ impl File {
 
     /// A queue that keeps up to `depth` reads and overwrites of this file in flight, for one thread.
     pub fn queue(&self, depth: u32) -> Result<Queue> {
-        Ok(Queue { queue: DirectQueue::new(Arc::clone(&self.data), depth)?, file: self.clone() })
+        let busy = || {
+            let what = format!("inode {} is being read and written all the time", self.node.ino());
+            Error::new(ErrorKind::Busy, what)
+        };
+        let unbuffered =
+            still::patiently(|patience| self.data.pass_by(patience).ok_or(())).map_err(|()| busy())?;
+        let queue = DirectQueue::new(Arc::clone(self.data.file()), depth)?;
+        Ok(Queue { queue, _unbuffered: unbuffered, file: self.clone() })
     }
 
-    /// Makes everything durable that was written and changed of the file before.
+    /// Makes everything durable that was written and changed of the file before. What could not be written back since this
+    /// handle last asked is told here, once.
     pub fn sync(&self) -> Result<()> {
+        let written = self.data.write_back(0..u64::MAX);
+        if let Some(failure) = self.data.failed_since(&self.told) {
+            return Err(failure.into());
+        }
+        written?;
         let engine = self.node.volume.engine();
         engine.flush()?;
         if engine.is_writable() {
@@ -423,17 +495,20 @@ impl File {
     }
 
     /// Where the next data are, at or behind `offset`; `None` if there are none before the end of the file.
-    /// Space that was allocated and never written counts as a hole.
+    /// Space that was allocated and never written counts as a hole. What is in memory alone is written back first.
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+        self.data.write_back(0..u64::MAX)?;
         self.seek(offset, true)
     }
 
     /// Where the next hole is, at or behind `offset`; the end of the file is one. `None` behind that.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        self.data.write_back(0..u64::MAX)?;
         self.seek(offset, false)
     }
 
-    /// Extents from the start of the file to its end and behind, in order, without the holes.
+    /// Extents from the start of the file to its end and behind, in order, without the holes. What is in memory alone has
+    /// none yet: [`sync`](Self::sync) comes before.
     pub fn extents(&self) -> Extents<'_> {
         Extents { file: self, at: 0 }
     }
@@ -452,11 +527,13 @@ impl File {
 
     /// Keeps writers out of the file, once what they are in the middle of is over.
     pub(crate) fn keep_still(&self) -> Result<HeldFile<FileMap>> {
-        let attempt = |patience| Arc::clone(&self.data).hold_off_writers(patience).ok_or(());
-        still::patiently(attempt).map_err(|()| {
+        let attempt = |patience| self.data.hold_off_writers(patience).ok_or(());
+        let (held, written) = still::patiently(attempt).map_err(|()| {
             let what = format!("writes to inode {} are still in a queue", self.node.ino());
             Error::new(ErrorKind::Busy, what)
-        })
+        })?;
+        written?;
+        Ok(held)
     }
 
     /// Fails where the file was immutable or append-only when it was opened.

@@ -49,6 +49,12 @@ impl Node {
         if let Some((mtime, ctime)) = self.handle.entry().pending_times(inode) {
             (metadata.mtime, metadata.ctime) = (engine::timestamp(mtime), engine::timestamp(ctime));
         }
+        // What is in memory alone counts.
+        if let Some(size) = self.handle.entry().size_in_memory() {
+            metadata.size = metadata.size.max(size);
+            let sectors = u64::from(metadata.block_size) / 512;
+            metadata.blocks += self.handle.entry().delayed_blocks().saturating_mul(sectors);
+        }
         metadata
     }
 

@@ -7,7 +7,7 @@
 //! - nothing is opened or closed under the table's lock, as both may read the volume and change it.
 
 use crate::error::Result;
-use fileio::DirectFile;
+use fileio::BufferedFile;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use xfs::bmap::FileMap;
@@ -16,7 +16,7 @@ use xfs::bmap::FileMap;
 const SLACK: usize = 64;
 
 /// The data path of one open file.
-pub(crate) type Data = DirectFile<FileMap>;
+pub(crate) type Data = BufferedFile<FileMap>;
 
 /// The files of one volume that are open.
 #[derive(Debug)]
@@ -39,11 +39,11 @@ impl<T> Default for OpenFiles<T> {
 
 impl<T> OpenFiles<T> {
     /// The file of inode `ino` if it is open, or else what `open` gives, which is called with no lock held.
-    pub(crate) fn get_or_open(&self, ino: u64, open: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
+    pub(crate) fn get_or_open(&self, ino: u64, open: impl FnOnce() -> Result<Arc<T>>) -> Result<Arc<T>> {
         if let Some(data) = self.with(|table| table.get(ino)) {
             return Ok(data);
         }
-        let opened = Arc::new(open()?);
+        let opened = open()?;
         // Another thread may have been faster: then its file is the one, and ours is closed without the lock.
         Ok(self.with(|table| table.get(ino).unwrap_or_else(|| table.insert(ino, &opened))))
     }
@@ -110,7 +110,7 @@ mod tests {
     fn whoever_comes_second_closes_its_file_without_the_lock() {
         let closed = AtomicU32::new(0);
         let files = OpenFiles::default();
-        let open = || Ok(Closes { files: &files, closed: &closed });
+        let open = || Ok(Arc::new(Closes { files: &files, closed: &closed }));
         let mut first = None;
         let second = files.get_or_open(7, || {
             first = Some(files.get_or_open(7, open));

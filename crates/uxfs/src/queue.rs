@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::file::File;
 use blockdev::AlignedBuf;
-use fileio::DirectQueue;
+use fileio::{DirectQueue, Unbuffered};
 use xfs::bmap::FileMap;
 
 /// Requests in flight on one [`File`], owned by one thread; see [`File::queue`]. They end in any order; those that
@@ -14,6 +14,8 @@ use xfs::bmap::FileMap;
 /// would wait for itself; nor close the volume, or give the file capabilities, for which overwrites have to be over.
 pub struct Queue {
     pub(crate) queue: DirectQueue<FileMap>,
+    /// Let go of behind the requests.
+    pub(crate) _unbuffered: Unbuffered<FileMap>,
     pub(crate) file: File,
 }
 

@@ -284,7 +284,7 @@ impl File {
         let end = ranges.destination().end;
         if end > size {
             if ranges.at > size {
-                to.data.zero_behind_end(size, ranges.at)?;
+                to.data.file().zero_behind_end(size, ranges.at)?;
             }
             engine.free_data_behind_end(to.entry())?;
         }

@@ -7,9 +7,10 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
 use crate::still;
-use fileio::Held;
+use fileio::HeldToChange;
 use std::ops::Range;
 use std::time::Duration;
+use xfs::bmap::FileMap;
 
 /// A part of a file that is to be held.
 #[derive(Clone, Debug)]
@@ -23,7 +24,7 @@ pub(crate) struct Part<'a> {
 
 /// Both parts, held until this is dropped.
 pub(crate) struct HeldBoth<'a> {
-    _held: [Option<Held<'a>>; 2],
+    _held: [Option<HeldToChange<'a, FileMap>>; 2],
 }
 
 /// Holds both parts. [`ErrorKind::Busy`] if overwrites that are in a queue keep being in the way.
@@ -46,7 +47,7 @@ pub(crate) fn hold<'a>(one: Part<'a>, other: Part<'a>) -> Result<HeldBoth<'a>> {
     })
 }
 
-fn try_hold<'a>(part: &Part<'a>, patience: Duration) -> std::result::Result<Held<'a>, u64> {
-    let held = part.file.data.hold_within(part.bytes.clone(), !part.changes, patience);
+fn try_hold<'a>(part: &Part<'a>, patience: Duration) -> std::result::Result<HeldToChange<'a, FileMap>, u64> {
+    let held = part.file.data.hold_within(part.bytes.clone(), part.changes, patience);
     held.ok_or(part.file.node.ino())
 }

@@ -17,16 +17,19 @@ use crate::probe;
 use crate::recovery::Recovery;
 use crate::still;
 use blockdev::{BlockDevice, FileOptions, Window};
-use fileio::Locking;
 use fileio::testing::point;
+use fileio::{Locking, PageCache, SyncCursor, Writers};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use xfs_format::types::InodeNumber;
 
 /// The smallest sector that any volume or device has.
 pub(crate) const SECTOR_BYTES_MIN: u32 = 512;
+
+/// Threads that write back what is in memory alone.
+const WRITERS: usize = 2;
 
 /// An open volume. Cheap to clone; all calls may be made from any number of threads at once.
 ///
@@ -47,6 +50,11 @@ struct Shared {
     deferring: Option<Deferring>,
     locking: Locking,
     open_files: OpenFiles,
+    pages: Arc<PageCache>,
+    /// Threads that write back what is in memory alone, from the first buffered handle on.
+    writers: OnceLock<Option<Writers>>,
+    /// Up to where it was told what could not be written back.
+    told: SyncCursor,
     /// Held by who decides whether the volume can be closed.
     closing: Mutex<()>,
 }
@@ -55,6 +63,9 @@ impl Drop for Shared {
     /// When the last handle is dropped the volume has ended, and the next may open it.
     fn drop(&mut self) {
         point("a volume is let go");
+        // What was not synced is lost, as in a crash. They use the engine.
+        self.pages.abandon();
+        drop(self.writers.take());
         self.engine.stop_covering();
     }
 }
@@ -109,6 +120,12 @@ impl Volume {
         let engine = xfs::volume::Volume::open_claimed(Arc::clone(&device), &engine_options, claim)
             .map_err(|error| explain(error, &*device))?;
         let (locking, open_files) = (options.locking, OpenFiles::default());
+        let pages = PageCache::new(options.cache_size);
+        let (writers, told) = (OnceLock::new(), pages.sync_cursor());
+        if options.repeatable.is_some() {
+            // No thread does anything unasked.
+            let _none = writers.set(None);
+        }
         Ok(Self {
             shared: Arc::new(Shared {
                 engine,
@@ -116,6 +133,9 @@ impl Volume {
                 deferring,
                 locking,
                 open_files,
+                pages,
+                writers,
+                told,
                 closing: Mutex::default(),
             }),
         })
@@ -211,8 +231,14 @@ impl Volume {
         self.engine().recovery().map(Recovery::from)
     }
 
-    /// Makes everything durable that was changed before this call.
+    /// Makes everything durable that was changed before this call. What could not be written back since it was last called
+    /// is told here, once.
     pub fn sync(&self) -> Result<()> {
+        let written = self.pages().write_every_file_back();
+        if let Some(failure) = self.pages().failed_since(&self.shared.told) {
+            return Err(failure.into());
+        }
+        written?;
         self.engine().flush()?;
         let times = self.engine().log_all_times();
         self.engine().sync()?;
@@ -241,7 +267,13 @@ impl Volume {
     /// belongs to the volume is dropped; whatever is called meanwhile fails with [`ErrorKind::ShutDown`], another close
     /// too. Nothing is written any more when this returns.
     pub fn close(&self) -> Result<()> {
+        // Most of it while others go on.
+        let _told_below = self.pages().write_every_file_back();
         self.stop_writes()?;
+        if let Some(failure) = self.pages().failed_since(&self.shared.told) {
+            self.engine().close_in_vain()?;
+            return Err(failure.into());
+        }
         let closed = self.engine().close();
         closed.map_err(|error| self.device_failure().unwrap_or_else(|| error.into()))?;
         self.shared.deferring.as_ref().map_or(Ok(()), Deferring::finish)
@@ -276,7 +308,9 @@ impl Volume {
             let mut others = Vec::from_iter(others);
             others.sort_by_key(|(ino, _)| Some(*ino) != first);
             for (ino, file) in others {
-                held.insert(ino, file.hold_off_writers(patience).ok_or(ino)?);
+                // What cannot be written back is told when all are held.
+                let (file, _) = file.hold_off_writers(patience).ok_or(ino)?;
+                held.insert(ino, file);
             }
         }
     }
@@ -303,6 +337,16 @@ impl Volume {
 
     pub(crate) fn locking(&self) -> Locking {
         self.shared.locking
+    }
+
+    /// What keeps pages of this volume's files.
+    pub(crate) fn pages(&self) -> &Arc<PageCache> {
+        &self.shared.pages
+    }
+
+    /// Has threads write back what is in memory alone. Where the host has none to give, who writes does so.
+    pub(crate) fn start_writers(&self) {
+        self.shared.writers.get_or_init(|| Writers::start(self.pages(), WRITERS).ok());
     }
 
     pub(crate) fn open_files(&self) -> &OpenFiles {

@@ -39,10 +39,14 @@ fn content(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// Does something to one of the files.
-fn step(random: &mut Random, golden: &File, files: &[File; 2], stamp: u8) -> Result<()> {
+/// Does something to one of the files, through the page cache if `buffered`, mostly.
+fn step(random: &mut Random, golden: &File, files: &[File; 2], stamp: u8, buffered: bool) -> Result<()> {
     let which = random.below(2) as usize;
     let (file, other) = (&files[which], &files[1 - which]);
+    let file = &match buffered && random.below(4) > 0 {
+        true => file.buffered(),
+        false => file.clone(),
+    };
     let (at, len) = (random.below(BLOCKS), 1 + random.below(8));
     let end = (at + len).min(BLOCKS);
     let whole = at * BLOCK..end * BLOCK;
@@ -50,7 +54,9 @@ fn step(random: &mut Random, golden: &File, files: &[File; 2], stamp: u8) -> Res
     let range = if random.below(2) == 0 || part.is_empty() { whole.clone() } else { part };
     let data = vec![stamp; (range.end - range.start) as usize];
     match random.below(14) {
-        0..=3 => file.write_at(&data, range.start),
+        0..=2 => file.write_at(&data, range.start),
+        3 if buffered && file.size() < BLOCKS * BLOCK => file.append(&data).map(drop),
+        3 => file.write_at(&data, range.start),
         4 => match file.overwrite_at(&data, range.start) {
             // A hole is in the way, or the end.
             Err(error) if matches!(error.kind(), ErrorKind::NotAllocated | ErrorKind::InvalidInput) => Ok(()),
@@ -72,6 +78,15 @@ fn step(random: &mut Random, golden: &File, files: &[File; 2], stamp: u8) -> Res
 
 #[test]
 fn whoever_shares_blocks_loses_nothing_when_the_power_goes() {
+    cut_the_power(false);
+}
+
+#[test]
+fn nor_does_who_writes_through_the_page_cache() {
+    cut_the_power(true);
+}
+
+fn cut_the_power(buffered: bool) {
     let mut random = Random::seeded();
     let new = || Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
     let device: Arc<dyn BlockDevice> = new();
@@ -111,7 +126,7 @@ fn whoever_shares_blocks_loses_nothing_when_the_power_goes() {
         });
         for nth in 1..=STEPS {
             let began = recorder.moment();
-            let came = step(&mut random, &golden, &files, (nth % 140 + 1) as u8);
+            let came = step(&mut random, &golden, &files, (nth % 140 + 1) as u8, buffered);
             if let Err(error) = came {
                 is_over.store(1, Ordering::SeqCst);
                 panic!("step {nth}: {error}");
@@ -129,7 +144,7 @@ fn whoever_shares_blocks_loses_nothing_when_the_power_goes() {
     let stage = Arc::new(Rewind::new(base));
     let mut power = PowerCuts::new(&recording, Arc::clone(&stage));
     let cuts = recording.cuts();
-    assert!(cuts.len() > STEPS / 4, "only {} flushes", cuts.len());
+    assert!(cuts.len() > STEPS / 8, "only {} flushes", cuts.len());
     let every = (cuts.len() / LOOKS).max(1);
     for (nth, cut) in cuts.into_iter().enumerate().step_by(every) {
         power.advance(cut).expect("written");

@@ -447,6 +447,14 @@ impl Volume {
         Ok(())
     }
 
+    /// Shuts the volume down instead of closing it, as not all could be written that was to be: what was committed is in the
+    /// log.
+    pub fn close_in_vain(&self) -> Result<()> {
+        self.write_side()?.journal.halt(ShutdownReason::NotClosed);
+        drop(self.claim.lock().take());
+        Ok(())
+    }
+
     fn write_back(self: &Arc<Self>) -> Result<()> {
         let write = self.write_side()?;
         let journal = &write.journal;

@@ -474,5 +474,8 @@ impl<M: DelayedAllocation + 'static> Drop for BufferedFile<M> {
         if delayed > 0 {
             self.map().unreserve(delayed);
         }
+        if self.is_cached() {
+            self.map().ends_in_memory_at(None);
+        }
     }
 }

@@ -181,10 +181,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     /// Keeps everybody out who writes to the file, once every write is over that is under way, with nothing dirty; `None` if
-    /// that takes longer than `patience`. Requests of a queue are over once its thread has taken them out. Readers go on.
-    pub fn hold_off_writers(&self, patience: Duration) -> Option<Result<HeldFile<M>, Failure>> {
+    /// that takes longer than `patience`, and with that what could not be written back. Requests of a queue are over once its
+    /// thread has taken them out. Readers go on.
+    pub fn hold_off_writers(&self, patience: Duration) -> Option<(HeldFile<M>, Result<(), Failure>)> {
         let held = Arc::clone(&self.file).hold_off_writers(patience)?;
-        Some(self.write_back_held(0..u64::MAX).map(|()| held))
+        Some((held, self.write_back_held(0..u64::MAX)))
     }
 
     /// Has nothing of the file cached as long as what this gives lives; `None` if it takes longer than `patience` until those

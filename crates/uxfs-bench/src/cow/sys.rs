@@ -35,7 +35,7 @@ impl Site for SysSite {
     type File = SysTarget;
 
     fn create(&mut self, pages: u64) -> Result<SysTarget> {
-        SysTarget::create(self.dir.path(), pages)
+        SysTarget::create(self.dir.path(), pages, false)
     }
 
     fn empty(&mut self) -> Result<SysTarget> {

@@ -1,6 +1,6 @@
 //! A file in any mounted directory, by system calls.
 //!
-//! Direct I/O where the file system takes it; buffered where not, which the label says. The file is new, is
+//! Direct I/O where it is asked for and the file system takes it; buffered where not, which the label says. The file is new, is
 //! allocated and written before anything is measured, and is gone when the target is dropped.
 
 use super::{At, DeviceQueue, Label, Port, QueuePort, Target, scan_with};
@@ -27,7 +27,7 @@ pub struct SysTarget {
 
 impl SysTarget {
     /// A new file of this many pages in `dir`, allocated and not yet written.
-    pub fn create(dir: &Path, pages: u64) -> Result<Self> {
+    pub fn create(dir: &Path, pages: u64, buffered: bool) -> Result<Self> {
         let place = || format!("cannot make a file in {}", dir.display());
         let bytes = pages * PAGE as u64;
         let temp = new_file(dir)?;
@@ -39,12 +39,12 @@ impl SysTarget {
             Err(error) => return Err(Error::host(place())(error.into())),
             Ok(()) => {}
         }
-        Self::open(temp)
+        Self::open(temp, buffered)
     }
 
     /// A new and empty file in `dir`.
     pub(crate) fn empty(dir: &Path) -> Result<Self> {
-        Self::open(new_file(dir)?)
+        Self::open(new_file(dir)?, false)
     }
 
     /// Has `to`, which is empty, share all that this file holds.
@@ -52,15 +52,15 @@ impl SysTarget {
         rustix::fs::ioctl_ficlone(&to.file, &self.file).map_err(|error| Error::host("FICLONE")(error.into()))
     }
 
-    fn open(temp: NamedTempFile) -> Result<Self> {
+    fn open(temp: NamedTempFile, buffered: bool) -> Result<Self> {
         let path = temp.into_temp_path();
         let place = || format!("cannot open {}", path.display());
         let mut options = OpenOptions::new();
         options.read(true).write(true);
         let direct = options.clone().custom_flags(OFlags::DIRECT.bits().cast_signed()).open(&path);
         let (file, direct) = match direct {
-            Ok(file) => (file, true),
-            Err(_) => (options.open(&path).map_err(Error::host(place()))?, false),
+            Ok(file) if !buffered => (file, true),
+            _ => (options.open(&path).map_err(Error::host(place()))?, false),
         };
         let device = Arc::new(FileDevice::open_writable(&path)?);
         Ok(Self { file, path, direct, device })

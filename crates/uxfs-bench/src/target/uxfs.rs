@@ -50,7 +50,10 @@ impl Port for UxfsPort<'_> {
 
     #[inline]
     fn write(&mut self, at: At, buf: &[u8]) -> Result<()> {
-        self.0.overwrite_at(buf, at.offset).map_err(Error::volume)
+        match self.0.is_buffered() {
+            true => self.0.write_at(buf, at.offset).map_err(Error::volume),
+            false => self.0.overwrite_at(buf, at.offset).map_err(Error::volume),
+        }
     }
 }
 

@@ -256,16 +256,8 @@ fn promised_blocks_get_their_place_on_a_full_volume_in_pieces() {
         assert!(count > 800, "{count} blocks of {before} were promised");
         random.shuffle(&mut promised);
         for run in &promised {
-            volume.allocate_promised(site.entry(), run.clone()).unwrap_or_else(|error| {
-                panic!(
-                    "{run:?}: {error} free {} avail {} extents {} delayed {} {:?}",
-                    free(volume),
-                    volume.write_side().unwrap().counters.available_blocks(),
-                    site.extents().len(),
-                    site.entry().delayed_blocks(),
-                    site.entry().delayed()
-                )
-            });
+            let allocated = volume.allocate_promised(site.entry(), run.clone());
+            allocated.unwrap_or_else(|error| panic!("{run:?}: {error}"));
             if random.bool() {
                 volume.data_written_back(site.entry(), run.clone(), Some(run.end.0 * BLOCK)).unwrap();
             }

@@ -23,7 +23,7 @@ use uxfs_bench::{
 enum Asked {
     /// Read, then overwrite, random pages of one file
     Overwrite,
-    /// Random reads and overwrites of one file at once, half and half, many in flight
+    /// Random reads and overwrites of one file at once, half and half; with --direct, many in flight
     Randrw,
     /// Lock and unlock ranges of one range lock; no file
     Rangelock,
@@ -51,7 +51,7 @@ pub struct Args {
     /// What to measure.
     #[arg(value_enum)]
     workload: Asked,
-    /// Direct I/O (the only kind of `randrw` so far).
+    /// Direct I/O, of `randrw`, which goes through page caches that hold the file without it.
     #[arg(long)]
     direct: bool,
     /// Thread counts. Unsaid: 1,2,4,8,16, and for `osync` 64 too.
@@ -61,7 +61,7 @@ pub struct Args {
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8")]
     clients: Vec<usize>,
     /// Lockings of the file in uxfs: exclusive, shared, interval-tree, btree, range. Unsaid: exclusive and range
-    /// for `overwrite`, all but exclusive for `randrw`.
+    /// for `overwrite`, all but one of these two for `randrw`.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     locking: Vec<Locking>,
     /// How the journals of `handles` and `fsmark` count open handles: locked, atomic. Of this and what else their journals
@@ -144,10 +144,7 @@ impl Args {
             Asked::Overwrite => Workload::Overwrite,
             Asked::Rangelock => Workload::RangeLock,
             Asked::Randrw if self.direct => Workload::RandRw,
-            Asked::Randrw => {
-                let message = "bench randrw: there is no buffered I/O yet; say --direct";
-                return Err(Failure::new(Exit::Usage, message));
-            }
+            Asked::Randrw => Workload::Buffered,
             Asked::Fsmark => Workload::FsMark,
             Asked::Handles => Workload::Handles,
             Asked::Fxmark => Workload::FxMark,
@@ -155,8 +152,12 @@ impl Args {
             Asked::Cow => Workload::Cow,
             Asked::Osync => Workload::OSync,
             Asked::All => {
-                use Workload::{Cow, Dbench, FsMark, FxMark, Handles, OSync, Overwrite, RandRw, RangeLock};
-                return Ok(vec![Overwrite, OSync, FsMark, RandRw, RangeLock, Handles, FxMark, Dbench, Cow]);
+                use Workload::{
+                    Buffered, Cow, Dbench, FsMark, FxMark, Handles, OSync, Overwrite, RandRw, RangeLock,
+                };
+                return Ok(vec![
+                    Overwrite, OSync, FsMark, RandRw, Buffered, RangeLock, Handles, FxMark, Dbench, Cow,
+                ]);
             }
         };
         Ok(vec![one])

@@ -62,6 +62,9 @@ fn subject(workload: &str, depth: u32) -> String {
         "randrw" => {
             format!("randrw: 50/50 random 4 KiB pages of one file, direct, {depth} in flight per thread")
         }
+        "randrw-buffered" => {
+            "randrw: 50/50 random 4 KiB pages of one file, through page caches that hold it".to_owned()
+        }
         "rangelock" => "rangelock: lock and unlock pairs, each thread on 100 ranges of its own".to_owned(),
         "fsmark" => {
             "fsmark: empty files in directories of each thread's own: made, looked at, removed".to_owned()
