@@ -84,6 +84,8 @@ pub enum Versus {
     KernelXfs,
     /// A kernel XFS on a loop device over a file on tmpfs, made for this.
     KernelXfsLoop,
+    /// A kernel ext4 on a RAM device, made for this.
+    KernelExt4,
     /// Any mounted directory.
     Dir(PathBuf),
 }
@@ -95,6 +97,7 @@ impl std::str::FromStr for Versus {
         Ok(match text {
             "kernel-xfs" => Self::KernelXfs,
             "kernel-xfs-loop" => Self::KernelXfsLoop,
+            "kernel-ext4" => Self::KernelExt4,
             dir => Self::Dir(dir.into()),
         })
     }

@@ -4,7 +4,8 @@
 //! which runs on uxfs in process, on any mounted directory by system calls, on a raw device and on plain memory;
 //! `osync` writes and makes durable, over and over, on a device or a file;
 //! `fsmark` (directories and files, no content), `fxmark` and `dbench` (both) do so too, but for the raw device and plain
-//! memory; `rangelock` measures the range locks alone, `handles` the journal. Printing is left to the caller.
+//! memory; `rangelock` measures the range locks alone, `handles` the journal. [`page`] makes a
+//! page of it; other printing is left to the caller.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -22,6 +23,7 @@ mod locks;
 mod lockstat;
 mod measure;
 mod osync;
+mod report;
 mod setup;
 mod suite;
 mod target;
@@ -36,6 +38,7 @@ pub use fileio::Flushing;
 pub use fxmark::FxMark;
 pub use lockstat::ClassReport;
 pub use measure::Measurement;
+pub use report::{Heading, Machine, page};
 pub use setup::{FILE_NAME, make_image};
 pub use suite::{Observer, Report, Silent, run};
 pub use uxfs::{HandleCounts, Locking, Reservations};

@@ -7,7 +7,7 @@ use crate::config::{Config, Versus, Workload};
 use crate::content::Content;
 use crate::cow;
 use crate::dbench;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fsmark;
 use crate::fxmark;
 use crate::handles;
@@ -16,7 +16,7 @@ use crate::locks;
 use crate::lockstat::{ClassReport, Tracker};
 use crate::measure::{Collector, Measurement, Sample, Series};
 use crate::osync;
-use crate::setup::{KernelXfs, RamDevice};
+use crate::setup::{Compared, Shape};
 use crate::target::{AnyTarget, Label, Measured, MemcpyTarget, SysTarget};
 use crate::volume::OwnVolume;
 use crate::work::{Op, Work, random_pages};
@@ -57,6 +57,9 @@ pub struct Report {
 /// Runs `workloads` one after the other.
 pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer) -> Result<Report> {
     config.check()?;
+    if workloads == [Workload::Cow] && config.versus.contains(&Versus::KernelExt4) {
+        return Err(Error::Usage("cow: ext4 has no files that share blocks".to_owned()));
+    }
     interrupt::install()?;
     if config.lockstat {
         fileio::lockstat::enable();
@@ -129,7 +132,7 @@ struct Scene {
     buffered: bool,
     own: OwnVolume,
     others: Vec<Box<dyn AnyTarget>>,
-    _mounts: Vec<KernelXfs>,
+    _compared: Vec<Compared>,
 }
 
 impl Scene {
@@ -145,23 +148,16 @@ impl Scene {
             let label = Label { target: "memcpy".into(), device: "memory".into(), locking: None };
             others.push(Box::new(Measured::new(label, new_content(pages), MemcpyTarget::new(pages)?)));
         }
-        let mut mounts = Vec::new();
+        let shape = Shape { bytes: config.size + config.size / 8 + (512 << 20), groups: None };
+        let mut all = Vec::new();
         for versus in &config.versus {
-            let target = match versus {
-                Versus::Dir(dir) => SysTarget::create(dir, pages, buffered)?,
-                Versus::KernelXfs | Versus::KernelXfsLoop => {
-                    observer.note("making and mounting an XFS in memory");
-                    let zram = *versus == Versus::KernelXfs;
-                    let device = if zram { RamDevice::Zram } else { RamDevice::Loop };
-                    let mount = KernelXfs::mount(device, config.size + config.size / 8 + (512 << 20), None)?;
-                    let target = SysTarget::create(mount.dir(), pages, buffered)?;
-                    mounts.push(mount);
-                    target
-                }
-            };
-            others.push(Box::new(Measured::new(target.label()?, new_content(pages), target)));
+            let compared = Compared::set(config, versus, shape, observer)?;
+            let target = SysTarget::create(compared.dir(), pages, buffered)?;
+            let label = target.label(compared.suffix())?;
+            others.push(Box::new(Measured::new(label, new_content(pages), target)));
+            all.push(compared);
         }
-        Ok(Self { buffered, own, others, _mounts: mounts })
+        Ok(Self { buffered, own, others, _compared: all })
     }
 
     fn run(

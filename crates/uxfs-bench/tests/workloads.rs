@@ -140,16 +140,24 @@ fn the_kernels_file_systems_run_the_same_and_leave_nothing() {
     let dir = TempDir::new().expect("a directory");
     let config = Config {
         locking: vec![Locking::Range],
-        versus: vec![Versus::KernelXfs, Versus::Dir(dir.path().to_owned())],
+        versus: vec![
+            Versus::KernelXfs,
+            Versus::KernelXfsLoop,
+            Versus::KernelExt4,
+            Versus::Dir(dir.path().to_owned()),
+        ],
         ..config()
     };
     let report = run(&config, &[Workload::Overwrite, Workload::RandRw], &mut Silent).expect("it runs");
-    let kernel: Vec<&Measurement> =
-        report.measurements.iter().filter(|line| line.target == "kernel-xfs").collect();
-    assert_eq!(kernel.len(), 8, "{kernel:?}");
-    let zram = kernel[0].device.clone();
-    assert!(zram.starts_with("/dev/zram"), "{zram}");
-    assert!(!is_left(&zram), "{zram} is still mounted");
+    for (target, device) in
+        [("kernel-xfs", "/dev/zram"), ("kernel-xfs-loop", "/dev/loop"), ("kernel-ext4", "/dev/zram")]
+    {
+        let is_made = |line: &&Measurement| line.target == target && line.device.starts_with(device);
+        let lines: Vec<&Measurement> = report.measurements.iter().filter(is_made).collect();
+        // Reads and writes of two thread counts, and of two workloads.
+        assert_eq!(lines.len(), 8, "{target}: {:?}", report.measurements);
+        assert!(!is_left(&lines[0].device), "{} is still mounted", lines[0].device);
+    }
     assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
 }
 
@@ -214,11 +222,13 @@ fn the_kernel_makes_and_removes_the_same_files() {
         threads: vec![2],
         files: 300,
         rounds: 1,
-        versus: vec![Versus::KernelXfs, Versus::KernelXfsLoop],
+        versus: vec![Versus::KernelXfs, Versus::KernelXfsLoop, Versus::KernelExt4],
         ..config()
     };
     let report = run(&config, &[Workload::FsMark], &mut Silent).expect("it runs");
-    for (target, device) in [("kernel-xfs", "/dev/zram"), ("kernel-xfs-loop", "/dev/loop")] {
+    for (target, device) in
+        [("kernel-xfs", "/dev/zram"), ("kernel-xfs-loop", "/dev/loop"), ("kernel-ext4", "/dev/zram")]
+    {
         let lines: Vec<&Measurement> =
             report.measurements.iter().filter(|line| line.target == target).collect();
         assert_eq!(lines.len(), 5, "{lines:?}");

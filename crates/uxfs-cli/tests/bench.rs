@@ -31,11 +31,25 @@ const SMALL: [&str; 9] = [
 ];
 
 #[test]
-fn json_lines_have_all_fields() {
-    let output = output(&[&["--json", "bench", "all", "--locking=range"], &SMALL[..]].concat());
+fn json_lines_have_all_fields_and_a_page_has_all_lines() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let page = dir.path().join("page.html");
+    std::fs::write(&page, "of another run").expect("room");
+    let report = format!("--report={}", page.display());
+    let output = output(
+        &[
+            &["--json", "bench", "all", "--locking=range", "--lockstat", "--flush-ms=0,0.2"],
+            &SMALL[..],
+            &[&report],
+        ]
+        .concat(),
+    );
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("text");
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let (locks, lines): (Vec<Value>, Vec<Value>) =
+        lines.into_iter().partition(|line| line.get("class").is_some());
+    assert!(!locks.is_empty(), "{text}");
     for line in &lines {
         for field in ["workload", "target", "device", "op"] {
             assert!(line[field].is_string(), "{field}: {line}");
@@ -53,6 +67,73 @@ fn json_lines_have_all_fields() {
     for target in ["uxfs", "raw", "memcpy"] {
         assert!(lines.iter().any(|line| line["target"] == target), "{target}: {text}");
     }
+    check_page(&std::fs::read_to_string(&page).expect("a page"), &lines, &locks);
+    assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 1, "the page alone");
+}
+
+/// The page needs nothing but itself, runs nothing, and shows all that was measured.
+fn check_page(page: &str, lines: &[Value], locks: &[Value]) {
+    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+    let page = roxmltree::Document::parse_with_options(page, options).expect("well-formed");
+    let all = |name: &'static str| page.descendants().filter(move |node| node.has_tag_name(name));
+    let text = |node: roxmltree::Node<'_, '_>| -> String {
+        node.descendants().filter_map(|part| part.text().filter(|_| part.is_text())).collect()
+    };
+    for node in page.descendants().filter(roxmltree::Node::is_element) {
+        let name = node.tag_name().name();
+        assert!(
+            !["link", "img", "iframe", "object", "embed", "use", "image", "base"].contains(&name),
+            "{name}"
+        );
+        for attribute in node.attributes() {
+            let (name, value) = (attribute.name(), attribute.value());
+            assert!(!name.starts_with("on") && !["src", "srcset", "style"].contains(&name), "{name}={value}");
+            assert!(!value.contains("//") && !value.contains("url("), "{name}={value}");
+            if name == "href" {
+                let target = value.strip_prefix('#').expect("a place in the page");
+                assert!(page.descendants().any(|node| node.attribute("id") == Some(target)), "{target}");
+            }
+        }
+    }
+    for style in all("style") {
+        assert!(!text(style).contains("url(") && !text(style).contains("@import"));
+    }
+    // The only script is data, and these are the lines that were printed.
+    let scripts: Vec<_> = all("script").collect();
+    assert_eq!(scripts.len(), 1);
+    assert_eq!(scripts[0].attribute("type"), Some("application/json"));
+    let data: Vec<Value> = serde_json::from_str(&text(scripts[0])).expect("JSON");
+    assert_eq!(data, lines);
+    // Each is a figure of a table and a point of a curve; what was timed is a point of another one.
+    let rates = all("table").filter(|table| text(*table).trim_start().starts_with("operations a second"));
+    let figures = rates.flat_map(|table| {
+        let rows = table.children().filter(|row| row.has_tag_name("tr"));
+        // The last column is no measurement.
+        rows.flat_map(|row| {
+            let cells: Vec<_> = row.children().filter(|cell| cell.has_tag_name("td")).collect();
+            let filled = cells.iter().rev().skip(1).filter(|cell| !text(**cell).is_empty()).count();
+            std::iter::repeat_n((), filled)
+        })
+    });
+    assert_eq!(figures.count(), lines.len());
+    let timed = lines.iter().filter(|line| line["p99_us"].is_number()).count();
+    assert!(timed > 0);
+    assert_eq!(all("circle").count(), lines.len() + timed);
+    let whole = text(page.root());
+    for line in lines.iter().chain(locks) {
+        for field in ["workload", "target"] {
+            assert!(whole.contains(line[field].as_str().expect("text")), "{line}");
+        }
+    }
+    let headings: Vec<String> = all("h2").map(text).collect();
+    for heading in ["How it was measured", "What was compared", "The machine"] {
+        assert!(headings.iter().any(|found| found == heading), "{heading}: {headings:?}");
+    }
+    let locks_shown = all("h3").filter(|heading| text(*heading) == "Locks").count();
+    assert!(locks_shown > 0);
+    assert!(
+        whole.contains("Processor") && whole.contains("Linux ") && whole.contains("uxfs --json bench all")
+    );
 }
 
 #[test]
@@ -282,6 +363,43 @@ fn an_interrupted_run_unmounts_what_it_mounted() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("interrupted"));
     assert!(!mounted());
     assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
+}
+
+#[test]
+fn values_separated_by_commas_are_those_of_the_run() {
+    let output =
+        output(&[&["bench", "osync", "--csv", "--sync=shared-flush", "--flush-ms=0.1"], &SMALL[..]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let mut lines = text.split_terminator("\r\n");
+    let columns: Vec<&str> = lines.next().expect("columns").split(',').collect();
+    assert!(
+        ["workload", "threads", "ops_per_s", "p999_us"].iter().all(|name| columns.contains(name)),
+        "{text}"
+    );
+    let lines: Vec<&str> = lines.collect();
+    // Two thread counts of: the device shared, one flush a round, and a volume's file.
+    assert_eq!(lines.len(), 6, "{text}");
+    for line in lines {
+        assert!(line.starts_with("osync,") && line.contains(",\"memory, flush 0.1 ms\","), "{line}");
+        // The quoted field has a comma.
+        assert_eq!(line.split(',').count(), columns.len() + 1, "{line}");
+    }
+}
+
+#[test]
+fn a_page_that_cannot_be_made_is_told_before_anything_is_measured() {
+    let output = output(&["bench", "overwrite", "--rounds=1000000", "--report=/nowhere/page.html"]);
+    assert_eq!(output.status.code(), Some(6));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("/nowhere/page.html"), "{said}");
+}
+
+#[test]
+fn ext4_is_no_place_for_files_that_share_blocks() {
+    let output = output(&["bench", "cow", "--vs=kernel-ext4"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("share blocks"));
 }
 
 #[test]

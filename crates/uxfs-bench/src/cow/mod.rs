@@ -16,7 +16,7 @@ use crate::content::{Content, PAGE};
 use crate::drive;
 use crate::error::Result;
 use crate::measure::{Collector, Measurement, Sample, Series};
-use crate::setup::{KernelXfs, RamDevice};
+use crate::setup::{Compared, Shape};
 use crate::suite::Observer;
 use crate::target::{Label, Target};
 use crate::work::{Op, Work, random_pages};
@@ -139,7 +139,7 @@ fn overwrite<T: Target>(file: &mut T, plan: Plan<'_>, content: &mut Content) -> 
 /// Volumes of the same size and shape, each with all that is mounted for it.
 struct Scene {
     sites: Vec<Box<dyn AnySite>>,
-    _mounts: Vec<KernelXfs>,
+    _compared: Vec<Compared>,
 }
 
 impl Scene {
@@ -148,23 +148,18 @@ impl Scene {
         let bytes = (3 * config.size + (1 << 30)).next_multiple_of(1 << 20);
         observer.note("making a volume");
         let mut sites: Vec<Box<dyn AnySite>> = vec![UxfsSite::make(config, bytes, GROUPS)?];
-        let mut mounts = Vec::new();
+        let shape = Shape { bytes, groups: Some(GROUPS) };
+        let mut all = Vec::new();
         for versus in &config.versus {
-            let device = match versus {
-                Versus::Dir(dir) => {
-                    sites.push(SysSite::in_dir(dir, "")?);
-                    continue;
-                }
-                Versus::KernelXfs => RamDevice::Zram,
-                Versus::KernelXfsLoop => RamDevice::Loop,
-            };
-            observer.note("making and mounting an XFS in memory");
-            let mount = KernelXfs::mount_beside(config, device, bytes, GROUPS)?;
-            let suffix = if device == RamDevice::Loop { "-loop" } else { "" };
-            sites.push(SysSite::in_dir(mount.dir(), suffix)?);
-            mounts.push(mount);
+            if *versus == Versus::KernelExt4 {
+                observer.note("left out: ext4 has no files that share blocks");
+                continue;
+            }
+            let compared = Compared::set(config, versus, shape, observer)?;
+            sites.push(SysSite::in_dir(compared.dir(), compared.suffix())?);
+            all.push(compared);
         }
-        Ok(Self { sites, _mounts: mounts })
+        Ok(Self { sites, _compared: all })
     }
 }
 

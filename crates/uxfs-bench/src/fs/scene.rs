@@ -1,9 +1,9 @@
 //! The file systems of a run: uxfs's own, and those that it is compared with.
 
 use super::{SysFs, UxfsFs};
-use crate::config::{Config, Versus};
+use crate::config::Config;
 use crate::error::Result;
-use crate::setup::{KernelXfs, RamDevice};
+use crate::setup::{Compared, Shape};
 use crate::suite::Observer;
 use crate::target::Label;
 
@@ -31,7 +31,7 @@ impl Target {
 /// File systems of the same size and shape, each with all that is mounted for it.
 pub(crate) struct Scene {
     pub(crate) targets: Vec<Target>,
-    _mounts: Vec<KernelXfs>,
+    _compared: Vec<Compared>,
 }
 
 impl Scene {
@@ -49,22 +49,14 @@ impl Scene {
         let groups = u32::try_from(threads).unwrap_or(u32::MAX).max(4);
         observer.note("making a volume");
         let mut targets = vec![Target::Uxfs(UxfsFs::make(config, bytes, groups)?)];
-        let mut mounts = Vec::new();
+        let shape = Shape { bytes, groups: Some(groups) };
+        let mut all = Vec::new();
         for versus in &config.versus {
-            let (device, suffix) = match versus {
-                Versus::Dir(dir) => {
-                    targets.push(Target::Sys(SysFs::in_dir(dir, "")?));
-                    continue;
-                }
-                Versus::KernelXfs => (RamDevice::Zram, ""),
-                Versus::KernelXfsLoop => (RamDevice::Loop, "-loop"),
-            };
-            observer.note("making and mounting an XFS in memory");
-            let mount = KernelXfs::mount_beside(config, device, bytes, groups)?;
-            targets.push(Target::Sys(SysFs::in_dir(mount.dir(), suffix)?));
-            mounts.push(mount);
+            let compared = Compared::set(config, versus, shape, observer)?;
+            targets.push(Target::Sys(SysFs::in_dir(compared.dir(), compared.suffix())?));
+            all.push(compared);
         }
-        Ok(Self { targets, _mounts: mounts })
+        Ok(Self { targets, _compared: all })
     }
 
     /// Takes down what was set up.

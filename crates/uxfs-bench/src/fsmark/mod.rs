@@ -17,11 +17,11 @@ pub(crate) use sys::SysTree;
 pub(crate) use tree::{AnyTree, Named, Seen, Tree, TreeDir, Watch, together};
 pub(crate) use uxfs::{UxfsTree, make_device, named};
 
-use crate::config::{Config, Versus, Workload};
+use crate::config::{Config, Workload};
 use crate::error::Result;
 use crate::lockstat::{self, Tracker};
 use crate::measure::{Collector, Sample, Series};
-use crate::setup::{KernelXfs, RamDevice};
+use crate::setup::{Compared, Shape};
 use crate::suite::{Observer, Report};
 use crate::target::Label;
 use ::uxfs::Designs;
@@ -90,7 +90,7 @@ pub(crate) struct Timed {
 /// Volumes of the same size and shape, each with all that is mounted for it.
 struct Scene {
     trees: Vec<Box<dyn AnyTree>>,
-    _mounts: Vec<KernelXfs>,
+    _compared: Vec<Compared>,
 }
 
 impl Scene {
@@ -103,23 +103,14 @@ impl Scene {
         let own = config.designs(Workload::FsMark);
         let make = |designs: &Designs| UxfsTree::make(config, bytes, groups, *designs);
         let mut trees: Vec<Box<dyn AnyTree>> = own.iter().map(make).collect::<Result<_>>()?;
-        let mut mounts = Vec::new();
+        let shape = Shape { bytes, groups: Some(groups) };
+        let mut all = Vec::new();
         for versus in &config.versus {
-            let device = match versus {
-                Versus::Dir(dir) => {
-                    trees.push(SysTree::in_dir(dir, "")?);
-                    continue;
-                }
-                Versus::KernelXfs => RamDevice::Zram,
-                Versus::KernelXfsLoop => RamDevice::Loop,
-            };
-            observer.note("making and mounting an XFS in memory");
-            let mount = KernelXfs::mount_beside(config, device, bytes, groups)?;
-            let suffix = if device == RamDevice::Loop { "-loop" } else { "" };
-            trees.push(SysTree::in_dir(mount.dir(), suffix)?);
-            mounts.push(mount);
+            let compared = Compared::set(config, versus, shape, observer)?;
+            trees.push(SysTree::in_dir(compared.dir(), compared.suffix())?);
+            all.push(compared);
         }
-        Ok(Self { trees, _mounts: mounts })
+        Ok(Self { trees, _compared: all })
     }
 }
 

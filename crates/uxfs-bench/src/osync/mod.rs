@@ -14,12 +14,12 @@ mod held;
 mod sys;
 mod uxfs;
 
-use crate::config::{Config, Place, Versus};
+use crate::config::{Config, Place};
 use crate::error::{Error, Result};
 use crate::fsmark::make_device;
 use crate::lockstat::Tracker;
 use crate::measure::{Collector, Series};
-use crate::setup::{KernelXfs, RamDevice};
+use crate::setup::{Compared, Shape};
 use crate::suite::{Observer, Report};
 use crate::volume::place_dir;
 use blockdev::{BlockDevice, FileDevice, MemoryOptions};
@@ -48,14 +48,14 @@ const VOLUME_BYTES_MIN: u64 = 512 << 20;
 /// All targets, and what they lie on. Dropped in this order.
 struct Scene {
     targets: Vec<Box<dyn Target>>,
-    _mounts: Vec<KernelXfs>,
+    _compared: Vec<Compared>,
     _dirs: Vec<TempDir>,
 }
 
 impl Scene {
     fn set(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
         let most = config.osync_threads.iter().copied().max().unwrap_or(1);
-        let mut scene = Self { targets: Vec::new(), _mounts: Vec::new(), _dirs: Vec::new() };
+        let mut scene = Self { targets: Vec::new(), _compared: Vec::new(), _dirs: Vec::new() };
         observer.note("making devices and volumes");
         match &config.place {
             Place::Memory => {
@@ -68,7 +68,11 @@ impl Scene {
             Place::Dir(path) => scene.on(config, path, drive::bytes(most))?,
         }
         for versus in &config.versus {
-            scene.versus(versus, drive::bytes(most), observer)?;
+            let bytes = drive::bytes(most);
+            let shape = Shape { bytes: VOLUME_BYTES_MIN + 2 * bytes, groups: None };
+            let compared = Compared::set(config, versus, shape, observer)?;
+            scene.targets.push(Box::new(SysFile::in_dir(compared.dir(), compared.suffix(), bytes)?));
+            scene._compared.push(compared);
         }
         Ok(scene)
     }
@@ -152,23 +156,6 @@ impl Scene {
             self.targets.push(Box::new(VolumeFile::open(&on(device), name, flushing)?));
             self._dirs.extend(dir);
         }
-        Ok(())
-    }
-
-    fn versus(&mut self, versus: &Versus, bytes: u64, observer: &mut dyn Observer) -> Result<()> {
-        let device = match versus {
-            Versus::Dir(dir) => {
-                self.targets.push(Box::new(SysFile::in_dir(dir, "", bytes)?));
-                return Ok(());
-            }
-            Versus::KernelXfs => RamDevice::Zram,
-            Versus::KernelXfsLoop => RamDevice::Loop,
-        };
-        observer.note("making and mounting an XFS in memory");
-        let mount = KernelXfs::mount(device, VOLUME_BYTES_MIN + 2 * bytes, None)?;
-        let suffix = if device == RamDevice::Loop { "-loop" } else { "" };
-        self.targets.push(Box::new(SysFile::in_dir(mount.dir(), suffix, bytes)?));
-        self._mounts.push(mount);
         Ok(())
     }
 }

@@ -1,11 +1,12 @@
-//! What is measured on: a volume made by uxfs, and an XFS that the kernel has mounted.
+//! What is measured on: a volume made by uxfs, and file systems that the kernel has mounted.
 
+mod compared;
 mod image;
 mod mount;
 mod zram;
 
+pub(crate) use compared::{Compared, Shape};
 pub use image::{FILE_NAME, make_image};
-pub use mount::{KernelXfs, RamDevice};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -47,7 +48,11 @@ fn features(asked: &str) -> Result<MkfsFeatures> {
 pub(crate) fn run(program: &'static str, command: &mut Command) -> Result<()> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| {
         let message = if error.kind() == std::io::ErrorKind::NotFound {
-            let package = if program.contains("xfs") { "xfsprogs" } else { "mount (util-linux)" };
+            let package = match program {
+                "mkfs.xfs" => "xfsprogs",
+                "mkfs.ext4" => "e2fsprogs",
+                _ => "mount (util-linux)",
+            };
             format!("not found; install the package {package} (for example: apt-get install {package})")
         } else {
             error.to_string()

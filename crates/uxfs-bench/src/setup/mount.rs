@@ -1,35 +1,63 @@
-//! An XFS that the kernel mounts, on a device in memory of its own.
+//! A file system that the kernel mounts, on a device in memory of its own.
 //!
 //! Whatever was made is taken down on drop, in reverse order: each step is a value of its own.
 
+use super::compared::Shape;
 use super::zram::Zram;
 use super::{mkfs_options, run};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tempfile::{NamedTempFile, TempDir};
 
-/// What a mounted XFS lies on.
+/// What a mounted file system lies on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RamDevice {
+pub(crate) enum RamDevice {
     /// A zram device.
     Zram,
     /// A loop device over a file on tmpfs.
     Loop,
 }
 
-/// A mounted XFS.
+/// What a mounted file system is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Xfs,
+    Ext4,
+}
+
+impl Kind {
+    /// As `mount -t` has it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Xfs => "xfs",
+            Self::Ext4 => "ext4",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Xfs => "XFS",
+            Self::Ext4 => "ext4",
+        })
+    }
+}
+
+/// A mounted file system.
 #[derive(Debug)]
-pub struct KernelXfs {
+pub(crate) struct KernelMount {
     // Dropped in this order.
     mount: Mount,
     _dir: TempDir,
     _device: Device,
 }
 
-/// The device of a mounted XFS.
+/// The device of a mounted file system.
 #[derive(Debug)]
 enum Device {
     Zram(Zram),
@@ -42,33 +70,43 @@ struct Mount {
     dir: PathBuf,
 }
 
-impl KernelXfs {
-    /// Makes and mounts an XFS of `bytes` bytes, in as many groups as are asked for, with what `mkfs.xfs` gives it.
-    pub fn mount(device: RamDevice, bytes: u64, groups: Option<u32>) -> Result<Self> {
-        Self::mount_made(device, bytes, |device| {
-            let mut mkfs = Command::new("mkfs.xfs");
-            mkfs.args(["-q", "-f"]).args(groups.map(|groups| format!("-dagcount={groups}")));
-            run("mkfs.xfs", mkfs.arg(device))
+impl KernelMount {
+    /// Makes and mounts a file system with what its own program gives it.
+    pub(crate) fn new(device: RamDevice, kind: Kind, shape: Shape) -> Result<Self> {
+        Self::mount_made(device, kind, shape.bytes, |device| match kind {
+            Kind::Xfs => {
+                let mut mkfs = Command::new("mkfs.xfs");
+                mkfs.args(["-q", "-f"]).args(shape.groups.map(|groups| format!("-dagcount={groups}")));
+                run("mkfs.xfs", mkfs.arg(device))
+            }
+            Kind::Ext4 => {
+                let mut mkfs = Command::new("mkfs.ext4");
+                // As many inodes as small files need, all there before anything is measured.
+                mkfs.args(["-q", "-F", "-b4096", "-i4096", "-Elazy_itable_init=0,lazy_journal_init=0"]);
+                run("mkfs.ext4", mkfs.arg(device))
+            }
         })
     }
 
-    /// Makes and mounts an XFS of `bytes` bytes beside a volume of uxfs's own, in as many groups: by `mkfs.xfs`, or by
-    /// uxfs where a release's features are asked for, so that both volumes have the same.
-    pub(crate) fn mount_beside(config: &Config, device: RamDevice, bytes: u64, groups: u32) -> Result<Self> {
-        if config.compat.is_none() {
-            return Self::mount(device, bytes, Some(groups));
-        }
+    /// Makes and mounts an XFS that uxfs has made as its own volume beside it, so that both have the same features.
+    pub(crate) fn xfs_of_uxfs(config: &Config, device: RamDevice, bytes: u64, groups: u32) -> Result<Self> {
         let options = mkfs_options(config, groups)?.overwrite(true);
-        Self::mount_made(device, bytes, |device| uxfs::mkfs(device, &options).map_err(Error::volume))
+        let mkfs = |device: &Path| uxfs::mkfs(device, &options).map_err(Error::volume);
+        Self::mount_made(device, Kind::Xfs, bytes, mkfs)
     }
 
-    fn mount_made(device: RamDevice, bytes: u64, mkfs: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
+    fn mount_made(
+        device: RamDevice,
+        kind: Kind,
+        bytes: u64,
+        mkfs: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Self> {
         if !rustix::process::geteuid().is_root() {
-            return Err(Error::Usage(
-                "kernel-xfs makes a RAM device and mounts it, which only root may; \
-                 run as root, or give a mounted directory (--vs DIR)"
-                    .to_owned(),
-            ));
+            return Err(Error::Usage(format!(
+                "kernel-{} makes a RAM device and mounts it, which only root may; \
+                 run as root, or give a mounted directory (--vs DIR)",
+                kind.name()
+            )));
         }
         let device = Device::make(device, bytes)?;
         mkfs(&device.path())?;
@@ -76,12 +114,12 @@ impl KernelXfs {
             .prefix("uxfs-bench-")
             .tempdir()
             .map_err(Error::host("cannot make a directory to mount on"))?;
-        let mount = Mount::new(&device, dir.path())?;
+        let mount = Mount::new(&device, kind, dir.path())?;
         Ok(Self { mount, _dir: dir, _device: device })
     }
 
     /// The mounted directory.
-    pub fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         &self.mount.dir
     }
 }
@@ -108,9 +146,9 @@ impl Device {
 }
 
 impl Mount {
-    fn new(device: &Device, dir: &Path) -> Result<Self> {
+    fn new(device: &Device, kind: Kind, dir: &Path) -> Result<Self> {
         let mut mount = Command::new("mount");
-        mount.args(["-t", "xfs"]);
+        mount.args(["-t", kind.name()]);
         if matches!(device, Device::Image(_)) {
             mount.args(["-o", "loop"]);
         }

@@ -66,11 +66,15 @@ impl SysTarget {
         Ok(Self { file, path, direct, device })
     }
 
-    /// Its name in reports: the type of the file system, and the device that this lies on.
-    pub fn label(&self) -> Result<Label> {
+    /// Its name in reports: the type of the file system and a suffix, and the device that this lies on.
+    pub fn label(&self, suffix: &str) -> Result<Label> {
         let (target, source) = mount_of(&self.path)?;
         let how = if self.direct { "" } else { " (buffered)" };
-        Ok(Label { target: format!("kernel-{target}"), device: format!("{source}{how}"), locking: None })
+        Ok(Label {
+            target: format!("kernel-{target}{suffix}"),
+            device: format!("{source}{how}"),
+            locking: None,
+        })
     }
 }
 

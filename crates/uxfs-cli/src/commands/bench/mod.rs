@@ -1,8 +1,11 @@
 //! `uxfs bench`: measures file I/O.
 
+mod csv;
+mod page;
 mod progress;
 mod table;
 
+use page::Page;
 pub use progress::Progress;
 pub use table::{print_locks, print_measurements};
 
@@ -72,8 +75,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     reservation: Vec<Reservations>,
     /// Run the same in a mounted directory; `kernel-xfs` makes and mounts one on a RAM device, `kernel-xfs-loop` on a
-    /// loop device over a file on tmpfs (root only).
-    #[arg(long, value_name = "DIR|kernel-xfs|kernel-xfs-loop")]
+    /// loop device over a file on tmpfs (root only); `kernel-ext4` is an ext4 on a RAM device.
+    #[arg(long, value_name = "DIR|kernel-xfs|kernel-xfs-loop|kernel-ext4")]
     vs: Vec<Versus>,
     /// Where uxfs's volume is kept: memory (or mem), shm (a mapped file on tmpfs), or a directory (an image file in it,
     /// opened with O_DIRECT). `osync` also takes a device, or a file in place of one, and writes all over it (--force).
@@ -136,6 +139,13 @@ pub struct Args {
     /// What the order of pages follows from.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// Print measurements as comma-separated values, one a line below the names of the columns.
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+    /// Make a page of the run, too: what was compared, tables, curves, latencies, locks, the machine. It is one HTML file
+    /// that works offline.
+    #[arg(long, value_name = "PAGE.html")]
+    report: Option<PathBuf>,
 }
 
 impl Args {
@@ -226,10 +236,14 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(keep))));
     }
     let config = args.config()?;
+    let page = args.report.as_deref().map(Page::create).transpose()?;
     let mut progress = Progress::new();
     let report = uxfs_bench::run(&config, &workloads, &mut progress).map_err(failure);
     progress.clear();
     let report = report?;
+    if let Some(page) = page {
+        page.write(&report)?;
+    }
     let mut out = std::io::stdout().lock();
     if global.json {
         for line in &report.measurements {
@@ -238,6 +252,8 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         for line in &report.locks {
             json_line(&mut out, line)?;
         }
+    } else if args.csv {
+        csv::print(&mut out, &report.measurements)?;
     } else {
         print_measurements(&mut out, &report.measurements, global.verbose)?;
         print_locks(&mut out, &report.locks)?;

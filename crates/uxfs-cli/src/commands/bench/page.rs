@@ -1,0 +1,75 @@
+//! The page of a run: under another name until it is whole.
+
+use crate::exit::{Exit, Failure, Result, host_name};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+use uxfs_bench::{Heading, Machine, Report, page};
+
+/// A page that is about to be made; what was there before stays until then.
+pub struct Page {
+    file: NamedTempFile,
+    path: PathBuf,
+}
+
+impl Page {
+    /// Finds out whether it can be made, before anything is measured for it.
+    pub fn create(path: &Path) -> Result<Self> {
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let file = tempfile::Builder::new().prefix(".uxfs-bench-").tempfile_in(dir).map_err(failed(path))?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// Makes it.
+    pub fn write(mut self, report: &Report) -> Result<()> {
+        let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
+        let words: Vec<String> = std::iter::once("uxfs".to_owned()).chain(words).collect();
+        let heading = Heading {
+            command: words.join(" "),
+            when: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M %Z").to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            machine: Machine::this(),
+        };
+        self.file.write_all(page(&heading, report).as_bytes()).map_err(failed(&self.path))?;
+        set_readable(&self.file).map_err(failed(&self.path))?;
+        self.file.persist(&self.path).map_err(|error| failed(&self.path)(error.error))?;
+        Ok(())
+    }
+}
+
+/// As the umask leaves new files; a temporary file is its owner's alone.
+fn set_readable(file: &NamedTempFile) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(umask);
+    let mode = 0o666 & !umask.bits();
+    file.as_file().set_permissions(std::fs::Permissions::from_mode(mode))
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_alphanumeric() || "-_=,./:@+".contains(letter);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+fn failed(path: &Path) -> impl FnOnce(std::io::Error) -> Failure {
+    let path = host_name(path).to_string();
+    move |error| Failure::new(Exit::Io, format!("{path}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_see_more_in_them() {
+        for (word, expected) in
+            [("--vs=/mnt/a", "--vs=/mnt/a"), ("a b", "'a b'"), ("it's", "'it'\\''s'"), ("", "''")]
+        {
+            assert_eq!(quoted(word), expected);
+        }
+    }
+}
