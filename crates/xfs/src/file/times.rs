@@ -10,9 +10,14 @@ use std::sync::Arc;
 use xfs_format::log::InodeFields;
 
 impl Volume {
-    /// Tells an inode when its content was last written over in place.
+    /// Tells an inode when its content was last written over in place, unless it knows: the clock that says when ticks some
+    /// hundred times a second, and who syncs each write more often than that has nothing to tell.
     pub fn log_times(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
-        if entry.overwritten().get(entry.peek().life()).is_none() {
+        let inode = entry.peek();
+        let Some(noted) = entry.overwritten().get(inode.life()) else { return Ok(()) };
+        let known = (inode.mtime(), inode.ctime());
+        // It stays noted: whoever tells the inode an earlier time meanwhile has to tell it this one afterwards.
+        if after_overwrite(known, self.still_time().unwrap_or(noted)) == known {
             return Ok(());
         }
         let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;

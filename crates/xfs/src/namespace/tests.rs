@@ -245,6 +245,42 @@ fn the_time_of_an_overwrite_is_not_lost_between_two_who_log_it() {
     assert_eq!(seen.volume.inode(ino).unwrap().mtime(), time);
 }
 
+/// Each sync behind an overwrite committed, though a coarse clock says the same for thousands of them.
+#[test]
+fn the_time_of_an_overwrite_is_told_once() {
+    let site = Site::new();
+    let file = site.create(b"a");
+    let journal = &site.volume.write_side().unwrap().journal;
+    let overwritten = file.entry().overwritten();
+    let is_told = || {
+        site.volume.sync().unwrap();
+        let before = journal.newest();
+        site.volume.log_times(file.entry()).unwrap();
+        site.volume.sync().unwrap();
+        journal.newest() != before
+    };
+    overwritten.note(file.life());
+    let earlier = overwritten.take(file.life()).unwrap();
+    overwritten.note(file.life());
+    assert!(is_told());
+    let time = file.current().unwrap().mtime();
+    assert!(!is_told(), "nothing is noted");
+    let noted = earlier.time();
+    drop(earlier);
+    assert_eq!(overwritten.get(file.life()), Some(noted));
+    assert!(noted <= time && !is_told(), "the inode knows it");
+    assert_eq!(file.current().unwrap().mtime(), time);
+    // What was known is known no more: another time was set by hand, and the file written over behind that.
+    let change = Change { mtime: Some(NOW), ..Change::default() };
+    site.volume.change(&file, &change, NOW).unwrap();
+    overwritten.note(file.life());
+    let last = overwritten.get(file.life()).unwrap();
+    assert!(is_told());
+    assert_eq!(file.current().unwrap().mtime(), last);
+    drop(file);
+    site.ends_well();
+}
+
 /// An error left the inode with neither the new time nor the one that only memory knew.
 #[test]
 fn a_change_that_fails_leaves_the_time_of_an_overwrite() {
