@@ -51,6 +51,12 @@ pub(super) fn workload(name: &str) -> About {
                  reader-writer lock 57k 61k 61k 55k 15k, interval tree 64k 111k 228k 195k 40k.",
             ),
         ),
+        "randrw-buffered" => (
+            "Reads and writes mixed, through page caches",
+            "The same one request at a time, of a file that page caches hold: no byte goes to the device before it is \
+             written back.",
+            Some("See the one before."),
+        ),
         "rangelock" => (
             "Range locks alone",
             "Threads lock and unlock 100 ranges of their own of one lock, and there is no file.",

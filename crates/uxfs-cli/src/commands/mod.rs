@@ -94,7 +94,7 @@ pub enum Command {
     /// See what uxfs does, in under a minute
     Demo(demo::Args),
     /// Measure file I/O: in process, on mounted directories, on raw devices
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
 }
 
 /// Runs a verb.
