@@ -6,7 +6,7 @@ use crate::fxmark::FxMark;
 use fileio::Flushing;
 use std::path::PathBuf;
 use std::time::Duration;
-use uxfs::{Designs, HandleCounts, Locking, Reservations};
+use uxfs::{CilLocks, Designs, HandleCounts, Locking, Reservations, Vectors};
 
 /// A workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,20 +110,26 @@ pub struct DesignLists {
     pub handles: Vec<HandleCounts>,
     /// How log space is counted.
     pub reservation: Vec<Reservations>,
+    /// How commits come into a checkpoint.
+    pub cil: Vec<CilLocks>,
+    /// What their vectors cost.
+    pub vectors: Vec<Vectors>,
 }
 
 impl DesignLists {
     fn are_empty(&self) -> bool {
-        let Self { handles, reservation } = self;
-        handles.is_empty() && reservation.is_empty()
+        let Self { handles, reservation, cil, vectors } = self;
+        handles.is_empty() && reservation.is_empty() && cil.is_empty() && vectors.is_empty()
     }
 
     /// Each choice with each other; today's first.
     fn product(&self) -> Vec<Designs> {
-        let Self { handles, reservation } = self;
+        let Self { handles, reservation, cil, vectors } = self;
         let mut all = vec![Designs::default()];
         all = each(&all, handles, |designs, handles| Designs { handles, ..designs });
         all = each(&all, reservation, |designs, reservation| Designs { reservation, ..designs });
+        all = each(&all, cil, |designs, cil| Designs { cil, ..designs });
+        all = each(&all, vectors, |designs, vectors| Designs { vectors, ..designs });
         all.sort_by_key(|designs| *designs != Designs::default());
         all
     }
@@ -297,17 +303,11 @@ impl Config {
     /// The designs of the journal that a workload is measured with. Unsaid, `handles` has each older one beside today's, and
     /// all of them at once.
     pub(crate) fn designs(&self, workload: Workload) -> Vec<Designs> {
-        let today = Designs::default();
         if workload != Workload::Handles || !self.designs.are_empty() {
             return self.designs.product();
         }
-        let (handles, reservation) = (HandleCounts::Locked, Reservations::Locked);
-        vec![
-            today,
-            Designs { handles, ..today },
-            Designs { reservation, ..today },
-            Designs { handles, reservation },
-        ]
+        let older = Designs::one_older().into_iter().chain([Designs::OLDEST]);
+        std::iter::once(Designs::default()).chain(older).collect()
     }
 
     /// The queue depths of a workload on files.
@@ -329,7 +329,8 @@ mod tests {
     #[test]
     fn designs_are_combined() {
         let designs = |workload, handles: &[HandleCounts], reservation: &[Reservations]| {
-            let lists = DesignLists { handles: handles.to_vec(), reservation: reservation.to_vec() };
+            let (handles, reservation) = (handles.to_vec(), reservation.to_vec());
+            let lists = DesignLists { handles, reservation, ..DesignLists::default() };
             let config = Config { designs: lists, ..Config::default() };
             let all = config.designs(workload);
             all.iter().map(ToString::to_string).collect::<Vec<_>>()
@@ -339,7 +340,13 @@ mod tests {
         assert_eq!(designs(Workload::Handles, &both, &[]), ["", "handles=locked"]);
         let combined = ["handles=locked reservation=locked", "reservation=locked"];
         assert_eq!(designs(Workload::FsMark, &both, &locked), combined);
-        assert!(designs(Workload::Handles, &[], &[]).len() > 3);
+        let lists = DesignLists {
+            cil: CilLocks::ALL.to_vec(),
+            vectors: Vectors::ALL.to_vec(),
+            ..DesignLists::default()
+        };
+        assert_eq!(lists.product().len(), 4);
+        assert_eq!(designs(Workload::Handles, &[], &[]).len(), 6);
     }
 
     #[test]

@@ -41,4 +41,4 @@ pub use measure::Measurement;
 pub use report::{Heading, Machine, page};
 pub use setup::{FILE_NAME, make_image};
 pub use suite::{Observer, Report, Silent, run};
-pub use uxfs::{HandleCounts, Locking, Reservations};
+pub use uxfs::{CilLocks, HandleCounts, Locking, Reservations, Vectors};

@@ -74,7 +74,7 @@ pub use queue::{Completion, Queue};
 pub use recovery::Recovery;
 pub use share::Deduped;
 pub use volume::Volume;
-pub use xfs::log::{Designs, HandleCounts, Reservations};
+pub use xfs::log::{CilLocks, Designs, HandleCounts, Reservations, Vectors};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

@@ -6,14 +6,10 @@ mod common;
 
 use common::{made, mounted, repair_finds_nothing};
 use std::path::Path;
-use uxfs::{
-    Changes, Designs, Dir, HandleCounts, NewNode, OpenOptions, Rename, Reservations, Timestamp, Volume,
-};
+use uxfs::{Changes, Designs, Dir, NewNode, OpenOptions, Rename, Timestamp, Volume};
 
 const THREADS: usize = 3;
 const FILES: usize = 250;
-
-const OLDEST: Designs = Designs { handles: HandleCounts::Locked, reservation: Reservations::Locked };
 
 /// Files are made, written, moved, changed and removed, by each thread in a directory of its own and in one of all.
 fn work(volume: &Volume, round: usize) -> uxfs::Result<()> {
@@ -56,12 +52,7 @@ fn look(at: &Path, round: usize) {
 
 #[test]
 fn volumes_of_older_designs_are_sound_after_a_crash_and_after_a_close() {
-    let today = Designs::default();
-    for designs in [
-        Designs { handles: OLDEST.handles, ..today },
-        Designs { reservation: OLDEST.reservation, ..today },
-        OLDEST,
-    ] {
+    for designs in Designs::one_older().into_iter().chain([Designs::OLDEST]) {
         let dir = tempfile::tempdir().expect("a directory");
         // Small enough for all to wait for its space.
         let image = made(dir.path(), &["--unsupported", "-l", "size=8m"]);

@@ -16,8 +16,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use xfs::log::{
-    CommitSeq, Designs, HandleCounts, ItemState, Journal, Landing, LogItem, LogVector, Outcome, Pace, Push,
-    Reservations, ShutdownReason, VecSize, WriteJob,
+    CommitSeq, Designs, ItemState, Journal, Landing, LogItem, LogVector, Outcome, Pace, Push, ShutdownReason,
+    VecSize, WriteJob,
 };
 use xfs::recovery::clean;
 use xfs_format::identity;
@@ -469,13 +469,7 @@ fn the_kernel_replays_logs_of_other_shapes() {
 
 #[test]
 fn the_kernel_replays_what_older_designs_log() {
-    let older = Designs { handles: HandleCounts::Locked, reservation: Reservations::Locked };
-    let today = Designs::default();
-    for designs in [
-        Designs { handles: older.handles, ..today },
-        Designs { reservation: older.reservation, ..today },
-        older,
-    ] {
+    for designs in Designs::one_older().into_iter().chain([Designs::OLDEST]) {
         eprintln!("{designs}");
         crash_rounds_of(designs, &small(&["-m", "rmapbt=0", "-l", "size=1368b"]), 3, 3, 3000);
     }

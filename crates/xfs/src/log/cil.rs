@@ -5,18 +5,24 @@
 //! checkpoint a commit joins: of two commits where one builds on the other, the later one is never in the earlier
 //! checkpoint. While all are held, only lists are swapped; vectors are collected afterwards.
 //!
+//! The older design has one shard for all, which commits lock when their items are formatted, pinned and published; what
+//! keeps their checkpoint open is a lock of its own, which they hold shared ([`CilLocks::SingleLock`]).
+//!
 //! Invariants: an item is in the list of at most one shard for each checkpoint; the bytes that shards count are
 //! what tickets paid, which is at least what the checkpoint will take of the log.
 
+use super::designs::{CilLocks, Designs, Vectors};
 use super::item::{Entered, LogItem};
 use super::layout::Layout;
-use super::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Padded, lock, lock_by};
+use super::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Padded, RwLock, lock, lock_by, read_by, write};
 use super::vector::LogVector;
 use super::{OnLanded, thread_slot};
 use fileio::lockstat::{LockClass, Mode, Users};
 use std::sync::Arc;
 
 static SHARD: LockClass = LockClass::new("cil shard");
+/// Of the older design.
+static CONTEXT: LockClass = LockClass::new("cil context");
 static CLOSE: LockClass = LockClass::new("cil close");
 
 const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
@@ -80,7 +86,16 @@ pub(super) struct Joined {
     pub(super) full: bool,
 }
 
+/// What keeps a checkpoint open for those who join it, where that is not the lock of their shard.
+#[derive(Default)]
+struct Context {
+    /// Whether nothing is committed any more.
+    dead: RwLock<bool>,
+    users: Users,
+}
+
 pub(super) struct Cil {
+    context: Option<Box<Padded<Context>>>,
     shards: Box<[Padded<Counting>]>,
     /// The youngest checkpoint that has something in it: its base is paid for.
     opened: Padded<AtomicU64>,
@@ -91,7 +106,10 @@ pub(super) struct Cil {
     /// The checkpoint that is open.
     seq: Padded<AtomicU64>,
     layout: Layout,
+    vectors: Vectors,
     limit: u64,
+    /// What a shard counts by itself, at most.
+    uncounted_most: u64,
 }
 
 impl std::fmt::Debug for Cil {
@@ -101,18 +119,26 @@ impl std::fmt::Debug for Cil {
 }
 
 impl Cil {
-    pub(super) fn new(layout: Layout) -> Self {
+    pub(super) fn new(layout: Layout, designs: Designs) -> Self {
         let shard = || {
             Padded(Counting { shard: Mutex::new(Shard { seq: 1, ..Shard::default() }), users: Users::new() })
         };
+        let (context, shards) = match designs.cil {
+            CilLocks::Sharded => (None, SHARDS),
+            CilLocks::SingleLock => (Some(Box::default()), 1),
+        };
+        let limit = layout.checkpoint_limit();
         Self {
-            shards: std::iter::repeat_with(shard).take(SHARDS).collect(),
+            context,
+            shards: std::iter::repeat_with(shard).take(shards).collect(),
             opened: Padded::default(),
             order: Padded::default(),
             paid: Padded::default(),
             seq: Padded(AtomicU64::new(1)),
             layout,
-            limit: layout.checkpoint_limit(),
+            vectors: designs.vectors,
+            limit,
+            uncounted_most: (limit / (4 * shards as u64)).max(1),
         }
     }
 
@@ -152,45 +178,102 @@ impl Cil {
     ) -> Option<Joined> {
         // Far apart: the shards of two threads, and what one commit counts and another reads.
         let order = self.order.0.fetch_add(1, Ordering::Relaxed);
+        if let Some(context) = &self.context {
+            return self.join_single(&context.0, covering, items, landed, publish, order);
+        }
         let Padded(Counting { shard, users }) = self.shards.get(thread_slot::current() % SHARDS)?;
         let mut shard = lock_by(shard, &SHARD, users);
         if shard.dead {
             return None;
         }
         let seq = shard.seq;
-        let mut grown = 0;
+        let grown = self.enter(seq, order, items, &mut shard.items);
+        publish();
+        Some(self.count(&mut shard, seq, grown, covering, landed))
+    }
+
+    /// As [`join`](Self::join), of the older design.
+    #[cold]
+    fn join_single(
+        &self,
+        context: &Context,
+        covering: bool,
+        items: &mut Vec<(Arc<dyn LogItem>, LogVector)>,
+        landed: Option<OnLanded>,
+        publish: impl FnOnce(),
+        order: u64,
+    ) -> Option<Joined> {
+        let dead = read_by(&context.dead, &CONTEXT, &context.users);
+        if **dead {
+            return None;
+        }
+        let (seq, mut entered) = (self.seq(), Vec::new());
+        let grown = self.enter(seq, order, items, &mut entered);
+        publish();
+        let Padded(Counting { shard, users }) = self.shards.first()?;
+        let mut shard = lock_by(shard, &SHARD, users);
+        shard.items.append(&mut entered);
+        Some(self.count(&mut shard, seq, grown, covering, landed))
+    }
+
+    /// Has items hold their vectors for checkpoint `seq`, and pins those that are new in it. Gives by how many bytes the
+    /// checkpoint has grown.
+    fn enter(
+        &self,
+        seq: u64,
+        order: u64,
+        items: &mut Vec<(Arc<dyn LogItem>, LogVector)>,
+        to: &mut Vec<Entry>,
+    ) -> i64 {
+        let (mut grown, one_pass) = (0, self.keeps_vectors());
         for (item, vector) in items.drain(..) {
             grown += i64::from(vector.log_bytes());
-            match item.state().enter(seq, vector) {
+            let vector = if one_pass { vector } else { vector.in_two_passes() };
+            match item.state().enter(seq, vector, one_pass) {
                 Entered::Replaced { bytes } => grown -= i64::from(bytes),
                 Entered::New => {
                     item.pin();
-                    shard.items.push(Entry { item, order });
+                    to.push(Entry { item, order });
                 }
             }
         }
-        publish();
+        grown
+    }
+
+    /// Whether items keep the memory of their vectors for the next ones.
+    pub(super) fn keeps_vectors(&self) -> bool {
+        self.vectors == Vectors::OnePass
+    }
+
+    /// Puts down what a commit brought into a shard.
+    fn count(
+        &self,
+        shard: &mut Shard,
+        seq: u64,
+        grown: i64,
+        covering: bool,
+        landed: Option<OnLanded>,
+    ) -> Joined {
         shard.more |= !covering;
         shard.landed.extend(landed);
         let cost = self.cost(seq, grown);
         shard.paid += cost;
         shard.uncounted += cost;
-        let enough = self.limit / (4 * SHARDS as u64);
         let mut full = false;
-        if shard.uncounted.unsigned_abs() >= enough.max(1) {
+        if shard.uncounted.unsigned_abs() >= self.uncounted_most {
             let uncounted = std::mem::take(&mut shard.uncounted);
             let sum = |paid: u64| Some(paid.saturating_add_signed(uncounted));
             let before = self.paid.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum).unwrap_or(0);
             full = before.saturating_add_signed(uncounted) >= self.limit;
         }
-        Some(Joined { seq, cost, full })
+        Joined { seq, cost, full }
     }
 
     /// What a commit that adds `grown` bytes of vectors pays.
     fn cost(&self, seq: u64, grown: i64) -> i64 {
         // What became smaller comes back without its share of headers.
         let own = if grown > 0 { self.layout.charge(grown.unsigned_abs()).cast_signed() } else { grown };
-        // The lock of the shard keeps `seq` open. Read first: a line that nobody writes is shared.
+        // The lock of the shard, or of the context, keeps `seq` open. Read first: a line that nobody writes is shared.
         let opened = &self.opened.0;
         let first = opened.load(Ordering::SeqCst) < seq && opened.fetch_max(seq, Ordering::SeqCst) < seq;
         own + if first { self.layout.base().cast_signed() } else { 0 }
@@ -208,21 +291,25 @@ impl Cil {
     }
 
     fn take_all(&self, spares: &mut Vec<Vec<Entry>>, kill: bool) -> Option<Closed> {
-        let mut shards: Vec<MutexGuard<'_, Shard>> = Vec::with_capacity(SHARDS);
+        let mut context = self.context.as_ref().map(|context| write(&context.0.dead));
+        let mut shards: Vec<MutexGuard<'_, Shard>> = Vec::with_capacity(self.shards.len());
         let seq = self.seq();
-        spares.resize_with(SHARDS, Vec::new);
+        spares.resize_with(self.shards.len(), Vec::new);
         let mut closed = Closed {
             seq,
             items: Vec::new(),
             landed: Vec::new(),
             paid: 0,
             covering: true,
-            parts: Vec::with_capacity(SHARDS),
+            parts: Vec::with_capacity(self.shards.len()),
         };
         CLOSE.count(Mode::Exclusive, None);
         shards.extend(self.shards.iter().map(|shard| lock(&shard.0.shard)));
         for shard in &mut shards {
             shard.dead |= kill;
+        }
+        if let Some(dead) = &mut context {
+            **dead |= kill;
         }
         if !self.is_open() {
             return None;
@@ -238,7 +325,7 @@ impl Cil {
         }
         self.seq.0.store(seq + 1, Ordering::SeqCst);
         self.paid.0.store(0, Ordering::Relaxed);
-        drop(shards);
+        drop((shards, context));
         debug_assert!(paid >= 0, "a checkpoint was paid {paid} bytes for");
         closed.paid = u64::try_from(paid).unwrap_or(0);
         Some(closed)
@@ -300,7 +387,7 @@ mod tests {
 
     fn cil() -> (Cil, Layout) {
         let layout = Layout::for_tests(100_000, 512, 32 << 10);
-        (Cil::new(layout), layout)
+        (Cil::new(layout, Designs::default()), layout)
     }
 
     #[test]

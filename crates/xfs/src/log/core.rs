@@ -67,7 +67,7 @@ impl Core {
             pace,
             grant,
             gate: Gate::new(handles),
-            cil: Cil::new(layout),
+            cil: Cil::new(layout, designs),
             ail: Ail::new(layout, head),
             orders: Orders::default(),
             pipe: Pipe::new(&layout, tail),

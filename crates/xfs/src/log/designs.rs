@@ -78,6 +78,26 @@ choice! {
     Atomic = "atomic"
 }
 
+choice! {
+    /// How commits come into the checkpoint that gathers them.
+    CilLocks:
+    /// All into one list under one lock, while they hold a place in the checkpoint by another, shared. What kernels did
+    /// before.
+    SingleLock = "single-lock",
+    /// Each thread's into a list of its own, whose lock is its place in the checkpoint as well.
+    Sharded = "sharded"
+}
+
+choice! {
+    /// What the vectors of items cost that commits bring into a checkpoint.
+    Vectors:
+    /// Each is made in two passes and two allocations while it comes in, and those that it replaces are freed meanwhile.
+    /// What kernels did before.
+    TwoPass = "two-pass",
+    /// Each is sized and made once, before that, in the memory of an earlier one if that is large enough.
+    OnePass = "one-pass"
+}
+
 /// What a journal is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Designs {
@@ -85,16 +105,43 @@ pub struct Designs {
     pub handles: HandleCounts,
     /// How log space is counted.
     pub reservation: Reservations,
+    /// How commits come into a checkpoint.
+    pub cil: CilLocks,
+    /// What their vectors cost.
+    pub vectors: Vectors,
+}
+
+impl Designs {
+    /// The older one of each.
+    pub const OLDEST: Self = Self {
+        handles: HandleCounts::Locked,
+        reservation: Reservations::Locked,
+        cil: CilLocks::SingleLock,
+        vectors: Vectors::TwoPass,
+    };
+
+    /// Those that differ from today's in one choice, which is the older one.
+    pub fn one_older() -> [Self; 4] {
+        let (today, old) = (Self::default(), Self::OLDEST);
+        [
+            Self { handles: old.handles, ..today },
+            Self { reservation: old.reservation, ..today },
+            Self { cil: old.cil, ..today },
+            Self { vectors: old.vectors, ..today },
+        ]
+    }
 }
 
 impl fmt::Display for Designs {
     /// The older ones alone: nothing where all are today's.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { handles, reservation } = *self;
+        let Self { handles, reservation, cil, vectors } = *self;
         let today = Self::default();
         let choices = [
             (handles != today.handles).then(|| format!("handles={handles}")),
             (reservation != today.reservation).then(|| format!("reservation={reservation}")),
+            (cil != today.cil).then(|| format!("cil={cil}")),
+            (vectors != today.vectors).then(|| format!("vectors={vectors}")),
         ];
         f.write_str(&choices.into_iter().flatten().collect::<Vec<_>>().join(" "))
     }
@@ -112,6 +159,12 @@ mod tests {
         for design in Reservations::ALL {
             assert_eq!(design.to_string().parse(), Ok(design));
         }
+        for design in CilLocks::ALL {
+            assert_eq!(design.to_string().parse(), Ok(design));
+        }
+        for design in Vectors::ALL {
+            assert_eq!(design.to_string().parse(), Ok(design));
+        }
         let unknown = "spin".parse::<HandleCounts>().unwrap_err().to_string();
         assert_eq!(unknown, "no design is called \"spin\" (there are locked, atomic)");
     }
@@ -119,7 +172,8 @@ mod tests {
     #[test]
     fn only_older_designs_are_named() {
         assert_eq!(Designs::default().to_string(), "");
-        let older = Designs { handles: HandleCounts::Locked, reservation: Reservations::Locked };
-        assert_eq!(older.to_string(), "handles=locked reservation=locked");
+        assert_eq!(Designs::one_older()[2].to_string(), "cil=single-lock");
+        let all = "handles=locked reservation=locked cil=single-lock vectors=two-pass";
+        assert_eq!(Designs::OLDEST.to_string(), all);
     }
 }

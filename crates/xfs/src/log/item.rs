@@ -187,14 +187,16 @@ impl ItemState {
         self.slots().keep(vector);
     }
 
-    /// Puts the vector of a commit into checkpoint `seq`.
-    pub(crate) fn enter(&self, seq: u64, vector: LogVector) -> Entered {
+    /// Puts the vector of a commit into checkpoint `seq`. One that it replaces may be kept, or is freed.
+    pub(crate) fn enter(&self, seq: u64, vector: LogVector, keep: bool) -> Entered {
         let mut slots = self.slots();
         match slots.current.replace((seq, vector)) {
             None => Entered::New,
             Some((was, old)) if was == seq => {
                 let bytes = old.log_bytes();
-                slots.keep(old);
+                if keep {
+                    slots.keep(old);
+                }
                 Entered::Replaced { bytes }
             }
             Some(older) => {
@@ -256,13 +258,13 @@ mod tests {
     #[test]
     fn two_checkpoints_each_have_their_vector() {
         let state = ItemState::new();
-        assert_eq!(state.enter(1, vector(8)), Entered::New);
-        assert_eq!(state.enter(1, vector(16)), Entered::Replaced { bytes: 20 });
+        assert_eq!(state.enter(1, vector(8), true), Entered::New);
+        assert_eq!(state.enter(1, vector(16), true), Entered::Replaced { bytes: 20 });
         assert!(state.take_shadow().is_some());
-        assert_eq!(state.enter(2, vector(24)), Entered::New);
+        assert_eq!(state.enter(2, vector(24), true), Entered::New);
         assert_eq!(state.collect(1).map(|v| v.log_bytes()), Some(28));
         assert!(state.collect(1).is_none());
-        assert_eq!(state.enter(2, vector(4)), Entered::Replaced { bytes: 36 });
+        assert_eq!(state.enter(2, vector(4), true), Entered::Replaced { bytes: 36 });
         assert_eq!(state.collect(2).map(|v| v.log_bytes()), Some(16));
         assert!(!state.in_checkpoint());
     }

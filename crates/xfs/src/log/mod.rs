@@ -43,7 +43,7 @@ mod vector;
 mod writer;
 
 pub(crate) use behind::check_headers;
-pub use designs::{Designs, HandleCounts, Reservations, UnknownDesign};
+pub use designs::{CilLocks, Designs, HandleCounts, Reservations, UnknownDesign, Vectors};
 pub use item::{ItemState, Landing, LogItem, Outcome, Push, WriteDone, WriteJob};
 pub(crate) use open::check_shape;
 pub use vector::{LogVector, VecSize};

@@ -2,7 +2,7 @@
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p uxfs-xfs --lib models`. Schedules that fail are printed and can be
 //! replayed (`shuttle::replay`).
 
-use super::designs::{HandleCounts, Reservations};
+use super::designs::{CilLocks, HandleCounts, Reservations, Vectors};
 use super::gate::Gate;
 use super::grant::{Grant, Space, Turn};
 use super::handles::Handles;
@@ -35,10 +35,15 @@ fn grant(bytes: u64, designs: Designs, keeps: u64) -> Grant {
 }
 
 /// Journals of today's design, and of older ones.
-const DESIGNS: [Designs; 2] =
-    [TODAY, Designs { handles: HandleCounts::Locked, reservation: Reservations::Locked }];
+const DESIGNS: [Designs; 3] =
+    [TODAY, Designs { cil: CilLocks::SingleLock, vectors: Vectors::TwoPass, ..TODAY }, Designs::OLDEST];
 
-const TODAY: Designs = Designs { handles: HandleCounts::Atomic, reservation: Reservations::Atomic };
+const TODAY: Designs = Designs {
+    handles: HandleCounts::Atomic,
+    reservation: Reservations::Atomic,
+    cil: CilLocks::Sharded,
+    vectors: Vectors::OnePass,
+};
 
 #[test]
 fn models_reservation_serves_everybody_and_never_too_much() {

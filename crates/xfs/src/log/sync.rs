@@ -5,14 +5,14 @@
 #[cfg(shuttle)]
 pub(crate) use shuttle::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    sync::{Condvar, Mutex, MutexGuard},
+    sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard},
     thread::{self, JoinHandle, ThreadId},
 };
 
 #[cfg(not(shuttle))]
 pub(crate) use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    sync::{Condvar, Mutex, MutexGuard},
+    sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard},
     thread::{self, JoinHandle, ThreadId},
 };
 
@@ -32,6 +32,21 @@ pub(crate) fn lock_by<'a, T>(
     users: &Users,
 ) -> Counted<MutexGuard<'a, T>> {
     class.lock_by(users, Mode::Exclusive, || mutex.try_lock().ok(), || lock(mutex))
+}
+
+/// Takes a reader-writer lock shared, as [`lock_by`] takes one.
+pub(crate) fn read_by<'a, T>(
+    lock: &'a RwLock<T>,
+    class: &'static LockClass,
+    users: &Users,
+) -> Counted<RwLockReadGuard<'a, T>> {
+    let block = || lock.read().unwrap_or_else(PoisonError::into_inner);
+    class.lock_by(users, Mode::Shared, || lock.try_read().ok(), block)
+}
+
+/// Takes a reader-writer lock exclusively; not counted.
+pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for a condition to be announced.

@@ -81,6 +81,16 @@ impl LogVector {
         self.pad();
     }
 
+    /// The same, in memory of its own, as older designs make it: one pass counts the regions and takes note of them, the
+    /// other copies them.
+    pub(super) fn in_two_passes(self) -> Self {
+        let regions: Vec<&[u8]> = self.iter().collect();
+        let needed = regions.iter().map(|region| OP_BYTES + region.len()).sum();
+        let mut vector = Self { bytes: Vec::with_capacity(needed), regions: 0 };
+        regions.iter().for_each(|region| vector.region(region));
+        vector
+    }
+
     fn header(&mut self, len: usize) {
         let header = OpHeader::transaction(0, len.next_multiple_of(4) as u32);
         self.bytes.extend_from_slice(header.as_bytes());
@@ -133,6 +143,8 @@ mod tests {
         assert_eq!(regions, [&b"hello\0\0\0"[..], &[0, 0, 0, 0, 0, 0, 0, 9], b"x\0\0\0"]);
         assert_eq!(vector.regions(), 3);
         assert!(vector.log_bytes() <= size.log_bytes());
+        let (bytes, again) = (vector.bytes.clone(), vector.in_two_passes());
+        assert_eq!((again.bytes, again.regions), (bytes, 3));
     }
 
     #[test]

@@ -154,6 +154,7 @@ impl Writer {
         let header = TransHeader::checkpoint(tid, regions);
         record.operation(OpHeader::transaction(tid, size_of::<TransHeader>() as u32), header.as_bytes());
         let mut vectors = std::mem::take(&mut self.vectors);
+        let keep = self.core.cil.keeps_vectors();
         for (vector, entry) in vectors.drain(..).zip(&closed.items) {
             for region in vector.iter() {
                 let mut rest = record.region(tid, Rest::whole(region));
@@ -162,7 +163,9 @@ impl Writer {
                     rest = record.region(tid, now);
                 }
             }
-            entry.item.state().keep_shadow(vector);
+            if keep {
+                entry.item.state().keep_shadow(vector);
+            }
         }
         self.vectors = vectors;
         let commit = OpHeader::transaction(tid, 0).with_flags(OpFlags::COMMIT);

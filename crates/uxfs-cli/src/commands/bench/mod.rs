@@ -17,8 +17,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 use uxfs_bench::{
-    Config, DesignLists, Error, Flushing, FxMark, HandleCounts, Locking, Place, Reservations, Versus,
-    Workload,
+    CilLocks, Config, DesignLists, Error, Flushing, FxMark, HandleCounts, Locking, Place, Reservations,
+    Vectors, Versus, Workload,
 };
 
 /// What can be asked for.
@@ -74,6 +74,13 @@ pub struct Args {
     /// How they count log space: locked, atomic.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     reservation: Vec<Reservations>,
+    /// How their commits come into a checkpoint: single-lock, sharded.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    cil: Vec<CilLocks>,
+    /// What the log vectors of their commits cost: two-pass (made in two passes and two allocations while they come into
+    /// the checkpoint, and freed then), one-pass (sized and made once before, in the same memory again).
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    vectors: Vec<Vectors>,
     /// Run the same in a mounted directory; `kernel-xfs` makes and mounts one on a RAM device, `kernel-xfs-loop` on a
     /// loop device over a file on tmpfs (root only); `kernel-ext4` is an ext4 on a RAM device.
     #[arg(long, value_name = "DIR|kernel-xfs|kernel-xfs-loop|kernel-ext4")]
@@ -187,7 +194,12 @@ impl Args {
             flush_latencies: self.flush_ms.iter().map(latency).collect::<Result<_>>()?,
             overwrite: self.force,
             locking: self.locking.clone(),
-            designs: DesignLists { handles: self.handles.clone(), reservation: self.reservation.clone() },
+            designs: DesignLists {
+                handles: self.handles.clone(),
+                reservation: self.reservation.clone(),
+                cil: self.cil.clone(),
+                vectors: self.vectors.clone(),
+            },
             versus: self.vs.clone(),
             place: self.device.clone(),
             raw: self.raw || !in_memory,
