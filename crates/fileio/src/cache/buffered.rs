@@ -318,6 +318,12 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// lie outside of the range get what the file has there; those inside are the caller's to fill at once.
     pub(super) fn prepare(&self, range: Range<u64>) -> Outcome<(), M> {
         let blocks = self.pages.blocks_around(&range);
+        if self.is_plain(&blocks)? {
+            // SAFETY: the blocks are held exclusively.
+            unsafe { self.pages.set_dirty(blocks) };
+            self.wait_to_be_written();
+            return Ok(());
+        }
         let fresh = self.clean_runs(blocks.clone());
         let holes = self.provide(&fresh)?;
         // SAFETY: the blocks are held.
@@ -334,6 +340,18 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
         self.wait_to_be_written();
         Ok(())
+    }
+
+    /// Whether all of `blocks` are present, and data that can be written over in place: then nothing has to be provided for
+    /// their write-back. The caller holds them.
+    fn is_plain(&self, blocks: &Range<u64>) -> Outcome<bool, M> {
+        let len = blocks.end - blocks.start;
+        // SAFETY: the caller holds the blocks.
+        if unsafe { self.pages.presence(blocks.start, blocks.end) } != (true, len) {
+            return Ok(false);
+        }
+        let run = self.file.run_at(blocks.start)?;
+        Ok(run.kind == Kind::Data && run.len >= len)
     }
 
     /// Runs of whole blocks that are not dirty; the caller holds them.
