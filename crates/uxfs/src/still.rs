@@ -13,6 +13,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(10);
 /// For how long attempts are made.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long nothing is attempted after one that failed.
+const PAUSE: Duration = Duration::from_millis(1);
+
 /// Makes attempts, each of which is told how long it may wait for a file and lets go of all when it fails, until one
 /// succeeds, or none has for some seconds.
 pub(crate) fn patiently<T, E>(
@@ -23,7 +26,11 @@ pub(crate) fn patiently<T, E>(
     loop {
         let left = until.saturating_duration_since(Instant::now());
         match attempt(wait.min(left)) {
-            Err(_) if !left.is_zero() => wait *= 2,
+            Err(_) if !left.is_zero() => {
+                // One that failed at once would fail as fast again.
+                std::thread::sleep(PAUSE.min(left));
+                wait = (wait * 2).min(PATIENCE);
+            }
             ended => return ended,
         }
     }

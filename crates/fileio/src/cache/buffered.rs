@@ -233,19 +233,20 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     pub fn append(&self, buf: &[u8]) -> Outcome<u64, M> {
         loop {
             let _alone = self.ends.lock();
-            let offset = self.size();
-            let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(offset) };
+            let at = self.size();
+            let Some(end) = self.checked_end(at, buf.len())? else { return Ok(at) };
             self.pages.pool().make_room();
-            match self.try_extend(offset, buf, end, true) {
-                Ok(Some(_)) => return Ok(offset),
+            match self.try_extend(at, buf, end, true) {
+                Ok(Some(_)) => return Ok(at),
                 Ok(None) => {}
                 Err(FileError::Map { source, offset }) if M::lacks_space(&source) => {
                     if !self.pages.is_dirty() && self.pages.pool().dirty() == 0 {
                         return Err(FileError::Map { offset, source });
                     }
                     let _told_when_synced = self.pages.pool().write_every_file_back();
-                    match self.try_extend(self.size(), buf, end, true) {
-                        Ok(Some(_)) => return Ok(offset),
+                    // If the file does not end there any more, all begins anew.
+                    match self.try_extend(at, buf, end, true) {
+                        Ok(Some(_)) => return Ok(at),
                         Ok(None) => {}
                         Err(error) => return Err(error),
                     }
@@ -447,9 +448,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     fn wait_to_be_written(&self) {
-        if !self.is_waiting.swap(true, Ordering::SeqCst)
-            && let Some(this) = self.this.upgrade()
-        {
+        if self.is_waiting.load(Ordering::SeqCst) {
+            return;
+        }
+        point("a file is about to wait to be written back");
+        if let Some(this) = self.this.upgrade() {
             self.pages.pool().enqueue(this);
         }
     }
@@ -485,14 +488,16 @@ impl<M: DelayedAllocation + 'static> CachedFile for BufferedFile<M> {
 impl<M: DelayedAllocation + 'static> Drop for BufferedFile<M> {
     /// What is dirty still is lost, as in a crash: space that was reserved for it is anybody's again.
     fn drop(&mut self) {
-        if self.pages.is_dirty() {
+        let was_dirty = self.pages.is_dirty();
+        if was_dirty {
             self.map().give_up(0..crate::mapping::whole_blocks_max(self.map().block_size()));
         }
         let delayed = self.pages.abandon();
         if delayed > 0 {
             self.map().unreserve(delayed);
         }
-        if self.is_cached() {
+        // Where nothing is lost it ends on the device where it did here, and who has it open anew may have said more since.
+        if delayed > 0 || was_dirty {
             self.map().ends_in_memory_at(None);
         }
     }

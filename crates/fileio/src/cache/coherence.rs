@@ -95,7 +95,9 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         match (self.settled(all, held), written) {
             (Some(held), _) => Ok(held),
             (None, Err(failure)) => Err(FileError::WriteBack(failure)),
-            (None, Ok(())) => unreachable!("all was written back, and nobody else writes"),
+            (None, Ok(())) => {
+                Err(FileError::WriteBack(self.failures.last().unwrap_or_else(Failure::unknown)))
+            }
         }
     }
 
@@ -105,7 +107,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         if !self.is_cached() {
             return Some(HeldToChange { file: self, range, size, _held: held });
         }
-        if self.pages.is_dirty_in(&range) {
+        if self.pages.is_dirty_in(&range) || size != self.pages.size() {
             let _told_when_synced = self.write_back_held(range.clone());
         }
         let size = self.map().size();
@@ -207,7 +209,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     /// One who passes by for a moment, if nothing is cached.
-    fn pass_by_now(&self) -> Option<Passing<'_, M>> {
+    pub(super) fn pass_by_now(&self) -> Option<Passing<'_, M>> {
         let mut passers = self.passers.lock();
         if self.is_cached() {
             return None;
@@ -323,7 +325,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 }
 
 /// Takes itself back when it is dropped.
-struct Passing<'a, M: DelayedAllocation + 'static>(&'a BufferedFile<M>);
+pub(super) struct Passing<'a, M: DelayedAllocation + 'static>(&'a BufferedFile<M>);
 
 impl<M: DelayedAllocation + 'static> Drop for Passing<'_, M> {
     fn drop(&mut self) {

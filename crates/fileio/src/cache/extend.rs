@@ -27,7 +27,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     ) -> Outcome<Option<usize>, M> {
         if !self.is_cached() && (*self.passers.lock() > 0 || !self.begin_caching()) {
             return match appends {
-                true => self.file.append_if_at_end(offset, buf),
+                // As one who passes by, so that nothing is cached before it is over.
+                true => match self.pass_by_now() {
+                    Some(_passing) => self.file.append_if_at_end(offset, buf),
+                    None => Ok(None),
+                },
                 false => self.write_past(offset, buf).map(Some),
             };
         }

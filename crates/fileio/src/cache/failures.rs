@@ -16,6 +16,11 @@ impl Failure {
         Self(Arc::new(error))
     }
 
+    /// Nobody has noted why.
+    pub(super) fn unknown() -> Self {
+        Self::new(std::io::Error::other("it is not known why"))
+    }
+
     /// The error, of the type that the file's operations fail with.
     pub fn error(&self) -> &(dyn Error + Send + Sync + 'static) {
         &*self.0
@@ -56,6 +61,11 @@ impl Failures {
         let mut last = self.last.lock();
         *last = Some(failure);
         self.count.fetch_add(1, Ordering::Release);
+    }
+
+    /// The last one.
+    pub(super) fn last(&self) -> Option<Failure> {
+        self.last.lock().clone()
     }
 
     /// A cursor of somebody who begins now.

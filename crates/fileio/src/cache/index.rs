@@ -5,10 +5,9 @@
 //!   It gets a folio from here only for a page of which they hold a byte in the file's range lock, and a folio leaves the
 //!   index only while all of its bytes are held exclusively;
 //! - folios come and go under the lock `change`, one at a time;
-//! - a dirty page has its bit in its node, and that node's parents have theirs. A parent's bit may be set in vain: who
-//!   looks for dirty pages clears it first, looks again, and sets it if it was wrong to; who marks a page sets the bits from
-//!   below, and again if there is a new root by then. All of that is sequentially consistent, so that of the two at least
-//!   one sees what the other did.
+//! - a dirty page has its bit in its node, and that node's parents have theirs. A parent's bit may be set in vain, and stays
+//!   for good: nobody who looks for a dirty page may find it gone for a moment. Who marks a page sets the bits from below,
+//!   and again if there is a new root by then; who makes a root sets its bit for the old one.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -254,12 +253,6 @@ fn next_dirty(node: &Node, base: u64, from: u64) -> Option<u64> {
         if let Some(page) = next_dirty(child, start, from) {
             return Some(page);
         }
-        if child.dirty.load(Ordering::SeqCst) == 0 {
-            node.dirty.fetch_and(!(1 << slot), Ordering::SeqCst);
-            if child.dirty.load(Ordering::SeqCst) != 0 {
-                node.dirty.fetch_or(1 << slot, Ordering::SeqCst);
-            }
-        }
     }
     None
 }
@@ -306,6 +299,7 @@ fn drain(node: *mut Node, base: u64, gone: &mut impl FnMut(&Folio)) {
 mod tests {
     use super::*;
     use parking_lot::Mutex;
+    use std::sync::atomic::AtomicBool;
 
     fn folio(first: u64, pages: u64) -> Box<Folio> {
         Box::new(Folio::new(first, pages, 12, 12))
@@ -359,9 +353,33 @@ mod tests {
         assert_eq!(found, [3, 70, 5000, 1 << 30]);
         assert!(index.clear_dirty(70) && !index.clear_dirty(70));
         assert_eq!(index.next_dirty(4), Some(5000));
-        // The bit of the node above is gone by now, and comes back.
         assert!(index.mark_dirty(70));
         assert_eq!(index.next_dirty(4), Some(70));
+    }
+
+    /// Who looked beside it took a parent's bit for a moment, and the one who had marked the page did not find it.
+    #[test]
+    fn who_marked_a_page_finds_it_beside_others_who_look() {
+        let (index, change) = (Index::new(), Mutex::new(()));
+        let change = change.lock();
+        let changing = Changing::with(&change);
+        (0..128).for_each(|page| index.insert(folio(page, 1), &changing));
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    index.next_dirty(0);
+                }
+            });
+            for round in 0..400_000 {
+                index.mark_dirty(70);
+                let found = index.next_dirty(0);
+                index.clear_dirty(70);
+                is_over.store(found != Some(70), Ordering::Relaxed);
+                assert_eq!(found, Some(70), "round {round}");
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
     }
 
     #[test]

@@ -56,6 +56,15 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.write_back_held(0..u64::MAX)
     }
 
+    /// Lets the file end on the device where it ends in memory, when nothing before that is dirty: what failed to be written
+    /// is given up, and reads as zeroes. Whoever calls holds the end, so that it stays.
+    fn tell_size(&self) -> Result<(), Failure> {
+        let _telling = self.telling.lock();
+        let Some(size) = self.size_to_tell(&(0..0)) else { return Ok(()) };
+        let told = self.map().written_back(0..0, Some(size));
+        told.map_err(|source| self.note(FileError::Map { offset: size, source }))
+    }
+
     fn write_back_once(&self, range: &Range<u64>) -> Result<(), Failure> {
         let mut done = Ok(());
         let mut at = range.start;
@@ -105,6 +114,9 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             let _alone = self.flushing.lock(run.clone(), Mode::Exclusive);
             let written = self.write_run(run);
             done = done.and(written);
+        }
+        if self.is_cached() && range.contains(&self.pages.size()) && self.map().size() < self.pages.size() {
+            done = done.and(self.tell_size());
         }
         done
     }
@@ -238,9 +250,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// Gives up what could not be written, unless it only lacks space.
     fn fail(&self, run: &Range<u64>, error: FileError<M::Error>) -> Failure {
         let lacks_space = matches!(&error, FileError::Map { source, .. } if M::lacks_space(source));
-        let failure = Failure::new(error);
-        self.failures.note(failure.clone());
-        self.pages.pool().note_failure(failure.clone());
+        let failure = self.note(error);
         if lacks_space {
             return failure;
         }
@@ -260,6 +270,14 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             self.pages.set_delayed(run.clone(), false);
             self.pages.set_clean(run.clone());
         }
+        failure
+    }
+
+    /// Has everybody who syncs be told.
+    fn note(&self, error: FileError<M::Error>) -> Failure {
+        let failure = Failure::new(error);
+        self.failures.note(failure.clone());
+        self.pages.pool().note_failure(failure.clone());
         failure
     }
 
