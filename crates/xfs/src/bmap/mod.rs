@@ -18,6 +18,8 @@ pub use file::FileMap;
 pub use fork::InodeFork;
 pub(crate) use fork::pieces;
 pub use list::ExtentList;
+#[cfg(test)]
+pub(crate) use list::looks;
 pub use shared::SharedRun;
 pub(crate) use shared::Sharing;
 

@@ -161,7 +161,7 @@ impl Volume {
             reserved = counters.reserve_blocks(kept);
         }
         reserved?;
-        entry.copying().kept().keep(blocks.start, kept);
+        entry.copying().kept().keep(blocks, kept);
         Ok(())
     }
 
@@ -288,12 +288,13 @@ impl Volume {
     ) -> Result<()> {
         let Some(copying) = entry.copying_if_any() else { return Ok(()) };
         let mut fork = copying.fork();
-        let mut kept = copying.kept().take(&blocks);
+        let (mut kept, rest) = copying.kept().take_with_rest(&blocks);
         let taken = self.take_all(entry, &mut fork, &blocks, (unwritten, &mut kept));
-        let left = fork.next_claimed(&(blocks.end..FileBlock(u64::MAX)));
+        // No look goes further than the claim: a file may have any number of staged extents behind it.
+        let left = fork.next_claimed(&rest);
         match left.filter(|left| taken.is_ok() && !copying.kept().keeps(&(left.startoff..left.end()))) {
             // Of a claim of which only a part was taken, the rest needs what is left.
-            Some(left) => copying.kept().keep(left.startoff, kept),
+            Some(left) => copying.kept().keep(&(left.startoff..rest.end), kept),
             None => self.write_side()?.counters.return_blocks(kept),
         }
         taken?;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::bmap::edit::few;
+use crate::bmap::looks;
 use crate::mkfs::{Before, Options, format, plan};
 use crate::namespace::NewInode;
 use crate::volume::{ForkKind, OpenOptions, Volume};
@@ -143,6 +144,30 @@ fn what_a_claim_keeps_for_the_map_stays_until_all_of_it_is_taken() {
     assert!(!entry.copying().kept().keeps(&blocks(0..4)));
     assert!(counters.available_blocks() > before, "nothing comes back");
     assert_eq!(reserved(), set_aside, "something is reserved still");
+}
+
+/// Each copy looked at all that was staged behind it, so that the copies of a large clone took time by the square of their
+/// number.
+#[test]
+fn a_copy_costs_the_same_however_much_is_staged_behind_it() {
+    const BLOCKS: u64 = 1024;
+    let site = Site::new(device(BLOCK));
+    site.map.allocate(0..BLOCKS * BLOCK).unwrap();
+    site.map.written(0..BLOCKS * BLOCK, Some(BLOCKS * BLOCK)).unwrap();
+    let (volume, entry) = (&site.volume, site.entry());
+    let (whole, at, size) = (blocks(0..BLOCKS), FileBlock(BLOCKS), 2 * BLOCKS * BLOCK);
+    let share = Share { from: entry, blocks: whole, to: entry, at, size, end: None };
+    volume.share_blocks(&share).unwrap();
+    let copy = |block: u64| {
+        let before = looks::COUNT.get();
+        volume.stage_copies(entry, blocks(block..block + 1)).unwrap();
+        volume.take_copies(entry, blocks(block..block + 1)).unwrap();
+        looks::COUNT.get() - before
+    };
+    // What is staged is in 512 pieces then.
+    (0..BLOCKS).step_by(2).for_each(|block| drop(copy(block)));
+    let (first, last) = (copy(1), copy(BLOCKS - 1));
+    assert!(first <= 2 * last, "{first} looks with all of it behind, {last} with nothing");
 }
 
 /// What collapses or inserts a range is refused whole.

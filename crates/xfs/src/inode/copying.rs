@@ -32,27 +32,43 @@ pub(crate) struct Copying {
     to_mark: Kept,
 }
 
-/// Blocks of the volume that are reserved, by the first block of the file that it is for.
+/// Blocks of the volume that are reserved, by the first block of the claim that they are for.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(Mutex<BTreeMap<FileBlock, u64>>);
+pub(crate) struct Kept(Mutex<BTreeMap<FileBlock, Reserved>>);
+
+/// What is reserved for a claim, and where that ends.
+#[derive(Clone, Copy, Debug)]
+struct Reserved {
+    blocks: u64,
+    end: FileBlock,
+}
 
 impl Kept {
-    /// Notes that so many blocks are reserved, for what begins at `first`.
-    pub(crate) fn keep(&self, first: FileBlock, blocks: u64) {
-        *self.0.lock().entry(first).or_default() += blocks;
+    /// Notes that so many blocks are reserved for `claim`.
+    pub(crate) fn keep(&self, claim: &Range<FileBlock>, blocks: u64) {
+        let mut all = self.0.lock();
+        let reserved = all.entry(claim.start).or_insert(Reserved { blocks: 0, end: claim.end });
+        reserved.blocks += blocks;
+        reserved.end = reserved.end.max(claim.end);
     }
 
-    /// Whether anything is reserved for what begins in `blocks`.
+    /// Whether anything is reserved for a claim that begins in `blocks`.
     pub(crate) fn keeps(&self, blocks: &Range<FileBlock>) -> bool {
         self.0.lock().range(blocks.clone()).next().is_some()
     }
 
-    /// Gives what is reserved for what begins in `blocks`: the caller's to use, or to return.
+    /// Gives what is reserved for claims that begin in `blocks`: the caller's to use, or to return.
     pub(crate) fn take(&self, blocks: &Range<FileBlock>) -> u64 {
+        self.take_with_rest(blocks).0
+    }
+
+    /// As [`take`](Self::take), with what these claims have behind `blocks`, which may be nothing.
+    pub(crate) fn take_with_rest(&self, blocks: &Range<FileBlock>) -> (u64, Range<FileBlock>) {
         let mut all = self.0.lock();
         let mut inside = all.split_off(&blocks.start);
         all.append(&mut inside.split_off(&blocks.end));
-        inside.into_values().sum()
+        let end = inside.values().map(|reserved| reserved.end).fold(blocks.end, FileBlock::max);
+        (inside.values().map(|reserved| reserved.blocks).sum(), blocks.end..end)
     }
 }
 
