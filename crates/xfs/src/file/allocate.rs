@@ -100,7 +100,7 @@ impl Volume {
         let wanted = need_to_mark(self).reservation().blocks;
         match self.write_side()?.counters.reserve_blocks(wanted) {
             Ok(()) => {
-                entry.copying().to_mark().keep(&blocks, wanted);
+                entry.copying().to_mark().keep(blocks, wanted);
                 return Ok(());
             }
             Err(Error::NoSpace) => {}
