@@ -38,6 +38,12 @@ pub trait BlockDevice: Send + Sync + Debug {
     /// device sees to that, and whoever stands before another one only has to ask that one. What a queue has in flight
     /// is not waited for.
     fn flush(&self) -> Result<(), DeviceError>;
+    /// Whether a write that is to be [durable on completion](Durability::Fua) makes that write durable and no more, which
+    /// costs less than a flush. Where it does not, the device is flushed behind such a write, and many are better off with one
+    /// flush for all.
+    fn has_fua(&self) -> bool {
+        false
+    }
     /// Where its bytes are kept: so that nobody writes a device that has a writer in this process already
     /// ([`Claim`](crate::Claim)). Whoever stands before another device says what that one says.
     fn place(&self) -> Place {

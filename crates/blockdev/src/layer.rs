@@ -53,6 +53,11 @@ pub trait Layer: Send + Sync + Debug {
         self.below().flush()
     }
 
+    /// Whether durable writes spare a flush.
+    fn pass_fua(&self) -> bool {
+        self.below().has_fua()
+    }
+
     /// A queue whose requests do what calls do.
     fn pass_queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError>
     where
@@ -85,6 +90,10 @@ impl<L: Layer + 'static> BlockDevice for L {
 
     fn flush(&self) -> Result<(), DeviceError> {
         self.pass_flush()
+    }
+
+    fn has_fua(&self) -> bool {
+        self.pass_fua()
     }
 
     fn place(&self) -> Place {

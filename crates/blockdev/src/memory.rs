@@ -252,6 +252,10 @@ impl BlockDevice for MemoryDevice {
         self.sync("flush", 0, self.len)
     }
 
+    fn has_fua(&self) -> bool {
+        true
+    }
+
     fn prefetches(&self) -> bool {
         true
     }

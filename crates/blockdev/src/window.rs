@@ -81,6 +81,10 @@ impl BlockDevice for Window {
         self.inner.flush()
     }
 
+    fn has_fua(&self) -> bool {
+        self.inner.has_fua()
+    }
+
     fn prefetches(&self) -> bool {
         self.inner.prefetches()
     }

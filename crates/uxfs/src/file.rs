@@ -6,6 +6,7 @@ use crate::node::Node;
 use crate::open_files::Data;
 use crate::queue::Queue;
 use crate::still;
+use crate::syncing::Syncing;
 use fileio::{
     BufferedFile, DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FILE_END_MAX, FileMapping,
     HeldCopies, HeldFile, HeldToChange, SyncCursor,
@@ -27,8 +28,10 @@ pub struct File {
     protection: Option<Protection>,
     /// Whether this handle reads and writes through the page cache.
     is_buffered: bool,
+    /// When what this handle changes is durable.
+    pub(crate) syncing: Syncing,
     /// Up to where the handle was told what could not be written back.
-    told: Arc<SyncCursor>,
+    pub(crate) told: Arc<SyncCursor>,
 }
 
 impl std::fmt::Debug for File {
@@ -75,7 +78,7 @@ impl File {
         }
         let protection = node.handle.current()?.protection();
         let told = Arc::new(data.sync_cursor());
-        Ok(Self { node, data, protection, is_buffered: false, told })
+        Ok(Self { node, data, protection, is_buffered: false, syncing: Syncing::Later, told })
     }
 
     /// The same file through the page cache: [`write_at`](Self::write_at) and [`append`](Self::append) return when the bytes
@@ -138,8 +141,11 @@ impl File {
     pub fn overwrite_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
         self.check_unprotected()?;
+        if self.overwrite_durably(buf, offset)? {
+            return Ok(());
+        }
         self.data.overwrite_past(offset, buf)?;
-        Ok(())
+        self.written(range_of(buf, offset))
     }
 
     /// Writes `buf` at byte `offset`, wherever that is: over what is there, into a hole, behind the end of the file,
@@ -147,11 +153,14 @@ impl File {
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         self.check_writable()?;
         self.check_may_write(offset)?;
-        match self.is_buffered {
-            true => self.data.write_at(offset, buf)?,
-            false => self.data.write_past(offset, buf)?,
-        };
-        Ok(())
+        if self.is_buffered {
+            self.data.write_at(offset, buf)?;
+        } else if self.overwrite_durably(buf, offset)? {
+            return Ok(());
+        } else {
+            self.data.write_past(offset, buf)?;
+        }
+        self.written(range_of(buf, offset))
     }
 
     /// Writes `buf` behind the end of the file, wherever that is by then; gives the byte where it begins. Threads that do so
@@ -159,10 +168,11 @@ impl File {
     pub fn append(&self, buf: &[u8]) -> Result<u64> {
         self.check_writable()?;
         self.check_may_write(u64::MAX)?;
-        match self.is_buffered {
-            true => Ok(self.data.append(buf)?),
-            false => Ok(self.data.append_past(buf)?),
-        }
+        let at = match self.is_buffered {
+            true => self.data.append(buf)?,
+            false => self.data.append_past(buf)?,
+        };
+        self.written(range_of(buf, at)).map(|()| at)
     }
 
     /// Writes `buf` at byte `offset`, behind what there is of the file, in one step with the space that it takes; times
@@ -173,7 +183,7 @@ impl File {
         self.check_writable()?;
         self.check_may_write(offset)?;
         self.data.fill_past(offset, buf)?;
-        Ok(())
+        self.written(range_of(buf, offset))
     }
 
     /// Cuts the file off at `size`, or lets it end there, with a hole behind its old end.
@@ -185,7 +195,7 @@ impl File {
         }
         // Which of the two it is shows when the end is held.
         while !(self.cut(size)? || self.lengthen(size)?) {}
-        Ok(())
+        self.changed()
     }
 
     /// Lets the file end at `size`, unless it ends before.
@@ -217,6 +227,11 @@ impl File {
     /// Sets space aside for `range`, which reads as zeroes where nothing was before. The file grows to its end, unless
     /// `keep_size`.
     pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
+        self.set_space_aside(range, keep_size)?;
+        self.changed()
+    }
+
+    fn set_space_aside(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
         self.check_may_write(u64::MAX)?;
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
@@ -233,6 +248,11 @@ impl File {
 
     /// Makes a hole of `range`: what it took is freed, and it reads as zeroes.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
+        self.punch(range)?;
+        self.changed()
+    }
+
+    fn punch(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         let range = self.checked(range)?;
         let _held = self.data.hold_blocks(&range)?;
@@ -243,6 +263,11 @@ impl File {
 
     /// Makes `range` read as zeroes and keeps space set aside for it. The file grows to its end, unless `keep_size`.
     pub fn zero_range(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
+        self.zero(range, keep_size)?;
+        self.changed()
+    }
+
+    fn zero(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
         self.check_unprotected()?;
         let range = self.checked(range)?;
         let (engine, entry) = (self.node.volume.engine(), self.entry());
@@ -304,6 +329,11 @@ impl File {
     /// Cuts `range`, whole blocks before the end of the file, out of it: what lies behind moves to the front, one extent after
     /// the other. A crash on the way leaves some moved and some not, with a hole between, as a kernel does.
     pub fn collapse_range(&self, range: Range<u64>) -> Result<()> {
+        self.collapse(range)?;
+        self.changed()
+    }
+
+    fn collapse(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         let range = self.whole_blocks(range)?;
         let _held = self.data.hold_to_change(range.start..u64::MAX)?;
@@ -336,6 +366,11 @@ impl File {
     /// Puts a hole of whole blocks into the file: what lies at and behind its start moves back, one extent after the other. A
     /// crash on the way leaves some moved and some not, with a hole between, as a kernel does.
     pub fn insert_range(&self, range: Range<u64>) -> Result<()> {
+        self.insert(range)?;
+        self.changed()
+    }
+
+    fn insert(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         let range = self.whole_blocks(range)?;
         // And the block before it: an extent that is changed there must not become one with what is about to move.
@@ -477,23 +512,6 @@ impl File {
         Ok(Queue { queue, _unbuffered: unbuffered, file: self.clone() })
     }
 
-    /// Makes everything durable that was written and changed of the file before. What could not be written back since this
-    /// handle last asked is told here, once.
-    pub fn sync(&self) -> Result<()> {
-        let written = self.data.write_back(0..u64::MAX);
-        if let Some(failure) = self.data.failed_since(&self.told) {
-            return Err(failure.into());
-        }
-        written?;
-        let engine = self.node.volume.engine();
-        engine.flush()?;
-        if engine.is_writable() {
-            engine.log_times(self.entry())?;
-            engine.sync()?;
-        }
-        Ok(())
-    }
-
     /// Where the next data are, at or behind `offset`; `None` if there are none before the end of the file.
     /// Space that was allocated and never written counts as a hole. What is in memory alone is written back first.
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
@@ -575,6 +593,11 @@ impl File {
         }
         Ok((extent, end))
     }
+}
+
+/// The bytes of a write.
+fn range_of(buf: &[u8], offset: u64) -> Range<u64> {
+    offset..offset.saturating_add(buf.len() as u64)
 }
 
 fn is_data(state: ExtentState) -> bool {

@@ -47,6 +47,7 @@ mod queue;
 mod recovery;
 mod share;
 mod still;
+mod syncing;
 mod two_files;
 mod volume;
 
@@ -60,7 +61,7 @@ pub use dir::{Dir, DirEntry, Entries};
 pub use error::{Error, ErrorKind, Result};
 pub use exchange::ExchangeOptions;
 pub use file::{Extent, Extents, File};
-pub use fileio::Locking;
+pub use fileio::{Flushing, Locking};
 pub use info::{FeatureSupport, Kernels, Quota, VolumeInfo};
 pub use metadata::{DeviceNumber, FileType, Metadata, Timestamp};
 pub use mkfs::{MkfsFeatures, MkfsOptions, mkfs, mkfs_device, mkfs_filled};
@@ -73,6 +74,7 @@ pub use path::MAX_SYMLINKS;
 pub use queue::{Completion, Queue};
 pub use recovery::Recovery;
 pub use share::Deduped;
+pub use syncing::Syncing;
 pub use volume::Volume;
 pub use xfs::log::{CilLocks, Designs, HandleCounts, Reservations, Vectors};
 

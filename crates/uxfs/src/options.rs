@@ -1,7 +1,7 @@
 //! How to open a volume.
 
 use crate::metadata::Timestamp;
-use fileio::Locking;
+use fileio::{Flushing, Locking};
 use xfs::log::Designs;
 
 /// How to open a volume. The default opens it for reading, all of the file or device.
@@ -22,6 +22,7 @@ pub struct OpenOptions {
     pub(crate) direct: bool,
     pub(crate) durable_at_close: bool,
     pub(crate) locking: Locking,
+    pub(crate) flushing: Flushing,
     pub(crate) designs: Designs,
 }
 
@@ -37,6 +38,7 @@ impl Default for OpenOptions {
             direct: true,
             durable_at_close: false,
             locking: Locking::default(),
+            flushing: Flushing::default(),
             designs: Designs::default(),
         }
     }
@@ -107,6 +109,12 @@ impl OpenOptions {
     /// What the journal is made of. For measurements; the default is the one to use.
     pub fn designs(mut self, designs: Designs) -> Self {
         self.designs = designs;
+        self
+    }
+
+    /// How those who wait for the device's flush share it. For measurements; the default is the one to use.
+    pub fn flushing(mut self, flushing: Flushing) -> Self {
+        self.flushing = flushing;
         self
     }
 

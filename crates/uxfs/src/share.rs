@@ -68,9 +68,14 @@ impl File {
     /// # }
     /// ```
     pub fn clone_range(&self, from: u64, to: &Self, at: u64, len: u64) -> Result<()> {
+        self.share_with(to, Ranges { from, at, len })?;
+        to.changed()
+    }
+
+    fn share_with(&self, to: &Self, asked: Ranges) -> Result<()> {
         self.check_pair(to)?;
         to.check_writable()?;
-        let Some((ranges, _held)) = self.hold_pair(to, Ranges { from, at, len }, Wanted::Clone)? else {
+        let Some((ranges, _held)) = self.hold_pair(to, asked, Wanted::Clone)? else {
             return Ok(());
         };
         to.content_changes()?;

@@ -18,11 +18,12 @@ use crate::recovery::Recovery;
 use crate::still;
 use blockdev::{BlockDevice, FileOptions, Window};
 use fileio::testing::point;
-use fileio::{Locking, PageCache, SyncCursor, Writers};
+use fileio::{FlushDevice, Locking, PageCache, SyncCursor, Writers};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+use xfs::log::ShutdownReason;
 use xfs_format::types::InodeNumber;
 
 /// The smallest sector that any volume or device has.
@@ -46,7 +47,9 @@ pub struct Volume {
 struct Shared {
     engine: Arc<xfs::volume::Volume>,
     device: Arc<dyn BlockDevice>,
-    /// The same, if nothing is made durable before the volume is closed. Let go of behind the engine, which uses it.
+    /// Flushes the device for everyone who waits.
+    flusher: FlushDevice,
+    /// The device, if nothing is made durable before the volume is closed. Let go of behind the engine, which uses it.
     deferring: Option<Deferring>,
     locking: Locking,
     open_files: OpenFiles,
@@ -119,6 +122,7 @@ impl Volume {
         };
         let engine = xfs::volume::Volume::open_claimed(Arc::clone(&device), &engine_options, claim)
             .map_err(|error| explain(error, &*device))?;
+        let flusher = FlushDevice::new(Arc::clone(&device), options.flushing);
         let (locking, open_files) = (options.locking, OpenFiles::default());
         let pages = PageCache::new(options.cache_size);
         let (writers, told) = (OnceLock::new(), pages.sync_cursor());
@@ -130,6 +134,7 @@ impl Volume {
             shared: Arc::new(Shared {
                 engine,
                 device,
+                flusher,
                 deferring,
                 locking,
                 open_files,
@@ -239,10 +244,24 @@ impl Volume {
             return Err(failure.into());
         }
         written?;
-        self.engine().flush()?;
+        self.flush()?;
         let times = self.engine().log_all_times();
         self.engine().sync()?;
         Ok(times?)
+    }
+
+    /// Makes durable what was written to the device before: one flush serves all who wait for one. If it fails, the volume is
+    /// shut down, as nobody knows what is lost.
+    pub(crate) fn flush(&self) -> Result<()> {
+        let engine = self.engine();
+        if engine.is_writable() {
+            engine.check_writable()?;
+        }
+        let flushed = self.shared.flusher.flush();
+        if flushed.is_err() && engine.is_writable() {
+            engine.journal()?.shutdown(ShutdownReason::Flush);
+        }
+        Ok(flushed?)
     }
 
     /// Has the volume do at once what it does by itself when nothing has happened for half a minute: the first time all

@@ -71,6 +71,22 @@ pub(crate) fn size(file: &File) -> Result<u64, DeviceError> {
     rustix::fs::seek(file, SeekFrom::End(0)).map_err(|e| DeviceError::setup("asking for the size", e))
 }
 
+/// Whether a disk has durable writes that spare a flush: because it knows them, or has no cache that would have to be
+/// flushed. Of a file nobody knows; there a flush serves many.
+pub(crate) fn has_fua(storage: Storage) -> bool {
+    let Storage::Disk(number) = storage else { return false };
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let disk = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
+    // A partition has what its disk has, one folder up.
+    let asked = |what: &str| {
+        [disk.join("queue"), disk.join("../queue")]
+            .iter()
+            .find_map(|queue| std::fs::read_to_string(queue.join(what)).ok())
+    };
+    let is = |what, value| asked(what).is_some_and(|found| found.trim() == value);
+    is("fua", "1") || is("write_cache", "write through")
+}
+
 /// Sees to it, before a file is opened for writing, that nobody else has opened or locked it so: once it is open, one of
 /// them is this process. Gives the device and inode number of the file that was looked at.
 fn others_are_out(

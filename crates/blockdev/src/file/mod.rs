@@ -103,6 +103,7 @@ impl FileOptions {
     pub fn open(&self, path: impl AsRef<Path>) -> Result<FileDevice, DeviceError> {
         let path = path.as_ref();
         let opened = host::open(path, self.write, self.direct)?;
+        let has_fua = host::has_fua(opened.storage);
         let lock = match (self.write, self.keep_writers_out) {
             (true, _) => Some(host::keep_others_out(&opened, path)?),
             (false, true) => lock::lock_for_reading(&opened.file, opened.storage)?,
@@ -125,7 +126,8 @@ impl FileOptions {
         };
         let (storage, read_only) = (opened.storage, !self.write);
         let (file, queue, flushes) = (opened.file, self.queue, Arc::default());
-        Ok(FileDevice { lock: lock.map(Arc::new), file, storage, geometry, io, read_only, queue, flushes })
+        let lock = lock.map(Arc::new);
+        Ok(FileDevice { lock, file, storage, geometry, io, read_only, has_fua, queue, flushes })
     }
 }
 
@@ -139,6 +141,7 @@ pub struct FileDevice {
     geometry: Geometry,
     io: HostIo,
     read_only: bool,
+    has_fua: bool,
     queue: QueueKind,
     flushes: Arc<Flushes>,
 }
@@ -177,8 +180,8 @@ impl FileDevice {
         file.set_len(bytes).map_err(failed)?;
         let geometry = Geometry::new(bytes, self.sector_size())?;
         let (lock, flushes) = (self.lock.clone(), Arc::clone(&self.flushes));
-        let Self { storage, io, read_only, queue, .. } = *self;
-        Ok(Self { lock, file, storage, geometry, io, read_only, queue, flushes })
+        let Self { storage, io, read_only, has_fua, queue, .. } = *self;
+        Ok(Self { lock, file, storage, geometry, io, read_only, has_fua, queue, flushes })
     }
 
     pub(crate) fn file(&self) -> &File {
@@ -210,6 +213,10 @@ impl BlockDevice for FileDevice {
 
     fn is_read_only(&self) -> bool {
         self.read_only
+    }
+
+    fn has_fua(&self) -> bool {
+        self.has_fua
     }
 
     fn place(&self) -> Place {

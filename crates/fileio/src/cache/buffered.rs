@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use rangelock::{Mode, RangeLock};
 
 use super::failures::{Failures, SyncCursor};
+use super::logged::LoggedMap;
 use super::pages::Pages;
 use super::pool::{CachedFile, PageCache};
 use crate::direct::{Kind, Outcome};
@@ -38,6 +39,7 @@ pub struct BufferedFile<M: DelayedAllocation + 'static> {
     /// Held by who tells the map what was written back: the end moves only over what all was.
     pub(super) telling: Mutex<()>,
     pub(super) failures: Failures,
+    logged: LoggedMap,
     /// Where the last read ended that found nothing in memory, and how much was read then.
     pub(super) read_to: AtomicU64,
     pub(super) window: AtomicU64,
@@ -58,6 +60,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             flushing: RangeLock::new(),
             telling: Mutex::new(()),
             failures: Failures::default(),
+            logged: LoggedMap::default(),
             read_to: AtomicU64::new(0),
             window: AtomicU64::new(0),
             is_waiting: AtomicBool::new(false),
@@ -86,6 +89,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             }
         }
         self.map().size()
+    }
+
+    /// Which version of the map is durable.
+    pub fn logged(&self) -> &LoggedMap {
+        &self.logged
     }
 
     /// Where somebody stands who is to be told of write-back that fails from now on.

@@ -239,6 +239,25 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(buf.len())
     }
 
+    /// As [`overwrite_past`](Self::overwrite_past), durable when it returns without a flush. `false`, and nothing was written,
+    /// where the device has no [durable writes](blockdev::BlockDevice::has_fua), where the write is not whole sectors of one
+    /// piece that the file has for itself, or where some of the file is in memory.
+    pub fn overwrite_durably(&self, offset: u64, buf: &[u8]) -> Outcome<bool, M> {
+        let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(true) };
+        if !self.file.device().has_fua() || (offset | end) & self.file.sector_mask() != 0 {
+            return Ok(false);
+        }
+        let Some((range, mode)) = self.file.write_range(offset, buf.len())? else { return Ok(true) };
+        point(CHANGE);
+        let held = self.file.lock().hold(range, mode);
+        if self.is_cached() || !self.file.overwrite_held_durably(offset, buf)? {
+            return Ok(false);
+        }
+        drop(held);
+        self.map().overwritten();
+        Ok(true)
+    }
+
     #[cold]
     fn overwrite_elsewhere(&self, error: FileError<M::Error>, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         if !self.file.can_copy(&error) {

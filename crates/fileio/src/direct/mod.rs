@@ -19,7 +19,7 @@ use std::task::{Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use blockdev::BlockDevice;
+use blockdev::{BlockDevice, Durability};
 use rangelock::{LockStats, Mode, StatsSnapshot};
 
 use crate::lock::{Attempt, FileLock, Held, Token};
@@ -357,6 +357,20 @@ impl<M: FileMapping> DirectFile<M> {
             self.overwrite_runs(offset, buf)?;
         }
         Ok(buf.len())
+    }
+
+    /// As [`overwrite_held`](Self::overwrite_held), durable when it returns, of whole sectors in one piece on a device that has
+    /// [durable writes](BlockDevice::has_fua). `false` where it is none of that, and nothing was written.
+    pub(crate) fn overwrite_held_durably(&self, offset: u64, buf: &[u8]) -> Outcome<bool, M> {
+        let run = match self.first_run(offset, buf.len(), None) {
+            Err(FileError::NotOverwritable { .. }) => return Ok(false),
+            run => run?,
+        };
+        if run.take(buf.len()) != buf.len() {
+            return Ok(false);
+        }
+        self.device.write(run.device, buf, Durability::Fua)?;
+        Ok(true)
     }
 
     /// The run at the first byte of an overwrite whose range is held, if that can be overwritten and the file does not

@@ -41,6 +41,11 @@ impl Layer for SlowFlush {
         std::thread::sleep(self.latency);
         self.below.flush()
     }
+
+    fn pass_fua(&self) -> bool {
+        // What a durable write takes is not modelled.
+        false
+    }
 }
 
 /// Each thread writes and asks for a flush.

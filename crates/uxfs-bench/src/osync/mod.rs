@@ -1,7 +1,7 @@
 //! The workload `osync`: threads that write to regions of their own of one device or file, over and over, each write durable
 //! before the next.
 //!
-//! On a bare device, and on a file of a volume of uxfs's own, a write is followed by a sync, and how those who wait share
+//! On a bare device, and on a file of a volume of uxfs's own, a write is durable when it returns, and how those who wait share
 //! the device's flush can be chosen; beside the device stands what one flush a round for all would give. Through system
 //! calls the same is a direct write to what is open with `O_DSYNC`: a file in a mounted directory, or the device itself. A
 //! device in memory has flushes that take as long as is asked for, one after the other, as those of disks do.

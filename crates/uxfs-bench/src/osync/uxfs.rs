@@ -4,9 +4,9 @@ use super::drive::{Plain, Port, Target};
 use super::held::Held;
 use crate::error::{Error, Result};
 use crate::target::Label;
-use ::uxfs::{AlignedBuf, File, MkfsOptions, NewNode, OpenOptions, Volume};
+use ::uxfs::{AlignedBuf, File, MkfsOptions, NewNode, OpenOptions, Syncing, Volume};
 use blockdev::BlockDevice;
-use fileio::{FlushDevice, Flushing};
+use fileio::Flushing;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -48,10 +48,10 @@ fn make_file(volume: &Volume, bytes: u64) -> ::uxfs::Result<()> {
 impl VolumeFile {
     /// The file on a device that [`format`] has made it on.
     pub(super) fn open(device: &Arc<dyn BlockDevice>, name: &str, flushing: Flushing) -> Result<Self> {
-        let device = Arc::new(FlushDevice::new(Arc::clone(device), flushing));
-        let options = OpenOptions::new().writable(true);
-        let volume = Volume::open_device(device, &options).map_err(Error::volume)?;
+        let options = OpenOptions::new().writable(true).flushing(flushing);
+        let volume = Volume::open_device(Arc::clone(device), &options).map_err(Error::volume)?;
         let file = volume.open_file(format!("/{}", crate::FILE_NAME)).map_err(Error::volume)?;
+        let file = file.syncing(Syncing::Data);
         let locking = Some(flushing.name().to_owned());
         let label = Label { target: "uxfs".to_owned(), device: name.to_owned(), locking };
         Ok(Self { volume, file, label, held: Arc::default() })
@@ -59,7 +59,7 @@ impl VolumeFile {
 
     /// Overwrites, and returns when that is durable.
     fn write_durably(&self, offset: u64, buf: &[u8]) -> Result<()> {
-        self.file.overwrite_at(buf, offset).and_then(|()| self.file.sync()).map_err(Error::volume)
+        self.file.overwrite_at(buf, offset).map_err(Error::volume)
     }
 }
 

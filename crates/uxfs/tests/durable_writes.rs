@@ -1,0 +1,325 @@
+//! Handles whose changes are durable when a call returns: what a power cut leaves of them, and what they cost.
+
+#[allow(dead_code, unused_imports, reason = "each test uses its part")]
+mod common;
+
+use blockdev::{
+    BlockDevice, Counter, Counts, Delay, DelayDevice, Durability, Fate, Fault, FaultDevice, Layer,
+    MemoryDevice, Op, PowerCuts, Recorder, Repeat, Rewind,
+};
+use common::files::{Random, image_of, new_file};
+use std::sync::Arc;
+use uxfs::{
+    ErrorKind, File, Flushing, MkfsFeatures, MkfsOptions, OpenOptions, Result, Syncing, Volume, check_device,
+    mkfs_device,
+};
+
+const BYTES: u64 = 64 << 20;
+const BLOCK: u64 = 4096;
+/// Blocks that a file has at most.
+const BLOCKS: u64 = 24;
+const STEPS: usize = 50;
+
+/// A device that knows no durable writes, as an image file.
+#[derive(Debug)]
+struct NoFua(Arc<dyn BlockDevice>);
+
+impl Layer for NoFua {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.0
+    }
+
+    fn pass_fua(&self) -> bool {
+        false
+    }
+}
+
+fn memory() -> Arc<dyn BlockDevice> {
+    Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"))
+}
+
+fn device(fua: bool) -> Arc<dyn BlockDevice> {
+    let device = memory();
+    let features = MkfsFeatures::of_kernel("6.18").expect("known");
+    mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true).features(features), true).expect("made");
+    if fua { device } else { Arc::new(NoFua(device)) }
+}
+
+fn open(device: Arc<dyn BlockDevice>) -> Volume {
+    Volume::open_device(device, &OpenOptions::new().writable(true)).expect("opens")
+}
+
+fn content(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; file.size() as usize];
+    assert_eq!(file.read_at(&mut bytes, 0).expect("read"), bytes.len());
+    bytes
+}
+
+/// Changes a file through `file` in some way.
+fn step(random: &mut Random, file: &File, golden: &File, stamp: u8) -> Result<()> {
+    let (at, len) = (random.below(BLOCKS), 1 + random.below(6));
+    let whole = at * BLOCK..(at + len).min(BLOCKS) * BLOCK;
+    let part = whole.start + random.below(BLOCK)..whole.end - random.below(BLOCK / 2);
+    let range = if random.below(2) == 0 || part.is_empty() { whole.clone() } else { part };
+    let data = vec![stamp; (range.end - range.start) as usize];
+    let size = file.size();
+    match random.below(13) {
+        0..=3 => file.write_at(&data, range.start),
+        4 if size < BLOCKS * BLOCK => file.append(&data).map(drop),
+        5 | 6 => match file.overwrite_at(&data, range.start) {
+            // A hole is in the way, or the end.
+            Err(error) if matches!(error.kind(), ErrorKind::NotAllocated | ErrorKind::InvalidInput) => Ok(()),
+            done => done,
+        },
+        7 => file.punch_hole(range),
+        8 => file.zero_range(range, false),
+        9 => file.set_len(range.start),
+        10 => file.allocate(range, false),
+        11 if size > whole.end => file.collapse_range(whole),
+        12 if size > whole.start && size < BLOCKS * BLOCK => file.insert_range(whole),
+        _ => golden.clone_range(whole.start, file, whole.start, whole.end - whole.start),
+    }
+}
+
+fn nothing_is_lost(syncing: Syncing, buffered: bool, fua: bool) {
+    let mut random = Random::seeded();
+    let made = device(fua);
+    let volume = open(Arc::clone(&made));
+    let golden = new_file(&volume, "golden");
+    golden.write_at(&vec![200; (BLOCKS * BLOCK) as usize], 0).expect("written");
+    golden.clone_range(0, &new_file(&volume, "file"), 0, 0).expect("a clone");
+    volume.close().expect("closed");
+    drop((golden, volume));
+    let base = memory();
+    let mut bytes = vec![0; BYTES as usize];
+    made.read(0, &mut bytes).expect("read");
+    base.write(0, &bytes, Durability::Volatile).expect("written");
+
+    let recorder = Arc::new(Recorder::new(made));
+    let volume = open(recorder.clone());
+    let golden = volume.open_file("golden").expect("there");
+    let direct = volume.open_file("file").expect("there");
+    let file = if buffered { direct.buffered() } else { direct.clone() }.syncing(syncing);
+    let mut states = Vec::new();
+    for nth in 0..STEPS {
+        step(&mut random, &file, &golden, nth as u8 + 1).expect("done");
+        states.push((recorder.moment(), content(&direct), direct.metadata().mtime));
+    }
+    volume.close().expect("closed");
+    drop((golden, direct, file, volume));
+
+    let recording = recorder.recording();
+    let stage = Arc::new(Rewind::new(Arc::clone(&base)));
+    let mut cuts = PowerCuts::new(&recording, Arc::clone(&stage));
+    for (nth, (moment, expected, mtime)) in states.iter().enumerate() {
+        cuts.advance(*moment).expect("written");
+        for kept in [Fate::Dropped, Fate::Applied] {
+            cuts.make(|_| kept.clone()).expect("written");
+            let seen = open(stage.clone());
+            let file = seen.open_file("file").expect("there");
+            let what = format!("behind step {nth}, what was in doubt {kept:?}");
+            assert!(content(&file) == *expected, "{what}: another content");
+            if syncing == Syncing::All {
+                assert_eq!(file.metadata().mtime, *mtime, "{what}: another time");
+            }
+            drop(file);
+            seen.close().expect("closed");
+            drop(seen);
+            if nth % 10 == 0 {
+                let report = check_device(stage.clone(), &OpenOptions::new()).expect("checked");
+                assert!(report.is_clean(), "{what}: {:?}", report.findings);
+                let (_folder, image) = image_of(&*stage);
+                common::repair_finds_nothing(&image);
+            }
+            stage.rewind().expect("taken back");
+        }
+    }
+}
+
+#[test]
+fn what_a_data_syncing_handle_has_done_outlives_a_power_cut() {
+    for fua in [true, false] {
+        nothing_is_lost(Syncing::Data, false, fua);
+    }
+}
+
+#[test]
+fn so_does_what_goes_through_the_page_cache() {
+    nothing_is_lost(Syncing::Data, true, false);
+    nothing_is_lost(Syncing::All, true, true);
+}
+
+#[test]
+fn so_does_what_a_handle_syncs_with_its_times() {
+    nothing_is_lost(Syncing::All, false, false);
+}
+
+fn less(now: Counts, before: Counts) -> (u64, u64, u64) {
+    (now.writes - before.writes, now.fua_writes - before.fua_writes, now.flushes - before.flushes)
+}
+
+/// Writes, durable ones among them, and flushes: the log is left alone where the way to the bytes is as it was.
+#[test]
+fn an_overwrite_costs_its_data_and_no_log() {
+    for (fua, cost) in [(true, (1, 1, 0)), (false, (1, 0, 1))] {
+        let counter = Arc::new(Counter::new(device(fua)));
+        let volume = open(counter.clone());
+        let file = new_file(&volume, "file").syncing(Syncing::Data);
+        let before = counter.counts();
+        file.write_at(&[1; 64 << 10], 0).expect("written");
+        assert!(less(counter.counts(), before).0 > 1, "the log says nothing of new blocks");
+        for at in [0, 4096, 32 << 10] {
+            let before = counter.counts();
+            file.write_at(&[2; 4096], at).expect("written");
+            assert_eq!(less(counter.counts(), before), cost, "durable writes: {fua}");
+            let before = counter.counts();
+            file.overwrite_at(&[3; 8192], at).expect("written");
+            assert_eq!(less(counter.counts(), before), cost, "durable writes: {fua}");
+        }
+        // A part of a sector is read and written, and then flushed.
+        let before = counter.counts();
+        file.write_at(&[4; 100], 5000).expect("written");
+        assert_eq!(less(counter.counts(), before), (1, 0, 1));
+        // What is asked for costs a flush, too, and no log.
+        let plain = file.syncing(Syncing::Later);
+        let before = counter.counts();
+        plain.overwrite_at(&[5; 4096], 0).expect("written");
+        plain.sync_data().expect("synced");
+        plain.sync_range(0..4096).expect("synced");
+        assert_eq!(less(counter.counts(), before), (1, 0, 2));
+        // Another map, and the log has it once.
+        plain.write_at(&[6; 4096], 128 << 10).expect("written");
+        let before = counter.counts();
+        plain.sync_data().expect("synced");
+        assert!(less(counter.counts(), before).0 > 0, "nothing says where the block lies");
+        let before = counter.counts();
+        plain.sync_data().expect("synced");
+        assert_eq!(less(counter.counts(), before), (0, 0, 1));
+    }
+}
+
+/// Only what was asked for is written back.
+#[test]
+fn a_range_is_synced_by_itself() {
+    let counter = Arc::new(Counter::new(device(false)));
+    let volume = open(counter.clone());
+    let file = new_file(&volume, "file");
+    file.write_at(&vec![1; 1 << 20], 0).expect("written");
+    file.sync().expect("synced");
+    let buffered = file.buffered();
+    for at in [0, 512 << 10] {
+        buffered.write_at(&[2; 4096], at).expect("written");
+    }
+    let before = counter.counts();
+    buffered.sync_range(0..4096).expect("synced");
+    assert_eq!(less(counter.counts(), before), (1, 0, 1));
+    buffered.sync_data().expect("synced");
+    assert_eq!(less(counter.counts(), before), (2, 0, 2));
+}
+
+/// Many wait for one flush, and while it lasts nobody waits for the file.
+#[test]
+fn a_flush_serves_all_who_wait_and_holds_nothing() {
+    const THREADS: usize = 8;
+    let counter = Arc::new(Counter::new(device(false)));
+    let delay = Arc::new(DelayDevice::new(counter.clone()));
+    let volume = open(delay.clone());
+    let file = new_file(&volume, "file");
+    file.write_at(&[1; 64 << 10], 0).expect("written");
+    file.sync().expect("synced");
+    let durable = file.syncing(Syncing::Data);
+    let before = counter.counts();
+    delay.set(Op::Flush, Delay::Held);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS as u64 {
+            let durable = &durable;
+            scope.spawn(move || durable.overwrite_at(&[2; 4096], thread * 4096).expect("written"));
+        }
+        delay.wait_until_waiting(Op::Flush, 1);
+        while less(counter.counts(), before).0 < THREADS as u64 {
+            std::thread::yield_now();
+        }
+        // Whoever holds what they flush for would be waited for here.
+        let mut byte = [0];
+        file.read_at(&mut byte, 0).expect("read");
+        file.overwrite_at(&[3; 4096], 4096).expect("written");
+        file.punch_hole(32 << 10..36 << 10).expect("punched");
+        new_file(&volume, "another");
+        delay.set(Op::Flush, Delay::None);
+    });
+    let flushes = less(counter.counts(), before).2;
+    assert!(flushes < THREADS as u64, "{flushes} flushes for {THREADS} writes");
+}
+
+/// Each way to flush keeps the promise.
+#[test]
+fn each_way_to_flush_is_asked() {
+    for flushing in Flushing::ALL {
+        let counter = Arc::new(Counter::new(device(false)));
+        let options = OpenOptions::new().writable(true).flushing(flushing);
+        let volume = Volume::open_device(counter.clone(), &options).expect("opens");
+        let file = new_file(&volume, "file").syncing(Syncing::Data);
+        file.write_at(&[1; 8192], 0).expect("written");
+        let before = counter.counts();
+        std::thread::scope(|scope| {
+            for at in [0, 4096] {
+                let file = &file;
+                scope
+                    .spawn(move || (0..50).for_each(|_| file.overwrite_at(&[2; 4096], at).expect("written")));
+            }
+        });
+        let flushes = less(counter.counts(), before).2;
+        match flushing {
+            Flushing::Shared => assert!((50..=100).contains(&flushes), "{flushes}"),
+            _ => assert_eq!(flushes, 100, "{flushing}"),
+        }
+    }
+}
+
+/// Whoever is told that a write is durable could rely on nothing behind a flush that failed.
+#[test]
+fn a_flush_that_fails_is_told_and_ends_the_volume() {
+    let fault = Arc::new(FaultDevice::new(device(false), Vec::new()));
+    let volume = open(fault.clone());
+    let file = new_file(&volume, "file");
+    file.write_at(&[1; 8192], 0).expect("written");
+    file.sync().expect("synced");
+    fault.add(Fault::fail(Op::Flush, 0).then(Repeat::Sticky));
+    let durable = file.syncing(Syncing::Data);
+    assert_eq!(durable.overwrite_at(&[2; 4096], 0).expect_err("not durable").kind(), ErrorKind::Io);
+    assert_eq!(durable.overwrite_at(&[2; 4096], 0).expect_err("over").kind(), ErrorKind::ShutDown);
+    assert_eq!(file.sync().expect_err("over").kind(), ErrorKind::ShutDown);
+}
+
+/// Who writes and syncs at once is told of it there, others at their next sync, each once.
+#[test]
+fn write_back_that_fails_is_told_to_each_handle_once() {
+    let fault = Arc::new(FaultDevice::new(device(false), Vec::new()));
+    let volume = open(fault.clone());
+    let file = new_file(&volume, "file");
+    file.write_at(&[1; 8192], 0).expect("written");
+    file.sync().expect("synced");
+    let (one, other) = (file.buffered().syncing(Syncing::Data), file.buffered());
+    fault.add(Fault::fail(Op::Write, fault.seen(Op::Write)));
+    one.write_at(&[2; 4096], 0).expect_err("it cannot be written back");
+    one.write_at(&[3; 4096], 4096).expect("written");
+    other.sync().expect_err("something was lost");
+    other.sync().expect("told once");
+    file.sync().expect_err("this one was not told yet");
+    file.sync().expect("told once");
+}
+
+/// A volume that is only read has nothing to make durable.
+#[test]
+fn who_reads_syncs_in_vain() {
+    let device = device(true);
+    let volume = open(Arc::clone(&device));
+    new_file(&volume, "file").write_at(&[1; 8192], 0).expect("written");
+    volume.close().expect("closed");
+    drop(volume);
+    let volume = Volume::open_device(device, &OpenOptions::new()).expect("opens");
+    let file = volume.open_file("file").expect("there").syncing(Syncing::All);
+    file.sync().expect("nothing to do");
+    file.sync_data().expect("nothing to do");
+    assert!(file.write_at(&[2; 10], 0).is_err(), "it is open for reading");
+}
