@@ -10,6 +10,7 @@
 //! | [`MemoryDevice`] | anonymous memory, or a mapped file (tmpfs, DAX) |
 //! | [`Window`] | a part of another device, such as one partition of an image |
 //! | [`Deferred`] | another device, of which nothing is made durable before the end |
+//! | [`WriteBehind`] | another device, whose small writes are gathered into large ones |
 //! | [`Withheld`] | another device, whose first sector is written last |
 //! | [`Rewind`] | a device that can be taken back to what it held before |
 //! | [`Recorder`], [`FaultDevice`], [`DelayDevice`], [`HoldDevice`], [`SealDevice`], [`Counter`] | wrappers that tests put around any device |
@@ -45,6 +46,7 @@ mod testing;
 mod uring;
 mod window;
 mod withheld;
+mod write_behind;
 
 pub use blocking::BlockingQueue;
 pub use buf::AlignedBuf;
@@ -67,3 +69,4 @@ pub use testing::rewind::Rewind;
 pub use testing::seal::SealDevice;
 pub use window::Window;
 pub use withheld::Withheld;
+pub use write_behind::WriteBehind;

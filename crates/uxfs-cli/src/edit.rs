@@ -12,7 +12,20 @@ use uxfs::{Dir, Error, ErrorKind, Node, Rename, Volume};
 /// Changes the volume in one image.
 pub fn change<T>(global: &Global, location: &Location, work: impl FnOnce(&Volume) -> Result<T>) -> Result<T> {
     let global = global.at_source_date()?;
-    let mut images = Images::writable(&global);
+    change_in(Images::writable(&global), location, work)
+}
+
+/// Changes the volume in one image by bulk work: many small writes become few large ones.
+pub fn fill<T>(global: &Global, location: &Location, work: impl FnOnce(&Volume) -> Result<T>) -> Result<T> {
+    let global = global.at_source_date()?;
+    change_in(Images::writable(&global).gathering(), location, work)
+}
+
+fn change_in<T>(
+    mut images: Images<'_>,
+    location: &Location,
+    work: impl FnOnce(&Volume) -> Result<T>,
+) -> Result<T> {
     let done = images.volume(location).and_then(|volume| work(&volume));
     let closed = images.close();
     let done = done?;

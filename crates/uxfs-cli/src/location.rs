@@ -129,19 +129,25 @@ pub fn image_parser() -> impl clap::builder::TypedValueParser<Value = Location> 
 pub struct Images<'a> {
     global: &'a Global,
     writable: bool,
+    gathers: bool,
     open: Vec<(Location, Volume)>,
 }
 
 impl<'a> Images<'a> {
     /// None yet.
     pub fn new(global: &'a Global) -> Self {
-        Self { global, writable: false, open: Vec::new() }
+        Self { global, writable: false, gathers: false, open: Vec::new() }
     }
 
     /// None yet; those that come are opened for writing, and have to be closed.
     pub fn writable(global: &'a Global) -> Self {
         interrupt::watch();
-        Self { global, writable: true, open: Vec::new() }
+        Self { global, writable: true, gathers: false, open: Vec::new() }
+    }
+
+    /// The same, and small writes to those that come are gathered.
+    pub fn gathering(self) -> Self {
+        Self { gathers: true, ..self }
     }
 
     /// The volume in the location's image.
@@ -149,7 +155,8 @@ impl<'a> Images<'a> {
         if let Some((_, volume)) = self.open.iter().find(|(known, _)| known.shares_volume(location)) {
             return Ok(volume.clone());
         }
-        let volume = open(location, &location.options(self.global)?.writable(self.writable))?;
+        let options = location.options(self.global)?.writable(self.writable).gather_writes(self.gathers);
+        let volume = open(location, &options)?;
         if !self.writable
             && let Some(who) = uxfs::written_by(&location.image)
         {

@@ -21,6 +21,7 @@ pub struct OpenOptions {
     pub(crate) repeatable: Option<Timestamp>,
     pub(crate) direct: bool,
     pub(crate) durable_at_close: bool,
+    pub(crate) gather_writes: bool,
     pub(crate) locking: Locking,
     pub(crate) flushing: Flushing,
     pub(crate) designs: Designs,
@@ -37,6 +38,7 @@ impl Default for OpenOptions {
             repeatable: None,
             direct: true,
             durable_at_close: false,
+            gather_writes: false,
             locking: Locking::default(),
             flushing: Flushing::default(),
             designs: Designs::default(),
@@ -103,6 +105,14 @@ impl OpenOptions {
     /// through the page cache ([`direct`](Self::direct)).
     pub fn durable_at_close(mut self, durable_at_close: bool) -> Self {
         self.durable_at_close = durable_at_close;
+        self
+    }
+
+    /// Keeps small writes in memory for a while, up to 16 MiB, and gathers those that adjoin into large requests: for bulk
+    /// work, such as unpacking many small files. What a sync promises it keeps. That a write fails is told by whatever makes
+    /// it durable, and the volume is shut down then.
+    pub fn gather_writes(mut self, gather_writes: bool) -> Self {
+        self.gather_writes = gather_writes;
         self
     }
 

@@ -16,7 +16,7 @@ use crate::path;
 use crate::probe;
 use crate::recovery::Recovery;
 use crate::still;
-use blockdev::{BlockDevice, FileOptions, Window};
+use blockdev::{BlockDevice, Claim, FileOptions, Window, WriteBehind};
 use fileio::testing::point;
 use fileio::{FlushDevice, Locking, PageCache, SyncCursor, Writers};
 use std::collections::BTreeMap;
@@ -60,6 +60,22 @@ struct Shared {
     told: SyncCursor,
     /// Held by who decides whether the volume can be closed.
     closing: Mutex<()>,
+    /// The device, if small writes to it are gathered, and the claim to it: let go of last, as some may be under way until
+    /// nobody has the device any more.
+    gathering: Option<Gathering>,
+}
+
+#[derive(Debug)]
+struct Gathering {
+    device: Arc<WriteBehind>,
+    claim: Arc<Claim>,
+}
+
+impl Gathering {
+    fn new(device: Arc<dyn BlockDevice>) -> Result<Self> {
+        let claim = Arc::new(Claim::new(&*device)?);
+        Ok(Self { device: Arc::new(WriteBehind::new(device)), claim })
+    }
 }
 
 impl Drop for Shared {
@@ -112,7 +128,16 @@ impl Volume {
             false => None,
         };
         let device = deferring.as_ref().map_or(device, Deferring::device);
-        let claim = deferring.as_ref().and_then(Deferring::claim);
+        let gathering = match options.gather_writes && options.writable && deferring.is_none() {
+            true => Some(Gathering::new(Arc::clone(&device))?),
+            false => None,
+        };
+        let device = match &gathering {
+            Some(gathering) => Arc::clone(&gathering.device) as Arc<dyn BlockDevice>,
+            None => device,
+        };
+        let gathered = gathering.as_ref().map(|gathering| Arc::clone(&gathering.claim));
+        let claim = deferring.as_ref().and_then(Deferring::claim).or(gathered);
         let engine_options = xfs::volume::OpenOptions {
             norecovery: options.norecovery,
             writable: options.writable,
@@ -142,6 +167,7 @@ impl Volume {
                 writers,
                 told,
                 closing: Mutex::default(),
+                gathering,
             }),
         })
     }
@@ -294,6 +320,10 @@ impl Volume {
             return Err(failure.into());
         }
         let closed = self.engine().close();
+        if let Some(gathering) = &self.shared.gathering {
+            // Also where it failed.
+            gathering.device.settle();
+        }
         closed.map_err(|error| self.device_failure().unwrap_or_else(|| error.into()))?;
         self.shared.deferring.as_ref().map_or(Ok(()), Deferring::finish)
     }

@@ -81,7 +81,15 @@ fn step(random: &mut Random, file: &File, golden: &File, stamp: u8) -> Result<()
     }
 }
 
-fn nothing_is_lost(syncing: Syncing, buffered: bool, fua: bool) {
+#[derive(Clone, Copy)]
+struct How {
+    syncing: Syncing,
+    buffered: bool,
+    fua: bool,
+    gathers: bool,
+}
+
+fn nothing_is_lost(How { syncing, buffered, fua, gathers }: How) {
     let mut random = Random::seeded();
     let made = device(fua);
     let volume = open(Arc::clone(&made));
@@ -96,7 +104,8 @@ fn nothing_is_lost(syncing: Syncing, buffered: bool, fua: bool) {
     base.write(0, &bytes, Durability::Volatile).expect("written");
 
     let recorder = Arc::new(Recorder::new(made));
-    let volume = open(recorder.clone());
+    let options = OpenOptions::new().writable(true).gather_writes(gathers);
+    let volume = Volume::open_device(recorder.clone(), &options).expect("opens");
     let golden = volume.open_file("golden").expect("there");
     let direct = volume.open_file("file").expect("there");
     let file = if buffered { direct.buffered() } else { direct.clone() }.syncing(syncing);
@@ -139,19 +148,65 @@ fn nothing_is_lost(syncing: Syncing, buffered: bool, fua: bool) {
 #[test]
 fn what_a_data_syncing_handle_has_done_outlives_a_power_cut() {
     for fua in [true, false] {
-        nothing_is_lost(Syncing::Data, false, fua);
+        nothing_is_lost(How { syncing: Syncing::Data, buffered: false, fua, gathers: false });
     }
 }
 
 #[test]
 fn so_does_what_goes_through_the_page_cache() {
-    nothing_is_lost(Syncing::Data, true, false);
-    nothing_is_lost(Syncing::All, true, true);
+    nothing_is_lost(How { syncing: Syncing::Data, buffered: true, fua: false, gathers: false });
+    nothing_is_lost(How { syncing: Syncing::All, buffered: true, fua: true, gathers: false });
 }
 
 #[test]
 fn so_does_what_a_handle_syncs_with_its_times() {
-    nothing_is_lost(Syncing::All, false, false);
+    nothing_is_lost(How { syncing: Syncing::All, buffered: false, fua: false, gathers: false });
+}
+
+/// What is kept in memory to be gathered is there as well.
+#[test]
+fn so_does_what_is_gathered_on_the_way() {
+    for (buffered, fua) in [(false, true), (true, false)] {
+        nothing_is_lost(How { syncing: Syncing::Data, buffered, fua, gathers: true });
+    }
+    nothing_is_lost(How { syncing: Syncing::All, buffered: false, fua: false, gathers: true });
+}
+
+/// When a volume is closed, or dropped, nothing of it is under way any more: the next writer comes at once.
+#[test]
+fn nothing_comes_behind_a_volume_that_gathers() {
+    let made = device(true);
+    let options = OpenOptions::new().writable(true).gather_writes(true);
+    for nth in 0..20_u8 {
+        let volume = Volume::open_device(Arc::clone(&made), &options).expect("opens");
+        let file = match nth {
+            0 => new_file(&volume, "file"),
+            _ => volume.open_file("file").expect("there"),
+        };
+        if nth > 0 {
+            assert_eq!(content(&file), vec![nth - 1; 40_000]);
+        }
+        file.write_at(&vec![nth; 40_000], 0).expect("written");
+        file.sync().expect("synced");
+        if nth % 2 == 0 {
+            volume.close().expect("closed");
+        }
+    }
+    assert!(check_device(made, &OpenOptions::new()).expect("checked").is_clean());
+}
+
+/// What could not be written is told by whatever was to make it durable.
+#[test]
+fn a_gathered_write_that_fails_is_told_and_ends_the_volume() {
+    let fault = Arc::new(FaultDevice::new(device(false), Vec::new()));
+    let options = OpenOptions::new().writable(true).gather_writes(true);
+    let volume = Volume::open_device(fault.clone(), &options).expect("opens");
+    let file = new_file(&volume, "file");
+    fault.add(Fault::fail(Op::Write, fault.seen(Op::Write)));
+    file.write_at(&[1; 8192], 0).expect("it is in memory");
+    file.sync().expect_err("it is not on the device");
+    assert_eq!(volume.sync().expect_err("over").kind(), ErrorKind::ShutDown);
+    assert_eq!(volume.close().expect_err("over").kind(), ErrorKind::ShutDown);
 }
 
 fn less(now: Counts, before: Counts) -> (u64, u64, u64) {

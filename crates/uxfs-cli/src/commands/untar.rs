@@ -63,7 +63,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     };
     let mut filler = Filler::new(rules, &bar);
     let mut problems = Problems::beside(&bar);
-    let done = edit::change(global, &args.location, |volume| {
+    let done = edit::fill(global, &args.location, |volume| {
         let root = volume.open_dir(&args.location.path);
         let root = root.map_err(|error| edit::failure(&args.location, &error))?;
         FromArchive::new(&mut filler, &mut problems, root).unpack(reader)

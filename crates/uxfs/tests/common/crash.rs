@@ -25,7 +25,8 @@ pub fn open(image: &Path) -> Opened {
     let options = OpenOptions::new().writable(true);
     let volume = match &cuts {
         None => Volume::open(image, &options),
-        Some(cuts) => Volume::open_device(cuts.recorder.clone(), &options),
+        // An odd seed has small writes gathered.
+        Some(cuts) => Volume::open_device(cuts.recorder.clone(), &options.gather_writes(cuts.seed % 2 == 1)),
     };
     Opened { volume: volume.expect("a clean volume"), cuts }
 }

@@ -78,7 +78,7 @@ pub fn run(args: &Args, destination: &Location, global: &Global) -> Result<Exit>
     };
     let mut filler = Filler::new(rules, &bar);
     let mut problems = Problems::beside(&bar);
-    let done = edit::change(global, destination, |volume| {
+    let done = edit::fill(global, destination, |volume| {
         Copy {
             args,
             destination,

@@ -1,0 +1,509 @@
+//! A device that keeps small writes for a while and gathers those that adjoin into large requests, as a disk's own cache
+//! does. For bulk work: a request costs a system call, and an archive of small files is full of small ones.
+//!
+//! Invariants:
+//! - a read finds what was written last, wherever that is by then;
+//! - of two writes to the same bytes the later one stays: bytes that are under way are not written a second time before the
+//!   first request is over;
+//! - when a flush returns, or a durable write does, what it promises is below, and durable there. What no flush was asked for
+//!   may be lost with the process, in any part and order, as from a disk's cache;
+//! - a request below that fails is told to the next flush, and everything that is asked for from then on fails
+//!   ([`DeviceError::Failed`]): nobody can say what else is lost;
+//! - what waits has a bound; whoever writes more waits.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
+
+/// The largest request that is made of small ones.
+const REQUEST_BYTES: usize = 1 << 20;
+/// A write of so many bytes is not kept.
+const LARGE_BYTES: usize = 256 << 10;
+/// How many bytes wait before any are written unasked, and before a writer has to wait.
+const WAKE_BYTES: usize = 4 << 20;
+const WAITING_BYTES_MAX: usize = 16 << 20;
+/// Requests that are under way at once.
+const WRITERS: usize = 2;
+
+/// See above. Dropping it writes what waits, and makes nothing durable.
+///
+/// ```
+/// use blockdev::{BlockDevice, Counter, Durability, MemoryDevice, WriteBehind};
+/// use std::sync::Arc;
+/// # fn main() -> Result<(), blockdev::DeviceError> {
+/// let counter = Arc::new(Counter::new(Arc::new(MemoryDevice::anonymous(1 << 20)?)));
+/// let device = WriteBehind::new(counter.clone());
+/// for at in (0..65536).step_by(4096) {
+///     device.write(at, &[7; 4096], Durability::Volatile)?;
+/// }
+/// device.flush()?;
+/// assert_eq!(counter.counts().writes, 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct WriteBehind {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inner: Arc<dyn BlockDevice>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What waits, by its first byte on the device. Nothing overlaps.
+    waiting: BTreeMap<u64, Run>,
+    bytes: usize,
+    /// What is under way, each written by one thread.
+    under_way: Vec<UnderWay>,
+    /// Where the last request ended: the next begins there, so that nothing waits for ever behind what comes before it.
+    cursor: u64,
+    /// How many flushes have begun.
+    flushes: u64,
+    /// How many of them wait for what was written before.
+    hurry: usize,
+    failed: Option<DeviceError>,
+    ended: bool,
+}
+
+/// Bytes that wait.
+#[derive(Debug)]
+struct Run {
+    bytes: Vec<u8>,
+    /// How many flushes had begun when the first of these bytes came.
+    since: u64,
+}
+
+/// A request that some thread carries out.
+#[derive(Clone, Debug)]
+struct UnderWay {
+    at: u64,
+    buf: Arc<AlignedBuf>,
+    since: u64,
+}
+
+impl WriteBehind {
+    /// Gathers what is written to `inner`.
+    pub fn new(inner: Arc<dyn BlockDevice>) -> Self {
+        let shared = Arc::new(Shared { inner, state: Mutex::default(), changed: Condvar::new() });
+        let writer = |_| {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || shared.write_what_waits())
+        };
+        let threads = (0..WRITERS).map(writer).collect();
+        Self { shared, threads }
+    }
+
+    /// Waits until nothing is under way to the device below any more, however it went.
+    pub fn settle(&self) {
+        // Who asks for something else is told what failed.
+        let _ = self.shared.drain();
+    }
+}
+
+impl Drop for WriteBehind {
+    fn drop(&mut self) {
+        self.shared.lock().ended = true;
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what comes until the end.
+    fn write_what_waits(&self) {
+        let mut state = self.lock();
+        loop {
+            if state.ended && state.waiting.is_empty() {
+                return;
+            }
+            let is_due = state.ended || state.hurry > 0 || state.bytes >= WAKE_BYTES;
+            let Some(UnderWay { at, buf, .. }) = is_due.then(|| state.begin_request()).flatten() else {
+                state = self.wait(state);
+                continue;
+            };
+            drop(state);
+            let write = || self.inner.write(at, &buf, Durability::Volatile);
+            let written = catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| {
+                let why = std::io::Error::other("the device panicked");
+                Err(DeviceError::io("write", at, buf.len(), why))
+            });
+            state = self.lock();
+            state.under_way.retain(|other| other.at != at);
+            state.note(written);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until all that was written before is below.
+    fn drain(&self) -> Result<(), DeviceError> {
+        let mut state = self.lock();
+        let now = state.flushes;
+        state.flushes += 1;
+        state.hurry += 1;
+        self.changed.notify_all();
+        while state.has_any_since(now) {
+            state = self.wait(state);
+        }
+        state.hurry -= 1;
+        state.check()
+    }
+
+    /// Waits until nothing of `range` is under way, and takes out of what waits what is about to be written otherwise.
+    fn make_way(&self, range: &Range<u64>) -> Result<(), DeviceError> {
+        let mut state = self.lock();
+        while state.is_under_way(range) {
+            state = self.wait(state);
+        }
+        state.check()?;
+        state.cut_out(range);
+        drop(state);
+        // Somebody may wait for less to wait.
+        self.changed.notify_all();
+        Ok(())
+    }
+}
+
+impl State {
+    fn note(&mut self, outcome: Result<(), DeviceError>) {
+        if let Err(error) = outcome {
+            self.failed.get_or_insert(error);
+            self.waiting.clear();
+            self.bytes = 0;
+        }
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        self.failed.as_ref().map_or(Ok(()), |failed| Err(DeviceError::Failed(failed.to_string())))
+    }
+
+    fn is_under_way(&self, range: &Range<u64>) -> bool {
+        self.under_way.iter().any(|other| other.at < range.end && range.start < other.end())
+    }
+
+    /// Whether something waits or is under way that came when no more than `flushes` had begun.
+    fn has_any_since(&self, flushes: u64) -> bool {
+        self.waiting.values().any(|run| run.since <= flushes)
+            || self.under_way.iter().any(|other| other.since <= flushes)
+    }
+
+    /// The next bytes that wait and may be written, with what adjoins them, are under way: one request.
+    fn begin_request(&mut self) -> Option<UnderWay> {
+        let is_free = |(at, run): &(&u64, &Run)| !self.is_under_way(&run.range(**at));
+        let behind = self.waiting.range(self.cursor..).find(is_free);
+        let start = *behind.or_else(|| self.waiting.range(..self.cursor).find(is_free))?.0;
+        let mut end = start;
+        let mut runs: Vec<Run> = Vec::new();
+        while let Some(run) = self.waiting.get(&end) {
+            let range = run.range(end);
+            let fits = range.end - start <= REQUEST_BYTES as u64;
+            if !(runs.is_empty() || fits && !self.is_under_way(&range)) {
+                break;
+            }
+            runs.extend(self.waiting.remove(&end));
+            end = range.end;
+        }
+        let since = runs.iter().map(|run| run.since).min()?;
+        let mut buf = AlignedBuf::zeroed((end - start) as usize);
+        let mut done = 0;
+        for run in runs {
+            buf[done..done + run.bytes.len()].copy_from_slice(&run.bytes);
+            done += run.bytes.len();
+        }
+        self.bytes -= done;
+        self.cursor = end;
+        let request = UnderWay { at: start, buf: Arc::new(buf), since };
+        self.under_way.push(request.clone());
+        Some(request)
+    }
+
+    /// Takes `range` out of what waits.
+    fn cut_out(&mut self, range: &Range<u64>) {
+        let before = self.waiting.range(..range.start).next_back().map(|(at, _)| *at);
+        let inside = self.waiting.range(range.clone()).map(|(at, _)| *at);
+        for at in before.into_iter().chain(inside).collect::<Vec<_>>() {
+            let Some(mut run) = self.waiting.remove(&at) else { continue };
+            let all = run.range(at);
+            self.bytes -= run.bytes.len();
+            if all.end > range.end {
+                let behind = run.bytes.split_off((range.end.max(at) - at) as usize);
+                self.add(range.end.max(at), Run { bytes: behind, since: run.since });
+            }
+            if at < range.start {
+                run.bytes.truncate((range.start - at) as usize);
+                self.add(at, run);
+            }
+        }
+    }
+
+    fn add(&mut self, at: u64, run: Run) {
+        self.bytes += run.bytes.len();
+        self.waiting.insert(at, run);
+    }
+
+    /// Keeps a write, in one run with what waits before it, if that is not too long.
+    fn keep(&mut self, offset: u64, buf: &[u8]) {
+        self.cut_out(&(offset..offset + buf.len() as u64));
+        if let Some((at, run)) = self.waiting.range_mut(..offset).next_back()
+            && at + run.bytes.len() as u64 == offset
+            && run.bytes.len() + buf.len() <= LARGE_BYTES
+        {
+            run.bytes.extend_from_slice(buf);
+            self.bytes += buf.len();
+            return;
+        }
+        self.add(offset, Run { bytes: buf.to_vec(), since: self.flushes });
+    }
+
+    /// What of `range` waits or is under way, by its first byte, the newer behind the older.
+    fn newer_than_below(&self, range: &Range<u64>) -> Vec<(u64, Vec<u8>)> {
+        let mut found = Vec::new();
+        let mut part = |at: u64, bytes: &[u8]| {
+            let (from, to) = (range.start.max(at), range.end.min(at + bytes.len() as u64));
+            if from < to {
+                found.push((from, bytes[(from - at) as usize..(to - at) as usize].to_vec()));
+            }
+        };
+        self.under_way.iter().for_each(|other| part(other.at, &other.buf));
+        let before = self.waiting.range(..range.start).next_back();
+        let inside = self.waiting.range(range.clone());
+        before.into_iter().chain(inside).for_each(|(at, run)| part(*at, &run.bytes));
+        found
+    }
+}
+
+impl UnderWay {
+    fn end(&self) -> u64 {
+        self.at + self.buf.len() as u64
+    }
+}
+
+impl Run {
+    fn range(&self, at: u64) -> Range<u64> {
+        at..at + self.bytes.len() as u64
+    }
+}
+
+impl Layer for WriteBehind {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.shared.inner
+    }
+
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        let state = self.shared.lock();
+        state.check()?;
+        // Before the look below: what is written meanwhile is not missed, and what is read twice is the same.
+        let newer = state.newer_than_below(&(offset..offset.saturating_add(buf.len() as u64)));
+        drop(state);
+        self.shared.inner.read(offset, buf)?;
+        for (at, bytes) in newer {
+            buf[(at - offset) as usize..][..bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+
+    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+        crate::blocking::check_push(self, crate::blocking::Verb::Write(durability), offset, buf.len())?;
+        if durability == Durability::Fua || buf.len() >= LARGE_BYTES {
+            self.shared.make_way(&(offset..offset + buf.len() as u64))?;
+            return self.shared.inner.write(offset, buf, durability);
+        }
+        let mut state = self.shared.lock();
+        while state.bytes >= WAITING_BYTES_MAX {
+            state = self.shared.wait(state);
+        }
+        state.check()?;
+        let before = state.bytes;
+        state.keep(offset, buf);
+        if before < WAKE_BYTES && state.bytes >= WAKE_BYTES {
+            self.shared.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    fn pass_flush(&self) -> Result<(), DeviceError> {
+        self.shared.drain()?;
+        let flushed = self.shared.inner.flush();
+        self.shared.lock().note(flushed.as_ref().copied().map_err(DeviceError::again));
+        flushed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Counter, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, Recorder, Repeat};
+
+    const BYTES: u64 = 4 << 20;
+    const SECTOR: u64 = 512;
+
+    fn memory() -> Arc<dyn BlockDevice> {
+        Arc::new(MemoryDevice::anonymous(BYTES).unwrap())
+    }
+
+    /// A write of random length at a random place, of which some are large, and some durable.
+    fn random_write(rng: &mut fastrand::Rng, places: Range<u64>) -> (u64, Vec<u8>, Durability) {
+        let most = if rng.u32(..20) == 0 { 1000 } else { 20 };
+        let sectors = 1 + rng.u64(..most);
+        let at = rng.u64(places.start / SECTOR..places.end / SECTOR) * SECTOR;
+        let len = (sectors * SECTOR).min(places.end - at);
+        let durability = if rng.u32(..30) == 0 { Durability::Fua } else { Durability::Volatile };
+        (at, vec![rng.u8(..); len as usize], durability)
+    }
+
+    /// Several threads, each in its part, with flushes between.
+    #[test]
+    fn whoever_reads_finds_what_was_written_last() {
+        let device = WriteBehind::new(memory());
+        std::thread::scope(|scope| {
+            for part in 0..4 {
+                let device = &device;
+                scope.spawn(move || {
+                    let mut rng = fastrand::Rng::with_seed(part);
+                    let places = part * (BYTES / 4)..(part + 1) * (BYTES / 4);
+                    let mut model = vec![0; (BYTES / 4) as usize];
+                    for nth in 0..3000 {
+                        let (at, bytes, durability) = random_write(&mut rng, places.clone());
+                        device.write(at, &bytes, durability).unwrap();
+                        model[(at - places.start) as usize..][..bytes.len()].copy_from_slice(&bytes);
+                        let (at, mut bytes, _) = random_write(&mut rng, places.clone());
+                        device.read(at, &mut bytes).unwrap();
+                        assert!(bytes == model[(at - places.start) as usize..][..bytes.len()], "write {nth}");
+                        if rng.u32(..200) == 0 {
+                            device.flush().unwrap();
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    /// What is below after a flush is all that was written, and durable; so is what a durable write wrote.
+    #[test]
+    fn a_flush_and_a_durable_write_keep_what_they_promise() {
+        let recorder = Arc::new(Recorder::new(memory()));
+        let device = WriteBehind::new(recorder.clone());
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut model = vec![0; BYTES as usize];
+        for _ in 0..60 {
+            for _ in 0..rng.u32(1..60) {
+                let (at, bytes, durability) = random_write(&mut rng, 0..BYTES);
+                device.write(at, &bytes, durability).unwrap();
+                model[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+                if durability == Durability::Fua {
+                    let recording = recorder.recording();
+                    let last = recording.writes().iter().rfind(|write| write.offset == at).unwrap();
+                    assert_eq!(*last.data, *bytes);
+                    assert!(recording.is_durable(last, recording.end()));
+                }
+            }
+            device.flush().unwrap();
+            let recording = recorder.recording();
+            assert_eq!(recording.in_doubt(recording.end()).count(), 0);
+            let mut found = vec![0; BYTES as usize];
+            recorder.read(0, &mut found).unwrap();
+            assert!(found == model);
+        }
+    }
+
+    #[test]
+    fn small_writes_become_large_ones_in_whatever_order_they_come() {
+        let counter = Arc::new(Counter::new(memory()));
+        let device = WriteBehind::new(counter.clone());
+        let mut places: Vec<u64> = (0..256).map(|nth| nth * 8192).collect();
+        fastrand::Rng::with_seed(1).shuffle(&mut places);
+        for at in places {
+            device.write(at, &[1; 8192], Durability::Volatile).unwrap();
+        }
+        device.flush().unwrap();
+        assert_eq!((counter.counts().writes, counter.counts().written_bytes), (2, 2 << 20));
+    }
+
+    /// The older of two writes to one place was still under way when the newer one was sent, and came last.
+    #[test]
+    fn nothing_overtakes_what_is_under_way() {
+        let hold = Arc::new(HoldDevice::new(memory()));
+        let device = WriteBehind::new(hold.clone());
+        std::thread::scope(|scope| {
+            device.write(0, &[1; 4096], Durability::Volatile).unwrap();
+            hold.hold(|op, _| op == Op::Write);
+            let first = scope.spawn(|| device.flush());
+            hold.wait_until_waiting();
+            device.write(512, &[2; 512], Durability::Volatile).unwrap();
+            let mut found = [0; 1024];
+            device.read(0, &mut found).unwrap();
+            assert_eq!((found[0], found[512]), (1, 2), "the newer one is read");
+            let durable = scope.spawn(|| device.write(1024, &[3; 512], Durability::Fua));
+            let second = scope.spawn(|| device.flush());
+            std::thread::yield_now();
+            assert_eq!(hold.waiting(), 1, "one waits for the other");
+            hold.release();
+            first.join().unwrap().unwrap();
+            second.join().unwrap().unwrap();
+            durable.join().unwrap().unwrap();
+        });
+        let mut found = [0; 4096];
+        hold.read(0, &mut found).unwrap();
+        assert_eq!((found[0], found[512], found[1024], found[1536]), (1, 2, 3, 1));
+    }
+
+    #[test]
+    fn what_failed_is_told_and_nothing_goes_on() {
+        let fault = Fault::fail(Op::Write, 1);
+        let device = WriteBehind::new(Arc::new(FaultDevice::new(memory(), vec![fault])));
+        device.write(0, &[1; 512], Durability::Volatile).unwrap();
+        device.flush().unwrap();
+        device.write(0, &[2; 512], Durability::Volatile).unwrap();
+        assert!(matches!(device.flush(), Err(DeviceError::Failed(_))));
+        assert!(device.write(0, &[3; 512], Durability::Volatile).is_err());
+        assert!(device.write(0, &[3; 512], Durability::Fua).is_err());
+        assert!(device.read(0, &mut [0; 512]).is_err());
+        assert!(device.flush().is_err());
+
+        let fault = Fault::fail(Op::Flush, 0).then(Repeat::Sticky);
+        let device = WriteBehind::new(Arc::new(FaultDevice::new(memory(), vec![fault])));
+        assert!(device.flush().is_err());
+        assert!(device.write(0, &[3; 512], Durability::Volatile).is_err());
+    }
+
+    /// Whoever writes faster than the device waits, and goes on.
+    #[test]
+    fn what_waits_has_a_bound() {
+        let device = WriteBehind::new(Arc::new(MemoryDevice::anonymous(64 << 20).unwrap()));
+        for at in (0..64 << 20).step_by(64 << 10) {
+            device.write(at, &[1; 64 << 10], Durability::Volatile).unwrap();
+            assert!(device.shared.lock().bytes <= WAITING_BYTES_MAX + (64 << 10));
+        }
+        device.flush().unwrap();
+        assert_eq!(device.shared.lock().bytes, 0);
+    }
+
+    #[test]
+    fn what_waits_when_it_is_dropped_is_written() {
+        let below = memory();
+        WriteBehind::new(Arc::clone(&below)).write(4096, &[9; 512], Durability::Volatile).unwrap();
+        let mut found = [0; 512];
+        below.read(4096, &mut found).unwrap();
+        assert_eq!(found, [9; 512]);
+    }
+}
