@@ -415,3 +415,16 @@ fn a_sequential_reader_reads_ahead_and_a_random_one_does_not() {
     file.read_at(0, &mut buf).unwrap();
     assert_eq!(counted.counts().reads, before, "what is in memory is not read");
 }
+
+/// Of reads that come one behind the other, and are larger than what is read ahead, the second one panicked.
+#[test]
+fn large_reads_come_one_behind_the_other() {
+    let (file, _pool) = cached(64 << 20);
+    file.write_at(0, &vec![1; 12 << 20]).unwrap();
+    drop(file.pass_by(Duration::from_secs(1)).unwrap());
+    let mut buf = vec![0; 3 << 20];
+    for nth in 0..4 {
+        assert_eq!(file.read_at(nth * (3 << 20), &mut buf).unwrap(), 3 << 20);
+        assert!(buf.iter().all(|byte| *byte == 1));
+    }
+}

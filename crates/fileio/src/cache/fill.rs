@@ -75,7 +75,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// How much to read beyond what is wanted: twice as much each time that a reader goes on where the last one ended.
     fn read_ahead(&self, offset: u64, len: u64) -> u64 {
         let near = self.read_to.load(Ordering::Relaxed).abs_diff(offset) <= self.pages.page_size();
-        let more = if near { (self.window.load(Ordering::Relaxed) * 2).clamp(len, WINDOW_MAX) } else { 0 };
+        let twice = self.window.load(Ordering::Relaxed) * 2;
+        let more = if near { twice.clamp(len.min(WINDOW_MAX), WINDOW_MAX) } else { 0 };
         self.window.store(more.max(len.min(WINDOW_MAX)), Ordering::Relaxed);
         more
     }
