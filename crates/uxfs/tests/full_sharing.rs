@@ -234,6 +234,30 @@ fn a_call_that_is_refused_for_space_has_changed_nothing() {
     }
 }
 
+/// The range lies in two blocks, and is the whole of none: the first one was zeroed, and then there was no space for the map to
+/// tell of the copy of the second one, for which enough had been reserved, but by both.
+#[test]
+fn zeroing_within_two_blocks_needs_no_space_half_way() {
+    let (device, volume) = made(64 << 20, MkfsOptions::new());
+    let (one, other) = (new_file(&volume, "one"), new_file(&volume, "other"));
+    one.write_at(&[7; 2 * BLOCK as usize], 0).expect("written");
+    one.clone_range(BLOCK, &other, 0, BLOCK).expect("a clone");
+    let filler = fill(&volume, "filler");
+    let mut refused = 0;
+    while !fits(one.zero_range(1..BLOCK + 1, true)) {
+        refused += 1;
+        assert!(bytes(&one).iter().all(|byte| *byte == 7), "refused for the {refused}th time, and changed");
+        filler.set_len(filler.size() - BLOCK).expect("cut");
+    }
+    assert!(refused > 0, "it was full");
+    let content = bytes(&one);
+    assert!(content[1..=BLOCK as usize].iter().all(|byte| *byte == 0));
+    assert!(content[0] == 7 && content[BLOCK as usize + 1..].iter().all(|byte| *byte == 7));
+    assert!(bytes(&other).iter().all(|byte| *byte == 7));
+    drop((one, other, filler));
+    ends_well(&device, volume);
+}
+
 /// A small group that is full but for what it keeps back, beside one that has space, and in it more and more is shared, in
 /// smaller and smaller pieces: each piece of each owner is a record of the reverse map. What does not fit is refused; the
 /// volume goes on.

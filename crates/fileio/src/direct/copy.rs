@@ -32,6 +32,15 @@ impl<M: FileMapping> HeldCopies<'_, M> {
     pub(super) fn was_taken(mut self) {
         self.blocks = 0..0;
     }
+
+    /// Whatever was written to the copies takes the place of what was there.
+    pub(super) fn take(self) -> Outcome<(), M> {
+        let (file, blocks) = (self.file, self.blocks.clone());
+        let offset = blocks.start;
+        file.copier(offset)?.replace(blocks).map_err(|source| FileError::Map { offset, source })?;
+        self.was_taken();
+        Ok(())
+    }
 }
 
 impl<M: FileMapping> Drop for HeldCopies<'_, M> {
@@ -90,15 +99,12 @@ impl<M: FileMapping> DirectFile<M> {
 
     /// Writes to data, shared or not, whose whole blocks are held exclusively.
     pub(super) fn write_copying(&self, offset: u64, buf: &[u8]) -> Outcome<(), M> {
-        let copier = self.copier(offset)?;
         let blocks = self.blocks_around(offset..offset + buf.len() as u64);
-        let map = |source| FileError::Map { offset, source };
-        copier.stage(blocks.clone()).map_err(map)?;
-        let claim = self.claim(blocks.clone());
+        let staged = self.copier(offset)?.stage(blocks.clone());
+        staged.map_err(|source| FileError::Map { offset, source })?;
+        let claim = self.claim(blocks);
         self.write_where_staged(offset, buf)?;
-        copier.replace(blocks).map_err(map)?;
-        claim.was_taken();
-        Ok(())
+        claim.take()
     }
 
     /// What was staged in `blocks` for a write that is about to begin.

@@ -15,6 +15,7 @@ use std::ops::Range;
 use blockdev::{AlignedBuf, DeviceError};
 use rangelock::Mode;
 
+use super::copy::HeldCopies;
 use super::run::{Kind, Run};
 use super::{DirectFile, FILE_END_MAX, Outcome};
 use crate::lock::Held;
@@ -101,7 +102,7 @@ impl<M: FileMappingMut> DirectFile<M> {
     /// Writes zeroes over the part of `range` that holds data. The caller holds it exclusively, in whole blocks. What is
     /// [staged](Self::stage_held) already needs no space.
     pub fn zero_held(&self, range: Range<u64>) -> Outcome<(), M> {
-        let _staged = self.stage_held(range.clone())?;
+        let staged = self.stage_held(range.clone())?;
         let mut at = range.start;
         while at < range.end {
             let run = self.run_at(at)?;
@@ -110,13 +111,14 @@ impl<M: FileMappingMut> DirectFile<M> {
                 Kind::Data => self.write_zeroes(run.device, len)?,
                 Kind::SharedData => {
                     len = len.min(COPY_BYTES as u64);
-                    self.write_copying(at, &vec![0; len as usize])?;
+                    self.write_copies(at, run, &vec![0; len as usize])?;
                 }
                 Kind::Zeroes(_) => {}
             }
             at += len;
         }
-        Ok(())
+        // All of it at once: a part by itself would be a claim of its own, which needs space.
+        staged.map_or(Ok(()), HeldCopies::take)
     }
 
     /// Holds the blocks of a range, wherever the file ends.
