@@ -4,7 +4,7 @@
 mod common;
 
 use blockdev::{BlockDevice, Fault, FaultDevice, MemoryDevice, Op, Repeat};
-use common::files::new_file;
+use common::files::{new_file, remove};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use uxfs::{
@@ -312,5 +312,38 @@ fn stat_says_where_a_file_ends_that_was_just_closed_and_opened() {
         closer.join().expect("closed");
         assert_eq!(file.metadata().size, file.size(), "round {round}: stat, and what the handle says");
         last = file;
+    }
+}
+
+/// Where a file ended in memory was said of it still when it was closed and written back, whoever changed it then past the
+/// pages, and of the next file that had its inode.
+#[test]
+fn stat_says_where_a_file_ends_that_was_closed_and_is_changed_past_the_pages() {
+    let device = memory(64 << 20);
+    made_on(&device);
+    let volume = open(&device);
+    for (name, size) in [("cut", 100), ("longer", 50_000), ("nothing", 0)] {
+        let file = new_file(&volume, name).buffered();
+        file.append(&[1; 10_000]).expect("written");
+        file.sync().expect("synced");
+        drop(file);
+        let file = volume.open_file(name).expect("there");
+        match size {
+            100 => file.set_len(size).expect("cut"),
+            0 => {}
+            _ => file.write_at(&[2; 100], size - 100).expect("written"),
+        }
+        if size > 0 {
+            assert_eq!(file.size(), size);
+            assert_eq!(file.metadata().size, size, "{name}");
+            assert_eq!(volume.metadata(name).expect("stat").size, size, "{name}");
+            continue;
+        }
+        let ino = file.node().ino();
+        drop(file);
+        remove(&volume, name);
+        let next = new_file(&volume, "next");
+        assert_eq!(next.node().ino(), ino, "the next file has the inode");
+        assert_eq!(next.metadata().size, 0, "a file that was just made");
     }
 }

@@ -43,6 +43,8 @@ pub struct BufferedFile<M: DelayedAllocation + 'static> {
     /// Where the last read ended that found nothing in memory, and how much was read then.
     pub(super) read_to: AtomicU64,
     pub(super) window: AtomicU64,
+    /// Whether the map was told that the file ends elsewhere in memory.
+    pub(super) is_ahead: AtomicBool,
     is_waiting: AtomicBool,
     pub(super) this: Weak<Self>,
 }
@@ -63,6 +65,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             logged: LoggedMap::default(),
             read_to: AtomicU64::new(0),
             window: AtomicU64::new(0),
+            is_ahead: AtomicBool::new(false),
             is_waiting: AtomicBool::new(false),
             this: this.clone(),
         })

@@ -7,6 +7,7 @@
 //!   moves on the device; blocks behind the end that hold data are gone.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use rangelock::Mode;
 
@@ -63,6 +64,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         unsafe { self.pages.copy_in(offset, buf) };
         self.map().overwritten();
         self.pages.set_size(end);
+        self.is_ahead.store(true, Ordering::Release);
         self.map().ends_in_memory_at(Some(end));
         drop(held);
         Ok(Some(buf.len()))

@@ -11,6 +11,7 @@
 //!   who syncs.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use blockdev::{AlignedBuf, DeviceError, Durability};
 use rangelock::{ByteRangeLock, Mode};
@@ -33,6 +34,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// Writes back what is dirty in `range`, and lets the file end on the device where it ends now, if its end is in there.
     pub fn write_back(&self, range: Range<u64>) -> Result<(), Failure> {
         let done = self.write_back_in(range);
+        self.settle_end();
         if !self.pages.is_dirty()
             && let Some(this) = self.this.upgrade()
         {
@@ -65,6 +67,29 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         told.map_err(|source| self.note(FileError::Map { offset: size, source }))
     }
 
+    /// Where the file ends in memory, it ends on the device by now, mostly: then nobody who asks the map is told otherwise any
+    /// more. Else a file that was closed, and is changed past the pages by who opens it anew, would seem to end there still.
+    /// The caller holds nothing of it.
+    fn settle_end(&self) {
+        if !self.is_ahead.load(Ordering::Acquire) || !self.is_cached() {
+            return;
+        }
+        let (size, block) = (self.pages.size(), u64::from(self.map().block_size()));
+        let last = size & !(block - 1);
+        let _held = self.file.lock().hold(last..last + block, self.file.against_writers());
+        if self.is_cached() && self.pages.size() == size {
+            self.end_is_held();
+        }
+    }
+
+    /// The same for who keeps writers off the end of the file.
+    fn end_is_held(&self) {
+        if self.is_ahead.load(Ordering::Acquire) && self.map().size() == self.pages.size() {
+            self.is_ahead.store(false, Ordering::Release);
+            self.map().ends_in_memory_at(None);
+        }
+    }
+
     fn write_back_once(&self, range: &Range<u64>) -> Result<(), Failure> {
         let mut done = Ok(());
         let mut at = range.start;
@@ -85,6 +110,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             at = run.end;
             is_done &= self.write_back_run(run).is_ok();
         }
+        self.settle_end();
         is_done
     }
 
@@ -115,8 +141,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             let written = self.write_run(run);
             done = done.and(written);
         }
-        if self.is_cached() && range.contains(&self.pages.size()) && self.map().size() < self.pages.size() {
-            done = done.and(self.tell_size());
+        if self.is_cached() && range.contains(&self.pages.size()) {
+            if self.map().size() < self.pages.size() {
+                done = done.and(self.tell_size());
+            }
+            self.end_is_held();
         }
         done
     }
