@@ -14,6 +14,7 @@ pub mod damage;
 pub mod engine;
 pub mod fill;
 pub mod from;
+pub mod fsx;
 pub mod full;
 pub mod history;
 pub mod hostile;

@@ -5,8 +5,8 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use witness::{
-    changes, check, compare, damage, engine, fill, from, full, history, hostile, kernel, leftovers, matrix,
-    quota, recover_time, scale, torture, v4, vm,
+    changes, check, compare, damage, engine, fill, from, fsx, full, history, hostile, kernel, leftovers,
+    matrix, quota, recover_time, scale, torture, v4, vm,
 };
 
 /// Outside witnesses for uxfs.
@@ -23,6 +23,7 @@ enum Command {
     Fault(history::fault::Args),
     Fill(fill::Args),
     From(from::Args),
+    Fsx(fsx::Args),
     Full(full::Args),
     ManifestKernel(kernel::Args),
     ManifestUxfs(engine::Args),
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         Command::Fault(args) => history::fault::run(&args),
         Command::Fill(args) => fill::run(&args),
         Command::From(args) => from::run(&args),
+        Command::Fsx(args) => fsx::run(&args),
         Command::Full(args) => full::run(&args),
         Command::ManifestKernel(args) => kernel::run(&args),
         Command::ManifestUxfs(args) => engine::run(&args),

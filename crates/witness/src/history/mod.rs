@@ -26,7 +26,7 @@ mod model;
 mod op;
 pub(crate) mod promised;
 pub mod recover;
-mod redo;
+pub(crate) mod redo;
 pub mod replay;
 mod target;
 

@@ -78,7 +78,7 @@ fn again(header: &Header, steps: &[(usize, Op)], who: Who) -> Result<()> {
 }
 
 /// Leaves out what is not needed to fail: first the end, then pieces, each half as long as those before.
-fn shrink(steps: &[(usize, Op)], fails: impl Fn(&[(usize, Op)]) -> bool, limit: Instant) -> Steps {
+pub(crate) fn shrink<T: Clone>(steps: &[T], fails: impl Fn(&[T]) -> bool, limit: Instant) -> Vec<T> {
     let (mut right, mut wrong) = (0, steps.len());
     while wrong - right > 1 && Instant::now() < limit {
         let middle = right.midpoint(wrong);

@@ -1,0 +1,327 @@
+//! Random calls to one file, and to a second one that it shares with, against a model in memory: through the page cache, past
+//! it, or both at once.
+//!
+//! Invariants: a run succeeds only if
+//! - each call gave what the model says, and what found no space changed nothing;
+//! - all of both files was as the model has it, by every kind of handle, now and then, before each close of the volume, and
+//!   when it was open again;
+//! - in the end `xfs_repair -n` and `uxfs check` find nothing, and the kernel's mount has the same bytes.
+
+mod actor;
+mod call;
+mod choice;
+mod kept;
+mod model;
+
+use crate::history::campaign::{Task, Which};
+use crate::history::is_sound;
+use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
+use actor::Actor;
+use anyhow::{Context, Result, bail, ensure};
+use blockdev::{BlockDevice, MemoryOptions};
+use call::{End, Step};
+use choice::{Chooser, Io, Rules};
+use clap::Args as ClapArgs;
+use fastrand::Rng;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use uxfs::{ErrorKind, NewNode, OpenOptions, Timestamp, Volume};
+
+/// Does random calls to one file, and compares it with a model.
+#[derive(ClapArgs, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    which: Which,
+    /// How many runs on each geometry, with one seed after the other.
+    #[arg(long, default_value_t = 1)]
+    runs: u64,
+    /// Calls of a run, all threads together. Each thread has two files of its own.
+    #[arg(long, default_value_t = 200_000)]
+    ops: u64,
+    /// By which handles: each call by one of both, if they are mixed.
+    #[arg(long, value_enum, default_value_t = Io::Mixed)]
+    io: Io,
+    /// Do the calls in this file again, as a run that failed has kept them (with --keep).
+    #[arg(long)]
+    redo: Option<PathBuf>,
+    /// With --redo: look for fewer calls that fail too, for so many seconds.
+    #[arg(long, default_value_t = 0)]
+    shrink: u64,
+}
+
+/// Sizes of the caches that a run may have.
+const CACHES: [u64; 4] = [64 << 20, 1 << 20, 256 << 10, 64 << 10];
+/// Bytes that a file may have at most.
+const MOST: [u64; 4] = [128 << 10, 512 << 10, 1 << 20, 4 << 20];
+/// Bytes that are left free on a volume that is to be full.
+const LEFT_FREE: u64 = 2 << 20;
+
+/// Runs the command. `Ok(true)`: every run was right.
+pub fn run(args: &Args) -> Result<bool> {
+    if let Some(path) = &args.redo {
+        return kept::redo(path, args.shrink);
+    }
+    let rest = format!("--io {} --ops {}", args.io.name(), args.ops);
+    let tasks = args.which.tasks(args.runs, "fsx", &rest)?;
+    let outcome = args.which.all("", tasks, |task| one(task, args))?;
+    Ok(outcome.conclude("fsx", "runs right", "calls"))
+}
+
+fn one(task: &Task, args: &Args) -> Result<(u64, String)> {
+    let mut run = Run::new(task, args.io)?;
+    let source = Source::Chance { ops: args.ops, keep: args.which.keep.is_some() };
+    let result = run.all(source);
+    if let (Err(_), Some(keep)) = (&result, &args.which.keep) {
+        kept::keep(keep, &run)?;
+    }
+    result?;
+    let calls: u64 = run.actors.iter().map(|actor| actor.calls).sum();
+    let full: u64 = run.actors.iter().map(|actor| actor.full).sum();
+    let seconds = run.took;
+    let speed = calls as f64 / seconds / 1000.0;
+    let Setting { cache, most, .. } = run.setting;
+    let said = format!(
+        "{calls} calls, {full} without space, opened {} times, files of {} KiB, caches of {} KiB, {seconds:.1} s ({speed:.0} thousand a second)",
+        run.ends.len(),
+        most >> 10,
+        cache >> 10,
+    );
+    Ok((calls, said))
+}
+
+/// What of a run is the same for all of its calls; it follows from the seed.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    cache: u64,
+    most: u64,
+    /// No thread does anything unasked.
+    alone: bool,
+}
+
+/// One run on one volume.
+struct Run {
+    task: Task,
+    io: Io,
+    setting: Setting,
+    folder: tempfile::TempDir,
+    rng: Rng,
+    actors: Vec<Actor>,
+    /// How the volume was left, and behind how many calls of each thread.
+    ends: Vec<(End, Vec<u64>)>,
+    /// Seconds of calls, without the judging.
+    took: f64,
+}
+
+/// Where calls come from.
+enum Source<'a> {
+    Chance {
+        ops: u64,
+        keep: bool,
+    },
+    /// For each time that the volume is open, each thread's calls.
+    Listed(&'a [(End, Vec<Vec<Step>>)]),
+}
+
+impl Io {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Buffered => "buffered",
+            Self::Direct => "direct",
+            Self::Mixed => "mixed",
+        }
+    }
+}
+
+impl Run {
+    fn new(task: &Task, io: Io) -> Result<Self> {
+        let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
+        let cache = CACHES[rng.usize(..CACHES.len())].max(task.geometry.block() * 4);
+        let most = MOST[rng.usize(..MOST.len())].max(task.geometry.block() * 8);
+        let setting = Setting { cache, most, alone: task.seed.is_multiple_of(4) };
+        let folder = scratch()?;
+        mkfs(&folder.path().join("image"), &task.geometry.volume)?;
+        let (task, actors, ends) = (task.clone(), Vec::new(), Vec::new());
+        Ok(Self { task, io, setting, folder, rng, actors, ends, took: 0.0 })
+    }
+
+    fn image(&self) -> PathBuf {
+        self.folder.path().join("image")
+    }
+
+    fn open(&self) -> Result<Volume> {
+        let sector = if self.task.geometry.volume.options.contains(&"-s") { 4096 } else { 512 };
+        let device: Arc<dyn BlockDevice> =
+            Arc::new(MemoryOptions::new().sector_size(sector).map_file(&self.image())?);
+        let time = self.setting.alone.then_some(Timestamp { seconds: 1_700_000_000, nanoseconds: 0 });
+        let options = OpenOptions::new().writable(true).cache_size(self.setting.cache).repeatable(time);
+        Ok(Volume::open_device(device, &options)?)
+    }
+
+    /// Does all calls, and has all judges look at what is left.
+    fn all(&mut self, source: Source<'_>) -> Result<()> {
+        let start = Instant::now();
+        let done = match source {
+            Source::Chance { ops, keep } => self.by_chance(ops, keep),
+            Source::Listed(legs) => self.listed(legs),
+        };
+        self.took = start.elapsed().as_secs_f64();
+        done?;
+        self.in_the_end()
+    }
+
+    fn by_chance(&mut self, ops: u64, keep: bool) -> Result<()> {
+        let volume = self.open()?;
+        self.set_out(&volume, keep)?;
+        let rules = self.rules(&volume)?;
+        let seeds: Vec<u64> = self.actors.iter().map(|_| self.rng.u64(..)).collect();
+        let mut choosers: Vec<Chooser> = seeds.into_iter().map(|seed| Chooser::new(seed, rules)).collect();
+        let mut left = (ops / self.actors.len() as u64).max(1);
+        let mut volume = Some(volume);
+        while left > 0 {
+            let leg = choosers[0].leg().min(left);
+            left -= leg;
+            let open = volume.take().map_or_else(|| self.open(), Ok)?;
+            let by: Vec<_> = choosers.iter_mut().map(|chooser| Calls::Chosen(leg, chooser)).collect();
+            let end = if left > 0 && self.rng.u32(..3) == 0 { End::Dropped } else { End::Closed };
+            self.leg(open, by, end)?;
+        }
+        Ok(())
+    }
+
+    fn listed(&mut self, legs: &[(End, Vec<Vec<Step>>)]) -> Result<()> {
+        let volume = self.open()?;
+        self.set_out(&volume, false)?;
+        let mut volume = Some(volume);
+        for (end, lists) in legs {
+            let open = volume.take().map_or_else(|| self.open(), Ok)?;
+            self.leg(open, lists.iter().map(|list| Calls::Listed(list)).collect(), *end)?;
+        }
+        match volume {
+            Some(open) => Ok(open.close()?),
+            None => Ok(()),
+        }
+    }
+
+    fn rules(&self, volume: &Volume) -> Result<Rules> {
+        Ok(Rules {
+            io: self.io,
+            block: u64::from(volume.root()?.metadata()?.block_size),
+            most: self.setting.most,
+            shares: self.task.geometry.shares(),
+            exchanges: self.task.geometry.exchanges(),
+        })
+    }
+
+    /// Makes each thread's files, and leaves little space where it is to run out.
+    fn set_out(&mut self, volume: &Volume, keep: bool) -> Result<()> {
+        let root = volume.root()?.as_dir()?;
+        for thread in 0..self.task.threads {
+            let names = ["file", "other"].map(|name| format!("{name}-{thread}"));
+            for name in &names {
+                root.create_file(name.as_bytes(), &NewNode::default())?;
+            }
+            let buffers = self.io != Io::Direct;
+            self.actors.push(Actor::new(names, self.task.geometry.tight, buffers, keep));
+        }
+        if self.task.geometry.tight {
+            fill(volume, LEFT_FREE.min(self.setting.most))?;
+        }
+        Ok(())
+    }
+
+    /// Does calls as long as the volume is open, and leaves it.
+    fn leg(&mut self, volume: Volume, by: Vec<Calls<'_>>, end: End) -> Result<()> {
+        let stop = AtomicBool::new(false);
+        let done: Vec<Result<()>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .actors
+                .iter_mut()
+                .zip(by)
+                .map(|(actor, calls)| {
+                    let (volume, stop) = (&volume, &stop);
+                    scope.spawn(move || {
+                        calls.all(actor, volume, stop).inspect_err(|_| stop.store(true, Ordering::Relaxed))
+                    })
+                })
+                .collect();
+            // A run that panics fails like any other.
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| {
+                thread.join().unwrap_or_else(|_| bail!("it panicked"))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        self.ends.push((end, self.actors.iter().map(|actor| actor.calls).collect()));
+        let failed: Vec<String> =
+            done.into_iter().filter_map(|done| Some(format!("{:#}", done.err()?))).collect();
+        ensure!(failed.is_empty(), "{}", failed.join("; "));
+        match end {
+            End::Closed => volume.close().context("the close")?,
+            End::Dropped => volume.sync().context("the sync before the end")?,
+        }
+        Ok(())
+    }
+
+    /// What all judges say of the volume, which was closed.
+    fn in_the_end(&self) -> Result<()> {
+        is_sound(&self.image()).context("in the end")?;
+        let mounted = Mounted::new(&self.image(), &self.folder.path().join("mnt"), true)?;
+        let seen = self.actors.iter().try_for_each(|actor| by_kernel(actor, mounted.dir()));
+        mounted.unmount()?;
+        seen.context("what the kernel sees in the end")
+    }
+
+    fn keep(&self, image: &Path) -> Result<()> {
+        copy_sparse(&self.image(), image)
+    }
+}
+
+/// What the kernel has in an actor's files.
+fn by_kernel(actor: &Actor, dir: &Path) -> Result<()> {
+    for (name, model) in actor.names.iter().zip(&actor.models) {
+        let bytes = std::fs::read(dir.join(name))?;
+        model::compare(&bytes, model.bytes(), 0).with_context(|| name.clone())?;
+    }
+    Ok(())
+}
+
+/// Takes all space but so many bytes.
+fn fill(volume: &Volume, left: u64) -> Result<()> {
+    let info = volume.info()?;
+    let file = volume.root()?.as_dir()?.create_file(b"filler", &NewNode::default())?.open()?;
+    let mut most = (info.free_blocks * u64::from(info.block_size)).saturating_sub(left);
+    // Groups keep some of what is free for their trees.
+    while let Err(error) = file.allocate(0..most, true) {
+        ensure!(error.kind() == ErrorKind::NoSpace && most > left, "filling the volume: {error}");
+        most -= left;
+    }
+    Ok(())
+}
+
+/// What a thread does as long as the volume is open.
+enum Calls<'a> {
+    Chosen(u64, &'a mut Chooser),
+    Listed(&'a [Step]),
+}
+
+impl Calls<'_> {
+    fn all(self, actor: &mut Actor, volume: &Volume, stop: &AtomicBool) -> Result<()> {
+        let mut at = actor.at(volume)?;
+        at.verify_all().context("when the volume was open")?;
+        match self {
+            Self::Chosen(count, chooser) => {
+                chooser.change_mood();
+                for _ in 0..count {
+                    if stop.load(Ordering::Relaxed) {
+                        return Ok(());
+                    }
+                    let step = chooser.next(at.actor.sizes());
+                    at.step(&step)?;
+                }
+            }
+            Self::Listed(steps) => steps.iter().try_for_each(|step| at.step(step))?,
+        }
+        at.verify_all().context("before the volume is closed")
+    }
+}
