@@ -347,3 +347,28 @@ fn stat_says_where_a_file_ends_that_was_closed_and_is_changed_past_the_pages() {
         assert_eq!(next.metadata().size, 0, "a file that was just made");
     }
 }
+
+/// Who changed a page past the pages wrote back, under a hold of that page alone, dirty ones behind it, too: whoever was
+/// writing to these lost what they wrote, or the end of the file that they moved.
+#[test]
+fn nobody_writes_back_what_they_do_not_hold() {
+    let device = memory(64 << 20);
+    made_on(&device);
+    let volume = open(&device);
+    let file = new_file(&volume, "file").buffered();
+    file.append(&[1; 8192]).expect("written");
+    volume.sync().expect("synced");
+    let second = file.extents().next().expect("one").expect("found").physical + 4096;
+    let writer = file.clone();
+    fileio::testing::at(fileio::testing::CHANGE, move || {
+        // All was written back, and the first page is about to be held.
+        writer.write_at(&[2; 8192], 0).expect("written");
+    });
+    file.punch_hole(0..4096).expect("a hole");
+    let mut seen = vec![0; 4096];
+    volume.device().read(second, &mut seen).expect("read");
+    assert!(seen == [1; 4096], "the second page was written back by who did not hold it");
+    file.sync().expect("synced");
+    volume.device().read(second, &mut seen).expect("read");
+    assert!(seen == [2; 4096]);
+}

@@ -114,12 +114,12 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         is_done
     }
 
-    /// The next dirty pages, as many as follow each other and are written back at once.
+    /// The next dirty pages before `end`, as many as follow each other and are written back at once.
     fn next_run(&self, from: u64, end: u64) -> Option<Range<u64>> {
         let start = self.pages.next_dirty(from).filter(|start| *start < end)?;
         let page = self.pages.page_size();
         let mut to = start + page;
-        while to - start < RUN_BYTES_MAX && self.pages.next_dirty(to) == Some(to) {
+        while to < end && to - start < RUN_BYTES_MAX && self.pages.next_dirty(to) == Some(to) {
             to += page;
         }
         Some(start..to)
