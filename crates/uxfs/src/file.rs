@@ -118,7 +118,8 @@ impl File {
 
     /// What the volume says of it.
     pub fn metadata(&self) -> Metadata {
-        self.node.metadata_of(&self.entry().current())
+        // While the end moves, one who asks twice must not see it go back.
+        Metadata { size: self.size(), ..self.node.metadata_of(&self.entry().current()) }
     }
 
     /// Its size in bytes.

@@ -372,3 +372,39 @@ fn nobody_writes_back_what_they_do_not_hold() {
     volume.device().read(second, &mut seen).expect("read");
     assert!(seen == [2; 4096]);
 }
+
+/// A file was cut, and before that was known in memory, who wrote back a page in front of what was held told the map where it
+/// had ended before: it was as long again.
+#[test]
+fn a_file_that_is_cut_beside_write_back_stays_cut() {
+    let device = memory(64 << 20);
+    made_on(&device);
+    let volume = open(&device);
+    let file = new_file(&volume, "file").buffered();
+    file.append(&[1; 20_000]).expect("written");
+    file.sync().expect("synced");
+    let (other, beside) = (file.clone(), Arc::new(Mutex::new(None)));
+    let keep = Arc::clone(&beside);
+    fileio::testing::at(fileio::testing::COMMITTED, move || {
+        let work = std::thread::spawn(move || {
+            other.write_at(&[2; 100], 0).expect("written");
+            other.sync().expect("synced");
+        });
+        // It may wait for this thread, which holds the end of the file.
+        for _ in 0..200 {
+            if work.is_finished() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        *keep.lock().unwrap() = Some(work);
+    });
+    file.set_len(9_000).expect("cut");
+    let work = beside.lock().unwrap().take().expect("it was begun");
+    work.join().expect("written and synced");
+    assert_eq!(file.size(), 9_000);
+    assert_eq!(file.node().metadata().expect("stat").size, 9_000);
+    file.sync().expect("synced");
+    drop(file);
+    assert_eq!(volume.open_file("file").expect("there").size(), 9_000);
+}

@@ -45,6 +45,8 @@ pub struct BufferedFile<M: DelayedAllocation + 'static> {
     pub(super) window: AtomicU64,
     /// Whether the map was told that the file ends elsewhere in memory.
     pub(super) is_ahead: AtomicBool,
+    /// Whether somebody holds the end of the file to change it; changed with `telling` held.
+    pub(super) is_end_held: AtomicBool,
     is_waiting: AtomicBool,
     pub(super) this: Weak<Self>,
 }
@@ -66,6 +68,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             read_to: AtomicU64::new(0),
             window: AtomicU64::new(0),
             is_ahead: AtomicBool::new(false),
+            is_end_held: AtomicBool::new(false),
             is_waiting: AtomicBool::new(false),
             this: this.clone(),
         })

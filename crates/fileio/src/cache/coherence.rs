@@ -3,7 +3,8 @@
 //! Invariants:
 //! - who changes bytes past the pages holds them exclusively, in whole pages; none of them is dirty then, and none is present
 //!   any more when they are let go: readers find the change on the device;
-//! - who changes where the file ends holds the end, and finds it on the device where it is in memory;
+//! - who changes where the file ends holds the end, and finds it on the device where it is in memory; nobody else tells the map
+//!   of it meanwhile;
 //! - a write past the pages that looks for its bytes itself, as if there were no pages, is one who passes by: as long as there
 //!   is one, nothing is cached.
 
@@ -28,6 +29,8 @@ pub struct HeldToChange<'a, M: DelayedAllocation + 'static> {
     file: &'a BufferedFile<M>,
     range: Range<u64>,
     size: u64,
+    /// Whether the end of the file in memory is among them.
+    holds_end: bool,
     _held: Held<'a>,
 }
 
@@ -49,10 +52,12 @@ impl<M: DelayedAllocation + 'static> HeldToChange<'_, M> {
 
 impl<M: DelayedAllocation + 'static> Drop for HeldToChange<'_, M> {
     fn drop(&mut self) {
-        // Who holds the end may have moved it.
-        if self.file.is_cached() && self.range.contains(&self.file.pages.size()) {
+        if self.holds_end {
+            let _telling = self.file.telling.lock();
+            // Who holds the end may have moved it.
             self.file.pages.set_size(self.file.map().size());
             self.file.map().ends_in_memory_at(None);
+            self.file.is_end_held.store(false, Ordering::Release);
         }
     }
 }
@@ -105,7 +110,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     fn settled<'a>(&'a self, range: Range<u64>, held: Held<'a>) -> Option<HeldToChange<'a, M>> {
         let size = self.map().size();
         if !self.is_cached() {
-            return Some(HeldToChange { file: self, range, size, _held: held });
+            return Some(HeldToChange { file: self, range, size, holds_end: false, _held: held });
         }
         if self.pages.is_dirty_in(&range) || size != self.pages.size() {
             let _told_when_synced = self.write_back_held(range.clone());
@@ -118,10 +123,14 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
         // SAFETY: the range is held exclusively, in whole pages.
         unsafe { self.pages.forget(range.clone()) };
-        if range.contains(&now) {
+        let holds_end = range.contains(&now);
+        if holds_end {
+            // Who writes back elsewhere would tell the map where the file ended before, when it has been cut.
+            let _telling = self.telling.lock();
+            self.is_end_held.store(true, Ordering::Release);
             self.map().ends_in_memory_at(None);
         }
-        Some(HeldToChange { file: self, range, size, _held: held })
+        Some(HeldToChange { file: self, range, size, holds_end, _held: held })
     }
 
     /// Holds the blocks of a range, as [`hold_to_change`](Self::hold_to_change) does.
@@ -179,7 +188,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             || self.write_back_held(range.clone()).is_ok()
                 && (self.pages.size() == self.map().size() || range.end <= self.map().size());
         // Nothing changes: no page has to go, and the end stays.
-        is_settled.then(|| HeldToChange { file: self, range: 0..0, size: self.map().size(), _held: held })
+        let size = self.map().size();
+        is_settled.then_some(HeldToChange { file: self, range: 0..0, size, holds_end: false, _held: held })
     }
 
     /// Keeps everybody out who writes to the file, once every write is over that is under way, with nothing dirty; `None` if

@@ -184,7 +184,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// held.
     fn size_to_tell(&self, run: &Range<u64>) -> Option<u64> {
         let (size, told) = (self.pages.size(), self.map().size());
-        if size <= told {
+        if size <= told || self.is_end_held.load(Ordering::Acquire) {
             return None;
         }
         let mut dirty = self.pages.next_dirty(told);
