@@ -6,11 +6,12 @@
 //!   the old one or the new one.
 
 use super::call::{Call, Pair, Piece, Step};
+use super::files::{Files, Handles};
 use super::model::{self, Content, compare, stamped};
 use anyhow::{Context, Result, bail, ensure};
 use blockdev::AlignedBuf;
 use std::collections::VecDeque;
-use uxfs::{Deduped, ErrorKind, ExchangeOptions, File, Volume};
+use uxfs::{Deduped, ErrorKind, File, Volume};
 
 /// How many of the last calls are shown when one fails.
 const SHOWN: usize = 12;
@@ -38,25 +39,6 @@ pub(super) struct Actor {
     last: VecDeque<Step>,
 }
 
-/// The handles of a file.
-#[derive(Debug)]
-struct Handles {
-    direct: File,
-    buffered: Option<File>,
-}
-
-impl Handles {
-    fn open(volume: &Volume, name: &str, buffers: bool) -> Result<Self> {
-        let direct = volume.open_file(name)?;
-        let buffered = buffers.then(|| direct.buffered());
-        Ok(Self { direct, buffered })
-    }
-
-    fn pick(&self, buffered: bool) -> &File {
-        self.buffered.as_ref().filter(|_| buffered).unwrap_or(&self.direct)
-    }
-}
-
 impl Actor {
     pub(super) fn new(names: [String; 2], tight: bool, buffers: bool, keep: bool) -> Self {
         Self {
@@ -80,7 +62,7 @@ impl Actor {
         let block = u64::from(volume.root()?.metadata()?.block_size);
         let open = |name: &str| Handles::open(volume, name, self.buffers).map(Some);
         let files = [open(&self.names[0])?, open(&self.names[1])?];
-        Ok(At { actor: self, volume, files, block })
+        Ok(At { actor: self, volume, files: Files(files), block })
     }
 
     fn note(&mut self, step: &Step) {
@@ -105,8 +87,7 @@ impl Actor {
 pub(super) struct At<'a> {
     pub(super) actor: &'a mut Actor,
     volume: &'a Volume,
-    /// There is always one, but while it is opened anew.
-    files: [Option<Handles>; 2],
+    files: Files,
     pub(super) block: u64,
 }
 
@@ -125,11 +106,6 @@ impl At<'_> {
                 self.actor.last_calls()
             )
         })
-    }
-
-    fn file(&self, nth: usize, buffered: bool) -> Result<File> {
-        let handles = self.files[nth].as_ref().context("a file that is not open")?;
-        Ok(handles.pick(buffered).clone())
     }
 
     fn model(&mut self, nth: usize) -> &mut Content {
@@ -168,11 +144,11 @@ impl At<'_> {
             Call::Dedupe { pair, same_content } => self.dedupe(step, pair, *same_content),
             Call::Exchange { .. } => self.exchange(step),
             Call::Verify { chunk } => self.verify(nth, *chunk),
-            Call::Sync => Ok(self.file(nth, step.buffered[0])?.sync()?),
+            Call::Sync => Ok(self.files.file(nth, step.buffered[0])?.sync()?),
             Call::SyncVolume => Ok(self.volume.sync()?),
             Call::Reopen => {
-                self.files[nth] = None;
-                self.files[nth] =
+                self.files.0[nth] = None;
+                self.files.0[nth] =
                     Some(Handles::open(self.volume, &self.actor.names[nth], self.actor.buffers)?);
                 Ok(())
             }
@@ -183,11 +159,11 @@ impl At<'_> {
     /// A call that must be refused.
     fn refused(&mut self, step: &Step) -> Result<()> {
         let done = match &step.call {
-            Call::Clone(pair) => self.do_clone(step, pair),
-            Call::Dedupe { pair, .. } => self.do_dedupe(step, pair).map(drop),
-            Call::Copy(pair) => self.do_copy(step, pair).map(drop),
-            Call::Exchange { .. } => self.do_exchange(step),
-            _ => self.do_shape(step),
+            Call::Clone(pair) => self.files.clone_range(step, pair),
+            Call::Dedupe { pair, .. } => self.files.dedupe(step, pair).map(drop),
+            Call::Copy(pair) => self.files.copy(step, pair).map(drop),
+            Call::Exchange { .. } => self.files.exchange(step),
+            _ => self.files.shape(step),
         };
         let kind = done.err().map(|error| error.kind());
         let may_be = |kind| kind == ErrorKind::InvalidInput || kind == ErrorKind::NoSpace && self.actor.tight;
@@ -196,7 +172,7 @@ impl At<'_> {
     }
 
     fn read(&mut self, step: &Step, at: u64, len: u64) -> Result<()> {
-        let file = self.file(step.file, step.buffered[0])?;
+        let file = self.files.file(step.file, step.buffered[0])?;
         self.check_range(&file, step.file, at, len)
     }
 
@@ -215,7 +191,7 @@ impl At<'_> {
     }
 
     fn write(&mut self, step: &Step, at: u64, data: &[u8]) -> Result<()> {
-        let done = self.file(step.file, step.buffered[0])?.write_at(data, at);
+        let done = self.files.file(step.file, step.buffered[0])?.write_at(data, at);
         match self.ended(done)? {
             Some(()) => self.model(step.file).put(at, data),
             None => self.unchanged(step, at, data.len() as u64)?,
@@ -225,7 +201,7 @@ impl At<'_> {
 
     fn overwrite(&mut self, step: &Step, at: u64, len: u64) -> Result<()> {
         let data = stamped(self.actor.calls, at, len);
-        let done = self.file(step.file, step.buffered[0])?.overwrite_at(&data, at);
+        let done = self.files.file(step.file, step.buffered[0])?.overwrite_at(&data, at);
         self.overwritten(step, at, &data, done)
     }
 
@@ -248,7 +224,7 @@ impl At<'_> {
     fn append(&mut self, step: &Step, len: u64) -> Result<()> {
         let size = self.model(step.file).size();
         let data = stamped(self.actor.calls, size, len);
-        let done = self.file(step.file, step.buffered[0])?.append(&data);
+        let done = self.files.file(step.file, step.buffered[0])?.append(&data);
         match self.ended(done)? {
             Some(at) => {
                 ensure!(at == size, "it was put at {at} instead of {size}");
@@ -261,7 +237,7 @@ impl At<'_> {
 
     /// What changes where bytes lie, within one file.
     fn shape(&mut self, step: &Step) -> Result<()> {
-        let done = self.do_shape(step);
+        let done = self.files.shape(step);
         if self.ended(done)?.is_none() {
             let (at, len) = match step.call {
                 Call::SetLen { size } => (size, 0),
@@ -291,52 +267,10 @@ impl At<'_> {
         Ok(())
     }
 
-    fn do_shape(&self, step: &Step) -> uxfs::Result<()> {
-        let Some(handles) = &self.files[step.file] else { return Ok(()) };
-        let file = handles.pick(step.buffered[0]);
-        match step.call {
-            Call::SetLen { size } => file.set_len(size),
-            Call::Allocate { at, len, keep } => file.allocate(at..at + len, keep),
-            Call::Punch { at, len } => file.punch_hole(at..at + len),
-            Call::Zero { at, len, keep } => file.zero_range(at..at + len, keep),
-            Call::Collapse { at, len } => file.collapse_range(at..at + len),
-            Call::Insert { at, len } => file.insert_range(at..at + len),
-            _ => Ok(()),
-        }
-    }
-
-    /// Both files of a call, by the handles that it is done by.
-    fn both(&self, step: &Step, same: bool) -> Option<(&File, &File)> {
-        let one = self.files[step.file].as_ref()?.pick(step.buffered[0]);
-        let other = self.files[step.second(same)].as_ref()?.pick(step.buffered[1]);
-        Some((one, other))
-    }
-
-    fn do_clone(&self, step: &Step, pair: &Pair) -> uxfs::Result<()> {
-        let Some((from, to)) = self.both(step, pair.same) else { return Ok(()) };
-        from.clone_range(pair.from, to, pair.at, pair.len)
-    }
-
-    fn do_copy(&self, step: &Step, pair: &Pair) -> uxfs::Result<u64> {
-        let Some((from, to)) = self.both(step, pair.same) else { return Ok(0) };
-        from.copy_range(pair.from, to, pair.at, pair.len)
-    }
-
-    fn do_dedupe(&self, step: &Step, pair: &Pair) -> uxfs::Result<Deduped> {
-        let Some((from, to)) = self.both(step, pair.same) else { return Ok(Deduped::Differs) };
-        from.dedupe_range(pair.from, to, pair.at, pair.len)
-    }
-
-    fn do_exchange(&self, step: &Step) -> uxfs::Result<()> {
-        let Call::Exchange { at, other_at, len, same } = step.call else { return Ok(()) };
-        let Some((one, other)) = self.both(step, same) else { return Ok(()) };
-        one.exchange_range(at, other, other_at, len, ExchangeOptions::new())
-    }
-
     fn clone_range(&mut self, step: &Step, pair: &Pair) -> Result<()> {
         let len = if pair.len == 0 { u64::MAX } else { pair.len };
         let data = self.model(step.file).read(pair.from, len).to_vec();
-        let done = self.do_clone(step, pair);
+        let done = self.files.clone_range(step, pair);
         match self.ended(done)? {
             Some(()) if data.is_empty() => Ok(()),
             Some(()) => {
@@ -349,7 +283,7 @@ impl At<'_> {
 
     fn copy(&mut self, step: &Step, pair: &Pair) -> Result<()> {
         let data = self.model(step.file).read(pair.from, pair.len).to_vec();
-        let done = self.do_copy(step, pair);
+        let done = self.files.copy(step, pair);
         match self.ended(done)? {
             Some(copied) => {
                 ensure!(copied == data.len() as u64, "{copied} bytes were copied, not {}", data.len());
@@ -373,7 +307,7 @@ impl At<'_> {
         let len = model::deduped(pair, sizes[step.file], sizes[to], self.block);
         let models = &self.actor.models;
         let same = models[step.file].read(pair.from, len) == models[to].read(pair.at, len);
-        let done = self.do_dedupe(step, pair);
+        let done = self.files.dedupe(step, pair);
         match self.ended(done)? {
             Some(Deduped::Same(bytes)) => {
                 ensure!(same && bytes == len, "{bytes} bytes are the same, of {len}")
@@ -386,7 +320,7 @@ impl At<'_> {
 
     fn exchange(&mut self, step: &Step) -> Result<()> {
         let Call::Exchange { at, other_at, len, same } = step.call else { return Ok(()) };
-        let done = self.do_exchange(step);
+        let done = self.files.exchange(step);
         if self.ended(done)?.is_none() {
             return self.unchanged(step, at, self.block);
         }
@@ -401,7 +335,7 @@ impl At<'_> {
 
     /// Data and holes follow each other, and holes are zeroes.
     fn seek(&mut self, step: &Step, from: u64) -> Result<()> {
-        let file = self.file(step.file, step.buffered[0])?;
+        let file = self.files.file(step.file, step.buffered[0])?;
         let (size, block) = (self.model(step.file).size(), self.block);
         let mut at = from;
         for _ in 0..WALK {
@@ -430,7 +364,7 @@ impl At<'_> {
     fn queue(&mut self, step: &Step, pieces: &[Piece]) -> Result<()> {
         let mut over = Vec::new();
         {
-            let mut queue = self.file(step.file, step.buffered[0])?.queue(DEPTH)?;
+            let mut queue = self.files.file(step.file, step.buffered[0])?.queue(DEPTH)?;
             for (tag, piece) in pieces.iter().enumerate().take(DEPTH as usize) {
                 if piece.is_write {
                     let buf = AlignedBuf::copied(&stamped(self.actor.calls, piece.at, piece.len));
@@ -463,7 +397,7 @@ impl At<'_> {
         let from = at.saturating_sub(2 * self.block);
         let by = [step.buffered[0], !step.buffered[0]];
         for buffered in by {
-            let file = self.file(step.file, buffered)?;
+            let file = self.files.file(step.file, buffered)?;
             let len = len.min(4 << 20) + 4 * self.block;
             self.check_range(&file, step.file, from, len).context("after a call that failed")?;
         }
@@ -472,7 +406,7 @@ impl At<'_> {
 
     /// What found no space on the way has left old bytes or new ones.
     fn in_part(&mut self, nth: usize, at: u64, data: &[u8]) -> Result<()> {
-        let file = self.file(nth, self.actor.calls.is_multiple_of(2))?;
+        let file = self.files.file(nth, self.actor.calls.is_multiple_of(2))?;
         let (size, old) = (file.size(), &self.actor.models[nth]);
         let end = at + data.len() as u64;
         ensure!(size >= old.size() && size <= old.size().max(end), "{size} bytes after a call that failed");
@@ -490,7 +424,7 @@ impl At<'_> {
 
     fn check_sizes(&self) -> Result<()> {
         for (nth, size) in self.actor.sizes().into_iter().enumerate() {
-            let Some(handles) = &self.files[nth] else { bail!("a file that is not open") };
+            let Some(handles) = &self.files.0[nth] else { bail!("a file that is not open") };
             let found = handles.direct.size();
             let name = &self.actor.names[nth];
             ensure!(found == size, "{name} has {found} bytes instead of {size}");
@@ -507,7 +441,7 @@ impl At<'_> {
 
     /// All of a file, so many bytes at a time, by all of its handles.
     fn verify(&self, nth: usize, chunk: u64) -> Result<()> {
-        let Some(handles) = &self.files[nth] else { return Ok(()) };
+        let Some(handles) = &self.files.0[nth] else { return Ok(()) };
         // What is read by one may come into memory for the other.
         let by = [Some(&handles.direct), handles.buffered.as_ref()];
         for file in by.into_iter().flatten() {

@@ -10,6 +10,7 @@
 mod actor;
 mod call;
 mod choice;
+mod files;
 mod kept;
 mod model;
 

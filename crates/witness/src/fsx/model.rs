@@ -261,7 +261,7 @@ mod tests {
             (Call::Collapse { at: 0, len: 4096 }, false),
             (Call::Collapse { at: 4096, len: 8192 }, true),
             (Call::Insert { at: 8192, len: 512 }, true),
-            (Call::Clone(pair(8192, 4096, 1808, false)), false),
+            (Call::Clone(pair(8192, 8192, 1808, false)), false),
             (Call::Clone(pair(8192, 0, 1808, false)), true),
             (Call::Clone(pair(0, 4096, 8192, true)), true),
             (Call::Dedupe { pair: pair(0, 0, 5000, false), same_content: true }, false),
