@@ -20,6 +20,7 @@ pub mod history;
 pub mod hostile;
 pub mod kernel;
 pub mod leftovers;
+pub mod linear;
 pub mod matrix;
 pub mod quota;
 pub mod record;

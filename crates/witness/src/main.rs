@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use witness::{
     changes, check, compare, damage, engine, fill, from, fsx, full, history, hostile, kernel, leftovers,
-    matrix, quota, recover_time, scale, torture, v4, vm,
+    linear, matrix, quota, recover_time, scale, torture, v4, vm,
 };
 
 /// Outside witnesses for uxfs.
@@ -36,6 +36,7 @@ enum Command {
     Check(check::Args),
     Kill(history::kill::Args),
     Leftovers(leftovers::Args),
+    Linear(linear::Args),
     Matrix(matrix::Args),
     Quota(quota::Args),
     Recover(history::recover::Args),
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         Command::Kill(args) => history::kill::run(&args),
         Command::KillWorker(args) => history::kill::work(&args),
         Command::Leftovers(args) => leftovers::run(&args),
+        Command::Linear(args) => linear::run(&args),
         Command::Matrix(args) => matrix::run(&args),
         Command::Quota(args) => quota::run(&args),
         Command::QuotaGuest(args) => quota::guest(&args),
