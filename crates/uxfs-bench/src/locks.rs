@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::interrupt;
 use crate::measure::{Collector, Measurement, Sample, Series};
+use crate::model::locks as model;
 use crate::suite::Observer;
 use crate::target::Label;
 use crate::together;
@@ -24,57 +25,90 @@ pub const RANGES: u64 = 100;
 const RANGE_BYTES: u64 = 4096;
 
 /// A locking that can be made anew for each measurement.
-trait Design: ByteRangeLock + Sized {
+pub(crate) trait Design: ByteRangeLock + Sized {
+    /// Whether it knows the file alone, and no ranges.
+    const WHOLE: bool;
     /// A lock that nobody holds.
     fn make() -> Self;
 }
 
 macro_rules! designs {
-    ($($lock:ty),*) => { $(impl Design for $lock {
+    ($($lock:ty: $whole:literal),*) => { $(impl Design for $lock {
+        const WHOLE: bool = $whole;
         fn make() -> Self {
             Self::new()
         }
     })* };
 }
-designs!(WholeFileLock, IntervalTreeLock, BTreeLock, RangeLock);
+designs!(WholeFileLock: true, IntervalTreeLock: false, BTreeLock: false, RangeLock: false);
 
 /// One line of the table.
-struct Case {
+pub(crate) struct Case {
     /// `rangelock`, or the library that it is compared with.
     target: &'static str,
-    locking: &'static str,
-    op: &'static str,
+    pub(crate) locking: &'static str,
+    pub(crate) op: &'static str,
     /// Gives pairs a second.
-    run: fn(usize, Duration) -> Result<f64>,
+    pub(crate) run: Run,
+    /// Does the same for the model's recorder.
+    pub(crate) record: Record,
 }
 
-const fn case(locking: &'static str, op: &'static str, run: fn(usize, Duration) -> Result<f64>) -> Case {
-    Case { target: "rangelock", locking, op, run }
+/// Runs so many threads for so long.
+type Run = fn(usize, Duration) -> Result<f64>;
+/// Has so many threads take turns.
+type Record = fn(usize) -> Result<()>;
+
+impl Case {
+    pub(crate) fn label(&self) -> Label {
+        Label { target: self.target.into(), device: "none".into(), locking: Some(self.locking.into()) }
+    }
+}
+
+const fn case(locking: &'static str, op: &'static str, (run, record): (Run, Record)) -> Case {
+    Case { target: "rangelock", locking, op, run, record }
+}
+
+const fn one<L: Design, const EXCLUSIVE: bool>() -> (Run, Record) {
+    (one_held::<L, EXCLUSIVE>, model::one_held::<L, EXCLUSIVE>)
+}
+
+const fn all<L: Design, const EXCLUSIVE: bool>() -> (Run, Record) {
+    (all_held::<L, EXCLUSIVE>, model::all_held::<L, EXCLUSIVE>)
+}
+
+const fn word<const EXCLUSIVE: bool>() -> (Run, Record) {
+    (word_lock::<EXCLUSIVE>, model::word_lock)
+}
+
+/// The one that has no threads beside it is not recorded as a line of its own.
+const fn single<L: Design>() -> (Run, Record) {
+    (uncontended::<L>, model::one_held::<L, true>)
 }
 
 /// Lines that are measured at each thread count.
-const CASES: &[Case] = &[
-    case("exclusive", "one-held", one_held::<WholeFileLock, true>),
-    case("interval-tree", "one-held", one_held::<IntervalTreeLock, true>),
-    case("btree", "one-held", one_held::<BTreeLock, true>),
-    case("range", "one-held", one_held::<RangeLock, true>),
-    case("interval-tree", "all-held", all_held::<IntervalTreeLock, true>),
-    case("btree", "all-held", all_held::<BTreeLock, true>),
-    case("range", "all-held", all_held::<RangeLock, true>),
-    case("shared", "shared, one-held", one_held::<WholeFileLock, false>),
-    case("interval-tree", "shared, one-held", one_held::<IntervalTreeLock, false>),
-    case("btree", "shared, one-held", one_held::<BTreeLock, false>),
-    case("range", "shared, one-held", one_held::<RangeLock, false>),
-    Case { target: "parking_lot", ..case("rwlock", "shared, one-held", word_lock::<false>) },
+pub(crate) const CASES: &[Case] = &[
+    case("exclusive", "one-held", one::<WholeFileLock, true>()),
+    case("interval-tree", "one-held", one::<IntervalTreeLock, true>()),
+    case("btree", "one-held", one::<BTreeLock, true>()),
+    case("range", "one-held", one::<RangeLock, true>()),
+    case("interval-tree", "all-held", all::<IntervalTreeLock, true>()),
+    case("btree", "all-held", all::<BTreeLock, true>()),
+    case("range", "all-held", all::<RangeLock, true>()),
+    case("shared", "shared, one-held", one::<WholeFileLock, false>()),
+    case("interval-tree", "shared, one-held", one::<IntervalTreeLock, false>()),
+    case("btree", "shared, one-held", one::<BTreeLock, false>()),
+    case("range", "shared, one-held", one::<RangeLock, false>()),
+    Case { target: "parking_lot", ..case("rwlock", "shared, one-held", word::<false>()) },
 ];
 
 /// Lines that are measured with one thread.
 const SINGLE: &[Case] = &[
-    case("exclusive", "uncontended", uncontended::<WholeFileLock>),
-    case("interval-tree", "uncontended", uncontended::<IntervalTreeLock>),
-    case("btree", "uncontended", uncontended::<BTreeLock>),
-    case("range", "uncontended", uncontended::<RangeLock>),
-    Case { target: "parking_lot", ..case("rwlock", "uncontended", word_lock::<true>) },
+    case("exclusive", "uncontended", single::<WholeFileLock>()),
+    case("interval-tree", "uncontended", single::<IntervalTreeLock>()),
+    case("btree", "uncontended", single::<BTreeLock>()),
+    case("range", "uncontended", single::<RangeLock>()),
+    Case { target: "parking_lot", ..case("rwlock", "uncontended", word::<true>()) },
 ];
 
 /// Measures every line, round by round.
@@ -93,11 +127,7 @@ pub(crate) fn run(config: &Config, observer: &mut dyn Observer) -> Result<Vec<Me
             let ops_per_s = (case.run)(threads, config.min_time)?;
             let line = Series {
                 workload: "rangelock",
-                label: Label {
-                    target: case.target.into(),
-                    device: "none".into(),
-                    locking: Some(case.locking.into()),
-                },
+                label: case.label(),
                 op: case.op,
                 threads,
                 depth: 1,
@@ -111,12 +141,12 @@ pub(crate) fn run(config: &Config, observer: &mut dyn Observer) -> Result<Vec<Me
 }
 
 /// The mode, from a constant: function pointers in a table cannot capture one.
-const fn mode(exclusive: bool) -> Mode {
+pub(crate) const fn mode(exclusive: bool) -> Mode {
     if exclusive { Mode::Exclusive } else { Mode::Shared }
 }
 
 /// The `nth` range of a thread.
-fn range(thread: usize, nth: u64) -> Range<u64> {
+pub(crate) fn range(thread: usize, nth: u64) -> Range<u64> {
     let start = (thread as u64 * RANGES + nth) * RANGE_BYTES;
     start..start + RANGE_BYTES
 }

@@ -1,0 +1,129 @@
+//! The range locks alone, as the workload `rangelock` has them, for a recording.
+//!
+//! While one thread is recorded, each of the others holds what it would hold in the middle of its work: a range, or half of
+//! its ranges; nothing where the whole file can be held by one alone.
+
+use super::Subject;
+use super::pen::{Pen, Script, take_turns};
+use crate::config::Config;
+use crate::error::Result;
+use crate::locks::{CASES, Case, Design, RANGES, mode, range};
+
+/// The lines of the table that the model can be asked for.
+pub(crate) fn subjects(config: &Config) -> Vec<Subject<'_>> {
+    let wanted = |case: &&Case| {
+        config.locking.is_empty() || config.locking.iter().any(|locking| locking.name() == case.locking)
+    };
+    CASES.iter().filter(wanted).map(|case| Subject::of_case(case, config)).collect()
+}
+
+impl<'a> Subject<'a> {
+    fn of_case(case: &'static Case, config: &'a Config) -> Self {
+        Self {
+            label: case.label(),
+            op: case.op,
+            depth: 1,
+            each: if case.op == "all-held" { RANGES } else { 1 },
+            alone: Box::new(|| (case.run)(1, config.min_time)),
+            record: Box::new(case.record),
+        }
+    }
+}
+
+/// One range held at a time.
+pub(crate) fn one_held<L: Design, const EXCLUSIVE: bool>(threads: usize) -> Result<()> {
+    take_turns(&OneHeld::<L, EXCLUSIVE>(L::make()), threads)
+}
+
+/// All ranges held before the first is let go of.
+pub(crate) fn all_held<L: Design, const EXCLUSIVE: bool>(threads: usize) -> Result<()> {
+    take_turns(&AllHeld::<L, EXCLUSIVE>(L::make()), threads)
+}
+
+/// The word-sized lock of `parking_lot` around nothing, taken shared.
+pub(crate) fn word_lock(threads: usize) -> Result<()> {
+    take_turns(&WordLock(parking_lot::RwLock::new(())), threads)
+}
+
+struct OneHeld<L, const EXCLUSIVE: bool>(L);
+
+impl<L: Design, const EXCLUSIVE: bool> Script for OneHeld<L, EXCLUSIVE> {
+    type Part = usize;
+    type Stand = Option<L::Token>;
+
+    fn part(&self, thread: usize) -> Result<usize> {
+        Ok(thread)
+    }
+
+    fn stand(&self, thread: &mut usize) -> Result<Self::Stand> {
+        let can = !(L::WHOLE && EXCLUSIVE);
+        Ok(can.then(|| self.0.acquire(range(*thread, RANGES / 2), mode(EXCLUSIVE))))
+    }
+
+    fn leave(&self, _: &mut usize, stand: Self::Stand) -> Result<()> {
+        stand.into_iter().for_each(|token| self.0.release(token));
+        Ok(())
+    }
+
+    fn cycle(&self, thread: &mut usize, pen: &Pen) -> Result<()> {
+        for nth in 0..RANGES {
+            pen.op(|| drop(self.0.lock(range(*thread, nth), mode(EXCLUSIVE))));
+        }
+        Ok(())
+    }
+}
+
+struct AllHeld<L, const EXCLUSIVE: bool>(L);
+
+impl<L: Design, const EXCLUSIVE: bool> Script for AllHeld<L, EXCLUSIVE> {
+    type Part = usize;
+    type Stand = Vec<L::Token>;
+
+    fn part(&self, thread: usize) -> Result<usize> {
+        Ok(thread)
+    }
+
+    fn stand(&self, thread: &mut usize) -> Result<Self::Stand> {
+        Ok((0..RANGES / 2).map(|nth| self.0.acquire(range(*thread, nth), mode(EXCLUSIVE))).collect())
+    }
+
+    fn leave(&self, _: &mut usize, stand: Self::Stand) -> Result<()> {
+        stand.into_iter().for_each(|token| self.0.release(token));
+        Ok(())
+    }
+
+    fn cycle(&self, thread: &mut usize, pen: &Pen) -> Result<()> {
+        pen.op(|| {
+            let held: [L::Guard<'_>; RANGES as usize] =
+                std::array::from_fn(|nth| self.0.lock(range(*thread, nth as u64), mode(EXCLUSIVE)));
+            drop(held);
+        });
+        Ok(())
+    }
+}
+
+struct WordLock(parking_lot::RwLock<()>);
+
+impl Script for WordLock {
+    type Part = ();
+    type Stand = ();
+
+    fn part(&self, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn stand(&self, (): &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&self, (): &mut (), (): ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn cycle(&self, (): &mut (), pen: &Pen) -> Result<()> {
+        for _ in 0..RANGES {
+            pen.op(|| drop(std::hint::black_box(self.0.read())));
+        }
+        Ok(())
+    }
+}

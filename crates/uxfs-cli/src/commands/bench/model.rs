@@ -1,0 +1,144 @@
+//! `uxfs bench --model`: predictions, with all that they are made of, and never to be taken for measurements.
+
+use super::{Progress, failure, json_line};
+use crate::exit::{Exit, Failure, Result};
+use crate::options::Global;
+use comfy_table::{CellAlignment, Table, presets};
+use std::ffi::OsString;
+use std::io::Write;
+use uxfs_bench::{Config, Prediction, Recorder, Workload};
+
+/// The hidden option that this command is run with by its recorder.
+const RECORD: &str = "--model-record";
+
+/// What the recorder runs: a subject's number, and how many threads.
+pub fn record(config: &Config, workloads: &[Workload], what: &str) -> Result<Exit> {
+    let wrong = || Failure::new(Exit::Usage, format!("{RECORD} {what}: not NTH:THREADS"));
+    let (nth, threads) = what.split_once(':').ok_or_else(wrong)?;
+    let (nth, threads) = (nth.parse().map_err(|_| wrong())?, threads.parse().map_err(|_| wrong())?);
+    let &[workload] = workloads else { return Err(wrong()) };
+    uxfs_bench::record(config, workload, nth, threads).map_err(failure)?;
+    Ok(Exit::Ok)
+}
+
+/// Predicts, and prints.
+pub fn run(config: &Config, workloads: &[Workload], moved_ns: Option<f64>, global: &Global) -> Result<Exit> {
+    let &[workload] = workloads else {
+        return Err(Failure::new(Exit::Usage, "--model: name one workload"));
+    };
+    if moved_ns.is_some_and(|ns| !(0.0..=1e6).contains(&ns)) {
+        return Err(Failure::new(Exit::Usage, "--moved-ns: a moved line costs from 0 to 1,000,000 ns"));
+    }
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::new(Exit::Io, format!("bench: where is this program? {error}")))?;
+    let args: Vec<OsString> = std::env::args_os().skip(1).chain([RECORD.into()]).collect();
+    let recorder = Recorder { program, args };
+    let mut progress = Progress::new();
+    let predictions = uxfs_bench::predict(config, workload, &recorder, moved_ns, &mut progress);
+    progress.clear();
+    let predictions = predictions.map_err(failure)?;
+    let mut out = std::io::stdout().lock();
+    if global.json {
+        predictions.iter().try_for_each(|line| json_line(&mut out, line))?;
+    } else {
+        print(&mut out, &predictions, global.verbose)?;
+    }
+    out.flush()?;
+    Ok(Exit::Ok)
+}
+
+/// Prints two tables: what is predicted, and what that is made of.
+fn print(out: &mut impl Write, lines: &[Prediction], verbose: bool) -> Result<()> {
+    let Some(first) = lines.first() else { return Ok(()) };
+    writeln!(
+        out,
+        "\n{}: a PREDICTION, not a measurement (operations a second; each thread on a processor of its own, a \
+         moved line {:.1} ns)\n{}",
+        first.workload,
+        first.moved_line_ns,
+        predicted(lines)
+    )?;
+    writeln!(out, "\nwhat it is made of, for one operation\n{}", parts(lines, verbose))?;
+    Ok(())
+}
+
+fn name(line: &Prediction) -> String {
+    line.locking.iter().fold(line.target.clone(), |name, locking| name + " " + locking)
+}
+
+fn figure(ops: f64) -> String {
+    match ops {
+        ops if ops >= 10e6 => format!("{:.1}M", ops / 1e6),
+        ops if ops >= 1e6 => format!("{:.2}M", ops / 1e6),
+        ops if ops >= 10e3 => format!("{:.0}k", ops / 1e3),
+        ops => format!("{ops:.0}"),
+    }
+}
+
+/// A row for each design, a column for each thread count.
+fn predicted(lines: &[Prediction]) -> Table {
+    let mut threads: Vec<usize> = lines.iter().map(|line| line.threads).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    let counts = threads.iter().map(|&n| if n == 1 { "1 thread".to_owned() } else { n.to_string() });
+    table
+        .set_header(["".to_owned(), "".to_owned()].into_iter().chain(counts).chain(["last÷best".to_owned()]));
+    for row in lines.chunk_by(|a, b| (a.op, name(a)) == (b.op, name(b))) {
+        let Some(line) = row.first() else { continue };
+        let of = |n: &usize| row.iter().find(|line| line.threads == *n).map(|line| line.ops_per_s);
+        let ops: Vec<Option<f64>> = threads.iter().map(of).collect();
+        let best = ops.iter().flatten().copied().fold(0.0, f64::max);
+        let last = ops.last().copied().flatten().unwrap_or_default();
+        let cells = ops.into_iter().map(|ops| ops.map_or_else(String::new, figure));
+        let ends = [format!("{:.2}×", last / best.max(1e-9))];
+        table.add_row([line.op.to_owned(), name(line)].into_iter().chain(cells).chain(ends));
+    }
+    align(&mut table, 2..threads.len() + 3);
+    table
+}
+
+/// A row for each prediction.
+fn parts(lines: &[Prediction], verbose: bool) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.set_header([
+        "",
+        "",
+        "threads",
+        "instructions",
+        "alone ns",
+        "lines moved",
+        "serial ns",
+        "predicted",
+        "at most",
+        if verbose { "what is serial; what moves" } else { "what is serial" },
+    ]);
+    for line in lines {
+        let mut what = line.serial.clone().unwrap_or_else(|| "nothing".to_owned());
+        if verbose {
+            line.worst.iter().for_each(|worst| what += &format!("\n{:.2} × {}", worst.moves, worst.line));
+        }
+        table.add_row([
+            line.op.to_owned(),
+            name(line),
+            line.threads.to_string(),
+            format!("{:.0}", line.instructions),
+            format!("{:.1}", line.alone_ns),
+            format!("{:.2}", line.moved_lines),
+            format!("{:.1}", line.serial_ns),
+            figure(line.ops_per_s),
+            figure(line.limit_ops_per_s),
+            what,
+        ]);
+    }
+    align(&mut table, 2..9);
+    table
+}
+
+fn align(table: &mut Table, columns: std::ops::Range<usize>) {
+    for column in table.column_iter_mut().skip(columns.start).take(columns.len()) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
