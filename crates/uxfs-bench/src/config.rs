@@ -36,6 +36,10 @@ pub enum Workload {
 }
 
 impl Workload {
+    /// Those that there is a model of.
+    pub(crate) const MODELLED: [Self; 5] =
+        [Self::Overwrite, Self::RandRw, Self::Buffered, Self::RangeLock, Self::Handles];
+
     /// Its name in reports.
     pub const fn name(self) -> &'static str {
         match self {

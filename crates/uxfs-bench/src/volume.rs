@@ -80,14 +80,14 @@ impl OwnVolume {
 }
 
 /// Opens the volume and its file.
-fn open_file(device: &Arc<dyn BlockDevice>, locking: Locking) -> Result<uxfs::File> {
+pub(crate) fn open_file(device: &Arc<dyn BlockDevice>, locking: Locking) -> Result<uxfs::File> {
     let options = OpenOptions::new().writable(true).locking(locking);
     let volume = Volume::open_device(Arc::clone(device), &options).map_err(Error::volume)?;
     volume.open_file(format!("/{FILE_NAME}")).map_err(Error::volume)
 }
 
 /// The same through a page cache, into which all of the file is read.
-fn open_cached(device: &Arc<dyn BlockDevice>, locking: Locking) -> Result<uxfs::File> {
+pub(crate) fn open_cached(device: &Arc<dyn BlockDevice>, locking: Locking) -> Result<uxfs::File> {
     let options = OpenOptions::new().writable(true).locking(locking).cache_size(device.size() * 2);
     let volume = Volume::open_device(Arc::clone(device), &options).map_err(Error::volume)?;
     let file = volume.open_file(format!("/{FILE_NAME}")).map_err(Error::volume)?.buffered();

@@ -45,6 +45,9 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
+    if let Some(recorded) = commands::bench::recorded() {
+        return recorded.unwrap_or_else(|failure| report(&failure)).into();
+    }
     let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => {

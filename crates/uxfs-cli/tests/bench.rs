@@ -275,7 +275,7 @@ fn wrong_command_lines_are_refused_before_anything_is_made() {
     let precious = b"precious".repeat(512);
     std::fs::write(&file, &precious).expect("room");
     let device = format!("--device={}", file.display());
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 18] = [
         (&["bench", "osync", &device], "--force"),
         (&["bench", "osync", "--force", &device], "has 4096 bytes"),
         (&["bench", "osync", "--sync=jbd"], "no way to flush is called"),
@@ -290,6 +290,10 @@ fn wrong_command_lines_are_refused_before_anything_is_made() {
         (&["bench", "fsmark", "--workload=DRBL"], "--workload: only fxmark"),
         (&["bench", "overwrite", "--size=1T"], "one group"),
         (&["bench", "nonsense"], "nonsense"),
+        (&["bench", "fsmark", "--model"], "no model of fsmark"),
+        (&["bench", "all", "--model"], "name one workload"),
+        (&["bench", "rangelock", "--model", "--threads=257"], "from 1 to 256 threads"),
+        (&["bench", "rangelock", "--model", "--moved-ns=-1"], "--moved-ns"),
     ];
     for (args, message) in cases {
         let output = output(args);
@@ -428,4 +432,73 @@ fn what_leaves_no_volume_keeps_none() {
         assert_eq!(said, "uxfs: --keep: this workload leaves no volume that could be kept\n");
         assert!(!keep.exists());
     }
+}
+
+/// Predictions as JSON Lines.
+fn predictions(args: &[&str]) -> Vec<Value> {
+    let output = output(&[&["--json", "bench", "--model", "--moved-ns=50"], args].concat());
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[test]
+fn a_prediction_says_that_it_is_one_and_what_it_is_made_of() {
+    let lines = predictions(&["rangelock", "--threads=1,2", "--locking=btree,range"]);
+    // Two thread counts of two lockings, each with three operations.
+    assert_eq!(lines.len(), 12);
+    let number =
+        |line: &Value, field: &str| line[field].as_f64().unwrap_or_else(|| panic!("{field}: {line}"));
+    for line in &lines {
+        assert_eq!((&line["predicted"], &line["moved_line_ns"]), (&Value::Bool(true), &Value::from(50.0)));
+        for field in ["ops_per_s", "greedy_ops_per_s", "limit_ops_per_s", "alone_ns", "instructions"] {
+            assert!(number(line, field) > 0.0, "{field}: {line}");
+        }
+        let (moved, serial) = (number(line, "moved_lines"), number(line, "serial_ns"));
+        // Threads whose ranges lie elsewhere share nothing in one design, and a lock in the other.
+        let shares = line["threads"] == 2 && line["locking"] == "btree";
+        assert_eq!((moved > 0.0, serial > 0.0), (shares, shares), "{line}");
+        assert_eq!(
+            line["serial"].as_str().is_some_and(|serial| serial.contains("the lock")),
+            shares,
+            "{line}"
+        );
+        assert_eq!(line["worst"].as_array().is_some_and(|worst| !worst.is_empty()), shares, "{line}");
+    }
+    for pair in lines.chunks(2) {
+        let gain = number(&pair[1], "ops_per_s") / number(&pair[0], "ops_per_s");
+        let scales = pair[0]["locking"] == "range";
+        assert!(if scales { (1.99..2.01).contains(&gain) } else { gain < 1.0 }, "{gain}: {pair:?}");
+    }
+    let output = output(&["bench", "rangelock", "--model", "--threads=1", "--locking=shared"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("a PREDICTION, not a measurement") && text.contains("serial ns"), "{text}");
+}
+
+#[test]
+fn requests_on_files_and_journal_handles_are_predicted_too() {
+    let small = ["--size=4M", "--pages=256", "--threads=2"];
+    for (args, ops) in [
+        (&["overwrite", "--locking=exclusive,range"][..], 4),
+        (&["randrw", "--direct", "--depth=4", "--locking=interval-tree"], 1),
+        (&["randrw", "--locking=range"], 1),
+        (&["handles", "--handles=locked,atomic"], 6),
+    ] {
+        let lines = predictions(&[args, &small].concat());
+        assert_eq!(lines.len(), ops, "{args:?}");
+        for line in lines {
+            assert!(line["predicted"] == true && line["ops_per_s"].as_f64() > Some(0.0), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_prediction_without_valgrind_says_what_to_install() {
+    let nothing = tempfile::tempdir().expect("a directory");
+    let mut command = uxfs(&["bench", "rangelock", "--model"]);
+    let output = command.env("PATH", nothing.path()).output().expect("the command starts");
+    assert_eq!(output.status.code(), Some(6));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("install the package valgrind"), "{said}");
+    assert!(output.stdout.is_empty());
 }

@@ -18,7 +18,7 @@ const UNIT: u32 = 1024;
 const PAIRS: u64 = 100;
 
 /// An empty volume that is open for writing.
-pub(super) struct Handles {
+pub(crate) struct Handles {
     volume: Arc<Volume>,
     /// Holds the image; none where it is in anonymous memory.
     _dir: Option<TempDir>,
@@ -26,7 +26,7 @@ pub(super) struct Handles {
 
 impl Handles {
     /// A new volume, and the name of what it lies on.
-    pub(super) fn make(config: &Config, designs: Designs) -> Result<(Self, String)> {
+    pub(crate) fn make(config: &Config, designs: Designs) -> Result<(Self, String)> {
         let (device, name, dir) = make_device(config, VOLUME_BYTES)?;
         ::uxfs::mkfs_device(Arc::clone(&device), &mkfs_options(config, 4)?, true).map_err(Error::volume)?;
         let options = OpenOptions { writable: true, designs, ..OpenOptions::default() };
@@ -35,7 +35,7 @@ impl Handles {
     }
 
     /// Pairs a second of so many threads.
-    pub(super) fn measure(&self, op: Op, threads: usize, time: Duration) -> Result<f64> {
+    pub(crate) fn measure(&self, op: Op, threads: usize, time: Duration) -> Result<f64> {
         let journal = &**self.volume.journal().map_err(Error::volume)?;
         let mut threads = vec![(); threads];
         let mut run = |each, cycle: fn(&Journal) -> xfs::Result<()>| {
@@ -55,6 +55,15 @@ impl Handles {
     /// Closes the volume, of which nothing was changed.
     pub(super) fn finish(self) -> Result<()> {
         self.volume.close().map_err(Error::volume)
+    }
+}
+
+/// One handle of an operation, for the model's recorder.
+pub(crate) fn cycle(op: Op) -> fn(&Journal) -> xfs::Result<()> {
+    match op {
+        Op::Extend => extend,
+        Op::Roll => roll,
+        _ => start_stop,
     }
 }
 

@@ -22,7 +22,7 @@ use crate::suite::{Observer, Report};
 use crate::target::Label;
 use ::uxfs::Designs;
 use inodes::Files;
-use journal::Handles;
+pub(crate) use journal::{Handles, cycle};
 
 /// The name of the workload in reports.
 const NAME: &str = "handles";
@@ -31,11 +31,11 @@ const NAME: &str = "handles";
 const PAIRS_A_BARRIER: u64 = 1000;
 
 /// The size of a volume: one that has a log of the size that larger ones have.
-const VOLUME_BYTES: u64 = 4 << 30;
+pub(crate) const VOLUME_BYTES: u64 = 4 << 30;
 
 /// What is measured, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Op {
+pub(crate) enum Op {
     StartStop,
     Extend,
     Roll,
@@ -46,7 +46,7 @@ enum Op {
 impl Op {
     const ALL: [Self; 5] = [Self::StartStop, Self::Extend, Self::Roll, Self::Barrier, Self::Inode];
 
-    const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::StartStop => "start/stop",
             Self::Extend => "extend",

@@ -3,31 +3,38 @@
 //! While one thread is recorded, each of the others holds what it would hold in the middle of its work: a range, or half of
 //! its ranges; nothing where the whole file can be held by one alone.
 
-use super::Subject;
-use super::pen::{Pen, Script, take_turns};
+use super::pen::{Pen, Script, introduce, take_turns};
+use super::{Scene, Subject, no_subject};
 use crate::config::Config;
 use crate::error::Result;
 use crate::locks::{CASES, Case, Design, RANGES, mode, range};
 
 /// The lines of the table that the model can be asked for.
-pub(crate) fn subjects(config: &Config) -> Vec<Subject<'_>> {
+pub(crate) fn scene(config: &Config) -> Scene<'_> {
     let wanted = |case: &&Case| {
         config.locking.is_empty() || config.locking.iter().any(|locking| locking.name() == case.locking)
     };
-    CASES.iter().filter(wanted).map(|case| Subject::of_case(case, config)).collect()
+    let subjects = CASES.iter().filter(wanted).map(|case| Subject {
+        label: case.label(),
+        op: case.op,
+        depth: 1,
+        each: if case.op == "all-held" { RANGES } else { 1 },
+        key: key(case),
+        slices: super::SLICES,
+        alone: Box::new(|| (case.run)(1, config.min_time)),
+    });
+    Scene { subjects: subjects.collect(), instruction_ns: None, image: None }
 }
 
-impl<'a> Subject<'a> {
-    fn of_case(case: &'static Case, config: &'a Config) -> Self {
-        Self {
-            label: case.label(),
-            op: case.op,
-            depth: 1,
-            each: if case.op == "all-held" { RANGES } else { 1 },
-            alone: Box::new(|| (case.run)(1, config.min_time)),
-            record: Box::new(case.record),
-        }
-    }
+fn key(case: &Case) -> String {
+    format!("{} {}", case.label(), case.op)
+}
+
+/// Does what is recorded.
+pub(crate) fn record(wanted: &str, threads: usize) -> Result<()> {
+    let case = CASES.iter().find(|case| key(case) == wanted).ok_or_else(|| no_subject(wanted))?;
+    introduce()?;
+    (case.record)(threads)
 }
 
 /// One range held at a time.

@@ -1,7 +1,7 @@
 //! A prediction, with the parts that it is made of.
 
 use super::Subject;
-use super::simulate::{self, Serial};
+use super::simulate::{self, HandOver, Serial};
 use super::steps::{self, Pace, Program};
 use super::trace::Recording;
 use crate::config::Workload;
@@ -31,8 +31,10 @@ pub struct Prediction {
     pub threads: usize,
     /// Requests that each thread keeps in flight.
     pub depth: u32,
-    /// Operations a second, all threads together.
+    /// Operations a second, all threads together, where a lock goes to whoever has waited longest.
     pub ops_per_s: f64,
+    /// The same where whoever gave a lock back may take it again before any other can.
+    pub greedy_ops_per_s: f64,
     /// What they could be at most: as many threads as there are, none of which waits, or one after the other through what
     /// only one can have.
     pub limit_ops_per_s: f64,
@@ -75,7 +77,8 @@ impl Parts<'_> {
     pub(super) fn predict(&self, seed: u64) -> Prediction {
         let Self { subject, pace, recording, .. } = self;
         let program = steps::program(recording, *pace);
-        let outcome = simulate::run(&program, self.moved_ns, OPERATIONS, seed);
+        let run = |hand_over| simulate::run(&program, self.moved_ns, hand_over, OPERATIONS, seed);
+        let (outcome, greedy) = (run(HandOver::Fair), run(HandOver::Greedy));
         let each = subject.each as f64;
         let instructions = recording.instructions() / each;
         let alone_ns = instructions * pace.instruction_ns + recording.cold_lines() / each * pace.cold_line_ns;
@@ -92,6 +95,7 @@ impl Parts<'_> {
             threads: self.threads,
             depth: subject.depth,
             ops_per_s: 1e9 * each / outcome.ns_per_op.max(1e-9),
+            greedy_ops_per_s: 1e9 * each / greedy.ns_per_op.max(1e-9),
             limit_ops_per_s: (1e9 * self.threads as f64 / busy_ns).min(1e9 / serial_ns),
             alone_ns,
             instructions,

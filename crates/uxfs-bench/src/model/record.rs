@@ -4,8 +4,10 @@
 //! stream comes through a pipe and is read as it comes: it is many times as long as what is kept of it. The program says
 //! on standard error where its marks are, and goes on when it has been heard, so that no mark is missed.
 
+use super::patient::Patient;
 use super::pen::HELLO;
 use super::trace::{Parser, Recording};
+use crate::config::Workload;
 use crate::error::{Error, Result};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,16 +23,61 @@ const VALGRIND: &str = "valgrind";
 pub struct Recorder {
     /// The program; most often the one that runs.
     pub program: PathBuf,
-    /// Its arguments; behind them comes what is to be recorded, as `NTH:THREADS`.
+    /// Its arguments; behind them comes what is to be recorded.
     pub args: Vec<OsString>,
 }
 
-impl Recorder {
-    /// Has the program do the `nth` subject with so many threads.
-    pub(crate) fn record(&self, nth: usize, threads: usize) -> Result<Recording> {
-        let args = self.args.iter().cloned().chain([format!("{nth}:{threads}").into()]);
-        record(Command::new(&self.program).args(args))
+/// What is to be recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) workload: Workload,
+    /// The subject's key.
+    pub(crate) key: String,
+    pub(crate) threads: usize,
+    /// The volume that it works on.
+    pub(crate) image: Option<PathBuf>,
+}
+
+impl Request {
+    fn args(&self) -> impl Iterator<Item = OsString> {
+        let plain = [self.workload.name().to_owned(), self.key.clone(), self.threads.to_string()];
+        plain.into_iter().map(OsString::from).chain(self.image.clone().map(OsString::from))
     }
+
+    pub(crate) fn of_args(mut args: impl Iterator<Item = OsString>) -> Result<Self> {
+        let wrong =
+            || Error::Usage("what is to be recorded is a workload, its subject, and threads".to_owned());
+        let mut text = || args.next().and_then(|arg| arg.into_string().ok()).ok_or_else(wrong);
+        let (name, key, threads) = (text()?, text()?, text()?);
+        let workload = Workload::MODELLED.into_iter().find(|workload| workload.name() == name);
+        Ok(Self {
+            workload: workload.ok_or_else(wrong)?,
+            key,
+            threads: threads.parse().map_err(|_| wrong())?,
+            image: args.next().map(PathBuf::from),
+        })
+    }
+}
+
+impl Recorder {
+    pub(crate) fn record(&self, request: &Request) -> Result<Recording> {
+        record(Command::new(&self.program).args(self.args.iter().cloned().chain(request.args())))
+    }
+}
+
+/// An error where there is no valgrind.
+pub(crate) fn find_valgrind() -> Result<()> {
+    let found = Command::new(VALGRIND).arg("--version").stdin(Stdio::null()).output();
+    found.map(drop).map_err(missing)
+}
+
+fn missing(error: std::io::Error) -> Error {
+    failed(match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            "not found; install the package valgrind (for example: apt-get install valgrind)".to_owned()
+        }
+        _ => error.to_string(),
+    })
 }
 
 /// Records what `program` marks.
@@ -45,14 +92,7 @@ pub(crate) fn record(program: &Command) -> Result<Recording> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let child = command.spawn().map_err(|error| {
-        failed(match error.kind() {
-            std::io::ErrorKind::NotFound => {
-                "not found; install the package valgrind (for example: apt-get install valgrind)".to_owned()
-            }
-            _ => error.to_string(),
-        })
-    })?;
+    let child = command.spawn().map_err(missing)?;
     let mut child = Ended(child);
     let recording = read(&mut child.0)?;
     let status = child.0.wait().map_err(|error| failed(error.to_string()))?;
@@ -102,7 +142,7 @@ fn read(child: &mut Child) -> Result<(Option<Recording>, String)> {
             }
             other
         });
-        let recording = follow(BufReader::with_capacity(1 << 20, trace), || told.try_recv().ok());
+        let recording = follow(BufReader::with_capacity(1 << 20, Patient(trace)), || told.try_recv().ok());
         let said = said.join().unwrap_or_default();
         Ok((recording.map_err(|error| failed(error.to_string()))?, said))
     })
@@ -215,6 +255,18 @@ mod tests {
                 assert_eq!(found, expected, "thread {thread}, operation {nth}");
                 assert!(operation.instructions >= 4);
             }
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_is_what_is_understood() {
+        for image in [None, Some(PathBuf::from("/some where/image"))] {
+            let key = "rangelock btree one-held".to_owned();
+            let request = Request { workload: Workload::RangeLock, key, threads: 8, image };
+            assert_eq!(Request::of_args(request.args()).expect("complete"), request);
+        }
+        for args in [vec!["rangelock", "k"], vec!["cow", "k", "1"], vec!["rangelock", "k", "one"]] {
+            assert!(Request::of_args(args.into_iter().map(OsString::from)).is_err());
         }
     }
 

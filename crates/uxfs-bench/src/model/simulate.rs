@@ -4,17 +4,27 @@
 //! - What a thread does by itself takes the time that it takes alone.
 //! - An access to a line that another cache has to give up, or has changed, waits until whoever asked for this line before
 //!   has it, and then for one move. Copies of a line that nobody has changed are given out at once.
-//! - A lock that is taken is waited for. Whoever waits looks at its word; when it has been given back, all who wait fetch
-//!   the line, each a little later than it could, and those who find it free try to take it: one gets it, and each of the
-//!   others has taken the line away from it for nothing. That is what spinning threads do. Threads that go to sleep, and
-//!   locks that are handed to the next in a queue, are not in here.
+//! - A lock that is taken is waited for, and goes to the next in one of two ways ([`HandOver`]). Threads that go to sleep
+//!   are not in here.
 //!
 //! Invariants: the same program, cost and seed give the same figures; caches are warm before anything is counted.
 
 use super::coherence::{Caches, Found};
 use super::steps::{LineId, LockId, Locked, Program, Step};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
+
+/// How a lock that many want goes from one to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandOver {
+    /// To whoever has waited longest, who fetches its line and then all that it guards. Nobody else touches the line
+    /// meanwhile, as with locks whose waiters stand in a queue.
+    Fair,
+    /// To whoever is first. All who wait look at the word; when it was given back, they fetch its line, each a little later
+    /// than it could, and those who find it free try to take it. Who gave it back has the line, mostly takes it again
+    /// before that, and finds in its cache what it guards: fast, and the others starve.
+    Greedy,
+}
 
 /// What a run gave, by operation.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -46,6 +56,8 @@ enum Next {
     Step,
     /// A look at a lock that was given back.
     Look(LockId),
+    /// What it does behind the lock that it has been given.
+    Given(LockId),
     /// Its next operation.
     Begin,
 }
@@ -60,7 +72,7 @@ struct Thread {
 struct Lock {
     alone: bool,
     sharers: usize,
-    waiters: Vec<usize>,
+    waiters: VecDeque<usize>,
     /// Since when it is held by anyone.
     since: f64,
     held: f64,
@@ -124,6 +136,7 @@ impl Ord for Event {
 struct Machine<'a> {
     program: &'a Program,
     moved_ns: f64,
+    hand_over: HandOver,
     caches: Caches,
     /// Until when a line is on its way.
     busy_until: Vec<f64>,
@@ -137,10 +150,17 @@ struct Machine<'a> {
 }
 
 /// Lets all threads of `program` do about `operations` operations, after as many as warm the caches.
-pub(crate) fn run(program: &Program, moved_ns: f64, operations: u64, seed: u64) -> Outcome {
+pub(crate) fn run(
+    program: &Program,
+    moved_ns: f64,
+    hand_over: HandOver,
+    operations: u64,
+    seed: u64,
+) -> Outcome {
     let mut machine = Machine {
         program,
         moved_ns,
+        hand_over,
         caches: Caches::new(program.lines.len()),
         busy_until: vec![0.0; program.lines.len()],
         busy: vec![0.0; program.lines.len()],
@@ -188,6 +208,7 @@ impl Machine<'_> {
             match event.next {
                 Next::Step => self.step(event.thread, event.at),
                 Next::Look(lock) => self.look(event.thread, lock, event.at),
+                Next::Given(lock) => self.given(event.thread, lock, event.at),
                 Next::Begin => self.schedule(event.thread, event.at),
             }
         }
@@ -200,7 +221,7 @@ impl Machine<'_> {
         let moved_by_line: Vec<f64> = self.moved.iter().map(|&moved| moved as f64 / count).collect();
         Outcome {
             ns_per_op: took / count,
-            moved_per_op: moved_by_line.iter().sum(),
+            moved_per_op: moved_by_line.iter().fold(0.0, |sum, moved| sum + moved),
             moved_by_line,
             serial_ns: worst.map_or(0.0, |worst| worst.0),
             serial: worst.map(|worst| worst.1),
@@ -266,35 +287,56 @@ impl Machine<'_> {
     /// Takes a lock, or waits for it.
     fn enter(&mut self, thread: usize, id: LockId, alone: bool, now: f64) -> bool {
         let lock = &mut self.locks[id];
-        let free = lock.is_free(alone);
+        let in_turn = self.hand_over == HandOver::Greedy || lock.waiters.is_empty();
+        let free = in_turn && lock.is_free(alone);
         if free {
             lock.take(alone, now);
         } else {
-            lock.waiters.push(thread);
+            lock.waiters.push_back(thread);
         }
         free
     }
 
     fn leave(&mut self, id: LockId, now: f64) {
         self.locks[id].give(now);
-        if self.locks[id].alone || self.locks[id].sharers > 0 {
-            return;
+        if self.hand_over == HandOver::Fair {
+            while let Some(&thread) = self.locks[id].waiters.front() {
+                let alone = self.wants_alone(thread);
+                if !self.locks[id].is_free(alone) {
+                    break;
+                }
+                self.locks[id].waiters.pop_front();
+                self.locks[id].take(alone, now);
+                self.events.push(Reverse(Event { at: now, thread, next: Next::Given(id) }));
+            }
+        } else if !self.locks[id].alone && self.locks[id].sharers == 0 {
+            for thread in std::mem::take(&mut self.locks[id].waiters) {
+                // Somewhere in its loop.
+                let at = now + self.random.f64() * self.moved_ns;
+                self.events.push(Reverse(Event { at, thread, next: Next::Look(id) }));
+            }
         }
-        for thread in std::mem::take(&mut self.locks[id].waiters) {
-            // Somewhere in its loop.
-            let at = now + self.random.f64() * self.moved_ns;
-            self.events.push(Reverse(Event { at, thread, next: Next::Look(id) }));
-        }
+    }
+
+    /// How a thread wants the lock that it waits for.
+    fn wants_alone(&self, thread: usize) -> bool {
+        !matches!(self.next_step(thread).and_then(|step| step.lock), Some(Locked::Share(_)))
+    }
+
+    /// One who has been given a lock fetches its line, and goes on.
+    fn given(&mut self, thread: usize, id: LockId, now: f64) {
+        let now = self.access(thread, self.program.locks[id], true, now);
+        self.threads[thread].step += 1;
+        self.schedule(thread, now);
     }
 
     /// One who waits fetches the line of the lock, and tries again if it is free.
     fn look(&mut self, thread: usize, id: LockId, now: f64) {
         let now = self.access(thread, self.program.locks[id], false, now);
-        let alone = !matches!(self.next_step(thread).and_then(|step| step.lock), Some(Locked::Share(_)));
-        if self.locks[id].is_free(alone) {
+        if self.locks[id].is_free(self.wants_alone(thread)) {
             self.events.push(Reverse(Event { at: now, thread, next: Next::Step }));
         } else {
-            self.locks[id].waiters.push(thread);
+            self.locks[id].waiters.push_back(thread);
         }
     }
 }
@@ -320,7 +362,7 @@ mod tests {
     }
 
     fn outcome(program: &Program) -> Outcome {
-        run(program, MOVED, 1000, 1)
+        run(program, MOVED, HandOver::Fair, 1000, 1)
     }
 
     #[track_caller]
@@ -396,14 +438,46 @@ mod tests {
     }
 
     #[test]
-    fn the_more_threads_wait_for_a_lock_the_longer_it_takes_to_change_hands() {
-        let took = |count| outcome(&program(1, &[0], vec![locked(Locked::Take); count])).ns_per_op;
+    fn a_fair_lock_takes_along_what_it_guards_and_a_greedy_one_leaves_it_where_it_is() {
+        // Three lines are written under the lock of line 0, by each of the threads that want it all the time.
+        let guarded = |line| step(5.0, line, true, None);
+        let (take, give) = (Some(Locked::Take(0)), Some(Locked::Give(0)));
+        let steps =
+            vec![step(0.0, 0, true, take), guarded(1), guarded(2), guarded(3), step(5.0, 0, true, give)];
+        let program = program(4, &[0], vec![steps; 4]);
+        let fair = outcome(&program);
+        // The lock's line comes with the lock, is taken away by whoever comes to wait, and is fetched back to give it up.
+        assert!(fair.moved_by_line[1..].iter().all(|&moves| (moves - 1.0).abs() < 0.02), "{fair:?}");
+        assert!(fair.ns_per_op >= 20.0 + 4.0 * MOVED, "{fair:?}");
+        let greedy = run(&program, MOVED, HandOver::Greedy, 1000, 1);
+        assert!(greedy.moved_by_line[1..].iter().sum::<f64>() < 0.5, "{greedy:?}");
+    }
+
+    #[test]
+    fn the_more_threads_look_at_a_greedy_lock_the_longer_it_takes_to_change_hands() {
+        let took = |count| {
+            let program = program(1, &[0], vec![locked(Locked::Take); count]);
+            run(&program, MOVED, HandOver::Greedy, 1000, 1).ns_per_op
+        };
         assert!(took(4) < took(16) && took(16) < took(64));
+    }
+
+    #[test]
+    fn writers_and_readers_of_one_lock_all_come_to_it() {
+        let ways: [fn(LockId) -> Locked; 4] = [Locked::Take, Locked::Share, Locked::Share, Locked::Take];
+        let program = program(1, &[0], ways.into_iter().map(locked).collect());
+        for hand_over in [HandOver::Fair, HandOver::Greedy] {
+            let found = run(&program, MOVED, hand_over, 1000, 1);
+            assert!(found.ns_per_op.is_finite() && found.ns_per_op > 25.0, "{hand_over:?}: {found:?}");
+        }
     }
 
     #[test]
     fn a_seed_gives_one_outcome() {
         let program = program(1, &[0], vec![locked(Locked::Take); 5]);
-        assert_eq!(run(&program, MOVED, 500, 7), run(&program, MOVED, 500, 7));
+        for hand_over in [HandOver::Fair, HandOver::Greedy] {
+            let run = || run(&program, MOVED, hand_over, 500, 7);
+            assert_eq!(run(), run());
+        }
     }
 }

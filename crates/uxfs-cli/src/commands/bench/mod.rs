@@ -6,6 +6,7 @@ mod page;
 mod progress;
 mod table;
 
+pub use model::recorded;
 use page::Page;
 pub use progress::Progress;
 pub use table::{print_locks, print_measurements};
@@ -147,7 +148,7 @@ pub struct Args {
     /// What the order of pages follows from.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Predict instead of measuring, for `rangelock`, each thread on a processor of its own: from the lines of memory that
+    /// Predict instead of measuring (overwrite, randrw, rangelock, handles), each thread on a processor of its own: from the lines of memory that
     /// each thread touches (recorded under valgrind), the time of an operation alone and that of a line that moves from
     /// one processor to another (measured here).
     #[arg(long, conflicts_with_all = ["vs", "report", "keep", "csv", "lockstat", "raw", "memcpy"])]
@@ -155,9 +156,6 @@ pub struct Args {
     /// What a moved line costs in the prediction. Unsaid: what it costs here.
     #[arg(long, value_name = "NANOSECONDS", requires = "model")]
     moved_ns: Option<f64>,
-    /// What the prediction's recorder runs.
-    #[arg(long, value_name = "NTH:THREADS", hide = true)]
-    model_record: Option<String>,
     /// Print measurements as comma-separated values, one a line below the names of the columns.
     #[arg(long, conflicts_with = "json")]
     csv: bool,
@@ -260,9 +258,6 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(keep))));
     }
     let config = args.config()?;
-    if let Some(what) = &args.model_record {
-        return model::record(&config, &workloads, what);
-    }
     if args.model {
         return model::run(&config, &workloads, args.moved_ns, global);
     }
