@@ -20,10 +20,11 @@ use std::path::Path;
 use std::sync::Arc;
 use uxfs::{File, Locking, Queue};
 
-/// The largest file that is recorded.
+/// The largest file that is recorded. Through a page cache all of it is read first, under the recorder.
 const MOST: u64 = 128 << 20;
-/// Requests in a cycle, one at a time.
-const REQUESTS: usize = 32;
+const MOST_BUFFERED: u64 = 16 << 20;
+/// Requests in a cycle, one at a time: enough that the clock does not tick in all of them, as slow as they are then.
+const REQUESTS: usize = 48;
 /// Pages of a slice.
 const SLICE_PAGES: u64 = 4096;
 /// Slices that each begin with opening a volume and its file, and reading that if it is to be in memory.
@@ -79,7 +80,8 @@ pub(crate) fn scene<'a>(config: &'a Config, workload: Workload, recorder: &Recor
         }
     }
     let instruction_ns = Some(instruction_ns(config, recorder)?);
-    Ok(Scene { subjects, instruction_ns, image: Some(make_image) })
+    let image = if buffered { make_small_image } else { make_image };
+    Ok(Scene { subjects, instruction_ns, image: Some(image) })
 }
 
 /// Operations a second of one thread.
@@ -102,6 +104,10 @@ fn instruction_ns(config: &Config, recorder: &Recorder) -> Result<f64> {
 
 fn make_image(config: &Config, path: &Path) -> Result<()> {
     setup::make_image(path, config.size.min(MOST))
+}
+
+fn make_small_image(config: &Config, path: &Path) -> Result<()> {
+    setup::make_image(path, config.size.min(MOST_BUFFERED))
 }
 
 /// Does what is recorded.
@@ -171,9 +177,9 @@ impl Script for OnFile<'_> {
             let offset = self.offset(hand.thread, hand.nth);
             let Hand { sink, source, .. } = hand;
             let done = match (self.writes(hand.nth), self.requests.buffered) {
-                (false, _) => pen.op(|| self.file.read_at(sink, offset).map(drop)),
-                (true, false) => pen.op(|| self.file.overwrite_at(source, offset)),
-                (true, true) => pen.op(|| self.file.write_at(source, offset)),
+                (false, _) => pen.op_by_clock(|| self.file.read_at(sink, offset).map(drop)),
+                (true, false) => pen.op_by_clock(|| self.file.overwrite_at(source, offset)),
+                (true, true) => pen.op_by_clock(|| self.file.write_at(source, offset)),
             };
             done.map_err(Error::volume)?;
             hand.nth += 1;

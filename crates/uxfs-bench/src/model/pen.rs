@@ -9,6 +9,8 @@
 use super::trace::{MARK_BYTES, Mark};
 use crate::error::{Error, Result};
 use parking_lot::{Condvar, Mutex};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use std::cell::Cell;
 use std::io::{BufRead, Write};
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 
@@ -41,19 +43,38 @@ pub(crate) fn introduce() -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct Pen {
     begin: Option<Mark>,
+    /// The system's coarse clock when the last operation began, where operations go by it.
+    clock: Cell<Option<Timespec>>,
 }
 
 impl Pen {
+    fn new(begin: Option<Mark>) -> Self {
+        Self { begin, clock: Cell::new(None) }
+    }
+
     /// Does one operation; marked, unless nothing is recorded now.
     #[inline(always)]
     pub(crate) fn op<R>(&self, operation: impl FnOnce() -> R) -> R {
-        if let Some(begin) = self.begin {
-            mark(begin);
-        }
+        self.marked(operation, || Mark::End)
+    }
+
+    /// The same, of an operation that does more where the coarse clock has ticked since one like it.
+    #[inline(always)]
+    pub(crate) fn op_by_clock<R>(&self, operation: impl FnOnce() -> R) -> R {
+        let clock = || clock_gettime(ClockId::RealtimeCoarse);
+        let before = clock();
+        let known = self.clock.replace(Some(before)) == Some(before);
+        self.marked(operation, || if known && clock() == before { Mark::End } else { Mark::Ticked })
+    }
+
+    #[inline(always)]
+    fn marked<R>(&self, operation: impl FnOnce() -> R, end: impl FnOnce() -> Mark) -> R {
+        let Some(begin) = self.begin else { return operation() };
+        mark(begin);
         let done = operation();
-        if self.begin.is_some() {
-            mark(Mark::End);
-        }
+        // Which end it is takes a look at the clock, which is no part of the operation: that ends here.
+        mark(Mark::Over);
+        mark(end());
         done
     }
 }
@@ -121,14 +142,14 @@ pub(crate) fn take_turns<S: Script>(script: &S, threads: usize) -> Result<()> {
 fn one<S: Script>(script: &S, baton: &Baton, thread: usize, threads: usize) -> Result<()> {
     let Some(turn) = baton.take(thread) else { return Ok(()) };
     let mut part = script.part(thread)?;
-    script.cycle(&mut part, &Pen { begin: None })?;
+    script.cycle(&mut part, &Pen::new(None))?;
     let stand = script.stand(&mut part)?;
     drop(turn);
     let Some(turn) = baton.take(threads + thread) else { return Ok(()) };
     mark(Mark::Turn(thread));
     script.leave(&mut part, stand)?;
-    script.cycle(&mut part, &Pen { begin: Some(Mark::Warm) })?;
-    script.cycle(&mut part, &Pen { begin: Some(Mark::Begin) })?;
+    script.cycle(&mut part, &Pen::new(Some(Mark::Warm)))?;
+    script.cycle(&mut part, &Pen::new(Some(Mark::Begin)))?;
     let stand = script.stand(&mut part)?;
     drop(turn);
     let Some(_turn) = baton.take(2 * threads + thread) else { return Ok(()) };

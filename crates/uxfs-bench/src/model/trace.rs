@@ -104,15 +104,19 @@ pub(crate) enum Mark {
     Begin,
     /// One begins that only warms up.
     Warm,
-    /// An operation is over.
+    /// An operation is over; what comes until the next mark is nobody's.
+    Over,
+    /// The operation that is over counts.
     End,
+    /// It does, but the system's coarse clock has ticked since the one before it began.
+    Ticked,
     /// From here on it is this thread's turn.
     Turn(usize),
 }
 
 impl Mark {
     /// Marks of which there is one.
-    const FIXED: usize = 3;
+    const FIXED: usize = 5;
     /// Most threads that a recording has.
     pub(crate) const MAX_THREADS: usize = 256;
     /// How many marks there are.
@@ -123,6 +127,8 @@ impl Mark {
             Self::Begin => 0,
             Self::Warm => 1,
             Self::End => 2,
+            Self::Ticked => 3,
+            Self::Over => 4,
             Self::Turn(thread) => Self::FIXED + thread,
         }
     }
@@ -132,6 +138,8 @@ impl Mark {
             0 => Self::Begin,
             1 => Self::Warm,
             2 => Self::End,
+            3 => Self::Ticked,
+            4 => Self::Over,
             turn => Self::Turn(turn - Self::FIXED),
         }
     }
@@ -148,12 +156,23 @@ pub(crate) struct Parser {
     thread: usize,
     /// The operation that is under way, and whether it only warms up.
     open: Option<(Operation, bool)>,
+    /// Whether that is over, and only its last mark is missing.
+    is_over: bool,
+    /// Operations with a tick of the clock, by thread.
+    ticked: BTreeMap<usize, Vec<Operation>>,
     recording: Recording,
 }
 
 impl Parser {
     pub(crate) fn new(marks: u64) -> Self {
-        Self { marks, thread: 0, open: None, recording: Recording::default() }
+        Self {
+            marks,
+            thread: 0,
+            open: None,
+            is_over: false,
+            ticked: BTreeMap::new(),
+            recording: Recording::default(),
+        }
     }
 
     /// Takes one line of the trace; lines of any other shape are not of the trace.
@@ -168,7 +187,7 @@ impl Parser {
         };
         match kind {
             None => {
-                if let Some((operation, _)) = &mut self.open {
+                if let Some((operation, _)) = self.open.as_mut().filter(|_| !self.is_over) {
                     operation.instructions += 1;
                 }
             }
@@ -191,15 +210,20 @@ impl Parser {
     fn mark(&mut self, mark: Mark) {
         match mark {
             Mark::Turn(thread) => self.thread = thread,
-            Mark::Begin => self.open = Some((Operation::default(), false)),
-            Mark::Warm => self.open = Some((Operation::default(), true)),
-            Mark::End => {
+            Mark::Begin | Mark::Warm => {
+                self.open = Some((Operation::default(), mark == Mark::Warm));
+                self.is_over = false;
+            }
+            Mark::Over => self.is_over = true,
+            Mark::End | Mark::Ticked => {
                 let Some((mut operation, warm)) = self.open.take() else { return };
                 // The store that ended it.
                 operation.instructions = operation.instructions.saturating_sub(1);
                 let thread = self.recording.threads.entry(self.thread).or_default();
                 if warm {
                     thread.warm.extend(operation.accesses.iter().flat_map(Access::lines));
+                } else if mark == Mark::Ticked {
+                    self.ticked.entry(self.thread).or_default().push(operation);
                 } else {
                     thread.operations.push(operation);
                 }
@@ -208,7 +232,7 @@ impl Parser {
     }
 
     fn access(&mut self, addr: u64, size: u32, kind: Kind) {
-        let Some((operation, _)) = &mut self.open else { return };
+        let Some((operation, _)) = self.open.as_mut().filter(|_| !self.is_over) else { return };
         let at = operation.instructions;
         if let Some(last) = operation.accesses.last_mut()
             && kind.writes()
@@ -220,7 +244,15 @@ impl Parser {
         operation.accesses.push(Access { addr, size, kind, at });
     }
 
-    pub(crate) fn finish(self) -> Recording {
+    /// What was recorded. What a thread does at a tick of the clock is as good as never done, but for the recorder, which
+    /// slows all down: it is left out, unless the thread has done nothing else.
+    pub(crate) fn finish(mut self) -> Recording {
+        for (thread, ticked) in self.ticked {
+            let thread = self.recording.threads.entry(thread).or_default();
+            if thread.operations.is_empty() {
+                thread.operations = ticked;
+            }
+        }
         self.recording
     }
 }
@@ -247,11 +279,11 @@ mod tests {
         // Turn of thread 1; an operation that warms up, one that counts; turn of thread 0, one that counts.
         let recording = parse(
             "==12== not of the trace\n\
-             I  0400,4\n S 00001010,4\n L 00009000,8\n\
-             I  0404,4\n S 00001004,4\nI  0408,4\n L 00002000,8\nI  040c,4\n S 00001008,4\n\
-             I  0404,4\n S 00001000,4\nI  0408,4\n L 00002040,8\nI  040c,4\n S 0000207c,8\nI  0410,4\n S 00001008,4\n\
-             I  0414,4\n L 00009000,8\n S 0000100c,4\n\
-             I  0404,4\n S 00001000,4\nI  0408,4\n M 00003000,1\nI  0410,4\n S 00001008,4\n",
+             I  0400,4\n S 00001018,4\n L 00009000,8\n\
+             I  0404,4\n S 00001004,4\nI  0408,4\n L 00002000,8\nI  040c,4\n S 00001010,4\n L 00009000,8\n S 00001008,4\n\
+             I  0404,4\n S 00001000,4\nI  0408,4\n L 00002040,8\nI  040c,4\n S 0000207c,8\nI  0410,4\n S 00001010,4\n L 00009000,8\n S 00001008,4\n\
+             I  0414,4\n L 00009000,8\n S 00001014,4\n\
+             I  0404,4\n S 00001000,4\nI  0408,4\n M 00003000,1\nI  0410,4\n S 00001010,4\n L 00009000,8\n S 00001008,4\n",
         );
         assert_eq!(recording.threads.len(), 2);
         let one = &recording.threads[&1];
@@ -266,11 +298,22 @@ mod tests {
     }
 
     #[test]
+    fn what_is_done_at_a_tick_is_left_out_unless_there_is_nothing_else() {
+        let ticked = "I  0400,4\n S 00001000,4\n S 00003000,8\nI  0410,4\n S 00001010,4\n S 0000100c,4\n";
+        let plain = "I  0400,4\n S 00001000,4\n L 00003000,8\nI  0410,4\n S 00001010,4\n L 00009000,8\n S 00001008,4\n";
+        let kinds = |lines: &str| -> Vec<Kind> {
+            parse(lines).threads[&0].operations.iter().map(|operation| operation.accesses[0].kind).collect()
+        };
+        assert_eq!(kinds(&[ticked, plain, ticked].concat()), [Kind::Load]);
+        assert_eq!(kinds(&[ticked, ticked].concat()), [Kind::Store; 2]);
+    }
+
+    #[test]
     fn a_load_and_a_write_of_one_instruction_are_one_access() {
         let recording = parse(
             "I  0400,4\n S 00001000,4\n\
              I  0404,4\n L 00003000,4\n M 00003000,4\nI  0408,4\n L 00003000,4\nI  040c,4\n M 00003000,4\n\
-             I  0410,4\n S 00001008,4\n",
+             I  0410,4\n S 00001010,4\n L 00009000,8\n S 00001008,4\n",
         );
         let kinds: Vec<Kind> =
             recording.threads[&0].operations[0].accesses.iter().map(|access| access.kind).collect();
