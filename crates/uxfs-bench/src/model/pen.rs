@@ -133,9 +133,12 @@ pub(crate) fn take_turns<S: Script>(script: &S, threads: usize) -> Result<()> {
     let thread = &thread;
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..threads).map(|nth| scope.spawn(move || thread(nth))).collect();
-        all.into_iter()
-            .map(|thread| thread.join().unwrap_or(Err(Error::Panicked)))
-            .fold(Ok(()), |all, thread| all.and(thread))
+        let mut done = Ok(());
+        for thread in all {
+            let ended = thread.join().unwrap_or(Err(Error::Panicked));
+            done = done.and(ended);
+        }
+        done
     })
 }
 
