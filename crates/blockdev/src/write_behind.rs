@@ -237,13 +237,17 @@ impl State {
         Some(request)
     }
 
-    /// Takes `range` out of what waits.
-    fn cut_out(&mut self, range: &Range<u64>) {
+    /// Takes `range` out of what waits; gives how many flushes had begun when the oldest of that came.
+    fn cut_out(&mut self, range: &Range<u64>) -> Option<u64> {
+        let mut since = None;
         let before = self.waiting.range(..range.start).next_back().map(|(at, _)| *at);
         let inside = self.waiting.range(range.clone()).map(|(at, _)| *at);
         for at in before.into_iter().chain(inside).collect::<Vec<_>>() {
             let Some(mut run) = self.waiting.remove(&at) else { continue };
             let all = run.range(at);
+            if all.end > range.start {
+                since = since.into_iter().chain([run.since]).min();
+            }
             self.bytes -= run.bytes.len();
             if all.end > range.end {
                 let behind = run.bytes.split_off((range.end.max(at) - at) as usize);
@@ -254,6 +258,7 @@ impl State {
                 self.add(at, run);
             }
         }
+        since
     }
 
     fn add(&mut self, at: u64, run: Run) {
@@ -261,18 +266,21 @@ impl State {
         self.waiting.insert(at, run);
     }
 
-    /// Keeps a write, in one run with what waits before it, if that is not too long.
+    /// Keeps a write, in one run with what waits before it, if that is not too long. A flush that waits for what it takes the
+    /// place of waits for it.
     fn keep(&mut self, offset: u64, buf: &[u8]) {
-        self.cut_out(&(offset..offset + buf.len() as u64));
+        let cut = self.cut_out(&(offset..offset + buf.len() as u64));
+        let since = cut.unwrap_or(self.flushes);
         if let Some((at, run)) = self.waiting.range_mut(..offset).next_back()
             && at + run.bytes.len() as u64 == offset
             && run.bytes.len() + buf.len() <= LARGE_BYTES
         {
             run.bytes.extend_from_slice(buf);
+            run.since = run.since.min(since);
             self.bytes += buf.len();
             return;
         }
-        self.add(offset, Run { bytes: buf.to_vec(), since: self.flushes });
+        self.add(offset, Run { bytes: buf.to_vec(), since });
     }
 
     /// What of `range` waits or is under way, by its first byte, the newer behind the older.
@@ -465,6 +473,35 @@ mod tests {
         let mut found = [0; 4096];
         hold.read(0, &mut found).unwrap();
         assert_eq!((found[0], found[512], found[1024], found[1536]), (1, 2, 3, 1));
+    }
+
+    /// The flush took what had taken the place of bytes that it waited for to be none of its business, and returned with neither
+    /// below.
+    #[test]
+    fn a_flush_waits_for_what_takes_the_place_of_what_it_waits_for() {
+        const LAST: u64 = 1 << 20;
+        let last = Arc::new(HoldDevice::new(memory()));
+        let others = Arc::new(HoldDevice::new(last.clone()));
+        let device = WriteBehind::new(others.clone());
+        last.hold(|op, at| op == Op::Write && at == LAST);
+        others.hold(|op, at| op == Op::Write && at < LAST);
+        for at in [0, 8192, LAST] {
+            device.write(at, &[1; 512], Durability::Volatile).unwrap();
+        }
+        std::thread::scope(|scope| {
+            let flush = scope.spawn(|| device.flush());
+            while others.waiting() < WRITERS {
+                std::thread::yield_now();
+            }
+            device.write(LAST, &[2; 512], Durability::Volatile).unwrap();
+            others.release();
+            last.wait_until_waiting();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let is_early = flush.is_finished();
+            last.release();
+            flush.join().unwrap().unwrap();
+            assert!(!is_early, "neither what was written first nor what was written last is below");
+        });
     }
 
     #[test]
