@@ -65,6 +65,8 @@ struct State {
     bytes: usize,
     /// What is under way, each written by one thread.
     under_way: Vec<UnderWay>,
+    /// Where somebody writes without having it wait. Nothing overlaps, nor what is under way.
+    at_once: Vec<Range<u64>>,
     /// Where the last request ended: the next begins there, so that nothing waits for ever behind what comes before it.
     cursor: u64,
     /// How many flushes have begun.
@@ -169,18 +171,34 @@ impl Shared {
         state.check()
     }
 
-    /// Waits until nothing of `range` is under way, and takes out of what waits what is about to be written otherwise.
-    fn make_way(&self, range: &Range<u64>) -> Result<(), DeviceError> {
+    /// Writes at once, once nothing is under way there. What waits there stays until this is below: whoever reads or flushes
+    /// meanwhile, or when it has failed, finds that.
+    fn write_at_once(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
+        let range = offset..offset + buf.len() as u64;
         let mut state = self.lock();
-        while state.is_under_way(range) {
+        while state.is_under_way(&range) {
             state = self.wait(state);
         }
         state.check()?;
-        state.cut_out(range);
+        state.at_once.push(range.clone());
         drop(state);
-        // Somebody may wait for less to wait.
-        self.changed.notify_all();
+        let at_once = AtOnce { shared: self, range };
+        self.inner.write(offset, buf, durability)?;
+        self.lock().cut_out(&at_once.range);
         Ok(())
+    }
+}
+
+/// A write that does not wait, and that others wait for. Dropping it says that it is over.
+struct AtOnce<'a> {
+    shared: &'a Shared,
+    range: Range<u64>,
+}
+
+impl Drop for AtOnce<'_> {
+    fn drop(&mut self) {
+        self.shared.lock().at_once.retain(|other| *other != self.range);
+        self.shared.changed.notify_all();
     }
 }
 
@@ -197,8 +215,11 @@ impl State {
         self.failed.as_ref().map_or(Ok(()), |failed| Err(DeviceError::Failed(failed.to_string())))
     }
 
+    /// Whether something of `range` is on its way below.
     fn is_under_way(&self, range: &Range<u64>) -> bool {
-        self.under_way.iter().any(|other| other.at < range.end && range.start < other.end())
+        let overlaps = |other: Range<u64>| other.start < range.end && range.start < other.end;
+        self.under_way.iter().any(|other| overlaps(other.at..other.end()))
+            || self.at_once.iter().any(|other| overlaps(other.clone()))
     }
 
     /// Whether something waits or is under way that came when no more than `flushes` had begun.
@@ -333,8 +354,7 @@ impl Layer for WriteBehind {
     fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         crate::blocking::check_push(self, crate::blocking::Verb::Write(durability), offset, buf.len())?;
         if durability == Durability::Fua || buf.len() >= LARGE_BYTES {
-            self.shared.make_way(&(offset..offset + buf.len() as u64))?;
-            return self.shared.inner.write(offset, buf, durability);
+            return self.shared.write_at_once(offset, buf, durability);
         }
         let mut state = self.shared.lock();
         while state.bytes >= WAITING_BYTES_MAX {
@@ -502,6 +522,37 @@ mod tests {
             flush.join().unwrap().unwrap();
             assert!(!is_early, "neither what was written first nor what was written last is below");
         });
+    }
+
+    /// What waited was taken out before the write that took its place was below: meanwhile, and for good if that failed, there
+    /// was what had been there before both.
+    #[test]
+    fn what_waits_stays_until_what_takes_its_place_is_below() {
+        for durability in [Durability::Volatile, Durability::Fua] {
+            let fault = Arc::new(FaultDevice::new(memory(), vec![Fault::fail(Op::Write, 0)]));
+            let hold = Arc::new(HoldDevice::new(fault));
+            let device = WriteBehind::new(hold.clone());
+            device.write(512, &[1; 512], Durability::Volatile).unwrap();
+            let read = || {
+                let mut found = [0; 512];
+                device.read(512, &mut found).unwrap();
+                found[0]
+            };
+            hold.hold_next(|op, _| op == Op::Write);
+            std::thread::scope(|scope| {
+                let large = scope.spawn(|| device.write(0, &vec![2; LARGE_BYTES], durability));
+                hold.wait_until_waiting();
+                let flush = scope.spawn(|| device.flush());
+                let (meanwhile, is_early) = (read(), flush.is_finished());
+                hold.release();
+                large.join().unwrap().unwrap_err();
+                flush.join().unwrap().unwrap();
+                assert!(!is_early && meanwhile == 1, "{meanwhile} is there meanwhile");
+            });
+            assert_eq!(read(), 1, "the other one failed");
+            device.write(0, &vec![3; LARGE_BYTES], durability).unwrap();
+            assert_eq!(read(), 3);
+        }
     }
 
     #[test]
