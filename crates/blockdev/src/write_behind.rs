@@ -353,6 +353,10 @@ impl Layer for WriteBehind {
 
     fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
         crate::blocking::check_push(self, crate::blocking::Verb::Write(durability), offset, buf.len())?;
+        if buf.is_empty() {
+            // Kept, it would take the place of what begins there.
+            return self.shared.lock().check();
+        }
         if durability == Durability::Fua || buf.len() >= LARGE_BYTES {
             return self.shared.write_at_once(offset, buf, durability);
         }
@@ -553,6 +557,19 @@ mod tests {
             device.write(0, &vec![3; LARGE_BYTES], durability).unwrap();
             assert_eq!(read(), 3);
         }
+    }
+
+    /// It took the place of all that waited from there on, and that was never written.
+    #[test]
+    fn a_write_of_nothing_changes_nothing() {
+        let below = memory();
+        let device = WriteBehind::new(Arc::clone(&below));
+        device.write(4096, &[1; 4096], Durability::Volatile).unwrap();
+        device.write(4096, &[], Durability::Volatile).unwrap();
+        device.flush().unwrap();
+        let mut found = [0; 4096];
+        below.read(4096, &mut found).unwrap();
+        assert_eq!(found, [1; 4096]);
     }
 
     #[test]
