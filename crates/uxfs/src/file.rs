@@ -501,8 +501,13 @@ impl File {
         FileBlock(around.start >> log)..FileBlock(around.end >> log)
     }
 
-    /// A queue that keeps up to `depth` reads and overwrites of this file in flight, for one thread.
+    /// A queue that keeps up to `depth` reads and overwrites of this file in flight, for one thread. A handle whose changes
+    /// are durable when a call returns ([`syncing`](Self::syncing)) gives none.
     pub fn queue(&self, depth: u32) -> Result<Queue> {
+        if self.syncing != Syncing::Later {
+            let what = "a queue makes nothing durable: take one of a handle that syncs later, and sync";
+            return Err(Error::new(ErrorKind::InvalidInput, what));
+        }
         let busy = || {
             let what = format!("inode {} is being read and written all the time", self.node.ino());
             Error::new(ErrorKind::Busy, what)

@@ -316,16 +316,23 @@ impl Volume {
         let _told_below = self.pages().write_every_file_back();
         self.stop_writes()?;
         if let Some(failure) = self.pages().failed_since(&self.shared.told) {
-            self.engine().close_in_vain()?;
+            let closed = self.engine().close_in_vain();
+            self.settle();
+            closed?;
             return Err(failure.into());
         }
         let closed = self.engine().close();
-        if let Some(gathering) = &self.shared.gathering {
-            // Also where it failed.
-            gathering.device.settle();
-        }
+        // Also where it failed.
+        self.settle();
         closed.map_err(|error| self.device_failure().unwrap_or_else(|| error.into()))?;
         self.shared.deferring.as_ref().map_or(Ok(()), Deferring::finish)
+    }
+
+    /// Has what is gathered written, so that nothing is any more.
+    fn settle(&self) {
+        if let Some(gathering) = &self.shared.gathering {
+            gathering.device.settle();
+        }
     }
 
     /// Has every write to a file's bytes end, and none begin: those that would, wait until all files are held. Only then

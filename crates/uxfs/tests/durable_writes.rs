@@ -209,6 +209,36 @@ fn a_gathered_write_that_fails_is_told_and_ends_the_volume() {
     assert_eq!(volume.close().expect_err("over").kind(), ErrorKind::ShutDown);
 }
 
+/// Nothing is written once the volume is closed, also where it could not be.
+#[test]
+fn nothing_that_was_gathered_comes_behind_a_close_that_fails() {
+    let fault = Arc::new(FaultDevice::new(device(false), Vec::new()));
+    let counter = Arc::new(Counter::new(fault.clone()));
+    let options = OpenOptions::new().writable(true).gather_writes(true);
+    let volume = Volume::open_device(counter.clone(), &options).expect("opens");
+    let (small, large) = (new_file(&volume, "small"), new_file(&volume, "large").buffered());
+    volume.sync().expect("synced");
+    small.write_at(&[1; 8192], 0).expect("it is in memory");
+    large.write_at(&vec![2; 1 << 20], 0).expect("it is in memory");
+    fault.add(Fault::fail(Op::Write, fault.seen(Op::Write)));
+    assert_eq!(volume.close().expect_err("the large one fails").kind(), ErrorKind::Io);
+    let closed = counter.counts().writes;
+    drop((small, large, volume));
+    assert_eq!(counter.counts().writes, closed);
+}
+
+/// What lies in a queue is durable when somebody syncs: a handle that promises more gives none.
+#[test]
+fn a_handle_whose_writes_are_durable_gives_no_queue() {
+    let volume = open(device(true));
+    let file = new_file(&volume, "file");
+    for syncing in [Syncing::Data, Syncing::All] {
+        let refused = file.syncing(syncing).queue(4).map(drop).expect_err("it would promise too much");
+        assert_eq!(refused.kind(), ErrorKind::InvalidInput, "{refused}");
+    }
+    file.syncing(Syncing::Later).queue(4).expect("a queue");
+}
+
 fn less(now: Counts, before: Counts) -> (u64, u64, u64) {
     (now.writes - before.writes, now.fua_writes - before.fua_writes, now.flushes - before.flushes)
 }
