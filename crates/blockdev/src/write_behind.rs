@@ -7,8 +7,9 @@
 //!   first request is over;
 //! - when a flush returns, or a durable write does, what it promises is below, and durable there. What no flush was asked for
 //!   may be lost with the process, in any part and order, as from a disk's cache;
-//! - a request below that fails is told to the next flush, and everything that is asked for from then on fails
-//!   ([`DeviceError::Failed`]): nobody can say what else is lost;
+//! - what waited and could not be written is told to the next flush, and everything that is asked for from then on fails
+//!   ([`DeviceError::Failed`]): nobody can say what else is lost. A large or durable write that fails is told to who asked for
+//!   it, and what waited there stays;
 //! - what waits has a bound; whoever writes more waits.
 
 use std::collections::BTreeMap;
