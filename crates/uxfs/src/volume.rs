@@ -78,6 +78,13 @@ impl Gathering {
     }
 }
 
+impl Drop for Gathering {
+    fn drop(&mut self) {
+        // Whoever has the device still would have it write behind the end of the claim.
+        self.device.settle();
+    }
+}
+
 impl Drop for Shared {
     /// When the last handle is dropped the volume has ended, and the next may open it.
     fn drop(&mut self) {

@@ -239,6 +239,22 @@ fn a_handle_whose_writes_are_durable_gives_no_queue() {
     file.syncing(Syncing::Later).queue(4).expect("a queue");
 }
 
+/// Whoever had the device still kept what waited, and it came behind what the next writer did.
+#[test]
+fn nothing_waits_for_who_has_the_device_still() {
+    let counter = Arc::new(Counter::new(device(false)));
+    let options = OpenOptions::new().writable(true).gather_writes(true);
+    let volume = Volume::open_device(counter.clone(), &options).expect("opens");
+    new_file(&volume, "file").write_at(&[1; 4096], 0).expect("it is in memory");
+    let device = Arc::clone(volume.device());
+    drop(volume);
+    let next = open(counter.clone());
+    let writes = counter.counts().writes;
+    drop(device);
+    assert_eq!(counter.counts().writes, writes);
+    next.close().expect("closed");
+}
+
 fn less(now: Counts, before: Counts) -> (u64, u64, u64) {
     (now.writes - before.writes, now.fua_writes - before.fua_writes, now.flushes - before.flushes)
 }
