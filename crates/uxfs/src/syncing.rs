@@ -10,7 +10,7 @@
 
 use crate::error::Result;
 use crate::file::File;
-use fileio::FileMapping;
+use fileio::{FileMapping, MapSeq};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -116,19 +116,22 @@ impl File {
 
     /// The file's map and size are in the log for good.
     fn log_map(&self) -> Result<()> {
-        let is_known = self.data.logged().is(self.data.map().seq());
+        let is_known = self.data.logged().is(self.committed_map());
         if is_known || !self.node.volume.engine().is_writable() {
             return Ok(());
         }
         self.force_log()
     }
 
+    /// The version of the file's map that is in a checkpoint by now. Who commits has the inode locked from before a size or a
+    /// map can be seen until its version is another one and it is in a checkpoint.
+    fn committed_map(&self) -> MapSeq {
+        let _nobody_commits = self.entry().share();
+        self.data.map().seq()
+    }
+
     fn force_log(&self) -> Result<()> {
-        let seq = {
-            // Who commits has the inode locked until what can be seen is in a checkpoint.
-            let _nobody_commits = self.entry().share();
-            self.data.map().seq()
-        };
+        let seq = self.committed_map();
         self.node.volume.engine().sync()?;
         self.data.logged().note(seq);
         Ok(())
