@@ -444,9 +444,9 @@ fn predictions(args: &[&str]) -> Vec<Value> {
 
 #[test]
 fn a_prediction_says_that_it_is_one_and_what_it_is_made_of() {
-    let lines = predictions(&["rangelock", "--threads=1,2", "--locking=btree,range"]);
-    // Two thread counts of two lockings, each with three operations.
-    assert_eq!(lines.len(), 12);
+    let lines = predictions(&["rangelock", "--threads=1,2", "--locking=exclusive,range"]);
+    // Two thread counts of one operation of the one locking, and of three of the other.
+    assert_eq!(lines.len(), 8);
     let number =
         |line: &Value, field: &str| line[field].as_f64().unwrap_or_else(|| panic!("{field}: {line}"));
     for line in &lines {
@@ -456,7 +456,7 @@ fn a_prediction_says_that_it_is_one_and_what_it_is_made_of() {
         }
         let (moved, serial) = (number(line, "moved_lines"), number(line, "serial_ns"));
         // Threads whose ranges lie elsewhere share nothing in one design, and a lock in the other.
-        let shares = line["threads"] == 2 && line["locking"] == "btree";
+        let shares = line["threads"] == 2 && line["locking"] == "exclusive";
         assert_eq!((moved > 0.0, serial > 0.0), (shares, shares), "{line}");
         assert_eq!(
             line["serial"].as_str().is_some_and(|serial| serial.contains("the lock")),
@@ -477,18 +477,27 @@ fn a_prediction_says_that_it_is_one_and_what_it_is_made_of() {
 
 #[test]
 fn requests_on_files_and_journal_handles_are_predicted_too() {
-    let small = ["--size=4M", "--pages=256", "--threads=2"];
+    let small = ["--size=4M", "--pages=256"];
     for (args, ops) in [
-        (&["overwrite", "--locking=exclusive,range"][..], 4),
-        (&["randrw", "--direct", "--depth=4", "--locking=interval-tree"], 1),
-        (&["randrw", "--locking=range"], 1),
-        (&["handles", "--handles=locked,atomic"], 6),
+        (&["overwrite", "--locking=range", "--threads=1"][..], 2),
+        (&["randrw", "--direct", "--depth=4", "--locking=range", "--threads=1"], 1),
+        (&["handles", "--handles=locked", "--threads=1"], 3),
     ] {
         let lines = predictions(&[args, &small].concat());
         assert_eq!(lines.len(), ops, "{args:?}");
         for line in lines {
             assert!(line["predicted"] == true && line["ops_per_s"].as_f64() > Some(0.0), "{line}");
         }
+    }
+}
+
+#[test]
+fn what_has_no_model_is_said() {
+    for args in [&["bench", "randrw", "--model"][..], &["bench", "fsmark", "--model"]] {
+        let output = output(args);
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("there is no model of"), "{said}");
     }
 }
 
