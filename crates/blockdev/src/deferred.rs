@@ -7,10 +7,10 @@
 //! it may say only once that something is lost; once anything has failed, the device below is left alone: what would
 //! come behind it is of no use.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use crate::layer::caught;
 use crate::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
 
 /// Bytes that wait to be written before the thread is woken, and before a writer has to wait.
@@ -173,18 +173,6 @@ impl Shared {
         self.changed.notify_all();
         state
     }
-}
-
-/// What the device below says to a request. A panic is a failure: others wait for the thread that asks.
-fn caught(
-    op: &'static str,
-    offset: u64,
-    len: usize,
-    request: impl FnOnce() -> Result<(), DeviceError>,
-) -> Result<(), DeviceError> {
-    catch_unwind(AssertUnwindSafe(request)).unwrap_or_else(|_| {
-        Err(DeviceError::io(op, offset, len, std::io::Error::other("the device panicked")))
-    })
 }
 
 impl State {

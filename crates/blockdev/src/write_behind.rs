@@ -14,10 +14,10 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use crate::layer::caught;
 use crate::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
 
 /// The largest request that is made of small ones.
@@ -147,10 +147,7 @@ impl Shared {
             };
             drop(state);
             let write = || self.inner.write(at, &buf, Durability::Volatile);
-            let written = catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| {
-                let why = std::io::Error::other("the device panicked");
-                Err(DeviceError::io("write", at, buf.len(), why))
-            });
+            let written = caught("write", at, buf.len(), write);
             state = self.lock();
             state.under_way.retain(|other| other.at != at);
             state.note(written);

@@ -103,7 +103,7 @@ impl FileOptions {
     pub fn open(&self, path: impl AsRef<Path>) -> Result<FileDevice, DeviceError> {
         let path = path.as_ref();
         let opened = host::open(path, self.write, self.direct)?;
-        let has_fua = host::has_fua(opened.storage);
+        let has_fua = self.write && host::has_fua(opened.storage);
         let lock = match (self.write, self.keep_writers_out) {
             (true, _) => Some(host::keep_others_out(&opened, path)?),
             (false, true) => lock::lock_for_reading(&opened.file, opened.storage)?,
