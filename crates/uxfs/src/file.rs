@@ -92,13 +92,18 @@ impl File {
     #[must_use]
     pub fn buffered(&self) -> Self {
         self.node.volume.start_writers();
-        Self { is_buffered: true, told: Arc::new(self.data.sync_cursor()), ..self.clone() }
+        Self { is_buffered: true, ..self.again() }
     }
 
     /// The same file past the page cache, which is what [`Volume::open_file`](crate::Volume::open_file) gives.
     #[must_use]
     pub fn direct(&self) -> Self {
-        Self { is_buffered: false, told: Arc::new(self.data.sync_cursor()), ..self.clone() }
+        Self { is_buffered: false, ..self.again() }
+    }
+
+    /// Another handle, which is told of what fails from now on.
+    pub(crate) fn again(&self) -> Self {
+        Self { told: Arc::new(self.data.sync_cursor()), ..self.clone() }
     }
 
     /// Whether this handle reads and writes through the page cache.

@@ -32,6 +32,7 @@ mod engine;
 mod error;
 mod exchange;
 mod file;
+mod gathering;
 mod info;
 mod metadata;
 mod mkfs;

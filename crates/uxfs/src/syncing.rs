@@ -12,7 +12,6 @@ use crate::error::Result;
 use crate::file::File;
 use fileio::{FileMapping, MapSeq};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// When a change of a file's content is durable, for one handle of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,17 +40,15 @@ impl File {
     /// ```
     #[must_use]
     pub fn syncing(&self, syncing: Syncing) -> Self {
-        let mut file = self.clone();
-        (file.syncing, file.told) = (syncing, Arc::new(self.data.sync_cursor()));
+        let mut file = self.again();
+        file.syncing = syncing;
         file
     }
 
     /// Makes everything durable that was written and changed of the file before, as `fsync` does. What could not be written
     /// back since this handle last asked is told here, once.
     pub fn sync(&self) -> Result<()> {
-        self.write_back(0..u64::MAX)?;
-        self.node.volume.flush()?;
-        self.log_all()
+        self.make_durable(0..u64::MAX, Syncing::All)
     }
 
     /// Makes durable what was written to the file before, and all that is needed to read it back, as `fdatasync` does: times
@@ -62,22 +59,12 @@ impl File {
 
     /// As [`sync_data`](Self::sync_data), of what was written to `range`: the rest of what is in memory alone stays there.
     pub fn sync_range(&self, range: Range<u64>) -> Result<()> {
-        self.write_back(range)?;
-        self.node.volume.flush()?;
-        self.log_map()
+        self.make_durable(range, Syncing::Data)
     }
 
     /// What every write ends with: `range` is durable, if this handle has it so.
     pub(crate) fn written(&self, range: Range<u64>) -> Result<()> {
-        match self.syncing {
-            Syncing::Later => Ok(()),
-            Syncing::Data => self.sync_range(range),
-            Syncing::All => {
-                self.write_back(range)?;
-                self.node.volume.flush()?;
-                self.log_all()
-            }
-        }
+        self.make_durable(range, self.syncing)
     }
 
     /// What every other change of content ends with.
@@ -93,6 +80,15 @@ impl File {
         }
         // The way there may be younger than the last force.
         self.log_map().map(|()| true)
+    }
+
+    fn make_durable(&self, range: Range<u64>, syncing: Syncing) -> Result<()> {
+        if syncing == Syncing::Later {
+            return Ok(());
+        }
+        self.write_back(range)?;
+        self.node.volume.flush()?;
+        if syncing == Syncing::All { self.log_all() } else { self.log_map() }
     }
 
     /// Writes back what is in memory alone, and tells what failed since this handle last asked.
@@ -111,16 +107,16 @@ impl File {
             return Ok(());
         }
         engine.log_times(self.entry())?;
-        self.force_log()
+        self.force_log(self.committed_map())
     }
 
     /// The file's map and size are in the log for good.
     fn log_map(&self) -> Result<()> {
-        let is_known = self.data.logged().is(self.committed_map());
-        if is_known || !self.node.volume.engine().is_writable() {
+        let seq = self.committed_map();
+        if self.data.logged().is(seq) || !self.node.volume.engine().is_writable() {
             return Ok(());
         }
-        self.force_log()
+        self.force_log(seq)
     }
 
     /// The version of the file's map that is in a checkpoint by now. Who commits has the inode locked from before a size or a
@@ -130,8 +126,8 @@ impl File {
         self.data.map().seq()
     }
 
-    fn force_log(&self) -> Result<()> {
-        let seq = self.committed_map();
+    /// All that was committed is in the log for good, the map of this version with it.
+    fn force_log(&self, seq: MapSeq) -> Result<()> {
         self.node.volume.engine().sync()?;
         self.data.logged().note(seq);
         Ok(())

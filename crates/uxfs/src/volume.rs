@@ -5,6 +5,7 @@ use crate::dir::Dir;
 use crate::engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
+use crate::gathering::Gathering;
 use crate::info::VolumeInfo;
 use crate::metadata::Metadata;
 use crate::names;
@@ -16,14 +17,13 @@ use crate::path;
 use crate::probe;
 use crate::recovery::Recovery;
 use crate::still;
-use blockdev::{BlockDevice, Claim, FileOptions, Window, WriteBehind};
+use blockdev::{BlockDevice, FileOptions, Window};
 use fileio::testing::point;
 use fileio::{FlushDevice, Locking, PageCache, SyncCursor, Writers};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-use xfs::log::ShutdownReason;
 use xfs_format::types::InodeNumber;
 
 /// The smallest sector that any volume or device has.
@@ -63,26 +63,6 @@ struct Shared {
     /// The device, if small writes to it are gathered, and the claim to it: let go of last, as some may be under way until
     /// nobody has the device any more.
     gathering: Option<Gathering>,
-}
-
-#[derive(Debug)]
-struct Gathering {
-    device: Arc<WriteBehind>,
-    claim: Arc<Claim>,
-}
-
-impl Gathering {
-    fn new(device: Arc<dyn BlockDevice>) -> Result<Self> {
-        let claim = Arc::new(Claim::new(&*device)?);
-        Ok(Self { device: Arc::new(WriteBehind::new(device)), claim })
-    }
-}
-
-impl Drop for Gathering {
-    fn drop(&mut self) {
-        // Whoever has the device still would have it write behind the end of the claim.
-        self.device.settle();
-    }
 }
 
 impl Drop for Shared {
@@ -139,12 +119,9 @@ impl Volume {
             true => Some(Gathering::new(Arc::clone(&device))?),
             false => None,
         };
-        let device = match &gathering {
-            Some(gathering) => Arc::clone(&gathering.device) as Arc<dyn BlockDevice>,
-            None => device,
-        };
-        let gathered = gathering.as_ref().map(|gathering| Arc::clone(&gathering.claim));
-        let claim = deferring.as_ref().and_then(Deferring::claim).or(gathered);
+        let device = gathering.as_ref().map_or(device, Gathering::device);
+        let claim = deferring.as_ref().and_then(Deferring::claim);
+        let claim = claim.or_else(|| gathering.as_ref().map(Gathering::claim));
         let engine_options = xfs::volume::OpenOptions {
             norecovery: options.norecovery,
             writable: options.writable,
@@ -286,15 +263,7 @@ impl Volume {
     /// Makes durable what was written to the device before: one flush serves all who wait for one. If it fails, the volume is
     /// shut down, as nobody knows what is lost.
     pub(crate) fn flush(&self) -> Result<()> {
-        let engine = self.engine();
-        if engine.is_writable() {
-            engine.check_writable()?;
-        }
-        let flushed = self.shared.flusher.flush();
-        if flushed.is_err() && engine.is_writable() {
-            engine.journal()?.shutdown(ShutdownReason::Flush);
-        }
-        Ok(flushed?)
+        Ok(self.engine().flush_by(|| self.shared.flusher.flush())?)
     }
 
     /// Has the volume do at once what it does by itself when nothing has happened for half a minute: the first time all
@@ -338,7 +307,7 @@ impl Volume {
     /// Has what is gathered written, so that nothing is any more.
     fn settle(&self) {
         if let Some(gathering) = &self.shared.gathering {
-            gathering.device.settle();
+            gathering.settle();
         }
     }
 

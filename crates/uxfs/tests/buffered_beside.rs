@@ -113,6 +113,16 @@ fn an_append_says_where_it_is() {
     assert!(count == data.len() && seen == data, "the data are not at byte {place}");
 }
 
+/// Waits until `work` is done, or for so many milliseconds: it may be waiting for this thread.
+fn wait_a_while(work: &std::thread::JoinHandle<()>, most_ms: u32) {
+    for _ in 0..most_ms {
+        if work.is_finished() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 /// Two threads write to one clean file; the second one syncs the volume before the first has put the file into the queue.
 /// (Needs the point in `wait_to_be_written`, between the swap and `enqueue`.)
 #[test]
@@ -136,12 +146,7 @@ fn a_volume_that_is_synced_has_what_was_written_before() {
             assert!(seen == [2; 4096], "the sync came back, and the device has {}", seen[0]);
         });
         // It may wait for this thread, which holds its bytes; what it must not do is to come back too early.
-        for _ in 0..500 {
-            if work.is_finished() {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        wait_a_while(&work, 500);
         *keep.lock().unwrap() = Some(work);
     });
     file.write_at(&[3; 4096], 0).expect("written");
@@ -275,12 +280,7 @@ fn a_file_that_is_synced_has_what_was_written_before() {
             assert!(seen[2048..3072] == [2; 1024], "the sync came back, and the device has {}", seen[2048]);
         });
         // It may wait for this thread, which holds its bytes; what it must not do is to come back too early.
-        for _ in 0..500 {
-            if work.is_finished() {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        wait_a_while(&work, 500);
         *keep.lock().unwrap() = Some(work);
     });
     file.write_at(&[3; 1024], 0).expect("written");
@@ -391,12 +391,7 @@ fn a_file_that_is_cut_beside_write_back_stays_cut() {
             other.sync().expect("synced");
         });
         // It may wait for this thread, which holds the end of the file.
-        for _ in 0..200 {
-            if work.is_finished() {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        wait_a_while(&work, 200);
         *keep.lock().unwrap() = Some(work);
     });
     file.set_len(9_000).expect("cut");

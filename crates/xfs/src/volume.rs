@@ -397,14 +397,18 @@ impl Volume {
     /// whoever asks, and metadata that were on their way to their places may be among what was lost. One that was shut down,
     /// or closed, leaves its device alone.
     pub fn flush(&self) -> Result<()> {
+        self.flush_by(|| self.device.flush())
+    }
+
+    /// As [`flush`](Self::flush), by whoever flushes the device for several at once.
+    pub fn flush_by(&self, flush: impl FnOnce() -> Result<(), DeviceError>) -> Result<()> {
         if self.is_writable() {
             self.check_writable()?;
         }
-        self.flush_device()
+        self.flushed(flush())
     }
 
-    fn flush_device(&self) -> Result<()> {
-        let flushed = self.device.flush();
+    fn flushed(&self, flushed: Result<(), DeviceError>) -> Result<()> {
         if let (Err(_), Some(write)) = (&flushed, &self.write) {
             write.journal.shutdown(ShutdownReason::Flush);
         }
@@ -468,7 +472,7 @@ impl Volume {
         let done = times.and(freed);
         if self.log_clean && frozen.is_untouched() && done.is_ok() {
             // What nobody has changed stays as it is, to the byte.
-            let flushed = self.flush_device();
+            let flushed = self.flushed(self.device.flush());
             frozen.leave();
             return flushed;
         }
