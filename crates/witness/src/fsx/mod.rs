@@ -15,7 +15,7 @@ mod kept;
 mod model;
 
 use crate::history::campaign::{Task, Which};
-use crate::history::is_sound;
+use crate::history::{is_sound, leave_free};
 use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
 use actor::Actor;
 use anyhow::{Context, Result, bail, ensure};
@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-use uxfs::{ErrorKind, NewNode, OpenOptions, Timestamp, Volume};
+use uxfs::{NewNode, OpenOptions, Timestamp, Volume};
 
 /// Does random calls to one file, and compares it with a model.
 #[derive(ClapArgs, Debug)]
@@ -152,7 +152,7 @@ impl Run {
     }
 
     fn open(&self) -> Result<Volume> {
-        let sector = if self.task.geometry.volume.options.contains(&"-s") { 4096 } else { 512 };
+        let sector = self.task.geometry.sector();
         let device: Arc<dyn BlockDevice> =
             Arc::new(MemoryOptions::new().sector_size(sector).map_file(&self.image())?);
         let time = self.setting.alone.then_some(Timestamp { seconds: 1_700_000_000, nanoseconds: 0 });
@@ -227,7 +227,7 @@ impl Run {
             self.actors.push(Actor::new(names, self.task.geometry.tight, buffers, keep));
         }
         if self.task.geometry.tight {
-            fill(volume, LEFT_FREE.min(self.setting.most))?;
+            leave_free(volume, LEFT_FREE.min(self.setting.most))?;
         }
         Ok(())
     }
@@ -283,19 +283,6 @@ fn by_kernel(actor: &Actor, dir: &Path) -> Result<()> {
     for (name, model) in actor.names.iter().zip(&actor.models) {
         let bytes = std::fs::read(dir.join(name))?;
         model::compare(&bytes, model.bytes(), 0).with_context(|| name.clone())?;
-    }
-    Ok(())
-}
-
-/// Takes all space but so many bytes.
-fn fill(volume: &Volume, left: u64) -> Result<()> {
-    let info = volume.info()?;
-    let file = volume.root()?.as_dir()?.create_file(b"filler", &NewNode::default())?.open()?;
-    let mut most = (info.free_blocks * u64::from(info.block_size)).saturating_sub(left);
-    // Groups keep some of what is free for their trees.
-    while let Err(error) = file.allocate(0..most, true) {
-        ensure!(error.kind() == ErrorKind::NoSpace && most > left, "filling the volume: {error}");
-        most -= left;
     }
     Ok(())
 }

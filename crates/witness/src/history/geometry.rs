@@ -52,6 +52,11 @@ impl Geometry {
         self.volume.options.iter().any(|option| option.split(',').any(|part| part == word))
     }
 
+    /// Bytes that a device of the volume writes as a whole.
+    pub fn sector(&self) -> u32 {
+        if self.volume.options.contains(&"-s") { 4096 } else { 512 }
+    }
+
     /// What sets the history of a seed on this volume apart from that on others.
     pub fn salt(&self) -> u64 {
         let name = self.volume.name.bytes();

@@ -98,7 +98,7 @@ type Results = Vec<Mutex<Result<Vec<Event>>>>;
 fn rounds(task: &Task, ops: u64, image: &Path) -> Result<Done> {
     let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
     let threads = if task.threads < 2 { 4 } else { task.threads };
-    let sector = if task.geometry.volume.options.contains(&"-s") { 4096 } else { 512 };
+    let sector = task.geometry.sector();
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryOptions::new().sector_size(sector).map_file(image)?);
     let device = Arc::new(Lingering::new(device, rng.u64(..)));
     let cache = CACHES[rng.usize(..CACHES.len())].max(task.geometry.block() * 4);

@@ -1,6 +1,6 @@
 //! The power fails: what a device may have then is recovered, by uxfs and by the kernel, and judged.
 
-use super::{Args, Done, sector};
+use super::{Args, Done};
 use crate::chains::Tally;
 use crate::history::campaign::Task;
 use crate::history::crash::{Choice, Stage};
@@ -17,7 +17,7 @@ use uxfs::{OpenOptions, Volume};
 pub(super) fn all(task: &Task, args: &Args, base: &Path, mnt: &Path, done: &Done) -> Result<Tally> {
     let mut rng = Rng::with_seed(task.seed.wrapping_mul(task.geometry.salt()));
     let recording = &done.recording;
-    let stage = Stage::new(base, sector(task))?;
+    let stage = Stage::new(base, task.geometry.sector())?;
     let flushes: Vec<u64> = recording.cuts().into_iter().filter(|cut| *cut > done.begun).collect();
     let starts: Vec<u64> =
         recording.writes().iter().map(|write| write.started + 1).filter(|cut| *cut > done.begun).collect();

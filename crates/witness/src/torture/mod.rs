@@ -16,7 +16,7 @@ mod work;
 use crate::chains::Tally;
 use crate::history::campaign::{Task, Which};
 use crate::history::geometry::Geometry;
-use crate::history::is_sound;
+use crate::history::{is_sound, leave_free};
 use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
 use anyhow::{Context, Result, ensure};
 use blockdev::{MemoryOptions, Recorder, Recording};
@@ -27,7 +27,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use uxfs::{ErrorKind, NewNode, OpenOptions, Volume};
+use uxfs::{OpenOptions, Volume};
 use work::Worker;
 
 /// Tortures one file and its clones by several threads, and has the power fail.
@@ -111,15 +111,10 @@ fn one(task: &Task, args: &Args) -> Result<(Tally, String)> {
     result
 }
 
-/// Bytes that a device of the volume writes as a whole.
-fn sector(task: &Task) -> u32 {
-    if task.geometry.volume.options.contains(&"-s") { 4096 } else { 512 }
-}
-
 /// Has the threads do it. Every other run ends with the volume closed.
 fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
     let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
-    let device = MemoryOptions::new().sector_size(sector(task)).map_file(image)?;
+    let device = MemoryOptions::new().sector_size(task.geometry.sector()).map_file(image)?;
     let recorder = Arc::new(Recorder::new(Arc::new(device)));
     let cache = CACHES[rng.usize(..CACHES.len())];
     let options = OpenOptions::new().writable(true).cache_size(cache);
@@ -127,14 +122,7 @@ fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
     let exchanges = task.geometry.exchanges();
     let site = Site::new(&volume, Arc::clone(&recorder), task.threads, exchanges, args.kernel > 0)?;
     if task.geometry.tight {
-        let info = volume.info()?;
-        let file = volume.root()?.as_dir()?.create_file(b"filler", &NewNode::default())?.open()?;
-        let mut most = (info.free_blocks * u64::from(info.block_size)).saturating_sub(LEFT_FREE);
-        // Groups keep some of what is free for their trees.
-        while let Err(error) = file.allocate(0..most, true) {
-            ensure!(error.kind() == ErrorKind::NoSpace && most > LEFT_FREE, "filling the volume: {error}");
-            most -= LEFT_FREE;
-        }
+        leave_free(&volume, LEFT_FREE)?;
     }
     site.sync(&volume)?;
     let begun = recorder.moment();

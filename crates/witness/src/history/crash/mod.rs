@@ -15,7 +15,6 @@ mod run;
 
 pub(crate) use fate::Choice;
 pub(crate) use image::Stage;
-pub(super) use run::sector;
 
 use super::campaign::Which;
 use crate::chains::Tally;

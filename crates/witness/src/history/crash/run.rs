@@ -55,7 +55,7 @@ pub fn one(task: &Task, args: &Args) -> Result<Counts> {
     let recorded = record(&mut history, args)?;
     // What the run left is of no use any more.
     std::fs::remove_file(&image)?;
-    let stage = Stage::new(&base, sector(&history))?;
+    let stage = Stage::new(&base, history.geometry.sector())?;
     let mut images = Images {
         name: format!("{}-{}", history.geometry.volume.name, history.seed),
         args,
@@ -71,14 +71,9 @@ pub fn one(task: &Task, args: &Args) -> Result<Counts> {
     if images.wrong.is_empty() { Ok(images.counts) } else { bail!("{}", images.wrong.join("\n")) }
 }
 
-/// Bytes that a device of the history's volume writes as a whole.
-pub fn sector(history: &History) -> u32 {
-    if history.geometry.volume.options.contains(&"-s") { 4096 } else { 512 }
-}
-
 /// Does a history on a recorded device. Half of them end with files open, the others with the volume closed.
 fn record(history: &mut History, args: &Args) -> Result<Recorded> {
-    let device = MemoryOptions::new().sector_size(sector(history)).map_file(&history.image())?;
+    let device = MemoryOptions::new().sector_size(history.geometry.sector()).map_file(&history.image())?;
     let recorder = Arc::new(Recorder::new(Arc::new(device)));
     let mut rng = Rng::with_seed(history.seed.wrapping_mul(history.geometry.salt()));
     let target = EngineTarget::open_device(recorder.clone(), CACHES[rng.usize(..CACHES.len())])?;

@@ -39,7 +39,7 @@ pub fn all(task: &Task, args: &Args, watch: &Watch) -> Result<Counts> {
     let target = EngineTarget::open(&image)?;
     history.set_out(&target)?;
     target.close()?;
-    let stage = Stage::new(&image, super::super::crash::sector(&history))?;
+    let stage = Stage::new(&image, history.geometry.sector())?;
     let attempt = Attempt { history: &history, stage: &stage, ops: args.ops };
     let mut in_turn =
         InTurn { task, args, watch, stage: &stage, counts: Counts::default(), wrong: Vec::new() };
