@@ -477,7 +477,7 @@ fn a_prediction_says_that_it_is_one_and_what_it_is_made_of() {
 
 #[test]
 fn requests_on_files_and_journal_handles_are_predicted_too() {
-    let small = ["--size=4M", "--pages=256"];
+    let small = ["--size=256K", "--pages=64"];
     for (args, ops) in [
         (&["overwrite", "--locking=range", "--threads=1"][..], 2),
         (&["randrw", "--direct", "--depth=4", "--locking=range", "--threads=1"], 1),

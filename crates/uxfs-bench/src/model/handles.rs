@@ -3,7 +3,7 @@
 //! Whole transactions are not in it: they need threads of the journal's own beside them, which a recording by turns cannot
 //! tell from the thread whose turn it is.
 
-use super::pen::{Pen, Script, introduce, take_turns};
+use super::pen::{Bare, Pen, introduce, take_turns};
 use super::{Scene, Subject, no_subject};
 use crate::config::{Config, DesignLists, Workload};
 use crate::error::{Error, Result};
@@ -15,7 +15,6 @@ use blockdev::{BlockDevice, MemoryDevice};
 use std::path::Path;
 use std::sync::Arc;
 use uxfs::{CilLocks, Designs, HandleCounts, Reservations, Vectors};
-use xfs::log::Journal;
 use xfs::volume::{OpenOptions, Volume};
 
 /// What is recorded.
@@ -80,32 +79,8 @@ pub(crate) fn record(wanted: &str, image: &Path, threads: usize) -> Result<()> {
     let volume = Volume::open(Arc::new(MemoryDevice::map_file(image)?), &options).map_err(Error::volume)?;
     introduce()?;
     let journal = &**volume.journal().map_err(Error::volume)?;
-    take_turns(&Pairs { journal, cycle: cycle(op) }, threads)?;
+    let one = cycle(op);
+    let pairs = |pen: &Pen| (0..PAIRS).try_for_each(|_| pen.op(|| one(journal)).map_err(Error::volume));
+    take_turns(&Bare(pairs), threads)?;
     volume.close().map_err(Error::volume)
-}
-
-struct Pairs<'a> {
-    journal: &'a Journal,
-    cycle: fn(&Journal) -> xfs::Result<()>,
-}
-
-impl Script for Pairs<'_> {
-    type Part = ();
-    type Stand = ();
-
-    fn part(&self, _: usize) -> Result<()> {
-        Ok(())
-    }
-
-    fn stand(&self, (): &mut ()) -> Result<()> {
-        Ok(())
-    }
-
-    fn leave(&self, (): &mut (), (): ()) -> Result<()> {
-        Ok(())
-    }
-
-    fn cycle(&self, (): &mut (), pen: &Pen) -> Result<()> {
-        (0..PAIRS).try_for_each(|_| pen.op(|| (self.cycle)(self.journal)).map_err(Error::volume))
-    }
 }

@@ -3,7 +3,7 @@
 //! While one thread is recorded, each of the others holds what it would hold in the middle of its work: a range, or half of
 //! its ranges; nothing where the whole file can be held by one alone.
 
-use super::pen::{Pen, Script, introduce, take_turns};
+use super::pen::{Bare, Pen, Script, introduce, take_turns};
 use super::{Scene, Subject, no_subject};
 use crate::config::Config;
 use crate::error::Result;
@@ -49,7 +49,14 @@ pub(crate) fn all_held<L: Design, const EXCLUSIVE: bool>(threads: usize) -> Resu
 
 /// The word-sized lock of `parking_lot` around nothing, taken shared.
 pub(crate) fn word_lock(threads: usize) -> Result<()> {
-    take_turns(&WordLock(parking_lot::RwLock::new(())), threads)
+    let lock = parking_lot::RwLock::new(());
+    let cycle = |pen: &Pen| {
+        for _ in 0..RANGES {
+            pen.op(|| drop(std::hint::black_box(lock.read())));
+        }
+        Ok(())
+    };
+    take_turns(&Bare(cycle), threads)
 }
 
 struct OneHeld<L, const EXCLUSIVE: bool>(L);
@@ -105,32 +112,6 @@ impl<L: Design, const EXCLUSIVE: bool> Script for AllHeld<L, EXCLUSIVE> {
                 std::array::from_fn(|nth| self.0.lock(range(*thread, nth as u64), mode(EXCLUSIVE)));
             drop(held);
         });
-        Ok(())
-    }
-}
-
-struct WordLock(parking_lot::RwLock<()>);
-
-impl Script for WordLock {
-    type Part = ();
-    type Stand = ();
-
-    fn part(&self, _: usize) -> Result<()> {
-        Ok(())
-    }
-
-    fn stand(&self, (): &mut ()) -> Result<()> {
-        Ok(())
-    }
-
-    fn leave(&self, (): &mut (), (): ()) -> Result<()> {
-        Ok(())
-    }
-
-    fn cycle(&self, (): &mut (), pen: &Pen) -> Result<()> {
-        for _ in 0..RANGES {
-            pen.op(|| drop(std::hint::black_box(self.0.read())));
-        }
         Ok(())
     }
 }

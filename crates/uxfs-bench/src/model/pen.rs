@@ -95,6 +95,30 @@ pub(crate) trait Script: Sync {
     fn cycle(&self, part: &mut Self::Part, pen: &Pen) -> Result<()>;
 }
 
+/// What threads do that have nothing of their own, and hold nothing while others work.
+pub(crate) struct Bare<F>(pub(crate) F);
+
+impl<F: Fn(&Pen) -> Result<()> + Sync> Script for Bare<F> {
+    type Part = ();
+    type Stand = ();
+
+    fn part(&self, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn stand(&self, (): &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&self, (): &mut (), (): ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn cycle(&self, (): &mut (), pen: &Pen) -> Result<()> {
+        (self.0)(pen)
+    }
+}
+
 /// Whose turn it is; none once a thread has failed, as the others would wait for it.
 struct Baton {
     turn: Mutex<Option<usize>>,

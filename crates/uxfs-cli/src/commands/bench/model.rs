@@ -1,5 +1,6 @@
 //! `uxfs bench --model`: predictions, with all that they are made of, and never to be taken for measurements.
 
+use super::table::rate;
 use super::{Progress, failure, json_line};
 use crate::exit::{Exit, Failure, Result};
 use crate::options::Global;
@@ -66,15 +67,6 @@ fn name(line: &Prediction) -> String {
     line.locking.iter().fold(line.target.clone(), |name, locking| name + " " + locking)
 }
 
-fn figure(ops: f64) -> String {
-    match ops {
-        ops if ops >= 10e6 => format!("{:.1}M", ops / 1e6),
-        ops if ops >= 1e6 => format!("{:.2}M", ops / 1e6),
-        ops if ops >= 10e3 => format!("{:.0}k", ops / 1e3),
-        ops => format!("{ops:.0}"),
-    }
-}
-
 /// A row for each design, a column for each thread count.
 fn predicted(lines: &[Prediction]) -> Table {
     let mut threads: Vec<usize> = lines.iter().map(|line| line.threads).collect();
@@ -91,7 +83,7 @@ fn predicted(lines: &[Prediction]) -> Table {
         let ops: Vec<Option<f64>> = threads.iter().map(of).collect();
         let best = ops.iter().flatten().copied().fold(0.0, f64::max);
         let last = ops.last().copied().flatten().unwrap_or_default();
-        let cells = ops.into_iter().map(|ops| ops.map_or_else(String::new, figure));
+        let cells = ops.into_iter().map(|ops| ops.map_or_else(String::new, rate));
         let ends = [format!("{:.2}×", last / best.max(1e-9))];
         table.add_row([line.op.to_owned(), name(line)].into_iter().chain(cells).chain(ends));
     }
@@ -129,9 +121,9 @@ fn parts(lines: &[Prediction], verbose: bool) -> Table {
             format!("{:.1}", line.alone_ns),
             format!("{:.2}", line.moved_lines),
             format!("{:.1}", line.serial_ns),
-            figure(line.ops_per_s),
-            figure(line.greedy_ops_per_s),
-            figure(line.limit_ops_per_s),
+            rate(line.ops_per_s),
+            rate(line.greedy_ops_per_s),
+            rate(line.limit_ops_per_s),
             what,
         ]);
     }

@@ -208,15 +208,20 @@ fn short(name: &str) -> &str {
     ["uxfs ", "rangelock ", "device "].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
 }
 
-/// A number of operations a second, with its latencies if that is asked for.
-fn figure(line: &Measurement, verbose: bool) -> String {
-    let ops = match line.ops_per_s {
+/// A number of operations a second.
+pub fn rate(ops: f64) -> String {
+    match ops {
         ops if ops >= 10e6 => format!("{:.1}M", ops / 1e6),
         ops if ops >= 1e6 => format!("{:.2}M", ops / 1e6),
         ops if ops >= 10e3 => format!("{:.0}k", ops / 1e3),
         ops if ops >= 1e3 => format!("{:.1}k", ops / 1e3),
         ops => format!("{ops:.0}"),
-    };
+    }
+}
+
+/// The same of a measurement, with its latencies if that is asked for.
+fn figure(line: &Measurement, verbose: bool) -> String {
+    let ops = rate(line.ops_per_s);
     match (verbose, line.p50_us, line.p99_us, line.p999_us) {
         (true, Some(p50), Some(p99), Some(p999)) => format!("{ops}\n{p50:.1} / {p99:.1} / {p999:.1} µs"),
         _ => ops,
