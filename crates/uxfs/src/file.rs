@@ -354,13 +354,12 @@ impl File {
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         engine.check_block_change(entry)?;
         self.nothing_behind(size)?;
-        engine.collapse_blocks(
-            entry,
-            self.blocks_around(&range),
-            size - (range.end - range.start),
-            self.node.volume.now(),
-        )?;
-        self.moved()
+        let end = size - (range.end - range.start);
+        let done = engine.collapse_blocks(entry, self.blocks_around(&range), end, self.node.volume.now());
+        // What has moved before an error as well.
+        let durable = self.moved();
+        done?;
+        durable
     }
 
     /// Blocks have moved that others wait to write to. It is made durable before they may: a write in place is in no log, and
@@ -399,8 +398,11 @@ impl File {
         let (engine, entry) = (self.node.volume.engine(), self.entry());
         engine.check_block_change(entry)?;
         self.nothing_behind(size)?;
-        engine.insert_blocks(entry, self.blocks_around(&range), grown, self.node.volume.now())?;
-        self.moved()
+        let done = engine.insert_blocks(entry, self.blocks_around(&range), grown, self.node.volume.now());
+        // What has moved before an error as well.
+        let durable = self.moved();
+        done?;
+        durable
     }
 
     /// Sees to it that the parts of blocks at either end of a range, which is held, can be zeroed, as long as what this gives

@@ -430,8 +430,15 @@ impl Volume {
     }
 
     #[inline]
-    pub(crate) fn is_closing(&self) -> bool {
+    fn is_closing(&self) -> bool {
         self.closing.load(Ordering::SeqCst)
+    }
+
+    /// Whether nobody may find any more where a file's bytes are to be written: the volume is being closed, or was shut down.
+    /// Where blocks lie in memory is then not where they will lie behind a recovery.
+    #[inline]
+    pub(crate) fn has_stopped_writes(&self) -> bool {
+        self.is_closing() || self.write.as_ref().is_some_and(|write| write.journal.is_down())
     }
 
     /// Writes everything back and leaves a clean log. Files may not be in use any more: later changes fail. A volume

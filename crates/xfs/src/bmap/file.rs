@@ -240,7 +240,7 @@ impl FileMapping for FileMap {
 
     fn lookup(&self, offset: u64) -> Result<Found> {
         // Behind the range lock, or looked up anew: see `seq`.
-        if self.volume.is_closing() {
+        if self.volume.has_stopped_writes() {
             self.volume.check_writable()?;
         }
         self.find(offset, |inode, block, mapped| match mapped {
@@ -256,10 +256,10 @@ impl FileMapping for FileMap {
         })
     }
 
-    /// Another one once the volume is being closed: who looked before then and has the range now looks again.
+    /// Another one once the volume is being closed or was shut down: who looked before then and has the range now looks again.
     #[inline]
     fn seq(&self) -> MapSeq {
-        MapSeq(self.entry.map_version() << 1 | u64::from(self.volume.is_closing()))
+        MapSeq(self.entry.map_version() << 1 | u64::from(self.volume.has_stopped_writes()))
     }
 
     /// A program whose content changes loses its capabilities.

@@ -99,6 +99,11 @@ impl Core {
         ShutdownReason::from_code(self.down.0.load(Ordering::SeqCst))
     }
 
+    #[inline]
+    pub(super) fn is_down(&self) -> bool {
+        self.down.0.load(Ordering::SeqCst) != 0
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         match self.down() {
             None => Ok(()),

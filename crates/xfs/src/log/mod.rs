@@ -665,6 +665,12 @@ impl Journal {
         self.core.down()
     }
 
+    /// Whether it was shut down: a load.
+    #[inline]
+    pub(crate) fn is_down(&self) -> bool {
+        self.core.is_down()
+    }
+
     /// Bytes of log space in use, and how many can be.
     pub fn space(&self) -> (u64, u64) {
         (self.core.grant.used(), self.core.grant.capacity())
