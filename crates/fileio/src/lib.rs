@@ -25,7 +25,9 @@ mod sync;
 #[doc(hidden)]
 pub mod testing;
 
-pub use cache::{BufferedFile, Failure, HeldToChange, LoggedMap, PageCache, SyncCursor, Unbuffered, Writers};
+pub use cache::{
+    BufferedFile, Datasynced, Failure, HeldToChange, PageCache, SyncCursor, Unbuffered, Writers,
+};
 pub use direct::{DirectFile, FILE_END_MAX, HeldCopies, HeldEnd, HeldFile};
 pub use error::{FileError, Refusal};
 pub use flush::{FlushDevice, Flushing, SharedFlush, UnknownFlushing};

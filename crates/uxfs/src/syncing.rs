@@ -3,14 +3,13 @@
 //! Invariants:
 //! - data first: what is to be durable is on the device before a flush of it begins, and before the log is forced that says
 //!   where it lies;
-//! - the log is forced only where the way to the bytes, the file's map and its size, may not be in it: who writes over what
-//!   is there pays for the data alone;
+//! - the log is forced only where something of the file may not be in it, times aside: its map, its size, a name, an
+//!   attribute. Who writes over what is there pays for the data alone;
 //! - nothing is locked while the device flushes, and whoever waits for a flush shares it with all who do
 //!   ([`fileio::Flushing`]).
 
 use crate::error::Result;
 use crate::file::File;
-use fileio::{FileMapping, MapSeq};
 use std::ops::Range;
 
 /// When a change of a file's content is durable, for one handle of it.
@@ -79,7 +78,7 @@ impl File {
             return Ok(false);
         }
         // The way there may be younger than the last force.
-        self.log_map().map(|()| true)
+        self.log_changes().map(|()| true)
     }
 
     fn make_durable(&self, range: Range<u64>, syncing: Syncing) -> Result<()> {
@@ -88,7 +87,7 @@ impl File {
         }
         self.write_back(range)?;
         self.node.volume.flush()?;
-        if syncing == Syncing::All { self.log_all() } else { self.log_map() }
+        if syncing == Syncing::All { self.log_all() } else { self.log_changes() }
     }
 
     /// Writes back what is in memory alone, and tells what failed since this handle last asked.
@@ -107,29 +106,29 @@ impl File {
             return Ok(());
         }
         engine.log_times(self.entry())?;
-        self.force_log(self.committed_map())
+        self.force_log(self.committed())
     }
 
-    /// The file's map and size are in the log for good.
-    fn log_map(&self) -> Result<()> {
-        let seq = self.committed_map();
-        if self.data.logged().is(seq) || !self.node.volume.engine().is_writable() {
+    /// All that was committed of the file, times aside, is in the log for good.
+    fn log_changes(&self) -> Result<()> {
+        let seq = self.committed();
+        if self.data.datasynced().is(seq) || !self.node.volume.engine().is_writable() {
             return Ok(());
         }
         self.force_log(seq)
     }
 
-    /// The version of the file's map that is in a checkpoint by now. Who commits has the inode locked from before a size or a
-    /// map can be seen until its version is another one and it is in a checkpoint.
-    fn committed_map(&self) -> MapSeq {
+    /// The number of the last change of the file that is in a checkpoint by now. Who commits has the inode locked from before
+    /// a change can be seen until it is in one.
+    fn committed(&self) -> u64 {
         let _nobody_commits = self.entry().share();
-        self.data.map().seq()
+        self.entry().datasync_seq()
     }
 
-    /// All that was committed is in the log for good, the map of this version with it.
-    fn force_log(&self, seq: MapSeq) -> Result<()> {
+    /// All that was committed is in the log for good, this change with it.
+    fn force_log(&self, seq: u64) -> Result<()> {
         self.node.volume.engine().sync()?;
-        self.data.logged().note(seq);
+        self.data.datasynced().note(seq);
         Ok(())
     }
 }

@@ -9,12 +9,12 @@
 
 mod buffered;
 mod coherence;
+mod datasync;
 mod extend;
 mod failures;
 mod fill;
 mod folio;
 mod index;
-mod logged;
 mod pages;
 mod pool;
 mod writeback;
@@ -22,7 +22,8 @@ mod writers;
 
 pub use buffered::BufferedFile;
 pub use coherence::{HeldToChange, Unbuffered};
+pub use datasync::Datasynced;
 pub use failures::{Failure, SyncCursor};
-pub use logged::LoggedMap;
+
 pub use pool::PageCache;
 pub use writers::Writers;

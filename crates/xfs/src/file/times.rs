@@ -7,7 +7,6 @@ use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::sync::Arc;
-use xfs_format::log::InodeFields;
 
 impl Volume {
     /// Tells an inode when its content was last written over in place, unless it knows: the clock that says when ticks some
@@ -26,7 +25,7 @@ impl Volume {
         let life = trans.inode(entry.ino()).life();
         let Some(taken) = entry.overwritten().take(life) else { return Ok(()) };
         let time = self.still_time().unwrap_or(taken.time());
-        let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
+        let core = trans.times_mut(entry.ino());
         (core.mtime, core.ctime) = after_overwrite((core.mtime, core.ctime), time);
         trans.commit()?;
         taken.told();

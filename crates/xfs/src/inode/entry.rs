@@ -53,6 +53,7 @@ pub struct InodeEntry {
     current: ArcSwap<Inode>,
     /// Counts the versions that differ from the ones before in the map of the data or in size.
     map_version: AtomicU64,
+    datasync_seq: AtomicU64,
     geometry: Arc<Geometry>,
     state: Mutex<State>,
     item: ItemState,
@@ -97,6 +98,7 @@ impl InodeEntry {
             lock: Arc::default(),
             current: ArcSwap::new(inode),
             map_version: AtomicU64::new(0),
+            datasync_seq: AtomicU64::new(0),
             geometry: Arc::clone(geometry),
             state: Mutex::new(State {
                 site: None,
@@ -152,6 +154,17 @@ impl InodeEntry {
     #[inline]
     pub(crate) fn map_version(&self) -> u64 {
         self.map_version.load(Ordering::Acquire)
+    }
+
+    /// Another number whenever something was committed of the inode that is more than times, which `fdatasync` has to see
+    /// into the log. Asked for with the inode [shared](Self::share), it covers all that can be seen.
+    pub fn datasync_seq(&self) -> u64 {
+        self.datasync_seq.load(Ordering::Acquire)
+    }
+
+    /// Something of the kind is about to be published. The caller has the lock.
+    pub(crate) fn datasync_needed(&self) {
+        self.datasync_seq.fetch_add(1, Ordering::Release);
     }
 
     /// Locks the inode for changes.

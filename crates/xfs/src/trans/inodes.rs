@@ -6,6 +6,7 @@ use crate::ialloc::CLUSTER;
 use crate::inode::{Inode, InodeEntry, InodeLocked, Site};
 use crate::log::{LogItem, LogVector};
 use std::sync::Arc;
+use xfs_format::inode::InodeCore;
 use xfs_format::log::InodeFields;
 use xfs_format::types::InodeNumber;
 
@@ -17,6 +18,8 @@ pub(super) struct JoinedInode {
     inode: Arc<Inode>,
     /// What this part of the transaction changed.
     fields: InodeFields,
+    /// Whether that is more than times.
+    needs_datasync: bool,
     /// What goes to the log for it, once that is known.
     logged: InodeFields,
 }
@@ -49,6 +52,9 @@ impl JoinedInode {
         if self.is_clean() {
             return;
         }
+        if std::mem::take(&mut self.needs_datasync) {
+            self.entry.datasync_needed();
+        }
         self.entry.publish(Arc::clone(&self.inode), self.logged, &self.site);
         self.fields = InodeFields::empty();
     }
@@ -66,7 +72,15 @@ impl Trans<'_> {
         };
         let inode = entry.current();
         let none = InodeFields::empty();
-        self.inodes.push(JoinedInode { entry, _locked: locked, site, inode, fields: none, logged: none });
+        self.inodes.push(JoinedInode {
+            entry,
+            _locked: locked,
+            site,
+            inode,
+            fields: none,
+            needs_datasync: false,
+            logged: none,
+        });
         Ok(())
     }
 
@@ -111,9 +125,24 @@ impl Trans<'_> {
     /// If it was not joined.
     #[allow(dead_code, reason = "its users follow")]
     pub(crate) fn inode_mut(&mut self, ino: InodeNumber, fields: InodeFields) -> &mut Inode {
-        let inode = self.inodes.iter_mut().find(|inode| inode.ino() == ino).expect("the inode was joined");
+        let inode = self.joined_mut(ino);
         inode.fields |= fields | InodeFields::CORE;
+        inode.needs_datasync = true;
         Arc::make_mut(&mut inode.inode)
+    }
+
+    /// The inode's core for changing its times, which nobody needs to read its content back.
+    ///
+    /// # Panics
+    /// If it was not joined.
+    pub(crate) fn times_mut(&mut self, ino: InodeNumber) -> &mut InodeCore {
+        let inode = self.joined_mut(ino);
+        inode.fields |= InodeFields::CORE;
+        Arc::make_mut(&mut inode.inode).core_mut()
+    }
+
+    fn joined_mut(&mut self, ino: InodeNumber) -> &mut JoinedInode {
+        self.inodes.iter_mut().find(|inode| inode.ino() == ino).expect("the inode was joined")
     }
 
     fn joined(&self, ino: InodeNumber) -> &JoinedInode {
