@@ -37,7 +37,8 @@ pub enum Workload {
 
 impl Workload {
     /// Those that there is a model of.
-    pub(crate) const MODELLED: [Self; 4] = [Self::Overwrite, Self::RandRw, Self::RangeLock, Self::Handles];
+    pub(crate) const MODELLED: [Self; 5] =
+        [Self::Overwrite, Self::RandRw, Self::Buffered, Self::RangeLock, Self::Handles];
 
     /// Its name in reports.
     pub const fn name(self) -> &'static str {

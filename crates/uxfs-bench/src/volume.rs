@@ -86,11 +86,16 @@ pub(crate) fn open_file(device: &Arc<dyn BlockDevice>, locking: Locking) -> Resu
     volume.open_file(format!("/{FILE_NAME}")).map_err(Error::volume)
 }
 
-/// The same through a page cache, into which all of the file is read.
-pub(crate) fn open_cached(device: &Arc<dyn BlockDevice>, locking: Locking) -> Result<uxfs::File> {
+/// The same through a page cache, in which there is nothing yet.
+pub(crate) fn open_buffered(device: &Arc<dyn BlockDevice>, locking: Locking) -> Result<uxfs::File> {
     let options = OpenOptions::new().writable(true).locking(locking).cache_size(device.size() * 2);
     let volume = Volume::open_device(Arc::clone(device), &options).map_err(Error::volume)?;
-    let file = volume.open_file(format!("/{FILE_NAME}")).map_err(Error::volume)?.buffered();
+    Ok(volume.open_file(format!("/{FILE_NAME}")).map_err(Error::volume)?.buffered())
+}
+
+/// The same, with all of the file read into it.
+pub(crate) fn open_cached(device: &Arc<dyn BlockDevice>, locking: Locking) -> Result<uxfs::File> {
+    let file = open_buffered(device, locking)?;
     let mut buf = AlignedBuf::zeroed(CHUNK);
     let mut at = 0;
     while at < file.size() {

@@ -481,6 +481,7 @@ fn requests_on_files_and_journal_handles_are_predicted_too() {
     for (args, ops) in [
         (&["overwrite", "--locking=range", "--threads=1"][..], 2),
         (&["randrw", "--direct", "--depth=4", "--locking=range", "--threads=1"], 1),
+        (&["randrw", "--locking=range", "--threads=1"], 1),
         (&["handles", "--handles=locked", "--threads=1"], 3),
     ] {
         let lines = predictions(&[args, &small].concat());
@@ -493,7 +494,7 @@ fn requests_on_files_and_journal_handles_are_predicted_too() {
 
 #[test]
 fn what_has_no_model_is_said() {
-    for args in [&["bench", "randrw", "--model"][..], &["bench", "fsmark", "--model"]] {
+    for args in [&["bench", "osync", "--model"][..], &["bench", "fsmark", "--model"]] {
         let output = output(args);
         assert_eq!(output.status.code(), Some(2));
         let said = String::from_utf8_lossy(&output.stderr);

@@ -13,16 +13,19 @@ use crate::error::{Error, Result};
 use crate::locks::CASES;
 use crate::setup;
 use crate::target::{AnyTarget, Label};
-use crate::volume::{OwnVolume, open_cached, open_file};
+use crate::volume::{OwnVolume, open_buffered, open_file};
 use crate::work::{Op, Work, random_pages};
 use blockdev::{AlignedBuf, BlockDevice, MemoryDevice};
 use std::path::Path;
 use std::sync::Arc;
 use uxfs::{File, Locking, Queue};
 
-/// The largest file that is recorded. Through a page cache all of it is read first, under the recorder.
+/// The largest file that is recorded.
 const MOST: u64 = 128 << 20;
-const MOST_BUFFERED: u64 = 16 << 20;
+/// The same through a page cache, into which all of it is read under the recorder: a mebibyte takes seconds.
+const MOST_BUFFERED: u64 = 4 << 20;
+/// The size of a folio then. Two threads meet in one folio as seldom as in a large file of large folios.
+const FOLIO: usize = 16 << 10;
 /// Requests in a cycle, one at a time: enough that the clock does not tick in all of them, as slow as they are then.
 const REQUESTS: usize = 48;
 /// Pages of a slice.
@@ -114,8 +117,11 @@ fn make_small_image(config: &Config, path: &Path) -> Result<()> {
 pub(crate) fn record(key: &str, image: &Path, threads: usize) -> Result<()> {
     let requests = Requests::of_key(key).ok_or_else(|| no_subject(key))?;
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::map_file(image)?);
-    let open = if requests.buffered { open_cached } else { open_file };
+    let open = if requests.buffered { open_buffered } else { open_file };
     let file = open(&device, requests.locking)?;
+    if requests.buffered {
+        bring_in(&file)?;
+    }
     introduce()?;
     let pages = random_pages(file.size() / PAGE as u64, u64::MAX, Config::default().seed);
     let script = OnFile { file: &file, requests, pages: &pages, threads };
@@ -123,6 +129,15 @@ pub(crate) fn record(key: &str, image: &Path, threads: usize) -> Result<()> {
     let volume = file.node().volume().clone();
     drop(file);
     volume.close().map_err(Error::volume)
+}
+
+/// Reads all of a file into memory from its end to its start, so that nothing is read ahead.
+fn bring_in(file: &File) -> Result<()> {
+    let mut buf = AlignedBuf::zeroed(FOLIO);
+    for nth in (0..file.size().div_ceil(FOLIO as u64)).rev() {
+        file.read_at(&mut buf, nth * FOLIO as u64).map_err(Error::volume)?;
+    }
+    Ok(())
 }
 
 struct OnFile<'a> {

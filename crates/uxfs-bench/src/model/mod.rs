@@ -215,11 +215,6 @@ pub fn record(args: impl Iterator<Item = OsString>) -> Result<()> {
 
 /// What a prediction is not made of.
 fn no_model(workload: Workload) -> Error {
-    if workload == Workload::Buffered {
-        // A recording of it does not come to its end in a useful time.
-        let what = "there is no model of randrw through page caches yet (with --direct there is)";
-        return Error::Usage(what.to_owned());
-    }
     let name = workload.name();
     Error::Usage(format!(
         "there is no model of {name} (there is one of overwrite, randrw, rangelock, handles)"

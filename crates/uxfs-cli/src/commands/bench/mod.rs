@@ -148,7 +148,7 @@ pub struct Args {
     /// What the order of pages follows from.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Predict instead of measuring (overwrite, randrw --direct, rangelock, handles), each thread on a processor of its own: from the lines of memory that
+    /// Predict instead of measuring (overwrite, randrw, rangelock, handles), each thread on a processor of its own: from the lines of memory that
     /// each thread touches (recorded under valgrind), the time of an operation alone and that of a line that moves from
     /// one processor to another (measured here).
     #[arg(long, conflicts_with_all = ["vs", "report", "keep", "csv", "lockstat", "raw", "memcpy"])]
