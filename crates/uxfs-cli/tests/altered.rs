@@ -290,6 +290,80 @@ fn a_volume_in_a_partition_grows_to_its_end() {
     assert_eq!(info(Path::new(&format!("{}@2", path.display()))), second);
 }
 
+/// A volume that is named by its offset went on over the next partition, and up to the disk's last byte.
+#[test]
+fn a_volume_at_an_offset_grows_to_the_end_of_its_partition() {
+    let dir = scratch();
+    let path = dir.path().join("disk.img");
+    File::create(&path).unwrap().set_len(1500 * MIB).unwrap();
+    run("sgdisk", &[&"-n", &"1:2048:+512M", &"-n", &"2:0:+512M", &path]);
+    let [first, second] = [1, 2].map(|number| format!("{}@{number}", path.display()));
+    for partition in [&first, &second] {
+        uxfs_ok(&[&"mkfs", &"-q", partition, &"310M"]);
+    }
+    let sum = || run("sha256sum", &[&path]);
+    let before = sum();
+    let larger =
+        |disk: &dyn AsRef<OsStr>| uxfs(&[&"--offset" as &dyn AsRef<OsStr>, &"1M", &"grow", disk, &"700M"]);
+    let as_file = larger(&path);
+    let device = String::from_utf8(run("losetup", &[&"-f", &"--show", &path])).unwrap();
+    let as_device = larger(&device.trim_end());
+    run("losetup", &[&"-d", &device.trim_end()]);
+    for refused in [as_file, as_device] {
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(10), "{said}");
+    }
+    assert_eq!(sum(), before, "nothing was written");
+    uxfs_ok(&[&"--offset", &"1M", &"grow", &path]);
+    assert_eq!(info(Path::new(&first))["blocks"], 512 * MIB / 4096);
+    for partition in [&first, &second] {
+        uxfs_ok(&[&"check", partition]);
+    }
+    // Behind the last partition is the table's copy.
+    let start = 1024 * 1024 + 512 * MIB;
+    uxfs_ok(&[&"--offset", &start.to_string(), &"grow", &path]);
+    assert_eq!(info(Path::new(&second))["blocks"], 512 * MIB / 4096);
+    run("sgdisk", &[&"-v", &path]);
+    // A table that cannot be believed does not say what comes behind.
+    let disk = File::options().write(true).open(&path).unwrap();
+    for at in [512, 1500 * MIB - 512] {
+        std::os::unix::fs::FileExt::write_all_at(&disk, &[0xff], at + 16).unwrap();
+    }
+    drop(disk);
+    let refused = uxfs(&[&"--offset" as &dyn AsRef<OsStr>, &"1M", &"grow", &path]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(5) && said.contains("partition table (GPT) is damaged"), "{said}");
+}
+
+/// What a kill between the superblock and its copies leaves: nobody said what to do about it, and `recover` that there was
+/// nothing to do.
+#[test]
+fn copies_of_the_superblock_that_lag_behind_are_brought_up_to_date() {
+    use std::os::unix::fs::FileExt;
+    let image = filled(&[]);
+    let info_before = info(&image.path);
+    let number = |field: &str| info_before[field].as_u64().unwrap();
+    let (group, groups) = (number("ag_blocks") * number("block_size"), number("ag_count"));
+    let disk = || File::options().read(true).write(true).open(&image.path).unwrap();
+    let mut copies = vec![[0; 512]; groups as usize];
+    for (copy, nth) in copies.iter_mut().zip(0..).skip(1) {
+        disk().read_exact_at(copy, nth * group).unwrap();
+    }
+    uxfs_ok(&[&"uuid", &image.path, &"generate"]);
+    for (copy, nth) in copies.iter().zip(0..).skip(1) {
+        disk().write_all_at(copy, nth * group).unwrap();
+    }
+    assert_eq!(uxfs(&[&"check", &image.path]).status.code(), Some(5));
+    let said = String::from_utf8(uxfs_ok(&[&"recover", &image.path])).unwrap();
+    assert!(
+        said.contains("the log is clean") && said.contains("copies of the superblock brought up"),
+        "{said}"
+    );
+    sound(&image.path);
+    let said = String::from_utf8(uxfs_ok(&[&"--json", &"recover", &image.path])).unwrap();
+    assert!(said.contains("\"superblock_copies_updated\":false"), "{said}");
+}
+
 /// On a block device there is nothing that could become longer.
 #[test]
 fn a_volume_on_a_block_device_grows_to_its_end() {
@@ -305,6 +379,24 @@ fn a_volume_on_a_block_device_grows_to_its_end() {
     assert!(grown.status.success(), "{}", String::from_utf8_lossy(&grown.stderr));
     assert_eq!(info(&image.path)["blocks"], 700 * MIB / 4096);
     sound(&image.path);
+}
+
+/// It was opened, and the volume shut down by the first write that failed.
+#[test]
+fn a_block_device_that_only_is_read_is_not_opened_for_writing() {
+    let image = filled(&[]);
+    let device = String::from_utf8(run("losetup", &[&"-f", &"-r", &"--show", &image.path])).unwrap();
+    let device = device.trim_end();
+    let tried =
+        [&["label", device, "new"][..], &["grow", device], &["recover", device], &["mkfs", "-f", device]]
+            .map(|command| uxfs(&command.iter().map(|word| word as &dyn AsRef<OsStr>).collect::<Vec<_>>()));
+    let read = uxfs(&[&"ls", &device]);
+    run("losetup", &[&"-d", &device]);
+    for refused in tried {
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(4) && said.contains("open for reading only"), "{said}");
+    }
+    assert!(read.status.success());
 }
 
 /// As old as `mkfs.xfs` makes them for old kernels, and with inode trees of more than a level.

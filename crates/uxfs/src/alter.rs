@@ -2,7 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::OpenOptions;
-use crate::volume::{SECTOR_BYTES_MIN, Volume, explain, part};
+use crate::volume::{SECTOR_BYTES_MIN, Volume, explain, part, room_at};
 use blockdev::{BlockDevice, FileDevice, FileOptions, Storage};
 use std::path::Path;
 use std::sync::Arc;
@@ -121,8 +121,10 @@ pub fn grow_unless(
     stop: &dyn Fn() -> bool,
 ) -> Result<Grown> {
     // The headers of many groups are small, and far apart: the host's page cache takes them faster than the disk does.
-    let (image, how) = (image.as_ref(), how.clone().writable(true).norecovery(false).direct(false));
     let device = Arc::new(FileOptions::new().write(true).direct(false).open(image)?);
+    // What comes behind a partition is not the volume's, and a table that is damaged does not say what does.
+    let length = how.length.map_or_else(|| room_at(&*device, how.offset), |length| Ok(Some(length)))?;
+    let how = how.clone().writable(true).norecovery(false).direct(false).length(length);
     let volume = Volume::open_device(device.clone(), &how)?;
     let longer = bytes.filter(|&bytes| bytes > volume.device().size());
     let Some(bytes) = longer.filter(|_| matches!(device.place().storage, Storage::File(..))) else {

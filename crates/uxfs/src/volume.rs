@@ -246,6 +246,12 @@ impl Volume {
         self.engine().recovery().map(Recovery::from)
     }
 
+    /// Whether the superblock's copies lagged behind it when the volume was opened for writing, and were made to follow: a
+    /// change of its size, label, UUID or features had been cut short.
+    pub fn copies_settled(&self) -> bool {
+        self.engine().copies_settled()
+    }
+
     /// Makes everything durable that was changed before this call. What could not be written back since it was last called
     /// is told here, once.
     pub fn sync(&self) -> Result<()> {
@@ -400,6 +406,16 @@ impl Volume {
     }
 }
 
+/// The bytes that a volume at byte `start` of a device may have where nothing else is said: those of its partition, or as many
+/// as are nobody else's. `None`: all that are there. An error: there is a partition table that cannot be believed.
+pub(crate) fn room_at(device: &dyn BlockDevice, start: u64) -> Result<Option<u64>> {
+    if start == 0 {
+        return Ok(None);
+    }
+    let room = partitions::read(device)?.and_then(|table| table.room_at(start));
+    Ok(room.map(|room| room.min(device.size().saturating_sub(start))))
+}
+
 /// The part of a device that `options` choose.
 pub(crate) fn part(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Arc<dyn BlockDevice>> {
     if options.offset == 0 && options.length.is_none() {
@@ -414,7 +430,9 @@ pub(crate) fn part(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Resul
         let kind = if hopeless { ErrorKind::InvalidInput } else { ErrorKind::SectorSize };
         return Err(Error::new(kind, what));
     }
-    Ok(Arc::new(Window::new(device, options.offset, options.length)?))
+    // A damaged table is in nobody's way who changes no size.
+    let length = options.length.or_else(|| room_at(&*device, options.offset).ok().flatten());
+    Ok(Arc::new(Window::new(device, options.offset, length)?))
 }
 
 /// An error that says what is at `path`, unless it is what is wanted.

@@ -82,6 +82,8 @@ pub struct Volume {
     log_clean: bool,
     /// Whether it is being closed: nobody finds any more where to write.
     closing: AtomicBool,
+    /// Whether the copies of the superblock had to be made to follow it when the volume was opened.
+    copies_settled: AtomicBool,
     /// What recovery found and did when the volume was opened.
     recovery: OnceLock<recovery::Report>,
     /// Keeps every other writer of this process out until the volume is closed. Let go of last.
@@ -201,6 +203,7 @@ impl Volume {
             write,
             log_clean,
             closing: AtomicBool::new(false),
+            copies_settled: AtomicBool::new(false),
             recovery: report,
             device,
             superblock,
@@ -222,7 +225,8 @@ impl Volume {
         if volume.is_writable() {
             recovery::free_staged(&volume)?;
             // A kernel that recovered a growth or a label that was cut short leaves the copies as they were.
-            alter::settle_copies(&volume)?;
+            let settled = alter::settle_copies(&volume)?;
+            volume.copies_settled.store(settled, Ordering::Relaxed);
         }
         Ok(volume)
     }
@@ -265,6 +269,12 @@ impl Volume {
     /// What recovery found and did when the volume was opened. `None`: there was nothing to do.
     pub fn recovery(&self) -> Option<&recovery::Report> {
         self.recovery.get()
+    }
+
+    /// Whether the copies of the superblock lagged behind it when the volume was opened, and were made to follow: a change of
+    /// its size, label, UUID or features had been cut short.
+    pub fn copies_settled(&self) -> bool {
+        self.copies_settled.load(Ordering::Relaxed)
     }
 
     /// Reads an inode, or finds it in the cache: the version that is committed now. An inode that is free is an error.

@@ -55,13 +55,16 @@ pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened
     if kind_is_block(path, now)? != is_block || is_another {
         return Err(DeviceError::Replaced);
     }
+    let storage =
+        if is_block { Storage::Disk(stat.st_rdev) } else { Storage::File(stat.st_dev, stat.st_ino) };
+    if write && is_read_only(storage) {
+        return Err(DeviceError::ReadOnly);
+    }
     let sector_min = if is_block { rustix::fs::ioctl_blksszget(&file).map_err(fail)? } else { 512 };
     let direct_unit = if is_direct { probe_direct(&file, sector_min).map_err(fail)? } else { None };
     if is_direct && direct_unit.is_none() {
         clear_direct(&file).map_err(fail)?;
     }
-    let storage =
-        if is_block { Storage::Disk(stat.st_rdev) } else { Storage::File(stat.st_dev, stat.st_ino) };
     Ok(Opened { file, storage, is_block, sector_min, direct_unit })
 }
 
@@ -69,6 +72,15 @@ pub(crate) fn open(path: &Path, write: bool, want_direct: bool) -> Result<Opened
 /// before.
 pub(crate) fn size(file: &File) -> Result<u64, DeviceError> {
     rustix::fs::seek(file, SeekFrom::End(0)).map_err(|e| DeviceError::setup("asking for the size", e))
+}
+
+/// Whether a disk, which may be opened for writing all the same, takes no write: a loop device of a file that only is read, a
+/// write-protected card.
+fn is_read_only(storage: Storage) -> bool {
+    let Storage::Disk(number) = storage else { return false };
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let said = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
+    said.is_ok_and(|said| said.trim() == "1")
 }
 
 /// Whether a disk has durable writes that spare a flush: because it knows them, or has no cache that would have to be

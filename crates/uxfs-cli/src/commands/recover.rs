@@ -33,15 +33,20 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         interrupt::watch();
     }
     let volume = Volume::open(image, &options).map_err(failure)?;
-    let recovery = volume.recovery();
+    let (recovery, copies_settled) = (volume.recovery(), volume.copies_settled());
     if !args.dry_run {
         volume.close().map_err(failure)?;
     }
     let mut out = Output::new(global);
     if out.is_json() {
-        out.object(object(recovery.as_ref()))?;
+        let mut object = object(recovery.as_ref());
+        object.insert("superblock_copies_updated".to_owned(), copies_settled.into());
+        out.object(object)?;
     } else {
         text(recovery.as_ref(), &mut out)?;
+        if copies_settled {
+            out.text("copies of the superblock brought up to date: a change of size, label, UUID or features was cut short\n")?;
+        }
     }
     out.finish()?;
     // A dry run says what a real one would meet.

@@ -114,6 +114,17 @@ impl Table {
         self.partitions.iter().find(|one| one.start < byte && byte < one.end()).copied()
     }
 
+    /// How many bytes lie between this byte and what is somebody else's: the end of the partition that holds it, or else the
+    /// next partition or part of the table. `None`: nothing comes behind it.
+    pub(crate) fn room_at(&self, byte: u64) -> Option<u64> {
+        let holds = |one: &&Partition| one.start <= byte && byte < one.end();
+        if let Some(partition) = self.partitions.iter().find(holds) {
+            return Some(partition.end() - byte);
+        }
+        let starts = self.partitions.iter().map(|one| one.start).chain(self.own.iter().map(|own| own.start));
+        starts.filter(|&start| start > byte).min().map(|start| start - byte)
+    }
+
     /// Which partitions there are, in words.
     pub(crate) fn numbers(&self) -> String {
         let numbers: Vec<String> =
@@ -333,6 +344,19 @@ mod tests {
         assert_eq!(in_the_way(34, 101), Some(InTheWay::Partition(2)));
         assert_eq!(in_the_way(33, 40), Some(InTheWay::Table));
         assert_eq!(in_the_way(200, 2016), Some(InTheWay::Table));
+    }
+
+    #[test]
+    fn there_is_room_up_to_what_is_somebody_elses() {
+        let (header, entries) = guid_table(1, 2);
+        let device = device(&[(512, &header), (1024, &entries)]);
+        let table = read(&device).unwrap().unwrap();
+        let room_at = |sector: u64| table.room_at(sector * 512).map(|bytes| bytes / 512);
+        assert_eq!(room_at(100), Some(100), "the partition");
+        assert_eq!(room_at(150), Some(50), "the rest of it");
+        assert_eq!(room_at(34), Some(66), "up to the partition");
+        assert_eq!(room_at(200), Some(1815), "up to the table's copy");
+        assert_eq!(room_at(2048), None);
     }
 
     #[test]

@@ -59,11 +59,11 @@ pub(super) fn write(
 }
 
 /// Has the copies follow, if they do not, as a crash came between and whoever recovered the log left it at that. One that
-/// is damaged tells nothing: it is left for `xfs_repair`.
-pub(crate) fn settle(volume: &Volume) -> Result<()> {
+/// is damaged tells nothing: it is left for `xfs_repair`. Gives whether they were written.
+pub(crate) fn settle(volume: &Volume) -> Result<bool> {
     let geometry = volume.geometry();
     if !geometry.v5 || geometry.ag_count() < 2 {
-        return Ok(());
+        return Ok(false);
     }
     // As it is in the log and in its place: nobody has changed it yet.
     let raw = *volume.superblock().raw();
@@ -71,10 +71,11 @@ pub(crate) fn settle(volume: &Volume) -> Result<()> {
     volume.device().read(geometry.daddr_of(AgNumber(1), AgBlock(0)).0 << 9, &mut sector)?;
     let copy = view(&sector)?;
     let sound = copy.magicnum.get() == MAGIC && checksum::check(SUPERBLOCK.name, &sector, CRC_OFFSET).is_ok();
-    if sound && belongs(&copy, &raw) && said(&copy) != said(&raw) {
+    let lag = sound && belongs(&copy, &raw) && said(&copy) != said(&raw);
+    if lag {
         write(&**volume.device(), geometry, &raw, geometry.ag_count())?;
     }
-    Ok(())
+    Ok(lag)
 }
 
 /// Whether it is a copy of this volume's, whose UUID may have been another one.
