@@ -149,6 +149,18 @@ fn a_hostile_image_stays_below_the_destination() {
 }
 
 #[test]
+fn who_names_no_image_is_told_how_one_is_written() {
+    let dir = scratch();
+    let (small, large) = (dir.path().join("small"), dir.path().join("large"));
+    std::fs::write(&small, "few").unwrap();
+    std::fs::write(&large, [1; 8192]).unwrap();
+    for file in [&small, &large] {
+        uxfs_fails(&[&"cp", file, &dir.path().join("copy")], 4, "a file in an image is written IMAGE:/PATH");
+    }
+    assert!(!dir.path().join("copy").exists());
+}
+
+#[test]
 fn a_copy_replaces_neither_its_image_nor_a_device() {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let image = Image::new(&[]);
@@ -157,9 +169,9 @@ fn a_copy_replaces_neither_its_image_nor_a_device() {
     let before = identity();
     let other = image.dir.path().join("other.img");
     std::fs::hard_link(&image.path, &other).unwrap();
-    uxfs_fails(&[&"cp", &image.at("/volume.img"), &image.path], 6, "the image that is read");
-    uxfs_fails(&[&"cp", &image.at("/volume.img"), &image.dir.path()], 6, "the image that is read");
-    uxfs_fails(&[&"cp", &image.at("/volume.img"), &other], 6, "the image that is read");
+    uxfs_fails(&[&"cp", &image.at("/volume.img"), &image.path], 9, "the image that is read");
+    uxfs_fails(&[&"cp", &image.at("/volume.img"), &image.dir.path()], 9, "the image that is read");
+    uxfs_fails(&[&"cp", &image.at("/volume.img"), &other], 9, "the image that is read");
     assert_eq!(uxfs(&[&"cp", &"-r", &image.path, &image.dir.path()]).status.code(), Some(1));
     uxfs_fails(&[&"tar", &image.path, &"-o", &image.path], 2, "the image that is read");
     uxfs_fails(&[&"tar", &image.path, &"-o", &other], 2, "the image that is read");

@@ -402,9 +402,8 @@ impl HostTree {
     fn check_replaceable(&self, there: &Stat, new: FileType) -> io::Result<()> {
         let identity = Identity::of(there);
         if self.rules.kept.contains(&identity) {
-            return Err(io::Error::other(
-                "the image that is read has the name of the copy; choose another place",
-            ));
+            let what = "the image that is read has the name of the copy; choose another place";
+            return Err(taken(what.to_owned()));
         }
         let old = FileType::from_raw_mode(there.st_mode);
         if old == FileType::Directory {

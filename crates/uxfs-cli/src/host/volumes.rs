@@ -37,7 +37,7 @@ pub fn refuse(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn is_volume(file: &File) -> bool {
+pub fn is_volume(file: &File) -> bool {
     let mut begins = [0; MAGIC.len()];
     file.read_exact_at(&mut begins, 0).is_ok() && begins == MAGIC
 }

@@ -59,7 +59,15 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let mut problems = Problems::beside(&bar);
     for (nth, source) in sources.iter().enumerate() {
         interrupt::check()?;
-        let done = images.volume(source).and_then(|volume| {
+        let opened = images.volume(source);
+        let volume = opened.map_err(|failure| match is_bare_file(args, nth, source, global) {
+            true => {
+                let hint = "a file in an image is written IMAGE:/PATH";
+                Failure::new(failure.exit(), format!("{failure} ({hint})"))
+            }
+            false => failure,
+        });
+        let done = volume.and_then(|volume| {
             let of = Of { volume, source, image: images.number(source).unwrap_or(nth) };
             match &mut sink {
                 Some(sink) => copy.through(&of, sink),
@@ -75,6 +83,14 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     bar.finish_and_clear();
     copy.say_lost();
     Ok(problems.exit())
+}
+
+/// Whether a source is a plain file of this machine and no volume: perhaps the image was forgotten.
+fn is_bare_file(args: &Args, nth: usize, source: &Location, global: &Global) -> bool {
+    let is_bare = source.image.as_os_str() == args.sources[nth] && global.offset == 0;
+    let is_file = |file: &std::fs::File| file.metadata().is_ok_and(|of| of.is_file());
+    let opened = std::fs::File::open(&source.image).ok();
+    is_bare && opened.is_some_and(|file| is_file(&file) && !volumes::is_volume(&file))
 }
 
 /// What the destination is if bytes go through it, not to it. A block device would be overwritten from its start,
