@@ -26,9 +26,9 @@ mod sync;
 pub mod testing;
 
 pub use cache::{
-    BufferedFile, Datasynced, Failure, HeldToChange, PageCache, SyncCursor, Unbuffered, Writers,
+    BufferedFile, Datasynced, Failure, HeldFile, HeldToChange, PageCache, SyncCursor, Unbuffered, Writers,
 };
-pub use direct::{DirectFile, FILE_END_MAX, HeldCopies, HeldEnd, HeldFile};
+pub use direct::{DirectFile, FILE_END_MAX, HeldCopies, HeldEnd};
 pub use error::{FileError, Refusal};
 pub use flush::{FlushDevice, Flushing, SharedFlush, UnknownFlushing};
 pub use lock::Held;

@@ -367,6 +367,19 @@ fn everybody_is_told_once_of_what_could_not_be_written_back() {
     assert_eq!((file.map().reserved(), file.map().size(), pool.dirty()), (0, 9000, 0));
 }
 
+/// Whoever opens it meanwhile would find no file that is open, and come to a range lock of its own.
+#[test]
+fn a_file_that_writers_are_kept_out_of_stays_open() {
+    let (file, _pool) = cached(64 << 20);
+    let weak = Arc::downgrade(&file);
+    let (held, _) = file.hold_off_writers(Duration::from_secs(5)).expect("nobody has it");
+    drop(file);
+    let again = weak.upgrade().expect("it is open");
+    assert!(again.hold_within(0..u64::MAX, true, Duration::ZERO).is_none(), "by one lock");
+    drop(held);
+    assert!(again.hold_within(0..u64::MAX, true, Duration::from_secs(5)).is_some());
+}
+
 #[test]
 fn a_file_that_is_let_go_dirty_is_written_back_all_the_same() {
     let (file, pool) = cached_on(device(), BLOCKS, Locking::Range, 64 << 20);

@@ -250,6 +250,42 @@ fn what_waits_for_a_close_that_is_not_taken_back_is_refused() {
     assert_eq!(byte, [4]);
 }
 
+/// A file that was let go of while it was held, and opened anew, had a second range lock, which nobody held: what was written
+/// then came to the device behind the close, or was lost with the pages, though it had returned.
+#[test]
+fn a_file_that_is_opened_anew_during_a_close_is_held_as_well() {
+    type Write = fn(&File) -> uxfs::Result<()>;
+    let writes: [Write; 3] = [
+        |file| file.overwrite_at(&[3; 4096], 0),
+        |file| file.buffered().write_at(&[3; 4096], 0),
+        |file| file.buffered().append(&[3; 4096]).map(drop),
+    ];
+    for write in writes {
+        let device = made();
+        let volume = open(&device);
+        let [first, _second] = two_files(&volume);
+        let (again, path) = (volume.clone(), "/a");
+        assert_eq!(first.node().ino(), volume.open_file(path).expect("there").node().ino());
+        let (begins, begun) = mpsc::channel();
+        at_the_second_file(move || {
+            drop(first);
+            let writer = thread::spawn(move || write(&again.open_file(path).expect("there")));
+            // It waits, or is over at once.
+            thread::sleep(Duration::from_millis(50));
+            begins.send(writer).expect("somebody waits");
+        });
+        close(&volume, &device);
+        let written = begun.recv().expect("begun").join().expect("no panic");
+        assert_eq!(written.map_err(|error| error.kind()), Err(ErrorKind::ShutDown));
+        is_clean_and_sound(&device);
+        let seen = Volume::open_device(device.clone(), &OpenOptions::new()).expect("read");
+        let mut byte = [0];
+        let file = seen.open_file(path).expect("there");
+        file.read_at(&mut byte, 0).expect("read");
+        assert_eq!((byte, file.size()), ([1], 16384));
+    }
+}
+
 /// Who knew where its bytes go, and waited for them until the volume was closed, wrote there all the same.
 #[test]
 fn what_was_foreseen_before_a_close_is_not_written_after_it() {

@@ -19,9 +19,9 @@ use rangelock::Mode;
 use super::buffered::BufferedFile;
 use super::failures::{Failure, SyncCursor};
 use crate::direct::Outcome;
-use crate::lock::Held;
+use crate::lock::{Held, Token};
 use crate::testing::{CHANGE, point};
-use crate::{DelayedAllocation, FileError, HeldFile};
+use crate::{DelayedAllocation, FileError};
 
 /// Bytes of a file that are held by somebody who may change where they lie, and where the file ends. None is in memory.
 /// Dropping it lets go.
@@ -58,6 +58,27 @@ impl<M: DelayedAllocation + 'static> Drop for HeldToChange<'_, M> {
             self.file.pages.set_size(self.file.map().size());
             self.file.map().ends_in_memory_at(None);
             self.file.is_end_held.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// A file that writers are kept out of. It stays open, with its pages and its range lock: who opens it meanwhile shares them,
+/// and waits as well. Dropping it lets writers in.
+pub struct HeldFile<M: DelayedAllocation + 'static> {
+    file: Arc<BufferedFile<M>>,
+    token: Option<Token>,
+}
+
+impl<M: DelayedAllocation + 'static> fmt::Debug for HeldFile<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldFile").finish_non_exhaustive()
+    }
+}
+
+impl<M: DelayedAllocation + 'static> Drop for HeldFile<M> {
+    fn drop(&mut self) {
+        if let Some(token) = self.token.take() {
+            self.file.file.lock().release(token);
         }
     }
 }
@@ -196,8 +217,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// that takes longer than `patience`, and with that what could not be written back. Requests of a queue are over once its
     /// thread has taken them out. Readers go on.
     pub fn hold_off_writers(&self, patience: Duration) -> Option<(HeldFile<M>, Result<(), Failure>)> {
-        let held = Arc::clone(&self.file).hold_off_writers(patience)?;
-        Some((held, self.write_back_held(0..u64::MAX)))
+        let file = self.this.upgrade()?;
+        let token = self.file.acquire_from_writers(patience)?;
+        let held = HeldFile { file, token: Some(token) };
+        let written = self.write_back_held(0..u64::MAX);
+        Some((held, written))
     }
 
     /// Has nothing of the file cached as long as what this gives lives; `None` if it takes longer than `patience` until those

@@ -21,7 +21,7 @@ mod writeback;
 mod writers;
 
 pub use buffered::BufferedFile;
-pub use coherence::{HeldToChange, Unbuffered};
+pub use coherence::{HeldFile, HeldToChange, Unbuffered};
 pub use datasync::Datasynced;
 pub use failures::{Failure, SyncCursor};
 

@@ -86,21 +86,6 @@ impl Wake for Unpark {
     }
 }
 
-/// A file that writers are kept out of, and that stays open. Dropping it lets them in.
-#[derive(Debug)]
-pub struct HeldFile<M> {
-    file: Arc<DirectFile<M>>,
-    token: Option<Token>,
-}
-
-impl<M> Drop for HeldFile<M> {
-    fn drop(&mut self) {
-        if let Some(token) = self.token.take() {
-            self.file.lock.release(token);
-        }
-    }
-}
-
 impl<M: FileMapping> DirectFile<M> {
     /// The file whose bytes lie on `device` where `map` says.
     pub fn new(device: Arc<dyn BlockDevice>, map: M, locking: Locking) -> Self {
@@ -193,12 +178,11 @@ impl<M: FileMapping> DirectFile<M> {
         held
     }
 
-    /// Keeps everybody out who writes to the file, once every write is over that is under way; `None` if that takes longer
-    /// than `patience`. Requests of a queue are over once its thread has taken them out. Readers go on.
-    pub fn hold_off_writers(self: Arc<Self>, patience: Duration) -> Option<HeldFile<M>> {
+    /// Takes all of the file from everybody who writes to it, once every write is over that is under way; `None` if that
+    /// takes longer than `patience`.
+    pub(crate) fn acquire_from_writers(&self, patience: Duration) -> Option<Token> {
         point(HOLD);
-        let token = self.acquire_within(0..u64::MAX, self.against_writers(), patience)?;
-        Some(HeldFile { file: self, token: Some(token) })
+        self.acquire_within(0..u64::MAX, self.against_writers(), patience)
     }
 
     /// Keeps requests on `range` out, as [`hold`](Self::hold) does, or writes to it alone, if `writers`; `None` if it takes
