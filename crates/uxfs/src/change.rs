@@ -193,8 +193,10 @@ impl Dir {
     /// Makes a symbolic link.
     pub fn create_symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Node> {
         let node = self.node();
-        let made = node.volume.engine().symlink(&node.handle, name, target, &new.engine(self, 0, (0, 0)));
-        Ok(Node { volume: node.volume.clone(), handle: made.map_err(|error| named(error, name))? })
+        let new = new.engine(self, 0, (0, 0));
+        let make = || node.volume.engine().symlink(&node.handle, name, target, &new);
+        let handle = node.volume.with_room(|| make().map_err(|error| named(error, name)))?;
+        Ok(Node { volume: node.volume.clone(), handle })
     }
 
     /// Makes a regular file without a name. It vanishes when the last [`File`](crate::File) of it is dropped, unless it
@@ -202,15 +204,16 @@ impl Dir {
     pub fn create_unnamed(&self, new: &NewNode) -> Result<crate::File> {
         let node = self.node();
         let engine = node.volume.engine();
-        let (handle, map) = engine.create_unnamed(&node.handle, &new.engine(self, REGULAR, (0, 0)))?;
+        let new = new.engine(self, REGULAR, (0, 0));
+        let (handle, map) = node.volume.with_room(|| Ok(engine.create_unnamed(&node.handle, &new)?))?;
         crate::File::with_map(Node { volume: node.volume.clone(), handle }, map)
     }
 
     /// Gives a file another name here.
     pub fn link(&self, name: &[u8], to: &Node) -> Result<()> {
         let node = self.node();
-        let done = node.volume.engine().link(&node.handle, name, &to.handle, node.volume.now());
-        done.map_err(|error| named(error, name))
+        let link = || node.volume.engine().link(&node.handle, name, &to.handle, node.volume.now());
+        node.volume.with_room(|| link().map_err(|error| named(error, name)))
     }
 
     /// Removes the name of anything but a directory.
@@ -232,13 +235,15 @@ impl Dir {
             Rename::Exchange => RenameFlags::Exchange,
         };
         let (from, to) = ((&node.handle, name), (&to.node().handle, new_name));
-        node.volume.engine().rename(from, to, how, node.volume.now()).map_err(|error| named(error, name))
+        let rename = || node.volume.engine().rename(from, to, how, node.volume.now());
+        node.volume.with_room(|| rename().map_err(|error| named(error, name)))
     }
 
     fn create(&self, name: &[u8], new: namespace::NewInode) -> Result<Node> {
         let node = self.node();
-        let made = node.volume.engine().create(&node.handle, name, &new);
-        Ok(Node { volume: node.volume.clone(), handle: made.map_err(|error| named(error, name))? })
+        let make = || node.volume.engine().create(&node.handle, name, &new);
+        let handle = node.volume.with_room(|| make().map_err(|error| named(error, name)))?;
+        Ok(Node { volume: node.volume.clone(), handle })
     }
 
     fn remove(&self, name: &[u8], what: namespace::Removal) -> Result<()> {
@@ -289,7 +294,7 @@ impl Node {
             SetXattr::Create => xfs::attr::edit::Put::Create,
             SetXattr::Replace => xfs::attr::edit::Put::Replace,
         };
-        self.change_xattr(name, namespace::XattrChange::Set(value, how))
+        self.volume.with_room(|| self.change_xattr(name, namespace::XattrChange::Set(value, how)))
     }
 
     /// Removes an extended attribute, by its Linux name.

@@ -200,8 +200,13 @@ impl File {
             return Err(self.too_large(size));
         }
         // Which of the two it is shows when the end is held.
-        while !(self.cut(size)? || self.lengthen(size)?) {}
+        while !self.with_room(|| Ok(self.cut(size)? || self.lengthen(size)?))? {}
         self.changed()
+    }
+
+    /// See [`Volume::with_room`](crate::Volume::with_room).
+    pub(crate) fn with_room<T>(&self, change: impl Fn() -> Result<T>) -> Result<T> {
+        self.node.volume.with_room(change)
     }
 
     /// Lets the file end at `size`, unless it ends before.
@@ -233,7 +238,7 @@ impl File {
     /// Sets space aside for `range`, which reads as zeroes where nothing was before. The file grows to its end, unless
     /// `keep_size`.
     pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
-        self.set_space_aside(range, keep_size)?;
+        self.with_room(|| self.set_space_aside(range.clone(), keep_size))?;
         self.changed()
     }
 
@@ -254,7 +259,7 @@ impl File {
 
     /// Makes a hole of `range`: what it took is freed, and it reads as zeroes.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
-        self.punch(range)?;
+        self.with_room(|| self.punch(range.clone()))?;
         self.changed()
     }
 
@@ -269,7 +274,7 @@ impl File {
 
     /// Makes `range` read as zeroes and keeps space set aside for it. The file grows to its end, unless `keep_size`.
     pub fn zero_range(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
-        self.zero(range, keep_size)?;
+        self.with_room(|| self.zero(range.clone(), keep_size))?;
         self.changed()
     }
 

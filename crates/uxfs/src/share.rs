@@ -68,7 +68,7 @@ impl File {
     /// # }
     /// ```
     pub fn clone_range(&self, from: u64, to: &Self, at: u64, len: u64) -> Result<()> {
-        self.share_with(to, Ranges { from, at, len })?;
+        self.with_room(|| self.share_with(to, Ranges { from, at, len }))?;
         to.changed()
     }
 

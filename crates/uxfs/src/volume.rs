@@ -382,6 +382,19 @@ impl Volume {
         &self.shared.pages
     }
 
+    /// Attempts a change once more where it lacked space and files have dirty pages, which are written back before: what is
+    /// reserved for them is more than they take in the end. Of a change that finds no space nothing is left. The caller holds
+    /// nothing of any file.
+    pub(crate) fn with_room<T>(&self, change: impl Fn() -> Result<T>) -> Result<T> {
+        match change() {
+            Err(error) if error.kind() == ErrorKind::NoSpace && self.pages().dirty() > 0 => {
+                let _told_when_synced = self.pages().write_every_file_back();
+                change()
+            }
+            done => done,
+        }
+    }
+
     /// Has threads write back what is in memory alone. Where the host has none to give, who writes does so.
     pub(crate) fn start_writers(&self) {
         self.shared.writers.get_or_init(|| Writers::start(self.pages(), WRITERS).ok());

@@ -239,6 +239,49 @@ fn a_full_volume_refuses_at_the_write_and_keeps_what_it_took() {
 }
 
 /// The last handle may go before the bytes are written back; a name too.
+/// What is reserved for a file with one dirty page is some twenty blocks, most of which it gives back. Whoever needed space
+/// otherwise than through pages was told meanwhile that there is none, with most of the volume free.
+#[test]
+fn what_is_reserved_for_dirty_pages_is_nobodys_lack_of_space() {
+    const FEW: u64 = 400;
+    type Need = fn(&File) -> uxfs::Result<()>;
+    let needs: [(&str, Need); 4] = [
+        ("write", |file| file.write_at(&[1; 4 << 20], 1 << 20)),
+        ("append", |file| file.append(&[1; 4 << 20]).map(drop)),
+        ("allocate", |file| file.allocate(0..4 << 20, false)),
+        ("zero", |file| file.zero_range(0..4 << 20, false)),
+    ];
+    for (what, need) in needs {
+        let device = memory(64 << 20);
+        made_on(&device);
+        let volume = open(&device);
+        let direct = new_file(&volume, "direct");
+        let files: Vec<_> = (0..800).map(|nth| new_file(&volume, &nth.to_string()).buffered()).collect();
+        volume.sync().expect("synced");
+        let free = || volume.info().expect("info").free_blocks;
+        let before = free();
+        for file in files.iter().take_while(|_| free() > FEW) {
+            file.write_at(&[2; BLOCK as usize], 0).expect("a block");
+        }
+        assert!(free() <= FEW, "{what}: all is reserved, but {}", free());
+        need(&direct).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(free() > before / 2, "{what}: most was free");
+        drop((direct, files));
+        volume.close().expect("closed");
+        is_sound(&device);
+    }
+    // Names, and the blocks of new files.
+    let device = memory(64 << 20);
+    made_on(&device);
+    let volume = open(&device);
+    for nth in 0..2000 {
+        let file = new_file(&volume, &format!("a file, the name of which is not short: {nth}")).buffered();
+        file.write_at(&[1; BLOCK as usize], 0).expect("a block");
+    }
+    volume.close().expect("closed");
+    is_sound(&device);
+}
+
 #[test]
 fn a_file_that_is_closed_or_removed_dirty_ends_well() {
     let device = memory(64 << 20);

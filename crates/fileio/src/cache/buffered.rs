@@ -231,12 +231,18 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     pub fn write_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(0) };
         self.pages.pool().make_room();
-        let written = self.try_write(offset, buf, end);
-        match written {
-            Err(FileError::Map { source, .. }) if M::lacks_space(&source) => {
-                // What is reserved for a block is more than it takes in the end.
+        self.with_room(|| self.try_write(offset, buf, end))
+    }
+
+    /// Attempts something once more where it lacked space and files have dirty pages, which are written back before: what is
+    /// reserved for a block is more than it takes in the end. Of an attempt that fails nothing is left. The caller holds nothing.
+    pub(super) fn with_room<T>(&self, attempt: impl Fn() -> Outcome<T, M>) -> Outcome<T, M> {
+        match attempt() {
+            Err(FileError::Map { source, .. })
+                if M::lacks_space(&source) && self.pages.pool().dirty() > 0 =>
+            {
                 let _told_when_synced = self.pages.pool().write_every_file_back();
-                self.try_write(offset, buf, end)
+                attempt()
             }
             other => other,
         }

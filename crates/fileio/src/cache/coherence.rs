@@ -316,6 +316,10 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 
     /// Writes `buf` at byte `offset`, wherever that is, past the pages, as [`DirectFile::write_at`](crate::DirectFile::write_at).
     pub fn write_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        self.with_room(|| self.try_write_past(offset, buf))
+    }
+
+    fn try_write_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         match self.overwrite_past(offset, buf) {
             Err(FileError::NotOverwritable { .. }) => {}
             other => return other,
@@ -344,10 +348,10 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             if self.checked_end(offset, buf.len())?.is_none() {
                 return Ok(offset);
             }
-            let written = match self.pass_by_now() {
-                Some(_passing) => self.file.append_if_at_end(offset, buf)?,
-                None => self.append_cached(offset, buf)?,
-            };
+            let written = self.with_room(|| match self.pass_by_now() {
+                Some(_passing) => self.file.append_if_at_end(offset, buf),
+                None => self.append_cached(offset, buf),
+            })?;
             if written.is_some() {
                 return Ok(offset);
             }
@@ -365,10 +369,10 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 
     /// As [`DirectFile::append_at`](crate::DirectFile::append_at), past the pages.
     pub fn fill_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
-        match self.pass_by_now() {
+        self.with_room(|| match self.pass_by_now() {
             Some(_passing) => self.file.append_at(offset, buf),
-            None => self.write_past(offset, buf),
-        }
+            None => self.try_write_past(offset, buf),
+        })
     }
 
     /// What failed to be written back since the cursor was last asked.
