@@ -62,8 +62,12 @@ impl File {
     }
 
     /// What every write ends with: `range` is durable, if this handle has it so.
+    #[inline]
     pub(crate) fn written(&self, range: Range<u64>) -> Result<()> {
-        self.make_durable(range, self.syncing)
+        match self.syncing {
+            Syncing::Later => Ok(()),
+            syncing => self.make_durable(range, syncing),
+        }
     }
 
     /// What every other change of content ends with.
@@ -73,6 +77,7 @@ impl File {
 
     /// A write that this handle has durable, in the cheapest way that there is; `false` if it is none for that, and nothing was
     /// written.
+    #[inline]
     pub(crate) fn overwrite_durably(&self, buf: &[u8], offset: u64) -> Result<bool> {
         if self.syncing != Syncing::Data || !self.data.overwrite_durably(offset, buf)? {
             return Ok(false);
@@ -82,9 +87,6 @@ impl File {
     }
 
     fn make_durable(&self, range: Range<u64>, syncing: Syncing) -> Result<()> {
-        if syncing == Syncing::Later {
-            return Ok(());
-        }
         self.write_back(range)?;
         self.node.volume.flush()?;
         if syncing == Syncing::All { self.log_all() } else { self.log_changes() }

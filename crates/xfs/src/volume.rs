@@ -81,7 +81,6 @@ pub struct Volume {
     write: Option<WriteSide>,
     log_clean: bool,
     /// Whether it is being closed: nobody finds any more where to write.
-    closing: AtomicBool,
     /// Whether the copies of the superblock had to be made to follow it when the volume was opened.
     copies_settled: AtomicBool,
     /// What recovery found and did when the volume was opened.
@@ -202,7 +201,6 @@ impl Volume {
             groups: Groups::new(geometry.ag_count(), options.writable),
             write,
             log_clean,
-            closing: AtomicBool::new(false),
             copies_settled: AtomicBool::new(false),
             recovery: report,
             device,
@@ -256,7 +254,7 @@ impl Volume {
     pub fn check_writable(&self) -> Result<()> {
         match self.write_side()?.journal.is_shut_down() {
             Some(why) => Err(Error::Shutdown(why)),
-            None if self.is_closing() => Err(Error::Shutdown(ShutdownReason::Closed)),
+            None if self.has_stopped_writes() => Err(Error::Shutdown(ShutdownReason::Closed)),
             None => Ok(()),
         }
     }
@@ -436,19 +434,16 @@ impl Volume {
     /// Begins to close the volume, for good: from here on nobody finds where a file's bytes are to be written. Who is in
     /// the middle of a change of them would be left there: whoever knows of the files holds all of each meanwhile.
     pub fn stop_writes(&self) {
-        self.closing.store(true, Ordering::SeqCst);
-    }
-
-    #[inline]
-    fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::SeqCst)
+        if let Some(write) = &self.write {
+            write.journal.stop_writes();
+        }
     }
 
     /// Whether nobody may find any more where a file's bytes are to be written: the volume is being closed, or was shut down.
     /// Where blocks lie in memory is then not where they will lie behind a recovery.
     #[inline]
     pub(crate) fn has_stopped_writes(&self) -> bool {
-        self.is_closing() || self.write.as_ref().is_some_and(|write| write.journal.is_down())
+        self.write.as_ref().is_some_and(|write| write.journal.has_stopped_writes())
     }
 
     /// Writes everything back and leaves a clean log. Files may not be in use any more: later changes fail. A volume

@@ -45,6 +45,9 @@ pub(super) struct Core {
     pub(super) settling: Mutex<()>,
     /// Why it was shut down; 0: it was not. Every change looks at it, so it is far from what changes.
     down: Padded<AtomicU32>,
+    /// Whether nobody may find any more where a file's bytes are to be written: it was shut down, or is about to be closed.
+    /// Every request on a file looks at it.
+    writes_stopped: Padded<AtomicBool>,
 }
 
 impl Core {
@@ -78,6 +81,7 @@ impl Core {
             freezing: Mutex::new(()),
             settling: Mutex::new(()),
             down: Padded::default(),
+            writes_stopped: Padded::default(),
         }
     }
 
@@ -87,6 +91,8 @@ impl Core {
         if first.is_err() {
             return;
         }
+        // Before anybody is woken who would let go of bytes.
+        self.stop_writes();
         self.pipe.kill();
         self.orders.kill();
         self.grant.kill();
@@ -99,9 +105,13 @@ impl Core {
         ShutdownReason::from_code(self.down.0.load(Ordering::SeqCst))
     }
 
+    pub(super) fn stop_writes(&self) {
+        self.writes_stopped.0.store(true, Ordering::SeqCst);
+    }
+
     #[inline]
-    pub(super) fn is_down(&self) -> bool {
-        self.down.0.load(Ordering::SeqCst) != 0
+    pub(super) fn has_stopped_writes(&self) -> bool {
+        self.writes_stopped.0.load(Ordering::SeqCst)
     }
 
     pub(super) fn check(&self) -> Result<()> {

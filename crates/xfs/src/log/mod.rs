@@ -665,10 +665,15 @@ impl Journal {
         self.core.down()
     }
 
-    /// Whether it was shut down: a load.
+    /// From here on nobody finds where a file's bytes are to be written.
+    pub(crate) fn stop_writes(&self) {
+        self.core.stop_writes();
+    }
+
+    /// Whether it is so, or the journal was shut down: a load.
     #[inline]
-    pub(crate) fn is_down(&self) -> bool {
-        self.core.is_down()
+    pub(crate) fn has_stopped_writes(&self) -> bool {
+        self.core.has_stopped_writes()
     }
 
     /// Bytes of log space in use, and how many can be.
