@@ -1,0 +1,455 @@
+//! Power cuts under buffered, direct and syncing handles of files that share blocks, by two threads, with names that move; with
+//! small writes gathered, and while a cut is recovered. The kernel recovers some of the images as well, and both must find the
+//! same.
+
+#[allow(dead_code, unused_imports, reason = "each test uses its part")]
+mod common;
+
+use blockdev::{BlockDevice, Durability, Fate, Layer, MemoryDevice, PowerCuts, Recorder, Rewind};
+use common::files::{Random, image_of, new_file};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use uxfs::{
+    ErrorKind, ExchangeOptions, File, MkfsFeatures, MkfsOptions, OpenOptions, Rename, Result, Syncing,
+    Volume, check_device, mkfs_device,
+};
+
+const BYTES: u64 = 64 << 20;
+const BLOCKS: u64 = 32;
+const SECTOR: usize = 512;
+const STEPS: usize = 120;
+const THREADS: usize = 2;
+/// Images of a run that are looked at.
+const LOOKS: usize = 80;
+
+/// The two files of a thread behind a step, and when that began.
+struct State {
+    began: u64,
+    content: [Vec<u8>; 2],
+}
+
+/// What was durable when a call returned.
+struct Durable {
+    at: u64,
+    step: usize,
+    of: usize,
+    range: Range<u64>,
+}
+
+/// A disk without durable writes.
+#[derive(Debug)]
+struct NoFua(Arc<dyn BlockDevice>);
+impl Layer for NoFua {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.0
+    }
+    fn pass_fua(&self) -> bool {
+        false
+    }
+}
+
+fn content(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; file.size() as usize];
+    assert_eq!(file.read_at(&mut bytes, 0).expect("read"), bytes.len());
+    bytes
+}
+
+fn harmless(error: &uxfs::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotAllocated | ErrorKind::InvalidInput)
+}
+
+/// Gives what of which file is durable now.
+fn step(
+    random: &mut Random,
+    block: u64,
+    golden: &File,
+    files: &[File; 2],
+    stamp: u8,
+) -> Result<Option<(usize, Range<u64>)>> {
+    let which = random.below(2) as usize;
+    let other = &files[1 - which];
+    let mut file = if random.below(3) > 0 { files[which].buffered() } else { files[which].clone() };
+    let syncing = random.below(4) == 0;
+    if syncing {
+        file = file.syncing(if random.below(2) == 0 { Syncing::Data } else { Syncing::All });
+    }
+    let (at, len) = (random.below(BLOCKS), 1 + random.below(8));
+    let end = (at + len).min(BLOCKS);
+    let whole = at * block..end * block;
+    let part = at * block + random.below(block)..end * block - random.below(block / 2);
+    let sector = |at: u64| at & !511;
+    let range = match random.below(3) {
+        0 => whole.clone(),
+        1 if sector(part.end) > sector(part.start) => sector(part.start)..sector(part.end),
+        _ if part.is_empty() => whole.clone(),
+        _ => part,
+    };
+    let data = vec![stamp; (range.end - range.start) as usize];
+    let all = 0..u64::MAX;
+    let durable = |range: Range<u64>| syncing.then_some((which, range));
+    Ok(match random.below(20) {
+        0..=3 => {
+            file.write_at(&data, range.start)?;
+            durable(range)
+        }
+        4 if file.size() < BLOCKS * block => {
+            let at = file.append(&data)?;
+            durable(at..at + data.len() as u64)
+        }
+        5 | 6 => match file.overwrite_at(&data, range.start) {
+            Err(error) if harmless(&error) => None,
+            done => {
+                done?;
+                durable(range)
+            }
+        },
+        7 => {
+            file.punch_hole(range)?;
+            durable(all)
+        }
+        8 => {
+            file.zero_range(range, random.below(2) == 0)?;
+            durable(all)
+        }
+        9 => {
+            file.set_len(range.start)?;
+            durable(all)
+        }
+        10 if other.size() >= whole.end => {
+            other.clone_range(whole.start, &file, whole.start, whole.end - whole.start)?;
+            durable(all)
+        }
+        11 if file.size() >= whole.end => {
+            golden.dedupe_range(whole.start, &file, whole.start, whole.end - whole.start)?;
+            None
+        }
+        12 => {
+            file.exchange_range(0, other, 0, None, ExchangeOptions::new())?;
+            None
+        }
+        13 => {
+            file.allocate(range, random.below(2) == 0)?;
+            durable(all)
+        }
+        14 => {
+            file.sync_data()?;
+            Some((which, all))
+        }
+        15 => {
+            file.sync_range(range.clone())?;
+            Some((which, range))
+        }
+        16 => {
+            let end = file.size().next_multiple_of(block);
+            if end >= BLOCKS * block {
+                return Ok(None);
+            }
+            file.append_at(&data[..data.len().min(4 * block as usize)], end)?;
+            durable(end..end + data.len().min(4 * block as usize) as u64)
+        }
+        _ => {
+            golden.clone_range(whole.start, &file, whole.start, whole.end - whole.start)?;
+            durable(all)
+        }
+    })
+}
+
+fn run(seed: u64) {
+    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let new = || Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
+    let device: Arc<dyn BlockDevice> = new();
+    let features = MkfsFeatures::of_kernel("6.18").expect("known");
+    let block = if seed.is_multiple_of(3) { 1024 } else { 4096 };
+    mkfs_device(
+        Arc::clone(&device),
+        &MkfsOptions::new().small(true).block_size(block as u32).features(features),
+        true,
+    )
+    .expect("made");
+    let gold: Vec<u8> = (0..BLOCKS * block).map(|at| (at / block) as u8 + 200).collect();
+    let volume = Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true)).expect("opens");
+    let golden = new_file(&volume, "golden");
+    golden.write_at(&gold, 0).expect("written");
+    for thread in 0..THREADS {
+        for nth in 0..2 {
+            golden
+                .clone_range(0, &new_file(&volume, &format!("file {thread} {nth}")), 0, 0)
+                .expect("a clone");
+        }
+    }
+    volume.close().expect("closed");
+    drop((golden, volume));
+    let base = new();
+    let mut bytes = vec![0; BYTES as usize];
+    device.read(0, &mut bytes).expect("read");
+    base.write(0, &bytes, Durability::Volatile).expect("written");
+    drop(bytes);
+
+    let fua = seed.is_multiple_of(2);
+    let gathers = seed / 2 % 2 == 1;
+    let device: Arc<dyn BlockDevice> = if fua { device } else { Arc::new(NoFua(device)) };
+    let recorder = Arc::new(Recorder::new(device));
+    let cache = if seed % 5 < 3 { 256 << 10 } else { 64 << 20 };
+    let options = OpenOptions::new().writable(true).gather_writes(gathers).cache_size(cache);
+    let volume = Volume::open_device(recorder.clone(), &options).expect("opens");
+    let golden = volume.open_file("golden").expect("opened");
+    let done: Vec<AtomicUsize> = (0..THREADS).map(|_| AtomicUsize::new(0)).collect();
+    let over = AtomicUsize::new(0);
+    let synced = Mutex::new(vec![(0, vec![0; THREADS])]);
+    let mut all: Vec<(Vec<State>, Vec<Durable>)> = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut nth = 0;
+            while over.load(Ordering::SeqCst) < THREADS {
+                let steps: Vec<usize> = done.iter().map(|done| done.load(Ordering::SeqCst)).collect();
+                nth += 1;
+                if nth % 4 == 0 {
+                    volume.sync().expect("synced");
+                    synced.lock().unwrap().push((recorder.moment(), steps));
+                } else {
+                    // Only the log.
+                    let beside = volume.open_file("golden").expect("there");
+                    beside.sync().expect("synced");
+                }
+            }
+        });
+        let workers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (volume, golden, recorder, gold) = (&volume, &golden, &recorder, &gold);
+                let (done, over) = (&done, &over);
+                let mut random = Random(random.below(u64::MAX) | 1);
+                scope.spawn(move || {
+                    let files =
+                        [0, 1].map(|nth| volume.open_file(format!("file {thread} {nth}")).expect("opened"));
+                    let root = volume.root().expect("root").as_dir().expect("dir");
+                    let mut states = vec![State { began: 0, content: [gold.clone(), gold.clone()] }];
+                    let mut durable = Vec::new();
+                    for nth in 1..=STEPS {
+                        let began = recorder.moment();
+                        let stamp = (nth % 95 + 1 + thread * 100) as u8;
+                        let came = step(&mut random, block, golden, &files, stamp);
+                        if came.is_err() {
+                            over.fetch_add(THREADS, Ordering::SeqCst);
+                        }
+                        let came = came.unwrap_or_else(|error| panic!("seed {seed}, step {nth}: {error}"));
+                        states.push(State { began, content: files.each_ref().map(content) });
+                        if let Some((of, range)) = came {
+                            durable.push(Durable { at: recorder.moment(), step: nth, of, range });
+                        }
+                        done[thread].store(nth, Ordering::SeqCst);
+                        // Names beside, with parent pointers.
+                        let name = format!("other {thread} {}", random.below(5)).into_bytes();
+                        let to = format!("other {thread} {}", random.below(5)).into_bytes();
+                        let _ = match random.below(4) {
+                            0 => root.link(&name, files[0].node()),
+                            1 => root.rename(&name, &root, &to, Rename::Replace),
+                            2 => root.remove_file(&name),
+                            _ => root.rename(&name, &root, &to, Rename::Exchange),
+                        };
+                    }
+                    over.fetch_add(1, Ordering::SeqCst);
+                    (states, durable)
+                })
+            })
+            .collect();
+        all = workers.into_iter().map(|worker| worker.join().expect("no panic")).collect();
+    });
+    assert!(content(&golden) == gold);
+    drop((golden, volume));
+
+    let synced = synced.into_inner().unwrap();
+    let recording = recorder.recording();
+    let stage = Arc::new(Rewind::new(base));
+    let mut power = PowerCuts::new(&recording, Arc::clone(&stage));
+    let mut cuts = recording.cuts();
+    // And at any other time.
+    for _ in 0..LOOKS / 2 {
+        cuts.push(1 + random.below(recording.end() - 1));
+    }
+    cuts.sort_unstable();
+    let every = (cuts.len() / LOOKS).max(1);
+    for (nth, cut) in cuts.into_iter().enumerate().skip(random.below(every as u64) as usize).step_by(every) {
+        power.advance(cut).expect("written");
+        let kept = random.below(6);
+        power
+            .make(|write| match kept {
+                0 => Fate::Dropped,
+                1 => Fate::Applied,
+                2 | 3 => {
+                    if random.below(2) == 0 {
+                        Fate::Dropped
+                    } else {
+                        Fate::Applied
+                    }
+                }
+                _ => match random.below(3) {
+                    0 => Fate::Dropped,
+                    1 => Fate::Applied,
+                    _ => Fate::Torn((0..write.data.len() / 512).map(|_| random.below(2) == 0).collect()),
+                },
+            })
+            .expect("written");
+        let what = format!("seed {seed}, cut {nth} at {cut}, kept {kept}");
+        let kernel = (kept <= 3 && random.below(5) == 0).then(|| image_of(&*stage));
+        let left = (kept <= 3 && random.below(4) == 0).then(|| [copied(&*stage), copied(&*stage)]);
+        let found_all = {
+            let volume = Volume::open_device(stage.clone(), &OpenOptions::new().writable(true))
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
+            let golden = volume.open_file("golden").expect("opened");
+            assert!(content(&golden) == gold, "{what}: what nobody wrote to has changed");
+            drop(golden);
+            let mut found_all = Vec::new();
+            for (thread, (states, durable)) in all.iter().enumerate() {
+                let of_sync = synced.iter().filter(|(at, _)| *at <= cut).map(|(_, steps)| steps[thread]);
+                let first = of_sync.max().unwrap_or(0);
+                let last = states.iter().rposition(|state| state.began <= cut).unwrap_or(0);
+                for of in 0..2 {
+                    let name = format!("file {thread} {of}");
+                    let found = content(&volume.open_file(&name).expect("opened"));
+                    let what = format!("{what}, {name}, steps {first} to {last}");
+                    let may = |from: usize| (from..=last).map(|step| &states[step].content[of]);
+                    let mut floor_all = first;
+                    for durable in durable.iter().filter(|durable| durable.at <= cut && durable.of == of) {
+                        if durable.range == (0..u64::MAX) {
+                            floor_all = floor_all.max(durable.step);
+                        }
+                    }
+                    let lens: Vec<usize> = may(floor_all).map(Vec::len).collect();
+                    let between =
+                        lens.iter().min() <= Some(&found.len()) && lens.iter().max() >= Some(&found.len());
+                    assert!(between, "{what}: {} bytes, of {lens:?}, floor {floor_all}", found.len());
+                    for (sector, bytes) in found.chunks(SECTOR).enumerate() {
+                        let at = sector * SECTOR;
+                        let mut floor = floor_all;
+                        for durable in durable.iter().filter(|durable| durable.at <= cut && durable.of == of)
+                        {
+                            if durable.range.start <= at as u64
+                                && durable.range.end >= (at + bytes.len()) as u64
+                            {
+                                floor = floor.max(durable.step);
+                            }
+                        }
+                        let is_old = |old: &Vec<u8>| {
+                            (0..bytes.len())
+                                .all(|byte| old.get(at + byte).copied().unwrap_or(0) == bytes[byte])
+                        };
+                        assert!(
+                            may(floor).any(is_old),
+                            "{what}: sector {sector} of {}: {:?}, floor {floor}",
+                            found.len() / SECTOR,
+                            &bytes[..4.min(bytes.len())]
+                        );
+                    }
+                    found_all.push((name, found));
+                }
+            }
+            volume.close().expect("closed");
+            found_all
+        };
+        let report = check_device(stage.clone(), &OpenOptions::new()).expect("checked");
+        assert!(report.is_clean(), "{what}: {:?}", report.findings);
+        if let Some(left) = left {
+            recovery_cut(&mut random, left, &found_all, &what);
+        }
+        if let Some((_folder, image)) = kernel {
+            common::mounted(&image, |at| {
+                for (name, found) in &found_all {
+                    let seen = std::fs::read(at.join(name)).expect("read");
+                    if seen != *found {
+                        let differ =
+                            (0..seen.len().max(found.len())).find(|&byte| seen.get(byte) != found.get(byte));
+                        panic!(
+                            "{what}: the kernel has {name} otherwise: {} bytes and {}, from {differ:?} on",
+                            seen.len(),
+                            found.len()
+                        );
+                    }
+                }
+            });
+            common::repair_finds_nothing(&image);
+        }
+        stage.rewind().expect("taken back");
+    }
+}
+
+fn copied(from: &dyn BlockDevice) -> Arc<dyn BlockDevice> {
+    let to: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
+    let mut bytes = vec![0; BYTES as usize];
+    from.read(0, &mut bytes).expect("read");
+    to.write(0, &bytes, Durability::Volatile).expect("written");
+    to
+}
+
+/// The recovery of what lies on the stage is cut, with small writes gathered or not; whoever recovers it then finds the same.
+fn recovery_cut(
+    random: &mut Random,
+    left: [Arc<dyn BlockDevice>; 2],
+    found_all: &[(String, Vec<u8>)],
+    what: &str,
+) {
+    let [left, base] = left;
+    let recorder = Arc::new(Recorder::new(left));
+    let gathers = random.below(3) > 0;
+    let volume =
+        Volume::open_device(recorder.clone(), &OpenOptions::new().writable(true).gather_writes(gathers))
+            .expect("opens");
+    // And something of its own.
+    let more = new_file(&volume, "more").buffered();
+    more.write_at(&[3; 300_000], 0).expect("written");
+    more.sync_data().expect("synced");
+    if random.below(2) == 0 {
+        volume.close().expect("closed");
+    }
+    drop((more, volume));
+    let recording = recorder.recording();
+    let again = Arc::new(Rewind::new(base));
+    let mut power = PowerCuts::new(&recording, Arc::clone(&again));
+    let mut cuts = recording.cuts();
+    (0..4).for_each(|_| cuts.push(1 + random.below(recording.end() - 1)));
+    cuts.sort_unstable();
+    for cut in cuts {
+        power.advance(cut).expect("written");
+        let torn = random.below(2) == 0;
+        power
+            .make(|write| match random.below(if torn { 3 } else { 2 }) {
+                0 => Fate::Dropped,
+                1 => Fate::Applied,
+                _ => Fate::Torn((0..write.data.len() / 512).map(|_| random.below(2) == 0).collect()),
+            })
+            .expect("written");
+        let what = format!("{what}; and its recovery at {cut} of {}, gathers {gathers}", recording.end());
+        if !torn && random.below(6) == 0 {
+            let (_folder, image) = image_of(&*again);
+            common::mounted(&image, |at| {
+                for (name, found) in found_all {
+                    assert!(
+                        std::fs::read(at.join(name)).expect("read") == *found,
+                        "{what}: the kernel has {name} otherwise"
+                    );
+                }
+            });
+            common::repair_finds_nothing(&image);
+        }
+        let volume = Volume::open_device(again.clone(), &OpenOptions::new().writable(true))
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        for (name, found) in found_all {
+            assert!(content(&volume.open_file(name).expect("opened")) == *found, "{what}: {name} is another");
+        }
+        volume.close().expect("closed");
+        drop(volume);
+        let report = check_device(again.clone(), &OpenOptions::new()).expect("checked");
+        assert!(report.is_clean(), "{what}: {:?}", report.findings);
+        again.rewind().expect("taken back");
+    }
+}
+
+/// The seed of a longer run, and how many seeds behind it: UXFS_SEED, UXFS_RUNS.
+#[test]
+fn whatever_is_under_way_when_the_power_fails_is_there_or_not_and_nothing_else_is() {
+    let number = |name, unsaid| std::env::var(name).map_or(unsaid, |text| text.parse().expect("a number"));
+    let (first, runs): (u64, u64) = (number("UXFS_SEED", 1), number("UXFS_RUNS", 2));
+    let wrong: Vec<u64> =
+        (first..first + runs).filter(|&seed| std::panic::catch_unwind(|| run(seed)).is_err()).collect();
+    assert!(wrong.is_empty(), "replay with UXFS_SEED=N UXFS_RUNS=1: {wrong:?}");
+}
