@@ -4,7 +4,8 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, Durability, Fate, Layer, MemoryDevice, PowerCuts, Recorder, Rewind};
+use blockdev::{BlockDevice, Durability, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
+use common::devices::NoFua;
 use common::files::new_file;
 use std::sync::Arc;
 use uxfs::{
@@ -14,20 +15,6 @@ use uxfs::{
 const BYTES: u64 = 64 << 20;
 const CAPABILITIES: &[u8] = b"security.capability";
 const SOME: [u8; 20] = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-
-/// A disk without durable writes.
-#[derive(Debug)]
-struct NoFua(Arc<dyn BlockDevice>);
-
-impl Layer for NoFua {
-    fn below(&self) -> &Arc<dyn BlockDevice> {
-        &self.0
-    }
-
-    fn pass_fua(&self) -> bool {
-        false
-    }
-}
 
 type Write = fn(&File);
 

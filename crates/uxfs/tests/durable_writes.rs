@@ -4,9 +4,10 @@
 mod common;
 
 use blockdev::{
-    BlockDevice, Counter, Counts, Delay, DelayDevice, Durability, Fate, Fault, FaultDevice, Layer,
-    MemoryDevice, Op, PowerCuts, Recorder, Repeat, Rewind,
+    BlockDevice, Counter, Counts, Delay, DelayDevice, Durability, Fate, Fault, FaultDevice, MemoryDevice, Op,
+    PowerCuts, Recorder, Repeat, Rewind,
 };
+use common::devices::NoFua;
 use common::files::{Random, image_of, new_file};
 use std::sync::Arc;
 use uxfs::{
@@ -19,20 +20,6 @@ const BLOCK: u64 = 4096;
 /// Blocks that a file has at most.
 const BLOCKS: u64 = 24;
 const STEPS: usize = 50;
-
-/// A device that knows no durable writes, as an image file.
-#[derive(Debug)]
-struct NoFua(Arc<dyn BlockDevice>);
-
-impl Layer for NoFua {
-    fn below(&self) -> &Arc<dyn BlockDevice> {
-        &self.0
-    }
-
-    fn pass_fua(&self) -> bool {
-        false
-    }
-}
 
 fn memory() -> Arc<dyn BlockDevice> {
     Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"))

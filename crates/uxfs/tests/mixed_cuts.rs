@@ -5,7 +5,8 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, Durability, Fate, Layer, MemoryDevice, PowerCuts, Recorder, Rewind};
+use blockdev::{BlockDevice, Durability, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
+use common::devices::NoFua;
 use common::files::{Random, image_of, new_file};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,18 +36,6 @@ struct Durable {
     step: usize,
     of: usize,
     range: Range<u64>,
-}
-
-/// A disk without durable writes.
-#[derive(Debug)]
-struct NoFua(Arc<dyn BlockDevice>);
-impl Layer for NoFua {
-    fn below(&self) -> &Arc<dyn BlockDevice> {
-        &self.0
-    }
-    fn pass_fua(&self) -> bool {
-        false
-    }
 }
 
 fn content(file: &File) -> Vec<u8> {

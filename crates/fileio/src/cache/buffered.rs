@@ -287,7 +287,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     fn try_write(&self, offset: u64, buf: &[u8], end: u64) -> Outcome<usize, M> {
         loop {
             if !self.is_cached() && (*self.passers.lock() > 0 || !self.begin_caching()) {
-                return self.write_past(offset, buf);
+                return self.try_write_past(offset, buf);
             }
             if end > self.pages.size() {
                 let _alone = self.ends.lock();

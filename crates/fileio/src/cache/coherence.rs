@@ -319,7 +319,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         self.with_room(|| self.try_write_past(offset, buf))
     }
 
-    fn try_write_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    pub(super) fn try_write_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         match self.overwrite_past(offset, buf) {
             Err(FileError::NotOverwritable { .. }) => {}
             other => return other,

@@ -2,6 +2,8 @@
 
 mod crash;
 #[allow(dead_code, reason = "each test uses its part")]
+pub mod devices;
+#[allow(dead_code, reason = "each test uses its part")]
 pub mod files;
 
 #[allow(unused_imports, reason = "not every test names its type")]
