@@ -148,6 +148,11 @@ pub trait DelayedAllocation: FileMappingMut {
     /// Keeps so much of what is free that `range` (whole blocks, all of them holes for which nothing is kept yet) gets space
     /// later, and that telling of data there will not fail for want of it. Where there is too little, nothing is kept.
     fn reserve(&self, range: Range<u64>) -> Result<(), Self::Error>;
+    /// As [`allocate`](FileMappingMut::allocate), for data that are [written back](Self::written_back) later, in any parts and
+    /// in any order.
+    fn allocate_to_write_back(&self, range: Range<u64>) -> Result<(), Self::Error> {
+        self.allocate(range)
+    }
     /// Takes back what is kept for so many bytes.
     fn unreserve(&self, bytes: u64);
     /// Gives `range`, all of it reserved, space that was never written. If it fails, what got none is still reserved, and the

@@ -379,3 +379,61 @@ fn a_copy_of_a_map_at_the_edge_of_its_inode_is_done() {
         ends_well(&device, volume);
     }
 }
+
+/// Of what a write through pages claims at once, any part may be written back first. The map is told of each part by itself
+/// then, whoever took all other space, and may need a block for each: it found none, though the write was accepted.
+#[test]
+fn what_was_written_to_memory_is_written_back_in_any_parts() {
+    const BLOCKS: u64 = 24;
+    let mut written_back = 0;
+    for is_shared in [false, true] {
+        for pieces in (6..22).chain([60]) {
+            let (device, volume) = made(64 << 20, MkfsOptions::new());
+            let (one, other) = (new_file(&volume, "one"), new_file(&volume, "other"));
+            one.node()
+                .change(&Changes { cow_extent_size: Some(BLOCK as u32), ..Changes::default() })
+                .expect("a hint");
+            one.allocate(0..BLOCKS * BLOCK, false).expect("set aside");
+            for nth in 0..pieces {
+                one.write_at(&[1; BLOCK as usize], (BLOCKS + 1 + 2 * nth) * BLOCK).expect("written");
+            }
+            if is_shared {
+                one.write_at(&[2; (BLOCKS * BLOCK) as usize], 0).expect("written");
+                one.clone_range(0, &other, 0, 0).expect("a clone");
+            }
+            let filler = fill(&volume, "filler");
+            let mut random = Random::seeded();
+            let refused = |error: uxfs::Error| assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+            for left in 0..48_u8 {
+                filler.set_len(filler.size() - BLOCK).expect("cut");
+                volume.sync().expect("synced");
+                let again = match is_shared {
+                    true => one.clone_range(0, &other, 0, 0).map(drop),
+                    false => one.zero_range(0..BLOCKS * BLOCK, true),
+                };
+                let buffered = one.buffered();
+                let stamp = 100 + left;
+                let written =
+                    again.and_then(|()| buffered.write_at(&[stamp; (BLOCKS * BLOCK) as usize], 0).map(drop));
+                if let Err(error) = written {
+                    refused(error);
+                    continue;
+                }
+                for _ in 0..6 {
+                    let at = random.below(BLOCKS);
+                    let synced = buffered.sync_range(at * BLOCK..(at + 1) * BLOCK);
+                    synced
+                        .unwrap_or_else(|error| panic!("{pieces} pieces, {left} left: block {at}: {error}"));
+                }
+                buffered.sync().expect("synced");
+                let found = bytes(&one);
+                assert!(found[..(BLOCKS * BLOCK) as usize].iter().all(|&byte| byte == stamp));
+                written_back += 1;
+            }
+            drop((one, other, filler));
+            remove(&volume, "filler");
+            ends_well(&device, volume);
+        }
+    }
+    assert!(written_back > 500, "{written_back}");
+}

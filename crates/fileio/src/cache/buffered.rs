@@ -231,7 +231,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     pub fn write_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(0) };
         self.pages.pool().make_room();
-        self.with_room(|| self.try_write(offset, buf, end))
+        match self.with_room(|| self.try_write(offset, buf, end)) {
+            // Past the pages it takes less: the map is told of all of it at once.
+            Err(FileError::Map { source, .. }) if M::lacks_space(&source) => self.try_write_past(offset, buf),
+            written => written,
+        }
     }
 
     /// Attempts something once more where it lacked space and files have dirty pages, which are written back before: what is
@@ -251,6 +255,13 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// Writes `buf` behind the end of the file; gives the byte where it begins. Of any number of threads that do so, all
     /// find a place of their own.
     pub fn append(&self, buf: &[u8]) -> Outcome<u64, M> {
+        match self.append_in_memory(buf) {
+            Err(FileError::Map { source, .. }) if M::lacks_space(&source) => self.append_past(buf),
+            written => written,
+        }
+    }
+
+    fn append_in_memory(&self, buf: &[u8]) -> Outcome<u64, M> {
         loop {
             let _alone = self.ends.lock();
             let at = self.size();
@@ -442,7 +453,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             }
             Kind::Zeroes(_) | Kind::SharedData => {
                 to = self.end_of_prepared(at, end)?;
-                self.map().allocate(at..to).map_err(map)?;
+                self.map().allocate_to_write_back(at..to).map_err(map)?;
             }
         }
         Ok((to, false))

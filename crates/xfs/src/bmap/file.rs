@@ -6,6 +6,7 @@
 
 use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
+use crate::file::Told;
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
 use crate::volume::Volume;
 use blockdev::DeviceError;
@@ -203,6 +204,24 @@ impl FileMap {
         self.volume.drop_capabilities(&file, self.volume.now())
     }
 
+    /// See [`FileMappingMut::allocate`] and [`DelayedAllocation::allocate_to_write_back`].
+    fn provide(&self, range: Range<u64>, told: Told) -> Result<()> {
+        let blocks = self.blocks(&range);
+        self.volume.check_room_with_copies(&self.entry, &blocks)?;
+        let given = self.volume.allocate_blocks(&self.entry, blocks.clone())?;
+        let prepared = self
+            .volume
+            .prepare_blocks(&self.entry, &blocks, told)
+            .and_then(|()| self.volume.stage_copies(&self.entry, blocks, told));
+        if let Err(error) = &prepared {
+            self.give_up(range);
+            if error.is_refusal() {
+                self.volume.take_back(&self.entry, given)?;
+            }
+        }
+        prepared
+    }
+
     fn blocks(&self, bytes: &Range<u64>) -> Range<FileBlock> {
         let log = self.volume.geometry().block_log;
         debug_assert_eq!((bytes.start | bytes.end) & ((1 << log) - 1), 0, "whole blocks");
@@ -288,7 +307,7 @@ impl CopyOnWrite for FileMap {
     type Error = Error;
 
     fn stage(&self, range: Range<u64>) -> Result<()> {
-        self.volume.stage_copies(&self.entry, self.blocks(&range))
+        self.volume.stage_copies(&self.entry, self.blocks(&range), Told::AtOnce)
     }
 
     fn staged(&self, offset: u64) -> Result<Option<Staged>> {
@@ -315,20 +334,7 @@ impl CopyOnWrite for FileMap {
 
 impl FileMappingMut for FileMap {
     fn allocate(&self, range: Range<u64>) -> Result<()> {
-        let blocks = self.blocks(&range);
-        self.volume.check_room_with_copies(&self.entry, &blocks)?;
-        let given = self.volume.allocate_blocks(&self.entry, blocks.clone())?;
-        let prepared = self
-            .volume
-            .prepare_blocks(&self.entry, &blocks)
-            .and_then(|()| self.volume.stage_copies(&self.entry, blocks));
-        if let Err(error) = &prepared {
-            self.give_up(range);
-            if error.is_refusal() {
-                self.volume.take_back(&self.entry, given)?;
-            }
-        }
-        prepared
+        self.provide(range, Told::AtOnce)
     }
 
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
@@ -368,6 +374,10 @@ impl DelayedAllocation for FileMap {
 
     fn unreserve(&self, bytes: u64) {
         self.volume.withdraw_blocks(&self.entry, bytes >> self.volume.geometry().block_log);
+    }
+
+    fn allocate_to_write_back(&self, range: Range<u64>) -> Result<()> {
+        self.provide(range, Told::InParts)
     }
 
     fn allocate_reserved(&self, range: Range<u64>) -> Result<()> {

@@ -10,6 +10,7 @@
 use super::Mapped;
 use std::fmt;
 use std::iter::once;
+use std::ops::Range;
 use std::sync::Arc;
 use xfs_format::bmbt::{BmbtRecord, Extent};
 use xfs_format::types::FileBlock;
@@ -131,6 +132,18 @@ impl ExtentList {
             Mapped::Extent(_) => Some(from),
             Mapped::Hole(_, end) => end,
         }
+    }
+
+    /// Whether any of `blocks` has space that was never written.
+    pub fn has_unwritten(&self, blocks: &Range<FileBlock>) -> bool {
+        let mut at = blocks.start;
+        while let Some(extent) = self.ending_behind(at).filter(|extent| extent.startoff < blocks.end) {
+            if extent.unwritten {
+                return true;
+            }
+            at = extent.end();
+        }
+        false
     }
 
     /// The first block at or behind `from` that is not mapped.

@@ -1,6 +1,6 @@
 //! Blocks for holes, and what becomes of them once they hold data.
 
-use super::{Blocks, join_file};
+use super::{Blocks, Told, join_file};
 use crate::alloc::{Purpose, Request, Target};
 use crate::bmap::Mapped;
 use crate::error::{Error, Result};
@@ -88,22 +88,30 @@ impl Volume {
 
     /// Sees to it that [`data_written`](Self::data_written) will not be refused half-way: it asks for the limits. Where
     /// extents that never held data will be cut at the ends of `blocks`, what the map may need for that is reserved; if there is
-    /// no space for it, they are cut now. [`Error::NoSpace`] and the others come before any data are written.
-    pub fn prepare_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
+    /// no space for it, they are cut now, unless they are cut anywhere later. [`Error::NoSpace`] and the others come before any
+    /// data are written.
+    pub fn prepare_blocks(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: &Blocks,
+        told: Told,
+    ) -> Result<()> {
         self.check_block_change(entry)?;
         self.check_room_to_cut(entry, blocks)?;
         let extents = self.extents(&entry.current(), ForkKind::Data)?;
         let is_inside = |at: &FileBlock| matches!(extents.lookup(*at), Mapped::Extent(extent) if extent.unwritten && extent.startoff < *at);
-        if ![blocks.start, blocks.end].iter().any(is_inside) {
+        let is_cut_anywhere =
+            told == Told::InParts && blocks.end.0 - blocks.start.0 > 1 && extents.has_unwritten(blocks);
+        if !is_cut_anywhere && ![blocks.start, blocks.end].iter().any(is_inside) {
             return Ok(());
         }
-        let wanted = need_to_mark(self).reservation().blocks;
+        let wanted = need_to_mark(self).reservation().blocks + told.more_blocks(blocks);
         match self.write_side()?.counters.reserve_blocks(wanted) {
             Ok(()) => {
                 entry.copying().to_mark().keep(blocks, wanted);
                 return Ok(());
             }
-            Err(Error::NoSpace) => {}
+            Err(Error::NoSpace) if !is_cut_anywhere => {}
             Err(error) => return Err(error),
         }
         let need = Need::new(self.geometry()).inodes(1).map_changes(2).steps(2);
@@ -264,7 +272,7 @@ impl Volume {
         self.check_block_change(entry)?;
         self.check_room_to_cut(entry, &blocks)?;
         // Others keep what they share with this file, which gets blocks of its own.
-        self.stage_copies(entry, blocks.clone())?;
+        self.stage_copies(entry, blocks.clone(), Told::AtOnce)?;
         let taken = self
             .split_ends(entry, &blocks)
             .and_then(|()| self.take_claimed(entry, blocks.clone(), true))
@@ -303,8 +311,13 @@ impl Volume {
         size: Option<u64>,
         now: Timestamp,
     ) -> Result<()> {
-        let mut kept = entry.copying_if_any().map_or(0, |copying| copying.to_mark().take(&blocks));
-        let told = self.tell_written(entry, blocks, (size, ChangedAt::Time(now)), &mut kept);
+        let copying = entry.copying_if_any();
+        let reserve = copying.map(|copying| copying.to_mark().take(&blocks));
+        let mut kept = reserve.as_ref().map_or(0, |reserve| reserve.blocks);
+        let told = self.tell_written(entry, blocks.clone(), (size, ChangedAt::Time(now)), &mut kept);
+        if let Some((copying, reserve)) = copying.zip(reserve) {
+            kept = copying.to_mark().give_back(reserve, kept, &blocks, |_| true);
+        }
         self.write_side()?.counters.return_blocks(kept);
         told
     }

@@ -15,7 +15,7 @@
 
 use super::allocate::EXTENT_BLOCKS_MAX;
 use super::exchange::tree_blocks;
-use super::{Blocks, join_file};
+use super::{Blocks, Told, join_file};
 use crate::alloc::{FEW, Owners, Purpose, Request, Target};
 use crate::bmap::SharedRun;
 use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts};
@@ -84,7 +84,7 @@ impl Volume {
     /// to be the file's alone by now is known as such behind this. [`Error::NoSpace`] and the other refusals claim nothing.
     /// The caller keeps others off `blocks`, and with that who would close the volume: once that has begun, nobody gives back
     /// what is staged.
-    pub fn stage_copies(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<()> {
+    pub fn stage_copies(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks, told: Told) -> Result<()> {
         self.check_writable()?;
         if !entry.peek().is_reflinked() {
             return Ok(());
@@ -117,7 +117,7 @@ impl Volume {
                 fork.mark(&part, true);
             }
         }
-        self.keep_for_map(entry, &mut fork, &blocks).inspect_err(|_| fork.mark(&blocks, false))
+        self.keep_for_map(entry, &mut fork, &blocks, told).inspect_err(|_| fork.mark(&blocks, false))
     }
 
     /// [`Error::NoSpace`] if the reverse map of a group may not have room for what is left of extents out of which copies cut
@@ -150,8 +150,9 @@ impl Volume {
         entry: &Arc<InodeEntry>,
         fork: &mut CowFork,
         blocks: &Blocks,
+        told: Told,
     ) -> Result<()> {
-        let kept = self.blocks_to_take(entry, fork, blocks)?;
+        let kept = self.blocks_to_take(entry, fork, blocks, told)?;
         let counters = &self.write_side()?.counters;
         let mut reserved = counters.reserve_blocks(kept);
         if matches!(reserved, Err(Error::NoSpace)) {
@@ -182,7 +183,7 @@ impl Volume {
     }
 
     /// How many blocks the map may need to tell of what is claimed in `blocks`.
-    fn blocks_to_take(&self, entry: &InodeEntry, fork: &CowFork, blocks: &Blocks) -> Result<u64> {
+    fn blocks_to_take(&self, entry: &InodeEntry, fork: &CowFork, blocks: &Blocks, told: Told) -> Result<u64> {
         // Each further piece may be in the midst of another leaf, which it splits, and now and then a block above.
         const FURTHER: u64 = 3;
         let data = self.extents(&entry.current(), ForkKind::Data)?;
@@ -199,7 +200,12 @@ impl Volume {
         let tree = tree_blocks(self.geometry(), data.len() as u64 + 2 * pieces);
         // One that is as long as an inode has room for may leave it with each piece, and come back: what it gives back with one
         // it finds again with the next (`Trans::start_with`).
-        Ok(first + (FURTHER * (pieces - 1)).min(2 * tree))
+        let at_once = first + (FURTHER * (pieces - 1)).min(2 * tree);
+        Ok(match told.more_blocks(blocks) {
+            0 => at_once,
+            // Both ends of the claim may be in leaves of their own.
+            more => at_once + first + more,
+        })
     }
 
     /// Stages space for a part of a file whose blocks, from `start` on, were shared when that was last asked.
@@ -288,15 +294,14 @@ impl Volume {
     ) -> Result<()> {
         let Some(copying) = entry.copying_if_any() else { return Ok(()) };
         let mut fork = copying.fork();
-        let (mut kept, rest) = copying.kept().take_with_rest(&blocks);
+        let reserve = copying.kept().take(&blocks);
+        let mut kept = reserve.blocks;
         let taken = self.take_all(entry, &mut fork, &blocks, (unwritten, &mut kept));
-        // No look goes further than the claim: a file may have any number of staged extents behind it.
-        let left = fork.next_claimed(&rest);
-        match left.filter(|left| taken.is_ok() && !copying.kept().keeps(&(left.startoff..left.end()))) {
-            // Of a claim of which only a part was taken, the rest needs what is left.
-            Some(left) => copying.kept().keep(&(left.startoff..rest.end), kept),
-            None => self.write_side()?.counters.return_blocks(kept),
-        }
+        let done = if taken.is_ok() { blocks } else { blocks.start..blocks.start };
+        // No look goes further than the claim: a file may have any number of staged extents beside it.
+        let is_claimed = |rest: &Blocks| fork.next_claimed(rest).is_some();
+        let free = copying.kept().give_back(reserve, kept, &done, is_claimed);
+        self.write_side()?.counters.return_blocks(free);
         taken?;
         self.forget_if_nothing_staged(entry, &fork)
     }
@@ -341,8 +346,8 @@ impl Volume {
         if let Some(copying) = entry.copying_if_any() {
             copying.fork().mark(blocks, false);
             if let Ok(write) = self.write_side() {
-                let kept = copying.kept().take(blocks) + copying.to_mark().take(blocks);
-                write.counters.return_blocks(kept);
+                let free = copying.kept().release(blocks) + copying.to_mark().release(blocks);
+                write.counters.return_blocks(free);
             }
         }
     }

@@ -51,7 +51,7 @@ impl Volume {
             // What cannot be looked at is still promised whole: a little too much at worst.
             Err(_) => self.missing_blocks(entry, blocks.clone()).unwrap_or(count),
         };
-        let free = delayed.give_back(kept, blocks.start, count - missing, missing, self.map_change());
+        let free = delayed.give_back(kept, blocks, missing, self.map_change());
         write.counters.return_blocks(free);
         filled
     }
@@ -64,12 +64,19 @@ impl Volume {
         blocks: Blocks,
         size: Option<u64>,
     ) -> Result<()> {
-        let claimed = entry.copying_if_any().map_or(0, |copying| copying.to_mark().take(&blocks));
         let delayed = entry.delayed();
         let alone = delayed.begin_change();
-        let mut kept = claimed + delayed.redeem(0, &alone);
+        let copying = entry.copying_if_any();
+        let reserve = copying.map(|copying| copying.to_mark().take(&blocks));
+        let mut kept = reserve.as_ref().map_or(0, |reserve| reserve.blocks) + delayed.redeem(0, &alone);
         let told = self.tell_written(entry, blocks.clone(), (size, ChangedAt::Noted), &mut kept);
-        self.write_side()?.counters.return_blocks(delayed.told(&blocks, kept, self.map_change()));
+        // What could not be told is told later.
+        let done = if told.is_ok() { blocks } else { blocks.start..blocks.start };
+        let mut free = delayed.told(&done, kept, self.map_change());
+        if let Some((copying, reserve)) = copying.zip(reserve) {
+            free = copying.to_mark().give_back(reserve, free, &done, |_| true);
+        }
+        self.write_side()?.counters.return_blocks(free);
         told
     }
 

@@ -39,6 +39,26 @@ use xfs_format::types::FileBlock;
 /// A run of a file's blocks.
 pub type Blocks = Range<FileBlock>;
 
+/// In how many parts the map is told of what a write has claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// All at once.
+    AtOnce,
+    /// In any parts, in any order: as it is written back.
+    InParts,
+}
+
+impl Told {
+    /// Blocks that the map may need for that, beyond what it needs if it is told at once: each part may leave a record more,
+    /// and leaves that were split are half full, with 16 records at the least.
+    fn more_blocks(self, claim: &Blocks) -> u64 {
+        match (self, claim.end.0 - claim.start.0) {
+            (Self::AtOnce, _) | (Self::InParts, 0 | 1) => 0,
+            (Self::InParts, blocks) => blocks.div_ceil(8),
+        }
+    }
+}
+
 /// No file has blocks from here on.
 const BLOCKS_END: FileBlock = FileBlock(1 << xfs_format::bmbt::STARTOFF_BITS);
 

@@ -11,12 +11,11 @@
 //! - the lock of the CoW fork is taken behind the file's range and before anything that a transaction locks; whoever stages
 //!   or remaps holds it from the first look at the fork until the fork says what was committed.
 
+use super::kept::Kept;
 use crate::bmap::cow::CowFork;
 use crate::bmap::{ExtentList, Mapped, SharedRun};
 use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use xfs_format::bmbt::Extent;
 use xfs_format::types::{FileBlock, FsBlock};
@@ -26,50 +25,10 @@ use xfs_format::types::{FileBlock, FsBlock};
 pub(crate) struct Copying {
     shared: ArcSwapOption<BlockSet>,
     fork: Mutex<CowFork>,
-    /// Blocks that are reserved for the map, by the first block that a write has claimed.
+    /// Blocks that are reserved for the map, for what writes have claimed.
     kept: Kept,
     /// The same of writes that will say of unwritten blocks that they hold data.
     to_mark: Kept,
-}
-
-/// Blocks of the volume that are reserved, by the first block of the claim that they are for.
-#[derive(Debug, Default)]
-pub(crate) struct Kept(Mutex<BTreeMap<FileBlock, Reserved>>);
-
-/// What is reserved for a claim, and where that ends.
-#[derive(Clone, Copy, Debug)]
-struct Reserved {
-    blocks: u64,
-    end: FileBlock,
-}
-
-impl Kept {
-    /// Notes that so many blocks are reserved for `claim`.
-    pub(crate) fn keep(&self, claim: &Range<FileBlock>, blocks: u64) {
-        let mut all = self.0.lock();
-        let reserved = all.entry(claim.start).or_insert(Reserved { blocks: 0, end: claim.end });
-        reserved.blocks += blocks;
-        reserved.end = reserved.end.max(claim.end);
-    }
-
-    /// Whether anything is reserved for a claim that begins in `blocks`.
-    pub(crate) fn keeps(&self, blocks: &Range<FileBlock>) -> bool {
-        self.0.lock().range(blocks.clone()).next().is_some()
-    }
-
-    /// Gives what is reserved for claims that begin in `blocks`: the caller's to use, or to return.
-    pub(crate) fn take(&self, blocks: &Range<FileBlock>) -> u64 {
-        self.take_with_rest(blocks).0
-    }
-
-    /// As [`take`](Self::take), with what these claims have behind `blocks`, which may be nothing.
-    pub(crate) fn take_with_rest(&self, blocks: &Range<FileBlock>) -> (u64, Range<FileBlock>) {
-        let mut all = self.0.lock();
-        let mut inside = all.split_off(&blocks.start);
-        all.append(&mut inside.split_off(&blocks.end));
-        let end = inside.values().map(|reserved| reserved.end).fold(blocks.end, FileBlock::max);
-        (inside.values().map(|reserved| reserved.blocks).sum(), blocks.end..end)
-    }
 }
 
 impl Copying {

@@ -32,8 +32,8 @@ pub(crate) struct Delayed {
 struct Promised {
     blocks: u64,
     runs: u64,
-    /// Blocks that have their place, and of whose data the map does not know: by the first of them that were given at once.
-    untold: BTreeMap<FileBlock, u64>,
+    /// Runs of blocks that have their place, and of whose data the map does not know, by the first of them. None overlap.
+    untold: BTreeMap<FileBlock, FileBlock>,
     /// Blocks that are reserved for the map.
     map: u64,
     /// Behind the run that was promised last.
@@ -43,7 +43,7 @@ struct Promised {
 impl Promised {
     /// What the map may need for all that is promised, when one change takes `change` at the most.
     fn wanted(&self, change: u64) -> u64 {
-        match self.blocks + self.untold.values().sum::<u64>() {
+        match self.blocks + self.untold.iter().map(|(start, end)| end.0 - start.0).sum::<u64>() {
             0 => 0,
             all => change + 2 * self.runs + (self.runs + all).div_ceil(RECORDS_MIN),
         }
@@ -61,8 +61,25 @@ impl Promised {
     }
 
     fn forget_untold(&mut self, blocks: &Range<FileBlock>) {
+        if blocks.start >= blocks.end {
+            return;
+        }
+        let before = self.untold.range_mut(..blocks.start).next_back();
+        if let Some((_, run)) = before.filter(|(_, end)| **end > blocks.start) {
+            let end = std::mem::replace(run, blocks.start);
+            self.untold.insert(blocks.start, end);
+        }
         let mut inside = self.untold.split_off(&blocks.start);
         self.untold.append(&mut inside.split_off(&blocks.end));
+        if let Some((_, &end)) = inside.last_key_value().filter(|(_, end)| **end > blocks.end) {
+            self.untold.insert(blocks.end, end);
+        }
+    }
+
+    /// Of none of `blocks` the map knows, as far as they have a place: a few too many at worst.
+    fn add_untold(&mut self, blocks: Range<FileBlock>) {
+        self.forget_untold(&blocks);
+        self.untold.insert(blocks.start, blocks.end);
     }
 }
 
@@ -115,22 +132,15 @@ impl Delayed {
         blocks + std::mem::take(&mut promised.map)
     }
 
-    /// Gives back what is left of it, when of the blocks from `first` on so many were `given` a place, and so many are
-    /// promised still. Gives how many are anybody's again.
-    pub(crate) fn give_back(
-        &self,
-        left: u64,
-        first: FileBlock,
-        given: u64,
-        missing: u64,
-        change: u64,
-    ) -> u64 {
+    /// Gives back what is left of it, when so many of `blocks` are promised still, and the others have a place. Gives how many
+    /// are anybody's again.
+    pub(crate) fn give_back(&self, left: u64, blocks: Range<FileBlock>, missing: u64, change: u64) -> u64 {
         let mut promised = self.promised.lock();
         let kept = missing.min(left);
         promised.blocks += kept;
         promised.map += left - kept;
-        if given > 0 {
-            *promised.untold.entry(first).or_default() += given;
+        if missing < blocks.end.0 - blocks.start.0 {
+            promised.add_untold(blocks);
         }
         promised.surplus(change)
     }
@@ -180,7 +190,7 @@ mod tests {
         assert_eq!(taken, 7 + CHANGE + 4 + 1, "all that the map may need");
         // Of the seven, five get a place, and the map grows by two.
         taken -= 7;
-        let mut free = delayed.give_back(taken, FileBlock(5), 5, 2, CHANGE);
+        let mut free = delayed.give_back(taken, FileBlock(5)..FileBlock(12), 2, CHANGE);
         drop(alone);
         assert_eq!((delayed.blocks(), free), (3, 0));
         free += delayed.withdraw(3, CHANGE);

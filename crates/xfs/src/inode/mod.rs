@@ -11,6 +11,7 @@ mod copying;
 mod delayed;
 mod entry;
 mod handle;
+mod kept;
 mod lazy_time;
 
 pub(crate) use copying::BlockSet;
