@@ -242,6 +242,100 @@ fn a_growth_that_is_interrupted_leaves_all_as_it_was() {
     sound(&path);
 }
 
+/// What lay behind it in the same file was gone, and nothing said so.
+#[test]
+fn nothing_that_begins_behind_a_volume_is_run_over() {
+    const SECOND: u64 = 400 * MIB;
+    for (start, by_kernel_tools) in [(0, false), (0, true), (3 * MIB, false)] {
+        let dir = scratch();
+        let path = dir.path().join("disk.img");
+        let [first, second] = [start, SECOND].map(|start| start.to_string());
+        uxfs_ok(&[&"mkfs", &"-q", &"--offset", &first, &path, &"310M"]);
+        if by_kernel_tools {
+            File::options().write(true).open(&path).unwrap().set_len(SECOND + 310 * MIB).unwrap();
+            let device = run("losetup", &[&"-f", &"--show", &"-o", &second, &path]);
+            let device = String::from_utf8(device).unwrap();
+            run("mkfs.xfs", &[&"-q", &device.trim_end()]);
+            run("losetup", &[&"-d", &device.trim_end()]);
+        } else {
+            uxfs_ok(&[&"mkfs", &"-q", &"--offset", &second, &path, &"310M"]);
+        }
+        let said = |end: u64| {
+            format!(
+                "bytes {} to {} run over an XFS volume that begins at byte {SECOND} and would be lost; give a \
+                 smaller size, or remove it first",
+                start + 310 * MIB,
+                start + end
+            )
+        };
+        let over = |size: &'static str, end: u64| {
+            let command = ["grow", "--offset", &first, size];
+            let command = &command[..if size.is_empty() { 3 } else { 4 }];
+            refused(&path, &[(command, 9, &said(end))]);
+        };
+        over("", SECOND + 310 * MIB - start);
+        over("700M", 700 * MIB);
+        // The file would have to become longer.
+        over("1200M", 1200 * MIB);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), SECOND + 310 * MIB);
+        if start == 0 {
+            let device = String::from_utf8(run("losetup", &[&"-f", &"--show", &path])).unwrap();
+            let device = device.trim_end();
+            let output = uxfs(&[&"grow", &device]);
+            run("losetup", &[&"-d", &device]);
+            let text = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(9), "{text}");
+            assert!(text.contains(&said(SECOND + 310 * MIB)), "{text}");
+        }
+        let room = (SECOND - start).to_string();
+        uxfs_ok(&[&"grow", &"--offset", &first, &path, &room]);
+        for place in [&first, &second] {
+            uxfs_ok(&[&"--offset", place, &"check", &path]);
+        }
+        // Behind the last one is nothing.
+        uxfs_ok(&[&"--offset", &second, &"grow", &path, &"400M"]);
+        uxfs_ok(&[&"--offset", &second, &"check", &path]);
+    }
+}
+
+/// Group headers behind a volume are those of a growth that was killed, or of a larger volume that was there before.
+#[test]
+fn what_is_left_of_groups_behind_a_volume_is_in_nobodys_way() {
+    use std::os::unix::fs::FileExt;
+    const SIZE: u64 = 16 * MIB;
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("volume.img");
+    uxfs_ok(&[&"mkfs", &"-q", &"--small", &path, &"16M"]);
+    let mut child = uxfs_heeding_signals().arg("grow").arg(&path).arg("10T").spawn().unwrap();
+    while std::fs::metadata(&path).unwrap().blocks() * 512 < 2 * SIZE {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let at = |path: &Path, at: u64| {
+        let mut superblock = [0; 512];
+        File::open(path).unwrap().read_exact_at(&mut superblock, at).unwrap();
+        superblock
+    };
+    for group in [1, 20] {
+        assert!(at(&path, group * SIZE).starts_with(b"XFSB"), "{group}");
+    }
+    for size in ["300M", "640M"] {
+        uxfs_ok(&[&"grow", &path, &size]);
+        sound(&path);
+    }
+    // A label is in all copies, which do not say "in progress" from then on.
+    let path = dir.path().join("larger.img");
+    uxfs_ok(&[&"mkfs", &"-q", &path, &"900M", &"-d", &"agcount=9"]);
+    uxfs_ok(&[&"label", &path, &"larger"]);
+    let copy = at(&path, 800 * MIB);
+    assert!(copy.starts_with(b"XFSB") && copy[126] == 0);
+    uxfs_ok(&[&"mkfs", &"-q", &"-f", &path, &"310M"]);
+    uxfs_ok(&[&"grow", &path]);
+    assert_eq!(info(&path)["blocks"], 900 * MIB / 4096);
+    sound(&path);
+}
+
 /// 64 blocks are a group, 63 are left out.
 #[test]
 fn an_end_that_is_too_short_for_a_group_is_left_out() {

@@ -1,7 +1,9 @@
 //! Changing what a volume is: label and size while it is open, UUID and features while nobody has it.
 
+use crate::behind;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::OpenOptions;
+use crate::partitions;
 use crate::volume::{SECTOR_BYTES_MIN, Volume, explain, part, room_at};
 use blockdev::{BlockDevice, FileDevice, FileOptions, Storage};
 use std::path::Path;
@@ -79,7 +81,12 @@ impl Volume {
     ///
     /// The device is as long as it was when the volume was opened. As with `xfs_growfs`, an end that would make a group of
     /// fewer than 64 blocks is left out. [`ErrorKind::InvalidInput`]: it would become smaller.
+    /// [`ErrorKind::AlreadyExists`]: another volume, or anything else that is known by its marks, begins at one of the first
+    /// 4096 whole MiB of the device behind this one, and would be lost.
     pub fn grow(&self, bytes: Option<u64>) -> Result<Grown> {
+        let device = self.device();
+        let growth = self.plan_growth(bytes, device.size())?;
+        behind::refuse_overlap(&**device, growth.from..growth.to)?;
         self.grow_unless(bytes, &|| false)
     }
 
@@ -109,6 +116,10 @@ impl Volume {
 /// Makes the volume in an image, or on a block device, larger: as large as the device, the file or the partition, or as
 /// `bytes`; a file that is shorter becomes longer, if the volume is all of its end. What is refused leaves all as it was,
 /// the file's length too. `how` says where the volume lies.
+///
+/// [`ErrorKind::AlreadyExists`]: another volume, or anything else that is known by its marks, would be lost. Unless a
+/// partition holds the volume, it is looked for at each whole MiB of the file behind it, and at the first 4096 of a block
+/// device.
 pub fn grow(image: impl AsRef<Path>, bytes: Option<u64>, how: &OpenOptions) -> Result<Grown> {
     grow_unless(image, bytes, how, &|| false)
 }
@@ -126,16 +137,26 @@ pub fn grow_unless(
     let length = how.length.map_or_else(|| room_at(&*device, how.offset), |length| Ok(Some(length)))?;
     let how = how.clone().writable(true).norecovery(false).direct(false).length(length);
     let volume = Volume::open_device(device.clone(), &how)?;
-    let longer = bytes.filter(|&bytes| bytes > volume.device().size());
-    let Some(bytes) = longer.filter(|_| matches!(device.place().storage, Storage::File(..))) else {
+    let is_file = matches!(device.place().storage, Storage::File(..));
+    let longer = bytes.filter(|&bytes| is_file && bytes > volume.device().size());
+    let planned = match longer {
+        Some(bytes) => plan_longer(&volume, bytes, &how),
+        None => volume.plan_growth(bytes, volume.device().size()),
+    };
+    let planned = planned.and_then(|growth| unless_lost(&device, growth, &how, stop));
+    if planned.as_ref().map_or(true, |growth| growth.stopped) {
+        let closed = volume.close();
+        return planned.and_then(|growth| closed.map(|()| growth));
+    }
+    let Some(bytes) = longer else {
         return grow_to(&volume, bytes, stop, || Ok(()));
     };
     let before = device.length()?;
-    let lengthened = lengthened(&volume, &device, bytes, &how);
+    let lengthened = device.with_length(before.max(how.offset + bytes));
     volume.close()?;
     drop(volume);
     // Nobody else gets the file before the volume is as large.
-    let longer = Volume::open_device(lengthened?, &how)?;
+    let longer = Volume::open_device(Arc::new(lengthened?), &how)?;
     grow_to(&longer, Some(bytes), stop, || Ok(device.with_length(before).map(drop)?))
 }
 
@@ -153,22 +174,32 @@ fn grow_to(
     undone.and(closed).map(|()| grown)
 }
 
-/// An image file, as long as the volume in it wants to be at least.
-fn lengthened(
-    volume: &Volume,
-    device: &FileDevice,
-    bytes: u64,
-    how: &OpenOptions,
-) -> Result<Arc<dyn BlockDevice>> {
-    let too_large = || Error::new(ErrorKind::InvalidInput, "no file can be as large as that");
-    let end =
-        how.offset.checked_add(bytes).filter(|&end| i64::try_from(end).is_ok()).ok_or_else(too_large)?;
+/// What growing would make of a volume in an image file that is as long as it needs then, if it can be.
+fn plan_longer(volume: &Volume, bytes: u64, how: &OpenOptions) -> Result<Grown> {
+    if how.offset.checked_add(bytes).is_none_or(|end| i64::try_from(end).is_err()) {
+        return Err(Error::new(ErrorKind::InvalidInput, "no file can be as large as that"));
+    }
     if let Some(length) = how.length.filter(|&length| length < bytes) {
         let what = format!("the volume would have {bytes} bytes, its part of the file has {length}");
         return Err(Error::new(ErrorKind::NoSpace, what));
     }
-    volume.plan_growth(Some(bytes), bytes)?;
-    Ok(Arc::new(device.with_length(end.max(device.length()?))?))
+    volume.plan_growth(Some(bytes), bytes)
+}
+
+/// A growth over which nothing is lost, or one that was stopped. All of a partition is its volume's.
+fn unless_lost(
+    device: &FileDevice,
+    growth: Grown,
+    how: &OpenOptions,
+    stop: &dyn Fn() -> bool,
+) -> Result<Grown> {
+    let table = partitions::read(device).ok().flatten();
+    if table.is_some_and(|table| table.holding(how.offset).is_some()) {
+        return Ok(growth);
+    }
+    let [from, to] = [growth.from, growth.to].map(|bytes| how.offset.saturating_add(bytes));
+    let all = behind::refuse_overlap_unless(device, from..to, stop)?;
+    Ok(if all { growth } else { Grown { to: growth.from, left_out: 0, stopped: true, ..growth } })
 }
 
 /// Changes the UUID of the volume in an image or on a block device, and gives the new one as text. Its log must be clean:

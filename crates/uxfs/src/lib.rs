@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod alter;
+mod behind;
 mod change;
 mod check;
 mod deferring;

@@ -17,8 +17,8 @@ const fn mark(at: u64, magic: &'static [u8], what: &'static str) -> Mark {
     Mark { at, magic, what }
 }
 
-/// File systems and containers, those with the longer marks first.
-const MARKS: &[Mark] = &[
+/// File systems and containers that lie on disks, those with the longer marks first.
+const ON_DISKS: &[Mark] = &[
     mark(0x1_0040, b"_BHRfS_M", "a btrfs volume"),
     mark(1024, &[0x10, 0x20, 0xf5, 0xf2], "an f2fs volume"),
     mark(1024, &[0xe2, 0xe1, 0xf5, 0xe0], "an EROFS volume"),
@@ -32,6 +32,10 @@ const MARKS: &[Mark] = &[
     mark(4086, b"SWAPSPACE2", "a swap area"),
     mark(0, b"LUKS\xba\xbe", "a LUKS container (open it with cryptsetup, and give uxfs the opened device)"),
     mark(512, b"LABELONE", "an LVM physical volume (activate it, and give uxfs the logical volume)"),
+];
+
+/// Files that hold something else.
+const FILES: &[Mark] = &[
     mark(0, b"QFI\xfb", "a qcow2 image (make it raw: qemu-img convert -O raw FROM TO)"),
     mark(0, b"KDMV", "a VMDK image (make it raw: qemu-img convert -O raw FROM TO)"),
     mark(0, b"vhdxfile", "a VHDX image (make it raw: qemu-img convert -O raw FROM TO)"),
@@ -110,7 +114,43 @@ pub(crate) fn describe(view: &View<'_>) -> Option<&'static str> {
     if let Some(ext) = ext_version(view) {
         return Some(ext);
     }
-    MARKS.iter().find(|mark| view.starts_with(mark.at, mark.magic)).map(|mark| mark.what)
+    ON_DISKS.iter().chain(FILES).find(|mark| view.starts_with(mark.at, mark.magic)).map(|mark| mark.what)
+}
+
+/// What begins there, in words, among bytes that may as well be left over from anything: a volume or a container, but neither
+/// a further copy of a superblock nor a file, whose short marks many blocks of old data begin with.
+pub(crate) fn beginning(view: &View<'_>) -> Option<&'static str> {
+    if view.starts_with(0, b"XFSB") {
+        return (!is_xfs_copy(view)).then_some("an XFS volume");
+    }
+    if let Some(ext) = ext_version(view) {
+        return ext_first(view).then_some(ext);
+    }
+    ON_DISKS.iter().find(|mark| view.starts_with(mark.at, mark.magic)).map(|mark| mark.what)
+}
+
+/// How far behind the start of anything its marks lie.
+pub(crate) const MARKS_WITHIN: u64 = 0x1_1000;
+
+/// Whether this superblock is that of a group other than the first. `mkfs` and growing leave "in progress" in those, which
+/// goes when they are written anew; the header of free space behind it has the group's number. Nor does a volume begin with
+/// "in progress": its `mkfs` did not finish.
+fn is_xfs_copy(view: &View<'_>) -> bool {
+    const SECTSIZE: std::ops::Range<usize> = 102..104;
+    const INPROGRESS: usize = 126;
+    let Some(superblock) = view.bytes::<512>(0) else { return false };
+    let sector = superblock[SECTSIZE].iter().fold(0, |sector, &byte| sector << 8 | u64::from(byte));
+    let agf = view.bytes::<12>(sector);
+    let of_another = agf.is_some_and(|agf| agf.starts_with(b"XAGF") && agf[8..] != [0; 4]);
+    superblock[INPROGRESS] != 0 || of_another
+}
+
+/// Whether a superblock of ext is the first one, and not by chance: two bytes are its mark.
+fn ext_first(view: &View<'_>) -> bool {
+    let Some(superblock) = view.bytes::<104>(1024) else { return false };
+    let (log, group) = (&superblock[24..28], &superblock[90..92]);
+    const LOG_MAX: u8 = 6; // 64 KiB
+    group == [0; 2] && log[0] <= LOG_MAX && log[1..] == [0; 3] && ext_extent(view).is_some_and(|len| len > 0)
 }
 
 /// ext2, 3 and 4 share a magic and differ in their features.
@@ -187,9 +227,28 @@ mod tests {
         assert_eq!(described(&[(1080, &[0x53, 0xef])]), Some("an ext2 volume"));
         assert_eq!(described(&[(1080, &[0x53, 0xef]), (1024 + 92, &[4])]), Some("an ext3 volume"));
         assert_eq!(described(&[(1080, &[0x53, 0xef]), (1024 + 96, &[0x40])]), Some("an ext4 volume"));
-        for mark in MARKS {
+        for mark in ON_DISKS.iter().chain(FILES) {
             assert_eq!(described(&[(mark.at, mark.magic)]), Some(mark.what));
+            assert!(mark.at + mark.magic.len() as u64 <= MARKS_WITHIN);
         }
+    }
+
+    #[test]
+    fn copies_of_superblocks_begin_nothing() {
+        let begins = |marks: &[(u64, &[u8])]| beginning(&View::whole(&device_with(marks)));
+        let xfs: (u64, &[u8]) = (0, b"XFSB");
+        let sector: (u64, &[u8]) = (102, &[2, 0]);
+        assert_eq!(begins(&[xfs]), Some("an XFS volume"));
+        assert_eq!(begins(&[xfs, sector, (512, b"XAGF\0\0\0\x01\0\0\0\0")]), Some("an XFS volume"));
+        assert_eq!(begins(&[xfs, sector, (512, b"XAGF\0\0\0\x01\0\0\0\x03")]), None);
+        assert_eq!(begins(&[xfs, (126, &[1])]), None);
+        let ext: (u64, &[u8]) = (1080, &[0x53, 0xef]);
+        let blocks: (u64, &[u8]) = (1028, &[9]);
+        assert_eq!(begins(&[ext, blocks]), Some("an ext2 volume"));
+        assert_eq!(begins(&[ext, blocks, (1024 + 90, &[3])]), None);
+        assert_eq!(begins(&[ext]), None);
+        assert_eq!(begins(&[(0, &[0x1f, 0x8b])]), None);
+        assert_eq!(begins(&[(0x1_0040, b"_BHRfS_M")]), Some("a btrfs volume"));
     }
 
     #[test]

@@ -138,6 +138,34 @@ fn run(command: &mut Command) {
     assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
 }
 
+#[test]
+fn an_open_volume_does_not_grow_over_another_one() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 * MIB).expect("memory"));
+    let open = |offset| {
+        Volume::open_device(device.clone(), &OpenOptions::new().writable(true).offset(offset))
+            .expect("opened")
+    };
+    for offset in [0, 32 * MIB] {
+        let options = MkfsOptions::new().small(true).size(16 * MIB).offset(offset);
+        mkfs_device(device.clone(), &options, false).expect("made");
+    }
+    let first = open(0);
+    let refused = first.grow(None).expect_err("it would be lost");
+    assert_eq!(refused.kind(), ErrorKind::AlreadyExists);
+    assert!(refused.to_string().contains("an XFS volume that begins at byte 33554432 "), "{refused}");
+    assert_eq!(first.grow(Some(32 * MIB)).expect("grown").to, 32 * MIB);
+    first.close().expect("closed");
+    drop(first);
+    let second = open(32 * MIB);
+    assert_eq!(second.grow(None).expect("grown").to, 32 * MIB);
+    second.close().expect("closed");
+    drop(second);
+    for offset in [0, 32 * MIB] {
+        let report = check_device(device.clone(), &OpenOptions::new().offset(offset)).expect("checked");
+        assert!(report.is_clean(), "{:?}", report.findings);
+    }
+}
+
 /// Part of a group, whole ones, and a short one at the end.
 #[test]
 fn a_power_cut_while_a_volume_grows_leaves_the_old_size_or_the_new() {

@@ -74,6 +74,15 @@ pub(crate) fn size(file: &File) -> Result<u64, DeviceError> {
     rustix::fs::seek(file, SeekFrom::End(0)).map_err(|e| DeviceError::setup("asking for the size", e))
 }
 
+/// Where the first data from a byte on are. `None`: only a hole comes, or the end.
+pub(crate) fn next_data(file: &File, from: u64) -> Option<u64> {
+    match rustix::fs::seek(file, SeekFrom::Data(from)) {
+        Ok(at) => Some(at),
+        Err(Errno::NXIO) => None,
+        Err(_) => Some(from),
+    }
+}
+
 /// Whether a disk, which may be opened for writing all the same, takes no write: a loop device of a file that only is read, a
 /// write-protected card.
 fn is_read_only(storage: Storage) -> bool {

@@ -167,6 +167,12 @@ impl FileDevice {
         host::size(&self.file)
     }
 
+    /// The first byte from `from` on that the host keeps anywhere: all before it reads as zeroes. `None`: none does. A host
+    /// that does not tell keeps all.
+    pub fn next_data(&self, from: u64) -> Option<u64> {
+        host::next_data(&self.file, from)
+    }
+
     /// Fails with [`DeviceError::Replaced`] if the file has no longer this name, and what was written is nobody's.
     pub fn check_name(&self, path: &Path) -> Result<(), DeviceError> {
         host::is_still_there(path, self.storage)
@@ -262,6 +268,19 @@ mod tests {
     use super::*;
     use crate::AlignedBuf;
     use std::io;
+
+    #[test]
+    fn holes_are_passed_over() {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        file.as_file().set_len(1 << 40).unwrap();
+        let device = FileOptions::new().write(true).direct(false).open(file.path()).unwrap();
+        assert_eq!(device.next_data(0), None);
+        device.write(1 << 30, &[1; 512], Durability::Volatile).unwrap();
+        assert_eq!(device.next_data(0), Some(1 << 30));
+        assert_eq!(device.next_data((1 << 30) + 512), Some((1 << 30) + 512));
+        assert_eq!(device.next_data(1 << 31), None);
+        assert_eq!(device.next_data(1 << 41), None);
+    }
 
     /// Whatever the system says then, which has told it once and does not tell it again.
     #[test]

@@ -114,11 +114,15 @@ impl Table {
         self.partitions.iter().find(|one| one.start < byte && byte < one.end()).copied()
     }
 
+    /// The partition that holds this byte.
+    pub(crate) fn holding(&self, byte: u64) -> Option<Partition> {
+        self.partitions.iter().find(|one| one.start <= byte && byte < one.end()).copied()
+    }
+
     /// How many bytes lie between this byte and what is somebody else's: the end of the partition that holds it, or else the
     /// next partition or part of the table. `None`: nothing comes behind it.
     pub(crate) fn room_at(&self, byte: u64) -> Option<u64> {
-        let holds = |one: &&Partition| one.start <= byte && byte < one.end();
-        if let Some(partition) = self.partitions.iter().find(holds) {
+        if let Some(partition) = self.holding(byte) {
             return Some(partition.end() - byte);
         }
         let starts = self.partitions.iter().map(|one| one.start).chain(self.own.iter().map(|own| own.start));
