@@ -16,6 +16,7 @@ pub mod fill;
 pub mod from;
 pub mod fsx;
 pub mod full;
+pub mod handles;
 pub mod history;
 pub mod hostile;
 pub mod kernel;

@@ -3,18 +3,8 @@
 //! Invariant: what is chosen follows from the generator, and from the sizes of the files.
 
 use super::call::{Call, Pair, Piece, Step};
+use crate::handles::Io;
 use fastrand::Rng;
-
-/// Which handles do it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Io {
-    /// Those that go through the page cache.
-    Buffered,
-    /// Those that go past it, and nothing is ever cached.
-    Direct,
-    /// Each call takes one of both.
-    Mixed,
-}
 
 /// What a volume lets files do.
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +116,7 @@ impl Chooser {
         let buffered = [(); 2].map(|()| match self.rules.io {
             Io::Buffered => true,
             Io::Direct => false,
-            Io::Mixed => self.rng.bool(),
+            Io::Mixed | Io::Syncing => self.rng.bool(),
         });
         let call = self.call(sizes[file], sizes[1 - file]);
         Step { file, buffered, call }

@@ -3,8 +3,9 @@
 //! Invariant: fewer calls are the old ones without some of them, in the old order.
 
 use super::call::{End, Step};
-use super::choice::Io;
+
 use super::{Run, Source};
+use crate::handles::Io;
 use crate::history::campaign::Task;
 use crate::history::geometry;
 use crate::history::redo::shrink;
@@ -45,7 +46,7 @@ pub(super) fn keep(folder: &Path, run: &Run) -> Result<()> {
         geometry: geometry.to_owned(),
         seed,
         threads: run.task.threads,
-        io: run.io.name().to_owned(),
+        io: run.task.io.name().to_owned(),
     };
     save(&path, &header, &lines_of(run))?;
     run.keep(&path.with_extension("img"))?;
@@ -121,9 +122,9 @@ pub(super) fn redo(path: &Path, seconds: u64) -> Result<bool> {
 
 fn again(header: &Header, lines: &[Line]) -> Result<()> {
     let chosen = geometry::chosen(&geometry::ALL, std::slice::from_ref(&header.geometry))?;
-    let io = [Io::Buffered, Io::Direct, Io::Mixed].into_iter().find(|io| io.name() == header.io);
-    let io = io.with_context(|| format!("handles that are called {}", header.io))?;
+    let io = Io::named(&header.io).with_context(|| format!("handles that are called {}", header.io))?;
     ensure!(header.threads > 0, "no threads");
-    let task = Task { geometry: chosen[0], seed: header.seed, threads: header.threads, label: String::new() };
-    Run::new(&task, io)?.all(Source::Listed(&legs_of(lines, header.threads)))
+    let task =
+        Task { geometry: chosen[0], seed: header.seed, threads: header.threads, io, label: String::new() };
+    Run::new(&task)?.all(Source::Listed(&legs_of(lines, header.threads)))
 }

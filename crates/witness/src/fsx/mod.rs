@@ -14,6 +14,7 @@ mod files;
 mod kept;
 mod model;
 
+use crate::handles::Io;
 use crate::history::campaign::{Task, Which};
 use crate::history::{is_sound, leave_free};
 use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
@@ -21,7 +22,7 @@ use actor::Actor;
 use anyhow::{Context, Result, bail, ensure};
 use blockdev::{BlockDevice, MemoryOptions};
 use call::{End, Step};
-use choice::{Chooser, Io, Rules};
+use choice::{Chooser, Rules};
 use clap::Args as ClapArgs;
 use fastrand::Rng;
 use std::path::{Path, PathBuf};
@@ -41,9 +42,6 @@ pub struct Args {
     /// Calls of a run, all threads together. Each thread has two files of its own.
     #[arg(long, default_value_t = 200_000)]
     ops: u64,
-    /// By which handles: each call by one of both, if they are mixed.
-    #[arg(long, value_enum, default_value_t = Io::Mixed)]
-    io: Io,
     /// Do the calls in this file again, as a run that failed has kept them (with --keep).
     #[arg(long)]
     redo: Option<PathBuf>,
@@ -64,14 +62,19 @@ pub fn run(args: &Args) -> Result<bool> {
     if let Some(path) = &args.redo {
         return kept::redo(path, args.shrink);
     }
-    let rest = format!("--io {} --ops {}", args.io.name(), args.ops);
-    let tasks = args.which.tasks(args.runs, "fsx", &rest)?;
+    let io = args.which.io.unwrap_or(Io::Mixed);
+    if io == Io::Syncing {
+        Io::refuse(Some(io), "fsx")?;
+    }
+    let rest = format!("--io {} --ops {}", io.name(), args.ops);
+    let tasks = Which { io: None, ..args.which.clone() }.tasks(args.runs, "fsx", &rest)?;
+    let tasks = tasks.into_iter().map(|task| Task { io, ..task }).collect();
     let outcome = args.which.all("", tasks, |task| one(task, args))?;
     Ok(outcome.conclude("fsx", "runs right", "calls"))
 }
 
 fn one(task: &Task, args: &Args) -> Result<(u64, String)> {
-    let mut run = Run::new(task, args.io)?;
+    let mut run = Run::new(task)?;
     let source = Source::Chance { ops: args.ops, keep: args.which.keep.is_some() };
     let result = run.all(source);
     if let (Err(_), Some(keep)) = (&result, &args.which.keep) {
@@ -104,7 +107,6 @@ struct Setting {
 /// One run on one volume.
 struct Run {
     task: Task,
-    io: Io,
     setting: Setting,
     folder: tempfile::TempDir,
     rng: Rng,
@@ -125,18 +127,8 @@ enum Source<'a> {
     Listed(&'a [(End, Vec<Vec<Step>>)]),
 }
 
-impl Io {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Buffered => "buffered",
-            Self::Direct => "direct",
-            Self::Mixed => "mixed",
-        }
-    }
-}
-
 impl Run {
-    fn new(task: &Task, io: Io) -> Result<Self> {
+    fn new(task: &Task) -> Result<Self> {
         let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
         let cache = CACHES[rng.usize(..CACHES.len())].max(task.geometry.block() * 4);
         let most = MOST[rng.usize(..MOST.len())].max(task.geometry.block() * 8);
@@ -144,7 +136,7 @@ impl Run {
         let folder = scratch()?;
         mkfs(&folder.path().join("image"), &task.geometry.volume)?;
         let (task, actors, ends) = (task.clone(), Vec::new(), Vec::new());
-        Ok(Self { task, io, setting, folder, rng, actors, ends, took: 0.0 })
+        Ok(Self { task, setting, folder, rng, actors, ends, took: 0.0 })
     }
 
     fn image(&self) -> PathBuf {
@@ -207,7 +199,7 @@ impl Run {
 
     fn rules(&self, volume: &Volume) -> Result<Rules> {
         Ok(Rules {
-            io: self.io,
+            io: self.task.io,
             block: u64::from(volume.root()?.metadata()?.block_size),
             most: self.setting.most,
             shares: self.task.geometry.shares(),
@@ -223,7 +215,7 @@ impl Run {
             for name in &names {
                 root.create_file(name.as_bytes(), &NewNode::default())?;
             }
-            let buffers = self.io != Io::Direct;
+            let buffers = self.task.io.is_cached();
             self.actors.push(Actor::new(names, self.task.geometry.tight, buffers, keep));
         }
         if self.task.geometry.tight {

@@ -12,6 +12,7 @@ mod clear;
 mod filler;
 mod seen;
 
+use crate::handles::Io;
 use crate::history::campaign::{Task, Which};
 use crate::history::geometry::Geometry;
 use crate::history::judge::{checker_finds_nothing, is_sound};
@@ -86,6 +87,7 @@ const ALL: [Geometry; 11] = [
 
 /// Runs the command. `Ok(true)`: every volume was as it must be.
 pub fn run(args: &Args) -> Result<bool> {
+    Io::refuse(args.which.io, "full")?;
     let tasks = args.which.tasks_on(&ALL, args.runs, "full", &format!("--rounds {}", args.rounds))?;
     let outcome = args.which.all("", tasks, |task| one(task, args))?;
     Ok(outcome.conclude("full", "runs right", "rounds"))

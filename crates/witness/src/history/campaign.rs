@@ -5,6 +5,7 @@
 //! - a history is noted as done once it was right, and never before.
 
 use super::geometry::{self, Geometry};
+use crate::handles::Io;
 use anyhow::Result;
 use clap::Args as ClapArgs;
 use std::collections::BTreeSet;
@@ -25,6 +26,9 @@ pub struct Which {
     /// Only geometries of these names.
     #[arg(long, value_delimiter = ',')]
     pub geometry: Vec<String>,
+    /// By which handles uxfs reads and writes files; where nothing else is said, those that go past the page cache.
+    #[arg(long, value_enum)]
+    pub io: Option<Io>,
     /// How many run at once, each on a volume of its own.
     #[arg(long, default_value_t = 1)]
     pub jobs: usize,
@@ -45,6 +49,8 @@ pub struct Task {
     pub seed: u64,
     /// By how many threads.
     pub threads: usize,
+    /// By which handles.
+    pub io: Io,
     /// What it is called in results: options that do it again.
     pub label: String,
 }
@@ -69,6 +75,8 @@ impl Which {
     /// The same, on volumes out of these.
     pub fn tasks_on(&self, all: &[Geometry], runs: u64, who: &str, rest: &str) -> Result<Vec<Task>> {
         let done = done_before(self.resume.as_deref())?;
+        let io = self.io.unwrap_or(Io::Direct);
+        let by = if io == Io::Direct { String::new() } else { format!(" --io {}", io.name()) };
         let mut tasks = Vec::new();
         for geometry in geometry::chosen(all, &self.geometry)? {
             for nth in 0..runs {
@@ -76,9 +84,9 @@ impl Which {
                 let turn = nth as usize % self.threads.len().max(1);
                 let threads = self.threads.get(turn).copied().unwrap_or(1).max(1);
                 let name = geometry.volume.name;
-                let label = format!("{who} --geometry {name} --seed {seed} --threads {threads} {rest}");
+                let label = format!("{who} --geometry {name} --seed {seed} --threads {threads} {rest}{by}");
                 if !done.contains(&label) {
-                    tasks.push(Task { geometry, seed, threads, label });
+                    tasks.push(Task { geometry, seed, threads, io, label });
                 }
             }
         }

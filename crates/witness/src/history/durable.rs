@@ -126,6 +126,8 @@ pub struct Durable {
     thread: usize,
     /// Every operation is there as a whole or not at all.
     whole: bool,
+    /// What a call did to a file's content is durable when it returns.
+    syncing: bool,
     clock: Clock,
     /// When the operation under way began.
     begun: u64,
@@ -189,6 +191,7 @@ impl Durable {
         let mut durable = Self {
             thread,
             whole,
+            syncing: false,
             clock,
             begun: 0,
             numbers: numbers.into_iter().map(|(id, ino)| (Id(id), ino)).collect(),
@@ -207,6 +210,12 @@ impl Durable {
             }
         }
         Ok(durable)
+    }
+
+    /// The same of a thread whose handles are syncing, or not.
+    #[must_use]
+    pub fn syncing(self, syncing: bool) -> Self {
+        Self { syncing, ..self }
     }
 
     /// What the model says of a key now.
@@ -311,6 +320,9 @@ impl Durable {
             | Op::Dedupe { to: file, .. }
             | Op::CopyRange { to: file, .. } => {
                 at(file).into_iter().for_each(|id| self.keep_content(model, id, span));
+                if self.syncing && ok {
+                    at(file).into_iter().for_each(|id| self.content_durable(id, span.ended));
+                }
             }
             Op::Exchange { file, other, .. } => {
                 [file, other].into_iter().filter_map(at).for_each(|id| self.keep_content(model, id, span));
@@ -335,14 +347,19 @@ impl Durable {
         }
     }
 
+    /// What is in a file now is durable.
+    fn content_durable(&mut self, id: Id, returned: u64) {
+        if let Some(version) = self.versions.get_mut(&id).and_then(|versions| versions.last_mut()) {
+            version.fsynced.get_or_insert(returned);
+        }
+    }
+
     /// Everything up to the last change of this object is durable, and what is in it.
     fn fsynced(&mut self, model: &Model, id: Id, returned: u64) {
         let Some(node) = model.get(id).filter(|node| !node.foreign) else { return };
         let covers = self.steps.partition_point(|step| step.clock <= node.changed);
         self.fsyncs.push(Fsync { returned, covers });
-        if let Some(version) = self.versions.get_mut(&id).and_then(|versions| versions.last_mut()) {
-            version.fsynced.get_or_insert(returned);
-        }
+        self.content_durable(id, returned);
     }
 
     /// How many steps must be there after a crash at `cut`.

@@ -31,6 +31,7 @@ pub(crate) mod redo;
 pub mod replay;
 mod target;
 
+use crate::handles::Io;
 use crate::record::{Hash, Record};
 use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
 use anyhow::{Context, Result};
@@ -47,6 +48,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 use target::{EngineTarget, MountedTarget, Target};
 use tempfile::TempDir;
+use uxfs::OpenOptions;
 
 /// What is done to files that others remove meanwhile, behind each leg.
 const GOING_OPS: u64 = 400;
@@ -140,6 +142,7 @@ struct History {
     geometry: Geometry,
     seed: u64,
     threads: usize,
+    io: Io,
     folder: TempDir,
     since: SystemTime,
     actors: Vec<Actor>,
@@ -148,9 +151,18 @@ struct History {
 impl History {
     fn new(task: &Task) -> Result<Self> {
         let folder = scratch()?;
-        let Task { geometry, seed, threads, .. } = *task;
+        let Task { geometry, seed, threads, io, .. } = *task;
         mkfs(&folder.path().join("image"), &geometry.volume)?;
-        Ok(Self { geometry, seed, threads, folder, since: SystemTime::now(), actors: Vec::new() })
+        Ok(Self { geometry, seed, threads, io, folder, since: SystemTime::now(), actors: Vec::new() })
+    }
+
+    /// Opens the volume for uxfs, as this history has it.
+    fn open(&self) -> Result<EngineTarget> {
+        Ok(EngineTarget::open_with(&self.image(), &self.options())?.by(self.io))
+    }
+
+    fn options(&self) -> OpenOptions {
+        OpenOptions::new().writable(true).gather_writes(self.io.gathers(self.seed))
     }
 
     fn image(&self) -> PathBuf {
@@ -209,7 +221,7 @@ impl History {
                 result
             }
             Who::Uxfs => {
-                let target = EngineTarget::open(&self.image())?;
+                let target = self.open()?;
                 self.leg(&target, source)?;
                 if !self.geometry.tight {
                     // What it leaves is nothing, for any judge.

@@ -157,7 +157,7 @@ pub(crate) fn crash_again(image: &Path, copy: &Path, rng: &mut fastrand::Rng) ->
 /// Has uxfs recover a volume and, in the same breath, remove all that is in it and do another history there.
 fn go_on(history: &History, image: &Path) -> Result<()> {
     let since = SystemTime::now();
-    let target = EngineTarget::open(image)?;
+    let target = EngineTarget::open_with(image, &history.options())?.by(history.io);
     remove_all(&target, b"").context("removing what was recovered")?;
     let seed = history.seed.wrapping_add(1 << 32);
     let mut actors = drive::actors(&target, seed, history.threads, &history.geometry)?;

@@ -3,7 +3,8 @@
 //! Invariant: a shorter history is the old one without some of its operations, in the old order.
 
 use super::op::Op;
-use super::{Args, History, Task, Who, geometry};
+use super::{Args, History, Task, geometry};
+use crate::handles::Io;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -49,15 +50,15 @@ fn load(path: &Path) -> Result<(Header, Steps)> {
 pub fn run(path: &Path, args: &Args) -> Result<bool> {
     let (header, steps) = load(path)?;
     println!("history: {} operations again on {}, seed {}", steps.len(), header.geometry, header.seed);
-    let Err(error) = again(&header, &steps, args.target) else {
+    let Err(error) = again(&header, &steps, args) else {
         println!("history: right");
         return Ok(true);
     };
     println!("history: FAILED: {error:#}");
     if args.shrink > 0 {
         let limit = Instant::now() + Duration::from_secs(args.shrink);
-        let shorter = shrink(&steps, |steps| again(&header, steps, args.target).is_err(), limit);
-        let error = again(&header, &shorter, args.target).err().context("it fails no longer")?;
+        let shorter = shrink(&steps, |steps| again(&header, steps, args).is_err(), limit);
+        let error = again(&header, &shorter, args).err().context("it fails no longer")?;
         let target = path.with_extension("shorter.ops");
         save(&target, &header, &shorter)?;
         println!("history: {} operations are enough: {error:#}", shorter.len());
@@ -66,15 +67,21 @@ pub fn run(path: &Path, args: &Args) -> Result<bool> {
     Ok(false)
 }
 
-fn again(header: &Header, steps: &[(usize, Op)], who: Who) -> Result<()> {
+fn again(header: &Header, steps: &[(usize, Op)], args: &Args) -> Result<()> {
     let chosen = geometry::chosen(&geometry::ALL, std::slice::from_ref(&header.geometry))?;
-    let task = Task { geometry: chosen[0], seed: header.seed, threads: header.threads, label: String::new() };
+    let task = Task {
+        geometry: chosen[0],
+        seed: header.seed,
+        threads: header.threads,
+        io: args.which.io.unwrap_or(Io::Direct),
+        label: String::new(),
+    };
     let mut lists = vec![Vec::new(); header.threads];
     for (thread, op) in steps {
         ensure!(*thread < header.threads, "a thread of number {thread}");
         lists[*thread].push(op.clone());
     }
-    History::new(&task)?.redo(&lists, who)
+    History::new(&task)?.redo(&lists, args.target)
 }
 
 /// Leaves out what is not needed to fail: first the end, then pieces, each half as long as those before.

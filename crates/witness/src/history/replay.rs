@@ -7,10 +7,11 @@
 
 use super::durable::{self, Clock, Durable, Place};
 use super::model::Rules;
-use super::target::{EngineTarget, MountedTarget, Target};
+use super::target::{MountedTarget, Target};
 use super::{Failure, History, Source, Which, Who, drive, half_set, judge};
 use crate::chains::Tally;
 use crate::command;
+use crate::handles::Io;
 use crate::record::Record;
 use crate::sandbox::Mounted;
 use anyhow::{Context, Error, Result};
@@ -101,7 +102,7 @@ pub(super) fn by_kernel(history: &mut History, ops: u64, flush: bool) -> Result<
 }
 
 pub(super) fn by_uxfs(history: &mut History, ops: u64) -> Result<Vec<Durable>> {
-    let target = EngineTarget::open(&history.image())?;
+    let target = history.open()?;
     let durable = until(history, &target, ops, || Ok(()));
     target.abandon();
     durable
@@ -130,7 +131,9 @@ fn until<T: Target>(
 /// Those who watch what the threads of a history do. What there is must have been synced.
 pub(super) fn watchers<T: Target>(history: &History, target: &T, clock: &Clock) -> Result<Vec<Durable>> {
     let actors = history.actors.iter().enumerate();
-    actors.map(|(thread, actor)| Durable::new(target, actor, thread, clock.clone())).collect()
+    let syncing = history.io == Io::Syncing;
+    let watcher = |(thread, actor)| Ok(Durable::new(target, actor, thread, clock.clone())?.syncing(syncing));
+    actors.map(watcher).collect()
 }
 
 /// Has the kernel give up a mounted volume at once, as a crash does: with its log written, or without.

@@ -19,6 +19,7 @@ mod load;
 mod shapes;
 
 use crate::chains::Tally;
+use crate::handles::Io;
 use crate::history::campaign::{Task, Which};
 use crate::sandbox::{Mounted, copy_sparse, scratch};
 use anyhow::{Context, Result};
@@ -48,6 +49,7 @@ pub struct Args {
 
 /// Runs the command. `Ok(true)`: every volume was recovered as it must be.
 pub fn run(args: &Args) -> Result<bool> {
+    Io::refuse(args.which.io, "leftovers")?;
     let tasks = args.which.tasks_on(&shapes::geometries(), args.runs, "leftovers", "")?;
     let (found, kernel_failed) = (Mutex::new(Tally::default()), Mutex::new(Vec::new()));
     let outcome = args.which.all("", tasks, |task| {

@@ -12,6 +12,7 @@ mod linger;
 mod search;
 mod work;
 
+use crate::handles::Io;
 use crate::history::campaign::{Task, Which};
 use crate::history::is_sound;
 use crate::sandbox::{Mounted, mkfs, scratch};
@@ -51,6 +52,7 @@ const CALLS_MAX: usize = 40;
 
 /// Runs the command. `Ok(true)`: every run was right.
 pub fn run(args: &Args) -> Result<bool> {
+    Io::refuse(args.which.io, "linear")?;
     let all: Vec<_> = crate::history::geometry::ALL.into_iter().filter(|geometry| !geometry.tight).collect();
     let tasks = args.which.tasks_on(&all, args.runs, "linear", &format!("--ops {}", args.ops))?;
     let outcome = args.which.all("", tasks, |task| one(task, args))?;

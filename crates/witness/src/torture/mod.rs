@@ -14,6 +14,7 @@ mod site;
 mod work;
 
 use crate::chains::Tally;
+use crate::handles::Io;
 use crate::history::campaign::{Task, Which};
 use crate::history::geometry::Geometry;
 use crate::history::{is_sound, leave_free};
@@ -57,6 +58,7 @@ const LEFT_FREE: u64 = 2 << 20;
 
 /// Runs the command. `Ok(true)`: every run was right.
 pub fn run(args: &Args) -> Result<bool> {
+    Io::refuse(args.which.io, "torture")?;
     let all: Vec<Geometry> =
         crate::history::geometry::ALL.into_iter().filter(|geometry| geometry.shares()).collect();
     let rest = format!("--ops {} --cuts {} --kernel {}", args.ops, args.cuts, args.kernel);

@@ -76,7 +76,8 @@ fn record(history: &mut History, args: &Args) -> Result<Recorded> {
     let device = MemoryOptions::new().sector_size(history.geometry.sector()).map_file(&history.image())?;
     let recorder = Arc::new(Recorder::new(Arc::new(device)));
     let mut rng = Rng::with_seed(history.seed.wrapping_mul(history.geometry.salt()));
-    let target = EngineTarget::open_device(recorder.clone(), CACHES[rng.usize(..CACHES.len())])?;
+    let options = history.options().cache_size(CACHES[rng.usize(..CACHES.len())]);
+    let target = EngineTarget::open_device(recorder.clone(), &options)?.by(history.io);
     history.set_out(&target)?;
     target.sync()?;
     let logged = (target.log_bytes()? * 5 / 4).min(LOGGED_BYTES_MAX);

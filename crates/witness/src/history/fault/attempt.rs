@@ -162,7 +162,8 @@ impl Attempt<'_> {
     }
 
     fn open(&self, devices: &Devices) -> Result<(EngineTarget, Vec<Durable>)> {
-        let target = EngineTarget::open_device(devices.delay.clone(), OpenOptions::DEFAULT_CACHE_SIZE)?;
+        let target =
+            EngineTarget::open_device(devices.delay.clone(), &OpenOptions::new())?.by(self.history.io);
         let now = devices.recorder.clone();
         let threads = replay::watchers(self.history, &target, &Clock::new(move || now.moment()))?;
         Ok((target, threads))

@@ -57,7 +57,7 @@ pub struct Opening<'a> {
 fn record(history: &History, stage: &Stage, ops: u64) -> Result<Recording> {
     stage.device().mark();
     let recorder = Arc::new(Recorder::new(stage.device().clone()));
-    let target = EngineTarget::open_device(recorder.clone(), OpenOptions::DEFAULT_CACHE_SIZE)?;
+    let target = EngineTarget::open_device(recorder.clone(), &OpenOptions::new())?.by(history.io);
     let rules = Rules { tight: history.geometry.tight, strict: EngineTarget::STRICT };
     let mut observers = vec![Blind; history.threads];
     let source = Source::Generated((ops / history.threads as u64).max(1));

@@ -118,8 +118,9 @@ impl Observer<EngineTarget> for Teller<'_> {
 /// Runs the child. It ends by being killed.
 pub fn run(args: &Args) -> Result<bool> {
     let task = args.which.tasks(1, "", "")?.pop().context("a geometry")?;
-    let options = OpenOptions::new().writable(true).direct(args.direct);
-    let target = EngineTarget::open_with(&args.image, &options)?;
+    let gathers = task.io.gathers(task.seed);
+    let options = OpenOptions::new().writable(true).direct(args.direct).gather_writes(gathers);
+    let target = EngineTarget::open_with(&args.image, &options)?.by(task.io);
     let mut actors = drive::actors(&target, task.seed, task.threads, &task.geometry)?;
     target.sync()?;
     let time = AtomicU64::new(1);

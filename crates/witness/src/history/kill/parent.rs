@@ -7,6 +7,7 @@ use super::super::target::{EngineTarget, Target};
 use super::super::{History, judge};
 use super::Args;
 use super::child::Said;
+use crate::handles::Io;
 use crate::history::op::Op;
 use anyhow::{Context, Error, Result, bail, ensure};
 use fastrand::Rng;
@@ -97,6 +98,7 @@ fn start(task: &Task, image: &Path, direct: bool, after: Option<u64>) -> Result<
         .arg("kill-worker")
         .args(["--geometry", task.geometry.volume.name])
         .args(["--seed", &task.seed.to_string(), "--threads", &task.threads.to_string()])
+        .args(["--io", task.io.name()])
         .args(direct.then_some("--direct"))
         .args(after.map(|ops| format!("--after={ops}")))
         .arg(image)
@@ -129,7 +131,8 @@ fn ready(task: &Task, lines: &mut impl BufRead) -> Result<Known> {
     let actors = drive::fresh_actors(task.seed, task.threads, &task.geometry)?;
     let mut threads = Vec::new();
     for (thread, (actor, numbers)) in actors.iter().zip(numbers).enumerate() {
-        threads.push(Durable::told(actor, thread, numbers, Clock::counting(), EngineTarget::STRICT)?);
+        let durable = Durable::told(actor, thread, numbers, Clock::counting(), EngineTarget::STRICT)?;
+        threads.push(durable.syncing(task.io == Io::Syncing));
     }
     Ok(Known { actors, threads, ops: 0 })
 }

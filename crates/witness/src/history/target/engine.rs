@@ -5,7 +5,9 @@
 //! added here, so that both targets do the same.
 
 use super::{Called, Exchanged, Target};
+use crate::handles::Io;
 use crate::history::acl::Acl;
+use crate::history::generator::STRIPED;
 use crate::history::op::{AclKind, AllocateHow, Ino, Moment, NodeKind, RenameHow, Stat, XattrHow};
 use crate::record::Hints;
 use anyhow::Result;
@@ -13,21 +15,36 @@ use blockdev::BlockDevice;
 use rustix::io::Errno;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use uxfs::{
     Changes, Deduped, Dir, ErrorKind, ExchangeOptions, File, FileType, Metadata, NewNode, Node, OpenOptions,
-    Rename, SetXattr, Special, Timestamp, Volume,
+    Rename, SetXattr, Special, Syncing, Timestamp, Volume,
 };
 
-/// An open file.
+/// An open file, by handles of one kind or of several.
 #[derive(Debug)]
 pub struct Handle {
     file: File,
+    /// Those that calls take in turn, if it is not the one above alone.
+    kinds: Vec<File>,
+    turn: AtomicUsize,
+    /// Nobody else makes the file longer: a write at its end may be an append.
+    appends: bool,
+}
+
+impl Handle {
+    /// The handle whose turn it is.
+    fn next(&self) -> &File {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        if self.kinds.is_empty() { &self.file } else { &self.kinds[turn % self.kinds.len()] }
+    }
 }
 
 /// A volume that uxfs has open for writing.
 #[derive(Debug)]
 pub struct EngineTarget {
     volume: Volume,
+    io: Io,
 }
 
 const XATTR_NAME_BYTES_MAX: usize = 255;
@@ -41,13 +58,39 @@ impl EngineTarget {
 
     /// The same in another way.
     pub fn open_with(image: &Path, options: &OpenOptions) -> Result<Self> {
-        Ok(Self { volume: Volume::open(image, options)? })
+        Ok(Self { volume: Volume::open(image, options)?, io: Io::Direct })
     }
 
-    /// Opens the volume on a device, with caches of so many bytes.
-    pub fn open_device(device: Arc<dyn BlockDevice>, cache_size: u64) -> Result<Self> {
-        let options = OpenOptions::new().writable(true).cache_size(cache_size);
-        Ok(Self { volume: Volume::open_device(device, &options)? })
+    /// Opens the volume on a device.
+    pub fn open_device(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Self> {
+        let options = options.clone().writable(true);
+        Ok(Self { volume: Volume::open_device(device, &options)?, io: Io::Direct })
+    }
+
+    /// The same, with files read and written by other handles.
+    pub fn by(self, io: Io) -> Self {
+        Self { io, ..self }
+    }
+
+    /// Handles of a file.
+    fn handle(&self, file: File, is_own: bool) -> Handle {
+        let kinds = match self.io {
+            Io::Direct => Vec::new(),
+            Io::Buffered => vec![file.buffered()],
+            Io::Syncing => vec![
+                file.syncing(Syncing::Data),
+                file.buffered().syncing(Syncing::Data),
+                file.syncing(Syncing::All),
+                file.buffered().syncing(Syncing::All),
+            ],
+            Io::Mixed => {
+                let (buffered, data) = (file.buffered(), file.buffered().syncing(Syncing::Data));
+                vec![buffered.clone(), file.clone(), buffered.clone(), buffered, file.direct(), data]
+            }
+        };
+        // Files begin with different ones.
+        let turn = AtomicUsize::new(file.node().ino() as usize / 3);
+        Handle { file, kinds, turn, appends: is_own && self.io == Io::Mixed }
     }
 
     /// The volume.
@@ -163,15 +206,17 @@ impl Target for EngineTarget {
     fn create(&self, path: &[u8], mode: u16) -> Called<Handle> {
         let (dir, name) = self.parent(path)?;
         let file = dir.create_file(name, &new(mode)).and_then(|node| node.open()).map_err(errno)?;
-        Ok(Handle { file })
+        Ok(self.handle(file, path != STRIPED))
     }
 
     fn open(&self, path: &[u8]) -> Called<Handle> {
-        Ok(Handle { file: self.node(path)?.open().map_err(errno)? })
+        let file = self.node(path)?.open().map_err(errno)?;
+        Ok(self.handle(file, path != STRIPED))
     }
 
     fn tmpfile(&self, dir: &[u8], mode: u16) -> Called<Handle> {
-        Ok(Handle { file: self.dir(dir)?.create_unnamed(&new(mode)).map_err(errno)? })
+        let file = self.dir(dir)?.create_unnamed(&new(mode)).map_err(errno)?;
+        Ok(self.handle(file, true))
     }
 
     fn link_file(&self, file: &Handle, path: &[u8]) -> Called<()> {
@@ -236,16 +281,25 @@ impl Target for EngineTarget {
     }
 
     fn write(&self, file: &Handle, bytes: &[u8], offset: u64) -> Called<usize> {
-        file.file.write_at(bytes, offset).map_err(errno)?;
+        let next = file.next();
+        if file.appends && offset == file.file.size() {
+            let at = next.append(bytes).map_err(errno)?;
+            if at != offset {
+                eprintln!("history: uxfs: what was to come to byte {offset} was appended at {at}");
+                return Err(Errno::UCLEAN);
+            }
+            return Ok(bytes.len());
+        }
+        next.write_at(bytes, offset).map_err(errno)?;
         Ok(bytes.len())
     }
 
     fn read(&self, file: &Handle, buffer: &mut [u8], offset: u64) -> Called<usize> {
-        file.file.read_at(buffer, offset).map_err(errno)
+        file.next().read_at(buffer, offset).map_err(errno)
     }
 
     fn allocate(&self, file: &Handle, how: AllocateHow, offset: u64, len: u64) -> Called<()> {
-        let (file, range) = (&file.file, offset..offset + len);
+        let (file, range) = (file.next(), offset..offset + len);
         match how {
             AllocateHow::Allocate => file.allocate(range, false),
             AllocateHow::KeepSize => file.allocate(range, true),
@@ -259,30 +313,31 @@ impl Target for EngineTarget {
     }
 
     fn truncate(&self, file: &Handle, size: u64) -> Called<()> {
-        file.file.set_len(size).map_err(errno)
+        file.next().set_len(size).map_err(errno)
     }
 
     fn clone_range(&self, from: &Handle, offset: u64, to: &Handle, at: u64, len: u64) -> Called<()> {
-        from.file.clone_range(offset, &to.file, at, len).map_err(errno)
+        from.next().clone_range(offset, to.next(), at, len).map_err(errno)
     }
 
     fn dedupe(&self, from: &Handle, offset: u64, to: &Handle, at: u64, len: u64) -> Called<bool> {
-        let deduped = from.file.dedupe_range(offset, &to.file, at, len).map_err(errno)?;
+        let deduped = from.next().dedupe_range(offset, to.next(), at, len).map_err(errno)?;
         Ok(matches!(deduped, Deduped::Same(_)))
     }
 
     fn copy_range(&self, from: &Handle, offset: u64, to: &Handle, at: u64, len: u64) -> Called<u64> {
-        from.file.copy_range(offset, &to.file, at, len).map_err(errno)
+        from.next().copy_range(offset, to.next(), at, len).map_err(errno)
     }
 
     fn exchange(&self, file: &Handle, other: &Handle, what: Exchanged) -> Called<()> {
         let ([at, other_at], len) = (what.at, (what.len > 0).then_some(what.len));
         let options = ExchangeOptions::new().only_written(what.only_written);
-        file.file.exchange_range(at, &other.file, other_at, len, options).map_err(errno)
+        file.next().exchange_range(at, other.next(), other_at, len, options).map_err(errno)
     }
 
     fn seek(&self, file: &Handle, offset: u64, data: bool) -> Called<Option<u64>> {
-        if data { file.file.seek_data(offset) } else { file.file.seek_hole(offset) }.map_err(errno)
+        let file = file.next();
+        if data { file.seek_data(offset) } else { file.seek_hole(offset) }.map_err(errno)
     }
 
     fn set_xattr(&self, path: &[u8], name: &[u8], value: &[u8], how: XattrHow) -> Called<()> {
@@ -396,7 +451,7 @@ impl Target for EngineTarget {
     }
 
     fn fsync(&self, file: &Handle) -> Called<()> {
-        file.file.sync().map_err(errno)
+        file.next().sync().map_err(errno)
     }
 
     fn fsync_dir(&self, path: &[u8]) -> Called<()> {
