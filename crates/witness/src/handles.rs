@@ -2,6 +2,8 @@
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use uxfs::{File, Syncing};
 
 /// See above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -48,5 +50,52 @@ impl Io {
             None => Ok(()),
             Some(io) => bail!("{campaign} chooses handles itself: --io {} is not known to it", io.name()),
         }
+    }
+}
+
+/// An open file, by one handle or by several that calls take in turn.
+#[derive(Debug)]
+pub struct Handles {
+    file: File,
+    /// Those that calls take, if it is not the one above alone.
+    kinds: Vec<File>,
+    turn: AtomicUsize,
+}
+
+impl Handles {
+    /// Those of a file.
+    pub fn new(file: File, io: Io) -> Self {
+        let kinds = match io {
+            Io::Direct => Vec::new(),
+            Io::Buffered => vec![file.buffered()],
+            Io::Syncing => vec![
+                file.syncing(Syncing::Data),
+                file.buffered().syncing(Syncing::Data),
+                file.syncing(Syncing::All),
+                file.buffered().syncing(Syncing::All),
+            ],
+            Io::Mixed => {
+                let (buffered, data) = (file.buffered(), file.buffered().syncing(Syncing::Data));
+                vec![buffered.clone(), file.clone(), buffered.clone(), buffered, file.direct(), data]
+            }
+        };
+        // Files begin with different ones.
+        let turn = AtomicUsize::new(file.node().ino() as usize / 3);
+        Self { file, kinds, turn }
+    }
+
+    /// The one past the page cache, whose changes are durable when somebody syncs.
+    pub fn plain(&self) -> &File {
+        &self.file
+    }
+
+    /// The one whose turn it is.
+    pub fn next(&self) -> &File {
+        self.nth(self.turn.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// One of them, by any number.
+    pub fn nth(&self, nth: usize) -> &File {
+        if self.kinds.is_empty() { &self.file } else { &self.kinds[nth % self.kinds.len()] }
     }
 }

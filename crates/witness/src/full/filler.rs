@@ -2,13 +2,14 @@
 
 use super::clear::{SHARED, folder, prefix};
 use super::seen::Seen;
+use crate::handles::{Handles, Io};
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::iter::Sum;
 use std::ops::AddAssign;
-use uxfs::{Changes, Dir, ErrorKind, ExchangeOptions, NewNode, Node, Rename, SetXattr, Volume};
+use uxfs::{Changes, Dir, ErrorKind, ExchangeOptions, File, NewNode, Node, Rename, SetXattr, Volume};
 
 /// Kinds of calls that need space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -116,6 +117,7 @@ pub struct Filler<'a> {
     names: Vec<(usize, Vec<u8>)>,
     count: u64,
     mixture: [u32; KINDS.len()],
+    io: Io,
     /// Whether files may share blocks, and exchange them.
     shares: bool,
     exchanges: bool,
@@ -125,7 +127,7 @@ pub struct Filler<'a> {
 
 impl<'a> Filler<'a> {
     /// Fills the folder of a thread, which is there.
-    pub fn new(volume: &'a Volume, thread: usize, seed: u64) -> Result<Self> {
+    pub fn new(volume: &'a Volume, thread: usize, seed: u64, io: Io) -> Result<Self> {
         let mut rng = Rng::with_seed(seed.wrapping_mul(1000).wrapping_add(thread as u64));
         let features = volume.info()?.features;
         let has = |feature: &str| features.iter().any(|name| name == feature);
@@ -133,6 +135,7 @@ impl<'a> Filler<'a> {
             shares: has("reflink"),
             exchanges: has("exchange"),
             volume,
+            io,
             prefix: prefix(thread),
             shared: volume.open_dir(SHARED)?,
             dirs: vec![volume.lookup(folder(thread))?.ino()],
@@ -245,7 +248,7 @@ impl<'a> Filler<'a> {
 
     /// Adds a name to a directory: nothing of the directory may change if there is no room, nor may the name be there.
     fn add(&mut self, dir: &Dir, name: &[u8], make: impl FnOnce() -> uxfs::Result<()>) -> Result<bool> {
-        let before = Seen::of(dir.node(), b"")?;
+        let before = self.seen(dir.node(), b"")?;
         if fitted(make())? {
             return Ok(true);
         }
@@ -289,7 +292,7 @@ impl<'a> Filler<'a> {
     fn link(&mut self) -> Result<bool> {
         let (_, dir) = self.dir()?;
         let (name, node) = (self.name(), self.file()?);
-        let before = Seen::of(&node, b"")?;
+        let before = self.seen(&node, b"")?;
         let fitted = self.add(&dir, &name, || dir.link(&name, &node))?;
         if !fitted {
             before.must_be_the_same(&node, "a link")?;
@@ -303,7 +306,7 @@ impl<'a> Filler<'a> {
         let (from, old) = self.names[at].clone();
         let (to, new_dir) = self.dir()?;
         let (old_dir, name) = (self.node(self.dirs[from])?.as_dir()?, self.name());
-        let before = Seen::of(old_dir.node(), b"")?;
+        let before = self.seen(old_dir.node(), b"")?;
         let fitted = self.add(&new_dir, &name, || old_dir.rename(&old, &new_dir, &name, Rename::Replace))?;
         if fitted {
             self.names[at] = (to, name);
@@ -319,7 +322,7 @@ impl<'a> Filler<'a> {
         // Few names, so that values are replaced too.
         let name = format!("user.{}", self.rng.u32(..40));
         let value = vec![self.rng.u8(..); self.rng.usize(..=bytes as usize)];
-        let before = Seen::of(&node, name.as_bytes())?;
+        let before = self.seen(&node, name.as_bytes())?;
         if fitted(node.set_xattr(name.as_bytes(), &value, SetXattr::Either))? {
             return Ok(true);
         }
@@ -341,7 +344,7 @@ impl<'a> Filler<'a> {
     /// Writes behind the end of a file, or into holes that are left.
     fn write(&mut self, file: usize, bytes: u64, far: bool) -> Result<bool> {
         let node = self.node(self.files[file])?;
-        let file = node.open()?;
+        let file = self.opened(&node)?;
         let gap = if far { self.rng.u64(..1 << 20) } else { 0 };
         let (offset, byte) = (file.size() + gap, self.rng.u8(1..));
         let bytes = vec![byte; self.rng.u64(1..=bytes) as usize];
@@ -350,7 +353,7 @@ impl<'a> Filler<'a> {
 
     fn allocate(&mut self, bytes: u64) -> Result<bool> {
         let node = self.file()?;
-        let file = node.open()?;
+        let file = self.opened(&node)?;
         let start = self.rng.u64(..=file.size() + bytes);
         let (range, keep) = (start..start + self.rng.u64(1..=bytes), self.rng.bool());
         self.changing(&node, range.clone(), "an allocation", || file.allocate(range, keep))
@@ -358,7 +361,7 @@ impl<'a> Filler<'a> {
 
     fn zero(&mut self, bytes: u64) -> Result<bool> {
         let node = self.file()?;
-        let file = node.open()?;
+        let file = self.opened(&node)?;
         let start = self.rng.u64(..=file.size());
         let range = start..start + self.rng.u64(1..=bytes);
         self.changing(&node, range.clone(), "zeroing", || file.zero_range(range, false))
@@ -366,7 +369,7 @@ impl<'a> Filler<'a> {
 
     fn insert(&mut self) -> Result<bool> {
         let node = self.file()?;
-        let file = node.open()?;
+        let file = self.opened(&node)?;
         let block = u64::from(node.metadata()?.block_size);
         if file.size() <= block {
             return Ok(false);
@@ -381,16 +384,17 @@ impl<'a> Filler<'a> {
         if !self.create()? {
             return Ok(false);
         }
-        let to = self.node(self.files[self.files.len() - 1])?.open()?;
-        let before = Seen::of(&from, b"")?;
-        let fitted = fitted(from.open()?.clone_range(0, &to, 0, 0))?;
+        let to = self.node(self.files[self.files.len() - 1])?;
+        let (to, from_file) = (self.opened(&to)?, self.opened(&from)?);
+        let before = self.seen(&from, b"")?;
+        let fitted = fitted(from_file.clone_range(0, &to, 0, 0))?;
         before.must_be_the_same(&from, "a clone of it")?;
         Ok(fitted)
     }
 
     fn overwrite(&mut self, bytes: u64) -> Result<bool> {
         let node = self.file()?;
-        let file = node.open()?;
+        let file = self.opened(&node)?;
         if file.size() == 0 {
             return Ok(false);
         }
@@ -402,7 +406,7 @@ impl<'a> Filler<'a> {
 
     fn exchange(&mut self) -> Result<bool> {
         let (one, other) = (self.file()?, self.file()?);
-        let (file, theirs) = (one.open()?, other.open()?);
+        let (file, theirs) = (self.opened(&one)?, self.opened(&other)?);
         let block = u64::from(one.metadata()?.block_size);
         let most = file.size().min(theirs.size()) / block;
         if one.ino() == other.ino() || most == 0 {
@@ -410,13 +414,31 @@ impl<'a> Filler<'a> {
         }
         let len = self.rng.u64(1..=most) * block;
         let at = self.rng.u64(..=(file.size() - len) / block) * block;
-        let before = Seen::of(&other, b"")?;
+        let before = self.seen(&other, b"")?;
         let exchange = || file.exchange_range(at, &theirs, 0, Some(len), ExchangeOptions::new());
         let fitted = self.changing(&one, at..at + len, "an exchange", exchange)?;
         if !fitted {
             before.must_be_the_same(&other, "an exchange")?;
         }
         Ok(fitted)
+    }
+
+    /// A handle of a file, of one kind or another.
+    fn opened(&mut self, node: &Node) -> Result<File> {
+        let file = node.open()?;
+        match self.io {
+            Io::Direct => Ok(file),
+            io => Ok(Handles::new(file, io).nth(self.rng.usize(..)).clone()),
+        }
+    }
+
+    /// How a node is now. What of it is in memory alone gets its place whenever space is short: here before that.
+    fn seen(&self, node: &Node, name: &[u8]) -> Result<Seen> {
+        if self.io.is_cached() && node.file_type().is_file() {
+            node.open()?.sync()?;
+            return Ok(Seen::of(node, name)?.in_any_pieces());
+        }
+        Seen::of(node, name)
     }
 
     /// Changes a part of a file: all of it, or nothing.
@@ -434,7 +456,7 @@ impl<'a> Filler<'a> {
             bytes.truncate(len);
             Ok(bytes)
         };
-        let (before, content) = (Seen::of(node, b"")?, read()?);
+        let (before, content) = (self.seen(node, b"")?, read()?);
         if fitted(change())? {
             return Ok(true);
         }
@@ -451,7 +473,7 @@ impl<'a> Filler<'a> {
         let node = self.file()?;
         node.change(&Changes { permissions: Some(0o600), uid: Some(7), ..Changes::default() })
             .context("a mode")?;
-        let file = node.open()?;
+        let file = self.opened(&node)?;
         if file.size() > 0 {
             let mut byte = [0];
             let first = file.extents().next().transpose()?;

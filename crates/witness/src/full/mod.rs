@@ -12,7 +12,6 @@ mod clear;
 mod filler;
 mod seen;
 
-use crate::handles::Io;
 use crate::history::campaign::{Task, Which};
 use crate::history::geometry::Geometry;
 use crate::history::judge::{checker_finds_nothing, is_sound};
@@ -87,7 +86,6 @@ const ALL: [Geometry; 11] = [
 
 /// Runs the command. `Ok(true)`: every volume was as it must be.
 pub fn run(args: &Args) -> Result<bool> {
-    Io::refuse(args.which.io, "full")?;
     let tasks = args.which.tasks_on(&ALL, args.runs, "full", &format!("--rounds {}", args.rounds))?;
     let outcome = args.which.all("", tasks, |task| one(task, args))?;
     Ok(outcome.conclude("full", "runs right", "rounds"))
@@ -136,7 +134,7 @@ fn rounds(task: &Task, rounds: u64, image: &Path, mnt: &Path) -> Result<Tally> {
     let mut tally = Tally::default();
     for round in 0..rounds {
         let seed = rng.u64(..);
-        tally += fill(&volume, task.threads, seed).with_context(|| format!("round {round}, filling"))?;
+        tally += fill(&volume, task, seed).with_context(|| format!("round {round}, filling"))?;
         tally.least_free = tally.least_free.min(Free::of(&volume)?.blocks);
         volume = pause(volume, image, &mut rng).with_context(|| format!("round {round}, full"))?;
         clear::all(&volume, task.threads, seed).with_context(|| format!("round {round}, emptying"))?;
@@ -182,14 +180,15 @@ fn pause(volume: Volume, image: &Path, rng: &mut Rng) -> Result<Volume> {
 }
 
 /// Has every thread fill the volume until nothing of what it tries fits.
-fn fill(volume: &Volume, threads: usize, seed: u64) -> Result<Tally> {
+fn fill(volume: &Volume, task: &Task, seed: u64) -> Result<Tally> {
     let root = volume.root()?.as_dir()?;
     root.create_dir(clear::SHARED, &NewNode::default())?;
-    for thread in 0..threads {
+    for thread in 0..task.threads {
         root.create_dir(&clear::folder(thread), &NewNode::default())?;
     }
-    let mut fillers =
-        (0..threads).map(|thread| Filler::new(volume, thread, seed)).collect::<Result<Vec<_>>>()?;
+    let mut fillers = (0..task.threads)
+        .map(|thread| Filler::new(volume, thread, seed, task.io))
+        .collect::<Result<Vec<_>>>()?;
     if let Some(first) = fillers.first_mut() {
         first.take_most()?;
     }

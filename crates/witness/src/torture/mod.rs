@@ -14,7 +14,6 @@ mod site;
 mod work;
 
 use crate::chains::Tally;
-use crate::handles::Io;
 use crate::history::campaign::{Task, Which};
 use crate::history::geometry::Geometry;
 use crate::history::{is_sound, leave_free};
@@ -58,7 +57,6 @@ const LEFT_FREE: u64 = 2 << 20;
 
 /// Runs the command. `Ok(true)`: every run was right.
 pub fn run(args: &Args) -> Result<bool> {
-    Io::refuse(args.which.io, "torture")?;
     let all: Vec<Geometry> =
         crate::history::geometry::ALL.into_iter().filter(|geometry| geometry.shares()).collect();
     let rest = format!("--ops {} --cuts {} --kernel {}", args.ops, args.cuts, args.kernel);
@@ -119,10 +117,11 @@ fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
     let device = MemoryOptions::new().sector_size(task.geometry.sector()).map_file(image)?;
     let recorder = Arc::new(Recorder::new(Arc::new(device)));
     let cache = CACHES[rng.usize(..CACHES.len())];
-    let options = OpenOptions::new().writable(true).cache_size(cache);
+    let gathers = task.io.gathers(task.seed);
+    let options = OpenOptions::new().writable(true).cache_size(cache).gather_writes(gathers);
     let volume = Volume::open_device(recorder.clone(), &options)?;
     let exchanges = task.geometry.exchanges();
-    let site = Site::new(&volume, Arc::clone(&recorder), task.threads, exchanges, args.kernel > 0)?;
+    let site = Site::new(&volume, Arc::clone(&recorder), task.threads, exchanges, args.kernel > 0, task.io)?;
     if task.geometry.tight {
         leave_free(&volume, LEFT_FREE)?;
     }

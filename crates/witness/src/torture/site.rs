@@ -6,11 +6,12 @@
 //! - what is in the common files nobody knows: but each sector of them is zero, or as somebody wrote it for them.
 
 use super::field::{Place, SECTOR, Span, number};
+use crate::handles::{Handles, Io};
 use anyhow::{Context, Result, ensure};
 use blockdev::Recorder;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
-use uxfs::{File, NewNode, Volume};
+use uxfs::{NewNode, Volume};
 
 /// A file and its clones.
 pub(super) const KNOWN: [&str; 3] = ["file", "clone", "other"];
@@ -26,8 +27,8 @@ pub(super) type Parts = [Vec<Place>; KNOWN.len()];
 
 /// What there is, and what must be in it.
 pub(super) struct Site {
-    pub(super) known: [File; KNOWN.len()],
-    pub(super) common: [File; COMMON.len()],
+    pub(super) known: [Handles; KNOWN.len()],
+    pub(super) common: [Handles; COMMON.len()],
     /// One a thread.
     pub(super) parts: Vec<Mutex<Parts>>,
     /// Sizes of the files that are known.
@@ -64,12 +65,13 @@ impl Site {
         threads: usize,
         exchanges: bool,
         same_sizes: bool,
+        io: Io,
     ) -> Result<Self> {
         let root = volume.root()?.as_dir()?;
-        let file = |name: &str, bytes: u64| -> Result<File> {
+        let file = |name: &str, bytes: u64| -> Result<Handles> {
             let file = root.create_file(name.as_bytes(), &NewNode::default())?.open()?;
             file.set_len(bytes)?;
-            Ok(file)
+            Ok(Handles::new(file, io))
         };
         let block = u64::from(root.node().metadata()?.block_size);
         let part = (256 << 10).max(block * 16);

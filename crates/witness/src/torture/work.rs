@@ -105,7 +105,7 @@ impl Worker<'_> {
             60..78 => self.without(&mut parts, file, false),
             78..84 => self.without(&mut parts, file, true),
             84..88 => {
-                site.known[file].sync()?;
+                site.known[file].next().sync()?;
                 Ok(())
             }
             _ => self.read(&parts, file),
@@ -146,7 +146,7 @@ impl Worker<'_> {
         let offset = self.offset(start);
         let what =
             format!("write {:x?} to {}", numbers[0], self.named(file, &(start..start + numbers.len())));
-        let (done, span) = self.span(what, |worker| worker.site.known[file].write_at(&bytes, offset));
+        let (done, span) = self.span(what, |worker| worker.site.known[file].next().write_at(&bytes, offset));
         if self.ended(done)? == Ended::Done {
             let places = parts[file][start..].iter_mut();
             places.zip(numbers).for_each(|(place, number)| place.put(number, span, true));
@@ -156,7 +156,7 @@ impl Worker<'_> {
 
     /// Overwrites several places at once.
     fn queued(&mut self, parts: &mut Parts, file: usize) -> Result<()> {
-        let mut queue = self.site.known[file].queue(DEPTH)?;
+        let mut queue = self.site.known[file].plain().queue(DEPTH)?;
         let mut ranges: Vec<(Range<usize>, u64)> = Vec::new();
         for _ in 0..self.rng.u32(2..=DEPTH) {
             let range = self.some_sectors();
@@ -214,8 +214,8 @@ impl Worker<'_> {
             self.named(to, &to_range)
         );
         let (done, span) = self.span(what, |_| match copies {
-            true => known[file].copy_range(from, &known[to], at, len).map(drop),
-            false => known[file].clone_range(from, &known[to], at, len),
+            true => known[file].next().copy_range(from, known[to].next(), at, len).map(drop),
+            false => known[file].next().clone_range(from, known[to].next(), at, len),
         });
         // What finds no space has shared some blocks, perhaps.
         let certain = self.ended(done)? == Ended::Done;
@@ -240,7 +240,7 @@ impl Worker<'_> {
         let what = format!("dedupe {} and {}", self.named(file, &from_range), self.named(to, &to_range));
         let mut deduped = None;
         let (done, span) = self.span(what, |_| {
-            deduped = Some(known[file].dedupe_range(from, &known[to], at, len)?);
+            deduped = Some(known[file].next().dedupe_range(from, known[to].next(), at, len)?);
             Ok(())
         });
         if let (Ended::Done, Some(deduped)) = (self.ended(done)?, deduped) {
@@ -267,7 +267,7 @@ impl Worker<'_> {
         let known = &self.site.known;
         let what = format!("exchange {} and {}", self.named(file, &mine), self.named(other, &others));
         let (done, span) = self.span(what, |_| {
-            known[file].exchange_range(at, &known[other], other_at, len, ExchangeOptions::new())
+            known[file].next().exchange_range(at, known[other].next(), other_at, len, ExchangeOptions::new())
         });
         if self.ended(done)? == Ended::Done {
             parts[file][mine]
@@ -289,8 +289,8 @@ impl Worker<'_> {
         let known = &self.site.known;
         let what = format!("{} {}", if zeroes { "zero" } else { "punch" }, self.named(file, &range));
         let (done, span) = self.span(what, |_| match zeroes {
-            true => known[file].zero_range(bytes, true),
-            false => known[file].punch_hole(bytes),
+            true => known[file].next().zero_range(bytes, true),
+            false => known[file].next().punch_hole(bytes),
         });
         if self.ended(done)? == Ended::Done {
             parts[file][range].iter_mut().for_each(|place| place.put(0, span, true));
@@ -301,7 +301,7 @@ impl Worker<'_> {
     fn read(&mut self, parts: &Parts, file: usize) -> Result<()> {
         let range = self.some_sectors();
         let mut bytes = vec![0xee; range.len() * SECTOR];
-        let len = self.site.known[file].read_at(&mut bytes, self.offset(range.start))?;
+        let len = self.site.known[file].next().read_at(&mut bytes, self.offset(range.start))?;
         ensure!(len == bytes.len(), "{len} bytes were read instead of {}", bytes.len());
         for (at, sector) in range.zip(bytes.chunks(SECTOR)) {
             let found = number(sector).with_context(|| format!("sector {at}"))?;
@@ -341,7 +341,7 @@ impl Worker<'_> {
         let pasts = self.pasts(mine);
         let known = &self.site.known;
         let what = format!("clone all of {} to {}", KNOWN[file], KNOWN[other]);
-        let (done, span) = self.span(what, |_| known[file].clone_range(0, &known[other], 0, 0));
+        let (done, span) = self.span(what, |_| known[file].next().clone_range(0, known[other].next(), 0, 0));
         let certain = self.ended(done)? == Ended::Done;
         others.iter_mut().zip(&pasts).for_each(|(place, past)| place.take(past, span, certain));
         Ok(())
@@ -371,8 +371,9 @@ impl Worker<'_> {
         };
         let known = &self.site.known;
         let what = format!("exchange all of {} and {}", KNOWN[file], KNOWN[other]);
-        let (done, span) = self
-            .span(what, |_| known[file].exchange_range(0, &known[other], 0, None, ExchangeOptions::new()));
+        let (done, span) = self.span(what, |_| {
+            known[file].next().exchange_range(0, known[other].next(), 0, None, ExchangeOptions::new())
+        });
         if self.ended(done)? == Ended::Done {
             mine.iter_mut().zip(&other_pasts).for_each(|(place, past)| place.take(past, span, true));
             others.iter_mut().zip(&pasts).for_each(|(place, past)| place.take(past, span, true));
@@ -396,7 +397,8 @@ impl Worker<'_> {
     /// Cuts a file: whether there was space for that.
     fn set_len(&mut self, mine: &mut [Place], file: usize, size: u64) -> Result<bool> {
         let known = &self.site.known;
-        let (done, span) = self.span(format!("cut {} to {size}", KNOWN[file]), |_| known[file].set_len(size));
+        let (done, span) =
+            self.span(format!("cut {} to {size}", KNOWN[file]), |_| known[file].next().set_len(size));
         if self.ended(done)? == Ended::NoSpace {
             return Ok(false);
         }
@@ -409,8 +411,8 @@ impl Worker<'_> {
         let known = &self.site.known;
         // The end of a file needs space at most for a copy of its last block.
         loop {
-            let (done, span) =
-                self.span(format!("lengthen {} to {bytes}", KNOWN[file]), |_| known[file].set_len(bytes));
+            let (done, span) = self
+                .span(format!("lengthen {} to {bytes}", KNOWN[file]), |_| known[file].next().set_len(bytes));
             if self.ended(done)? == Ended::Done {
                 self.site.sizes.lock().expect("no panic")[file].put(bytes, span, true);
                 return Ok(());
@@ -421,7 +423,7 @@ impl Worker<'_> {
 
     /// Gives back what common files have.
     fn make_room(&self) -> Result<()> {
-        Ok(self.site.common.iter().try_for_each(|file| file.set_len(0))?)
+        Ok(self.site.common.iter().try_for_each(|file| file.next().set_len(0))?)
     }
 
     /// Takes some blocks out of a file, and puts as many in elsewhere.
@@ -434,7 +436,7 @@ impl Worker<'_> {
         let bytes = |range: Range<usize>| (range.start * SECTOR) as u64..(range.end * SECTOR) as u64;
         let (whole, known) = (mine.len(), &self.site.known);
         let (done, span) = self.span(format!("collapse {} {:?}", KNOWN[file], out..out + len), |_| {
-            known[file].collapse_range(bytes(out..out + len))
+            known[file].next().collapse_range(bytes(out..out + len))
         });
         if self.ended(done)? == Ended::NoSpace {
             return Ok(());
@@ -448,7 +450,7 @@ impl Worker<'_> {
             return self.lengthen(file, (whole * SECTOR) as u64);
         }
         let (done, span) = self.span(format!("insert {} {:?}", KNOWN[file], into..into + len), |_| {
-            known[file].insert_range(bytes(into..into + len))
+            known[file].next().insert_range(bytes(into..into + len))
         });
         if self.ended(done)? == Ended::NoSpace {
             return self.lengthen(file, (whole * SECTOR) as u64);
@@ -465,7 +467,7 @@ impl Worker<'_> {
     fn common(&mut self) -> Result<()> {
         let site = self.site;
         let (file, other) = (self.rng.usize(..COMMON.len()), self.rng.usize(..COMMON.len()));
-        let (one, two) = (&site.common[file], &site.common[other]);
+        let (one, two) = (site.common[file].next(), site.common[other].next());
         match self.common_call(one, two).map_err(|error| (error.kind(), error)) {
             Ok(()) => {}
             // The file is not as long as it was a moment ago; or a range was to be shared with itself.

@@ -5,7 +5,7 @@
 //! added here, so that both targets do the same.
 
 use super::{Called, Exchanged, Target};
-use crate::handles::Io;
+use crate::handles::{Handles, Io};
 use crate::history::acl::Acl;
 use crate::history::generator::STRIPED;
 use crate::history::op::{AclKind, AllocateHow, Ino, Moment, NodeKind, RenameHow, Stat, XattrHow};
@@ -15,28 +15,22 @@ use blockdev::BlockDevice;
 use rustix::io::Errno;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use uxfs::{
     Changes, Deduped, Dir, ErrorKind, ExchangeOptions, File, FileType, Metadata, NewNode, Node, OpenOptions,
-    Rename, SetXattr, Special, Syncing, Timestamp, Volume,
+    Rename, SetXattr, Special, Timestamp, Volume,
 };
 
-/// An open file, by handles of one kind or of several.
+/// An open file.
 #[derive(Debug)]
 pub struct Handle {
-    file: File,
-    /// Those that calls take in turn, if it is not the one above alone.
-    kinds: Vec<File>,
-    turn: AtomicUsize,
+    handles: Handles,
     /// Nobody else makes the file longer: a write at its end may be an append.
     appends: bool,
 }
 
 impl Handle {
-    /// The handle whose turn it is.
     fn next(&self) -> &File {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        if self.kinds.is_empty() { &self.file } else { &self.kinds[turn % self.kinds.len()] }
+        self.handles.next()
     }
 }
 
@@ -74,23 +68,7 @@ impl EngineTarget {
 
     /// Handles of a file.
     fn handle(&self, file: File, is_own: bool) -> Handle {
-        let kinds = match self.io {
-            Io::Direct => Vec::new(),
-            Io::Buffered => vec![file.buffered()],
-            Io::Syncing => vec![
-                file.syncing(Syncing::Data),
-                file.buffered().syncing(Syncing::Data),
-                file.syncing(Syncing::All),
-                file.buffered().syncing(Syncing::All),
-            ],
-            Io::Mixed => {
-                let (buffered, data) = (file.buffered(), file.buffered().syncing(Syncing::Data));
-                vec![buffered.clone(), file.clone(), buffered.clone(), buffered, file.direct(), data]
-            }
-        };
-        // Files begin with different ones.
-        let turn = AtomicUsize::new(file.node().ino() as usize / 3);
-        Handle { file, kinds, turn, appends: is_own && self.io == Io::Mixed }
+        Handle { handles: Handles::new(file, self.io), appends: is_own && self.io == Io::Mixed }
     }
 
     /// The volume.
@@ -221,7 +199,7 @@ impl Target for EngineTarget {
 
     fn link_file(&self, file: &Handle, path: &[u8]) -> Called<()> {
         let (dir, name) = self.parent(path)?;
-        dir.link(name, file.file.node()).map_err(errno)
+        dir.link(name, file.handles.plain().node()).map_err(errno)
     }
 
     fn mkdir(&self, path: &[u8], mode: u16) -> Called<()> {
@@ -282,7 +260,7 @@ impl Target for EngineTarget {
 
     fn write(&self, file: &Handle, bytes: &[u8], offset: u64) -> Called<usize> {
         let next = file.next();
-        if file.appends && offset == file.file.size() {
+        if file.appends && offset == file.handles.plain().size() {
             let at = next.append(bytes).map_err(errno)?;
             if at != offset {
                 eprintln!("history: uxfs: what was to come to byte {offset} was appended at {at}");
@@ -447,7 +425,7 @@ impl Target for EngineTarget {
     }
 
     fn stat_file(&self, file: &Handle) -> Called<Stat> {
-        Ok(stat_of(&file.file.metadata()))
+        Ok(stat_of(&file.handles.plain().metadata()))
     }
 
     fn fsync(&self, file: &Handle) -> Called<()> {
