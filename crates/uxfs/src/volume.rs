@@ -19,7 +19,7 @@ use crate::recovery::Recovery;
 use crate::still;
 use blockdev::{BlockDevice, FileOptions, Window};
 use fileio::testing::point;
-use fileio::{FlushDevice, Locking, PageCache, SyncCursor, Writers};
+use fileio::{Failure, FlushDevice, Locking, PageCache, SyncCursor, Writers};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -296,8 +296,8 @@ impl Volume {
     pub fn close(&self) -> Result<()> {
         // Most of it while others go on.
         let _told_below = self.pages().write_every_file_back();
-        self.stop_writes()?;
-        if let Some(failure) = self.pages().failed_since(&self.shared.told) {
+        let unwritten = self.stop_writes()?;
+        if let Some(failure) = self.pages().failed_since(&self.shared.told).or(unwritten) {
             let closed = self.engine().close_in_vain();
             self.settle();
             closed?;
@@ -319,9 +319,10 @@ impl Volume {
 
     /// Has every write to a file's bytes end, and none begin: those that would, wait until all files are held. Only then
     /// is it decided, so that nobody is left in the middle, and one who is too busy for it harms nobody.
-    fn stop_writes(&self) -> Result<()> {
+    /// Gives why something could not be written back then.
+    fn stop_writes(&self) -> Result<Option<Failure>> {
         if !self.engine().is_writable() {
-            return Ok(());
+            return Ok(None);
         }
         // Two who held some files each would wait for each other.
         let _alone = self.shared.closing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -335,19 +336,19 @@ impl Volume {
 
     /// Keeps writers out of all files that are open, out of `first` before the others, and decides then. The number of an
     /// inode that stays busy for as long as `patience`: all that were held are let go.
-    fn hold_all(&self, first: Option<u64>, patience: Duration) -> std::result::Result<(), u64> {
+    fn hold_all(&self, first: Option<u64>, patience: Duration) -> std::result::Result<Option<Failure>, u64> {
         let engine = self.engine();
-        let mut held = BTreeMap::new();
+        let (mut held, mut unwritten) = (BTreeMap::new(), None);
         loop {
             let others = self.open_files().others(|ino| held.contains_key(&ino), || engine.stop_writes());
             if others.is_empty() {
-                return Ok(());
+                return Ok(unwritten);
             }
             let mut others = Vec::from_iter(others);
             others.sort_by_key(|(ino, _)| Some(*ino) != first);
             for (ino, file) in others {
-                // What cannot be written back is told when all are held.
-                let (file, _) = file.hold_off_writers(patience).ok_or(ino)?;
+                let (file, written) = file.hold_off_writers(patience).ok_or(ino)?;
+                unwritten = written.err().or(unwritten);
                 held.insert(ino, file);
             }
         }
@@ -382,17 +383,9 @@ impl Volume {
         &self.shared.pages
     }
 
-    /// Attempts a change once more where it lacked space and files have dirty pages, which are written back before: what is
-    /// reserved for them is more than they take in the end. Of a change that finds no space nothing is left. The caller holds
-    /// nothing of any file.
+    /// See [`PageCache::with_room`].
     pub(crate) fn with_room<T>(&self, change: impl Fn() -> Result<T>) -> Result<T> {
-        match change() {
-            Err(error) if error.kind() == ErrorKind::NoSpace && self.pages().dirty() > 0 => {
-                let _told_when_synced = self.pages().write_every_file_back();
-                change()
-            }
-            done => done,
-        }
+        self.pages().with_room(change, |error| error.kind() == ErrorKind::NoSpace)
     }
 
     /// Has threads write back what is in memory alone. Where the host has none to give, who writes does so.

@@ -1,8 +1,11 @@
 //! A close that fails: the volume is shut down and says so to whoever asks, nothing is under way to its device any more,
 //! and recovery finds all that was durable, and more if the device let it pass.
 
-use blockdev::{BlockDevice, Durability, Fault, FaultDevice, MemoryDevice, Op, Repeat, SealDevice};
-use std::sync::Arc;
+use blockdev::{
+    BlockDevice, Durability, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, Repeat, SealDevice,
+};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 use uxfs::{
     ErrorKind, File, MkfsOptions, NewNode, Node, OpenOptions, SetXattr, Volume, check_device, mkfs_device,
 };
@@ -162,4 +165,61 @@ fn a_close_that_fails_has_put_into_the_log_what_was_committed() {
     recovers(&memory, "recovered");
     let seen = Volume::open_device(memory, &OpenOptions::new()).expect("read");
     seen.lookup("/made").expect("it was committed");
+}
+
+/// A file, one block of which cannot be written back, of which its sync has told.
+fn not_written_back(volume: &Volume, faulty: &FaultDevice) -> File {
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let file =
+        root.create_file(b"one", &NewNode::default()).expect("made").open().expect("a file").buffered();
+    volume.sync().expect("synced");
+    file.write_at(&[1; 4096], 0).expect("in memory");
+    faulty.add(Fault::fail(Op::Write, faulty.seen(Op::Write)));
+    file.sync().expect_err("the device failed");
+    file.sync().expect("it was told");
+    file
+}
+
+/// The block of one file is lost, and what others committed since then is not: it was not forced into the log.
+#[test]
+fn a_close_that_fails_for_what_was_not_written_back_forces_what_was_committed() {
+    let memory = memory();
+    mkfs_device(Arc::clone(&memory), &MkfsOptions::new().small(true), true).expect("a volume");
+    let faulty = Arc::new(FaultDevice::new(Arc::clone(&memory), Vec::new()));
+    let device: Arc<dyn BlockDevice> = faulty.clone();
+    let volume = open(&device);
+    let one = not_written_back(&volume, &faulty);
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let other = root.create_file(b"other", &NewNode::default()).expect("made").open().expect("a file");
+    other.buffered().write_at(&[2; 50_000], 0).expect("in memory");
+    volume.close().expect_err("not all was written");
+    drop((one, other, root, volume));
+    let volume = open(&memory);
+    assert_eq!(volume.open_file("other").expect("it was committed").size(), 50_000);
+}
+
+/// A growth writes beside the journal: it wrote on behind such a close, when others may have had the volume.
+#[test]
+fn a_close_that_fails_for_what_was_not_written_back_waits_for_a_growth() {
+    const MIB: u64 = 1 << 20;
+    let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(200 * MIB).expect("memory"));
+    let small = MkfsOptions::new().small(true).size(68 * MIB).group_size(17 * MIB);
+    mkfs_device(Arc::clone(&memory), &small, true).expect("a volume");
+    let faulty = Arc::new(FaultDevice::new(memory, Vec::new()));
+    let held = Arc::new(HoldDevice::new(faulty.clone()));
+    let device: Arc<dyn BlockDevice> = held.clone();
+    let volume = open(&device);
+    let _one = not_written_back(&volume, &faulty);
+    held.hold_next(|op, place| op == Op::Write && (68 * MIB..200 * MIB).contains(&place));
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|threads| {
+        let volume = &volume;
+        let grows = threads.spawn(move || volume.grow(None));
+        held.wait_until_waiting();
+        threads.spawn(move || tell.send(volume.close()));
+        let early = told.recv_timeout(Duration::from_millis(300));
+        held.release();
+        let _ = grows.join().expect("no panic");
+        assert!(early.is_err(), "closed in the midst of a growth: {early:?}");
+    });
 }

@@ -466,7 +466,15 @@ impl Volume {
     /// Shuts the volume down instead of closing it, as not all could be written that was to be: what was committed is in the
     /// log.
     pub fn close_in_vain(&self) -> Result<()> {
-        self.write_side()?.journal.halt(ShutdownReason::NotClosed);
+        let write = self.write_side()?;
+        {
+            // Growth and labels write beside the journal: they end before this.
+            let _alone = write.altering.lock();
+            match write.journal.freeze() {
+                Ok(frozen) => frozen.give_up(),
+                Err(_) => write.journal.halt(ShutdownReason::NotClosed),
+            }
+        }
         drop(self.claim.lock().take());
         Ok(())
     }

@@ -238,18 +238,12 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    /// Attempts something once more where it lacked space and files have dirty pages, which are written back before: what is
-    /// reserved for a block is more than it takes in the end. Of an attempt that fails nothing is left. The caller holds nothing.
+    /// See [`PageCache::with_room`].
     pub(super) fn with_room<T>(&self, attempt: impl Fn() -> Outcome<T, M>) -> Outcome<T, M> {
-        match attempt() {
-            Err(FileError::Map { source, .. })
-                if M::lacks_space(&source) && self.pages.pool().dirty() > 0 =>
-            {
-                let _told_when_synced = self.pages.pool().write_every_file_back();
-                attempt()
-            }
-            other => other,
-        }
+        self.pages.pool().with_room(
+            attempt,
+            |error| matches!(error, FileError::Map { source, .. } if M::lacks_space(source)),
+        )
     }
 
     /// Writes `buf` behind the end of the file; gives the byte where it begins. Of any number of threads that do so, all

@@ -20,6 +20,8 @@ use super::failures::{Failure, Failures, SyncCursor};
 const LOOKS: usize = 64;
 /// How old the changes of a file get before they are written back without need.
 const AGE_MAX: Duration = Duration::from_secs(5);
+/// How often is attempted what lacks space.
+const ATTEMPTS: usize = 4;
 /// How long who waits for others to write back sleeps at most before they look again.
 const NAP: Duration = Duration::from_millis(5);
 
@@ -257,6 +259,26 @@ impl PageCache {
             done = done.and(written);
         }
         done
+    }
+
+    /// Attempts something anew where it lacked space and files have dirty pages, which are written back before: what is
+    /// reserved for a block is more than it takes in the end. Others may take what comes of it, so it is attempted some times.
+    /// Of an attempt that fails nothing is left. The caller holds nothing of any file.
+    pub fn with_room<T, E>(
+        &self,
+        attempt: impl Fn() -> Result<T, E>,
+        lacks_space: impl Fn(&E) -> bool,
+    ) -> Result<T, E> {
+        for _ in 1..ATTEMPTS {
+            let before = self.dirty();
+            let done = attempt();
+            // What was dirty a moment ago has given back what it did not need.
+            if !done.as_ref().is_err_and(&lacks_space) || before == 0 && self.dirty() == 0 {
+                return done;
+            }
+            let _told_when_synced = self.write_every_file_back();
+        }
+        attempt()
     }
 
     /// Where somebody stands who is to be told of what fails from now on.

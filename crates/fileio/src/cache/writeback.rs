@@ -7,8 +7,8 @@
 //!   what was there, or zeroes;
 //! - the end of the file moves on the device only over blocks that were all written: `telling` is held by who finds out how
 //!   far that is until the map says so and the pages are clean;
-//! - what cannot be written for want of space stays dirty; what fails otherwise is given up, clean, and told to everybody
-//!   who syncs.
+//! - what cannot be written for want of space stays dirty, and who asked for it is told; what fails otherwise is given up,
+//!   clean, and told to everybody who syncs.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -64,7 +64,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         let _telling = self.telling.lock();
         let Some(size) = self.size_to_tell(&(0..0)) else { return Ok(()) };
         let told = self.map().written_back(0..0, Some(size));
-        told.map_err(|source| self.note(FileError::Map { offset: size, source }))
+        told.map_err(|source| {
+            let lacks_space = M::lacks_space(&source);
+            let error = FileError::Map { offset: size, source };
+            if lacks_space { Failure::new(error) } else { self.note(error) }
+        })
     }
 
     /// Where the file ends in memory, it ends on the device by now, mostly: then nobody who asks the map is told otherwise any
@@ -278,11 +282,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 
     /// Gives up what could not be written, unless it only lacks space.
     fn fail(&self, run: &Range<u64>, error: FileError<M::Error>) -> Failure {
-        let lacks_space = matches!(&error, FileError::Map { source, .. } if M::lacks_space(source));
-        let failure = self.note(error);
-        if lacks_space {
-            return failure;
+        if matches!(&error, FileError::Map { source, .. } if M::lacks_space(source)) {
+            // Nothing is lost: who has to know it finds it dirty.
+            return Failure::new(error);
         }
+        let failure = self.note(error);
         let _telling = self.telling.lock();
         self.map().give_up(run.clone());
         let mut at = run.start;

@@ -17,6 +17,7 @@ use crate::rmap::RmapOwner;
 use crate::trans::counters::Counters;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber, FsBlock};
@@ -33,6 +34,8 @@ pub enum Owners {
     More,
     /// What owners have is cut into pieces, which brings so many records.
     InPieces(u64),
+    /// The same at one place, for which room was promised before.
+    Promised,
 }
 
 /// Where in the volume.
@@ -67,6 +70,9 @@ impl Allocated {
 pub struct Space {
     at_first: Bounds,
     claims: Claims,
+    /// Records that reverse maps may still get for copies in memory alone: each group leaves room for all of them to those who
+    /// would add owners.
+    promised_records: AtomicU64,
 }
 
 /// What follows from the volume's size, and stays as it is: who is at work with it as the volume grows goes on with it.
@@ -86,7 +92,11 @@ impl Bounds {
 impl Space {
     /// The free space of a volume of this shape.
     pub fn new(geometry: &Geometry) -> Self {
-        Self { at_first: Bounds::new(geometry), claims: Claims::default() }
+        Self {
+            at_first: Bounds::new(geometry),
+            claims: Claims::default(),
+            promised_records: AtomicU64::new(0),
+        }
     }
 
     /// The volume has this shape now, which is larger. Nobody else says so at the same time.
@@ -132,14 +142,33 @@ impl Space {
         }
         let limits = self.limits();
         let (agf, tree) = headers(bufs, geometry, ag)?;
-        let least = match owners {
-            Owners::More => limits.least_to_share(ag),
-            Owners::InPieces(records) if records <= FEW => limits.least_to_cut(ag),
-            Owners::InPieces(records) => {
-                limits.least_to_cut(ag) + map_growth(geometry, agf.rmap_blocks.get(), records)
-            }
+        let (least, records) = match owners {
+            Owners::More => (limits.least_to_share(ag), 0),
+            Owners::Promised => (limits.least_to_cut(ag), 0),
+            Owners::InPieces(records) if records <= FEW => (limits.least_to_cut(ag), 0),
+            Owners::InPieces(records) => (limits.least_to_cut(ag), records),
         };
+        let promised = match owners {
+            Owners::Promised => 0,
+            _ => self.promised_records.load(Ordering::Relaxed),
+        };
+        let growth = match records + promised {
+            0 => 0,
+            records => map_growth(geometry, agf.rmap_blocks.get(), records),
+        };
+        let least = least.saturating_add(growth);
         Ok(limits.room_for_owners(ag, &agf, tree).saturating_sub(self.claims.of(ag)) >= least)
+    }
+
+    /// Promises room for so many records more, in whatever groups, which [`has_room_for_owners`](Self::has_room_for_owners) was
+    /// asked for before.
+    pub fn promise_records(&self, records: u64) {
+        self.promised_records.fetch_add(records, Ordering::Relaxed);
+    }
+
+    /// Ends such a promise: the records come now, or never.
+    pub fn end_promise(&self, records: u64) {
+        self.promised_records.fetch_sub(records, Ordering::Relaxed);
     }
 
     /// Claims room for so many records of the reverse map of each of these groups, for a change that cannot end half-way, and

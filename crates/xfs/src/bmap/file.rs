@@ -209,10 +209,11 @@ impl FileMap {
         let blocks = self.blocks(&range);
         self.volume.check_room_with_copies(&self.entry, &blocks)?;
         let given = self.volume.allocate_blocks(&self.entry, blocks.clone())?;
-        let prepared = self
-            .volume
-            .prepare_blocks(&self.entry, &blocks, told)
-            .and_then(|()| self.volume.stage_copies(&self.entry, blocks, told));
+        let prepared = match told {
+            Told::AtOnce => self.volume.prepare_blocks(&self.entry, &blocks),
+            Told::InParts => self.volume.owe_blocks(&self.entry, &blocks),
+        };
+        let prepared = prepared.and_then(|()| self.volume.stage_copies(&self.entry, blocks, told));
         if let Err(error) = &prepared {
             self.give_up(range);
             if error.is_refusal() {

@@ -134,16 +134,23 @@ impl ExtentList {
         }
     }
 
+    /// Runs of `blocks` that have space which was never written.
+    pub fn unwritten_runs(&self, blocks: &Range<FileBlock>) -> impl Iterator<Item = Range<FileBlock>> {
+        let (mut at, start, end) = (blocks.start, blocks.start, blocks.end);
+        std::iter::from_fn(move || {
+            loop {
+                let extent = self.ending_behind(at).filter(|extent| extent.startoff < end)?;
+                at = extent.end();
+                if extent.unwritten {
+                    return Some(extent.startoff.max(start)..at.min(end));
+                }
+            }
+        })
+    }
+
     /// Whether any of `blocks` has space that was never written.
     pub fn has_unwritten(&self, blocks: &Range<FileBlock>) -> bool {
-        let mut at = blocks.start;
-        while let Some(extent) = self.ending_behind(at).filter(|extent| extent.startoff < blocks.end) {
-            if extent.unwritten {
-                return true;
-            }
-            at = extent.end();
-        }
-        false
+        self.unwritten_runs(blocks).next().is_some()
     }
 
     /// The first block at or behind `from` that is not mapped.

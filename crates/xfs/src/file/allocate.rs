@@ -4,7 +4,7 @@ use super::{Blocks, Told, join_file};
 use crate::alloc::{Purpose, Request, Target};
 use crate::bmap::Mapped;
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, InodeEntry, after_overwrite};
+use crate::inode::{ForkKind, InodeEntry, TakenTime, after_overwrite};
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
@@ -86,38 +86,31 @@ impl Volume {
         Ok(missing)
     }
 
-    /// Sees to it that [`data_written`](Self::data_written) will not be refused half-way: it asks for the limits. Where
-    /// extents that never held data will be cut at the ends of `blocks`, what the map may need for that is reserved; if there is
-    /// no space for it, they are cut now, unless they are cut anywhere later. [`Error::NoSpace`] and the others come before any
-    /// data are written.
-    pub fn prepare_blocks(
-        self: &Arc<Self>,
-        entry: &Arc<InodeEntry>,
-        blocks: &Blocks,
-        told: Told,
-    ) -> Result<()> {
+    /// Sees to it that [`data_written`](Self::data_written) will not be refused half-way: it asks for the limits. Where extents
+    /// that never held data will be told of, what the map may need for that is reserved; if there is no space for it, they are
+    /// cut at the ends of `blocks` now. [`Error::NoSpace`] and the others come before any data are written.
+    pub fn prepare_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
         self.check_block_change(entry)?;
         self.check_room_to_cut(entry, blocks)?;
         let extents = self.extents(&entry.current(), ForkKind::Data)?;
-        let is_inside = |at: &FileBlock| matches!(extents.lookup(*at), Mapped::Extent(extent) if extent.unwritten && extent.startoff < *at);
-        let is_cut_anywhere =
-            told == Told::InParts && blocks.end.0 - blocks.start.0 > 1 && extents.has_unwritten(blocks);
-        if !is_cut_anywhere && ![blocks.start, blocks.end].iter().any(is_inside) {
+        if !extents.has_unwritten(blocks) {
             return Ok(());
         }
-        let wanted = need_to_mark(self).reservation().blocks + told.more_blocks(blocks);
+        let wanted = need_to_mark(self).reservation().blocks;
         match self.write_side()?.counters.reserve_blocks(wanted) {
             Ok(()) => {
                 entry.copying().to_mark().keep(blocks, wanted);
                 return Ok(());
             }
-            Err(Error::NoSpace) if !is_cut_anywhere => {}
+            Err(Error::NoSpace) => {}
             Err(error) => return Err(error),
         }
+        let is_inside = |at: &FileBlock| matches!(extents.lookup(*at), Mapped::Extent(extent) if extent.unwritten && extent.startoff < *at);
+        let ends = [blocks.start, blocks.end].into_iter().filter(is_inside);
         let need = Need::new(self.geometry()).inodes(1).map_changes(2).steps(2);
         let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
         join_file(&mut trans, entry)?;
-        for at in [blocks.start, blocks.end].into_iter().filter(is_inside) {
+        for at in ends {
             trans.split_map(entry.ino(), at)?;
         }
         trans.commit()?;
@@ -164,20 +157,17 @@ impl Volume {
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
         hole: Blocks,
-        mut kept: Option<&mut u64>,
+        kept: Option<&mut u64>,
     ) -> Result<FileBlock> {
         let len = (hole.end.0 - hole.start.0).min(EXTENT_BLOCKS_MAX);
-        let mut trans = match &mut kept {
-            None => self.start_with_room(len)?,
-            Some(kept) => Trans::start_with(self, need_for_extent(self, len).reservation(), kept)?,
+        let Some(kept) = kept else {
+            let mut trans = self.start_with_room(len)?;
+            let end = self.fill_hole_in(&mut trans, entry, hole.start, len)?;
+            trans.commit()?;
+            return Ok(end);
         };
-        let filled = self.fill_hole_in(&mut trans, entry, hole.start, len);
-        if let Some(kept) = kept {
-            *kept = trans.unused_blocks();
-        }
-        let end = filled?;
-        trans.commit()?;
-        Ok(end)
+        let need = need_for_extent(self, len).reservation();
+        Trans::with_kept(self, need, kept, |trans| self.fill_hole_in(trans, entry, hole.start, len))
     }
 
     fn fill_hole_in(
@@ -332,41 +322,51 @@ impl Volume {
     ) -> Result<()> {
         let mut todo = Some(blocks);
         loop {
-            let mut trans = match kept {
-                // The data are written already: on a full volume, what needs no block is done without.
-                0 => Trans::start(self, need_to_mark(self).reservation().or_no_blocks())?,
-                _ => Trans::start_with(self, need_to_mark(self).reservation(), kept)?,
-            };
-            join_file(&mut trans, entry)?;
-            let ino = entry.ino();
-            todo = match todo {
-                Some(blocks) => trans.mark(ino, blocks, false, CONVERTED_AT_ONCE)?,
-                None => None,
-            };
-            let done = todo.is_none();
-            let mut noted = None;
-            if done {
-                if matches!(changed, ChangedAt::Noted) {
-                    noted = entry.overwritten().take(trans.inode(ino).life());
-                }
-                let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
-                core.size = size.map_or(core.size, |size| core.size.max(size));
-                let time = noted.as_ref().map(|noted| self.still_time().unwrap_or(noted.time()));
-                (core.mtime, core.ctime) = match (changed, time) {
-                    (ChangedAt::Time(now), _) => (now, now),
-                    (ChangedAt::Noted, Some(time)) => after_overwrite((core.mtime, core.ctime), time),
-                    (ChangedAt::Noted, None) => (core.mtime, core.ctime),
+            let now = todo.take();
+            let (left, noted) = Trans::with_kept(self, need_to_mark(self).reservation(), kept, |trans| {
+                join_file(trans, entry)?;
+                let left = match now {
+                    Some(blocks) => trans.mark(entry.ino(), blocks, false, CONVERTED_AT_ONCE)?,
+                    None => None,
                 };
-            }
-            *kept = trans.unused_blocks();
-            trans.commit()?;
-            if done {
+                let noted = match left {
+                    None => self.tell_end_of_write(trans, entry, size, changed),
+                    Some(_) => None,
+                };
+                Ok((left, noted))
+            })?;
+            let Some(blocks) = left else {
                 if let Some(noted) = noted {
                     noted.told();
                 }
                 return Ok(());
-            }
+            };
+            todo = Some(blocks);
         }
+    }
+
+    /// Where the file ends at the earliest, and its times, with the last of what a write has to tell.
+    fn tell_end_of_write<'e>(
+        &self,
+        trans: &mut Trans<'_>,
+        entry: &'e InodeEntry,
+        size: Option<u64>,
+        changed: ChangedAt,
+    ) -> Option<TakenTime<'e>> {
+        let ino = entry.ino();
+        let noted = match changed {
+            ChangedAt::Noted => entry.overwritten().take(trans.inode(ino).life()),
+            ChangedAt::Time(_) => None,
+        };
+        let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+        core.size = size.map_or(core.size, |size| core.size.max(size));
+        let time = noted.as_ref().map(|noted| self.still_time().unwrap_or(noted.time()));
+        (core.mtime, core.ctime) = match (changed, time) {
+            (ChangedAt::Time(now), _) => (now, now),
+            (ChangedAt::Noted, Some(time)) => after_overwrite((core.mtime, core.ctime), time),
+            (ChangedAt::Noted, None) => (core.mtime, core.ctime),
+        };
+        noted
     }
 }
 

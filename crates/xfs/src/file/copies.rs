@@ -30,6 +30,8 @@ use xfs_format::bmbt::Extent;
 use xfs_format::inode::InodeFlags2;
 use xfs_format::types::{FileBlock, FsBlock};
 
+/// Records of the reverse map that are left of an extent out of which a copy cuts a part.
+const LEFT: u64 = 2;
 /// Staged extents that one transaction gives back.
 const GIVEN_BACK_AT_ONCE: usize = 2;
 
@@ -103,7 +105,7 @@ impl Volume {
         }
         self.check_block_change(entry)?;
         self.check_room_to_cut(entry, &blocks)?;
-        self.check_room_for_pieces(&parts)?;
+        self.check_room_for_pieces(&parts, told)?;
         match self.stage_parts(entry, &mut fork, &blocks, hint(&entry.peek())) {
             // What was staged beside some of it may be what the rest lacks.
             Err(Error::NoSpace) => {
@@ -117,23 +119,36 @@ impl Volume {
                 fork.mark(&part, true);
             }
         }
-        self.keep_for_map(entry, &mut fork, &blocks, told).inspect_err(|_| fork.mark(&blocks, false))
+        self.keep_for_map(entry, &mut fork, &blocks, told).inspect_err(|_| fork.mark(&blocks, false))?;
+        if told == Told::InParts && self.geometry().rmapbt {
+            self.write_side()?.space.promise_records(LEFT * entry.copying().owners().add(&blocks));
+        }
+        Ok(())
+    }
+
+    /// Copies of `blocks` are taken now, or never.
+    fn end_promise_to_owners(&self, entry: &InodeEntry, blocks: &Blocks) -> Result<()> {
+        let ended = entry.copying_if_any().map_or(0, |copying| copying.owners().cut(blocks));
+        if ended > 0 {
+            self.write_side()?.space.end_promise(LEFT * ended);
+        }
+        Ok(())
     }
 
     /// [`Error::NoSpace`] if the reverse map of a group may not have room for what is left of extents out of which copies cut
-    /// these parts.
-    fn check_room_for_pieces(&self, parts: &[(Blocks, Goes)]) -> Result<()> {
-        const LEFT: u64 = 2;
-        if parts.len() as u64 * LEFT <= FEW {
-            return Ok(());
-        }
+    /// these parts, or any parts of them.
+    fn check_room_for_pieces(&self, parts: &[(Blocks, Goes)], told: Told) -> Result<()> {
         let (geometry, mut records) = (self.geometry(), BTreeMap::<_, u64>::new());
-        let shared = parts.iter().filter_map(|(_, goes)| match goes {
-            Goes::Elsewhere(start) => geometry.split_block(*start),
-            _ => None,
-        });
-        for (ag, _) in shared {
-            *records.entry(ag).or_default() += LEFT;
+        for (blocks, goes) in parts {
+            if let Goes::Elsewhere(start) = goes
+                && let Some((ag, _)) = geometry.split_block(*start)
+            {
+                let pieces = if told == Told::AtOnce { 1 } else { blocks.end.0 - blocks.start.0 };
+                *records.entry(ag).or_default() += LEFT * pieces;
+            }
+        }
+        if records.values().sum::<u64>() <= FEW {
+            return Ok(());
         }
         for (ag, records) in records {
             let pieces = Owners::InPieces(records);
@@ -153,6 +168,9 @@ impl Volume {
         told: Told,
     ) -> Result<()> {
         let kept = self.blocks_to_take(entry, fork, blocks, told)?;
+        if kept == 0 {
+            return Ok(());
+        }
         let counters = &self.write_side()?.counters;
         let mut reserved = counters.reserve_blocks(kept);
         if matches!(reserved, Err(Error::NoSpace)) {
@@ -199,7 +217,7 @@ impl Volume {
         // A map has no more leaves to split than that.
         let tree = tree_blocks(self.geometry(), data.len() as u64 + 2 * pieces);
         // One that is as long as an inode has room for may leave it with each piece, and come back: what it gives back with one
-        // it finds again with the next (`Trans::start_with`).
+        // it finds again with the next (`Trans::with_kept`).
         let at_once = first + (FURTHER * (pieces - 1)).min(2 * tree);
         Ok(match told.more_blocks(blocks) {
             0 => at_once,
@@ -293,6 +311,7 @@ impl Volume {
         unwritten: bool,
     ) -> Result<()> {
         let Some(copying) = entry.copying_if_any() else { return Ok(()) };
+        self.end_promise_to_owners(entry, &blocks)?;
         let mut fork = copying.fork();
         let reserve = copying.kept().take(&blocks);
         let mut kept = reserve.blocks;
@@ -318,6 +337,8 @@ impl Volume {
             let Some(Remap { new, .. }) = next_remap(&data, fork, blocks) else { return Ok(()) };
             // Who holds a map while it changes has it copied.
             drop(data);
+            // Others may have taken the room for owners since it was claimed: then it stays claimed.
+            self.check_room_promised(entry, &(new.startoff..new.end()))?;
             self.take_copy(entry, Extent { unwritten, ..new }, kept)?;
             fork.take(&(new.startoff..new.end()));
             // The old blocks stay known as shared: the file may have them in another place as well.
@@ -325,26 +346,26 @@ impl Volume {
     }
 
     fn take_copy(self: &Arc<Self>, entry: &Arc<InodeEntry>, new: Extent, kept: &mut u64) -> Result<()> {
-        let mut trans = Trans::start_with(self, need_to_take(self).reservation(), kept)?;
-        join_file(&mut trans, entry)?;
-        let ino = entry.ino();
-        let gone = trans.unmap(ino, ForkKind::Data, new.startoff..new.end(), 1)?;
-        debug_assert!(gone.rest.is_none(), "one piece at a time");
-        for extent in &gone.freed {
-            trans.give_up_later(ino, ForkKind::Data, extent)?;
-        }
-        // Nobody's any more before they are the file's.
-        trans.unstage_later(new.startblock, new.blockcount);
-        trans.map(ino, ForkKind::Data, new)?;
-        *kept = trans.unused_blocks();
-        trans.commit()?;
-        Ok(())
+        Trans::with_kept(self, need_to_take(self).reservation(), kept, |trans| {
+            join_file(trans, entry)?;
+            let ino = entry.ino();
+            let gone = trans.unmap(ino, ForkKind::Data, new.startoff..new.end(), 1)?;
+            debug_assert!(gone.rest.is_none(), "one piece at a time");
+            for extent in &gone.freed {
+                trans.give_up_later(ino, ForkKind::Data, extent)?;
+            }
+            // Nobody's any more before they are the file's.
+            trans.unstage_later(new.startblock, new.blockcount);
+            trans.map(ino, ForkKind::Data, new)
+        })
     }
 
     /// Gives up the claims of a write that failed, and what was reserved for it.
     pub(crate) fn unclaim_copies(&self, entry: &InodeEntry, blocks: &Blocks) {
         if let Some(copying) = entry.copying_if_any() {
             copying.fork().mark(blocks, false);
+            // What is not open for writing has promised nothing.
+            let _ = self.end_promise_to_owners(entry, blocks);
             if let Ok(write) = self.write_side() {
                 let free = copying.kept().release(blocks) + copying.to_mark().release(blocks);
                 write.counters.return_blocks(free);

@@ -8,7 +8,7 @@
 use super::Blocks;
 use super::allocate::{ChangedAt, need_for_extent, need_to_mark};
 use crate::error::{Error, Result};
-use crate::inode::{Delayed, InodeEntry};
+use crate::inode::{Delayed, ForkKind, InodeEntry};
 use crate::volume::Volume;
 use std::sync::Arc;
 
@@ -51,6 +51,8 @@ impl Volume {
             // What cannot be looked at is still promised whole: a little too much at worst.
             Err(_) => self.missing_blocks(entry, blocks.clone()).unwrap_or(count),
         };
+        // What the map took of what data were promised.
+        kept += write.counters.reserve_some(missing.saturating_sub(kept));
         let free = delayed.give_back(kept, blocks, missing, self.map_change());
         write.counters.return_blocks(free);
         filled
@@ -66,18 +68,25 @@ impl Volume {
     ) -> Result<()> {
         let delayed = entry.delayed();
         let alone = delayed.begin_change();
-        let copying = entry.copying_if_any();
-        let reserve = copying.map(|copying| copying.to_mark().take(&blocks));
-        let mut kept = reserve.as_ref().map_or(0, |reserve| reserve.blocks) + delayed.redeem(0, &alone);
+        let mut kept = delayed.redeem(0, &alone);
         let told = self.tell_written(entry, blocks.clone(), (size, ChangedAt::Noted), &mut kept);
         // What could not be told is told later.
         let done = if told.is_ok() { blocks } else { blocks.start..blocks.start };
-        let mut free = delayed.told(&done, kept, self.map_change());
-        if let Some((copying, reserve)) = copying.zip(reserve) {
-            free = copying.to_mark().give_back(reserve, free, &done, |_| true);
-        }
-        self.write_side()?.counters.return_blocks(free);
+        self.write_side()?.counters.return_blocks(delayed.told(&done, kept, self.map_change()));
         told
+    }
+
+    /// As [`prepare_blocks`](Self::prepare_blocks), for data that [are written back](Self::data_written_back) in any parts and in
+    /// any order.
+    pub(crate) fn owe_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: &Blocks) -> Result<()> {
+        self.check_block_change(entry)?;
+        self.check_room_to_cut(entry, blocks)?;
+        let extents = self.extents(&entry.current(), ForkKind::Data)?;
+        let counters = &self.write_side()?.counters;
+        for run in extents.unwritten_runs(blocks) {
+            entry.delayed().owe(&run, self.map_change(), |wanted| counters.reserve_blocks(wanted))?;
+        }
+        Ok(())
     }
 
     /// Of data in `blocks`, which have a place, the map will not be told.

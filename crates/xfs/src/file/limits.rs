@@ -54,6 +54,20 @@ impl Volume {
     /// [`Error::NoSpace`] if the reverse map may not have room for it that what a file has in `blocks` is cut into more
     /// pieces: of what is shared no block becomes free with that, and so the map may need more than is kept for it.
     pub(super) fn check_room_to_cut(self: &Arc<Self>, entry: &InodeEntry, blocks: &Blocks) -> Result<()> {
+        self.check_room_for_owners(entry, blocks, Owners::InPieces(ENDS))
+    }
+
+    /// The same where room was promised: others may have taken it.
+    pub(super) fn check_room_promised(self: &Arc<Self>, entry: &InodeEntry, blocks: &Blocks) -> Result<()> {
+        self.check_room_for_owners(entry, blocks, Owners::Promised)
+    }
+
+    fn check_room_for_owners(
+        self: &Arc<Self>,
+        entry: &InodeEntry,
+        blocks: &Blocks,
+        owners: Owners,
+    ) -> Result<()> {
         let geometry = self.geometry();
         if !geometry.rmapbt || !geometry.reflink {
             return Ok(());
@@ -65,7 +79,7 @@ impl Volume {
             at = extent.end();
             let group = geometry.split_block(extent.startblock).map(|(ag, _)| ag);
             let Some(ag) = group.filter(|_| group != asked) else { continue };
-            if !space.has_room_for_owners(self.bufs(), geometry, ag, Owners::InPieces(ENDS))? {
+            if !space.has_room_for_owners(self.bufs(), geometry, ag, owners)? {
                 return Err(Error::NoSpace);
             }
             asked = group;

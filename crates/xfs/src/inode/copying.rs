@@ -12,6 +12,7 @@
 //!   or remaps holds it from the first look at the fork until the fork says what was committed.
 
 use super::kept::Kept;
+use super::runs::Runs;
 use crate::bmap::cow::CowFork;
 use crate::bmap::{ExtentList, Mapped, SharedRun};
 use arc_swap::ArcSwapOption;
@@ -29,6 +30,8 @@ pub(crate) struct Copying {
     kept: Kept,
     /// The same of writes that will say of unwritten blocks that they hold data.
     to_mark: Kept,
+    /// Blocks whose copies are taken in any parts, for which room was promised to owners.
+    owners: Mutex<Runs>,
 }
 
 impl Copying {
@@ -62,6 +65,11 @@ impl Copying {
     /// What is reserved for the map, for writes to unwritten blocks.
     pub(crate) fn to_mark(&self) -> &Kept {
         &self.to_mark
+    }
+
+    /// Blocks for whose copies room was promised to owners: two records each.
+    pub(crate) fn owners(&self) -> MutexGuard<'_, Runs> {
+        self.owners.lock()
     }
 
     /// Says which blocks are shared, with the fork locked.

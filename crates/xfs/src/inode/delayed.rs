@@ -9,8 +9,8 @@
 //! - of the reserve for the map, whoever changes it takes all, one at a time, and gives back what is left; more than may be
 //!   needed is anybody's again.
 
+use super::runs::Runs;
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::types::FileBlock;
@@ -32,8 +32,8 @@ pub(crate) struct Delayed {
 struct Promised {
     blocks: u64,
     runs: u64,
-    /// Runs of blocks that have their place, and of whose data the map does not know, by the first of them. None overlap.
-    untold: BTreeMap<FileBlock, FileBlock>,
+    /// Blocks that have their place, and of whose data the map does not know: a few too many at worst.
+    untold: Runs,
     /// Blocks that are reserved for the map.
     map: u64,
     /// Behind the run that was promised last.
@@ -43,9 +43,12 @@ struct Promised {
 impl Promised {
     /// What the map may need for all that is promised, when one change takes `change` at the most.
     fn wanted(&self, change: u64) -> u64 {
-        match self.blocks + self.untold.iter().map(|(start, end)| end.0 - start.0).sum::<u64>() {
+        match self.blocks + self.untold.blocks() {
             0 => 0,
-            all => change + 2 * self.runs + (self.runs + all).div_ceil(RECORDS_MIN),
+            all => {
+                let runs = self.runs.min(all);
+                change + 2 * runs + (runs + all).div_ceil(RECORDS_MIN)
+            }
         }
     }
 
@@ -58,28 +61,6 @@ impl Promised {
         let surplus = self.map.saturating_sub(wanted);
         self.map -= surplus;
         surplus
-    }
-
-    fn forget_untold(&mut self, blocks: &Range<FileBlock>) {
-        if blocks.start >= blocks.end {
-            return;
-        }
-        let before = self.untold.range_mut(..blocks.start).next_back();
-        if let Some((_, run)) = before.filter(|(_, end)| **end > blocks.start) {
-            let end = std::mem::replace(run, blocks.start);
-            self.untold.insert(blocks.start, end);
-        }
-        let mut inside = self.untold.split_off(&blocks.start);
-        self.untold.append(&mut inside.split_off(&blocks.end));
-        if let Some((_, &end)) = inside.last_key_value().filter(|(_, end)| **end > blocks.end) {
-            self.untold.insert(blocks.end, end);
-        }
-    }
-
-    /// Of none of `blocks` the map knows, as far as they have a place: a few too many at worst.
-    fn add_untold(&mut self, blocks: Range<FileBlock>) {
-        self.forget_untold(&blocks);
-        self.untold.insert(blocks.start, blocks.end);
     }
 }
 
@@ -106,6 +87,25 @@ impl Delayed {
         reserve(blocks + more).inspect_err(|_| (promised.blocks, promised.runs) = before)?;
         promised.map += more;
         promised.end = Some(FileBlock(start.0 + blocks));
+        Ok(())
+    }
+
+    /// Owes it to the map to be told of data in `blocks`, which have a place, if `reserve` gets what that takes.
+    pub(crate) fn owe<E>(
+        &self,
+        blocks: &Range<FileBlock>,
+        change: u64,
+        reserve: impl FnOnce(u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut promised = self.promised.lock();
+        promised.untold.add(blocks);
+        promised.runs += 1;
+        let more = promised.wanted(change).saturating_sub(promised.map);
+        reserve(more).inspect_err(|_| {
+            promised.untold.cut(blocks);
+            promised.runs -= 1;
+        })?;
+        promised.map += more;
         Ok(())
     }
 
@@ -140,7 +140,7 @@ impl Delayed {
         promised.blocks += kept;
         promised.map += left - kept;
         if missing < blocks.end.0 - blocks.start.0 {
-            promised.add_untold(blocks);
+            promised.untold.add(&blocks);
         }
         promised.surplus(change)
     }
@@ -149,7 +149,7 @@ impl Delayed {
     /// are anybody's again.
     pub(crate) fn told(&self, blocks: &Range<FileBlock>, left: u64, change: u64) -> u64 {
         let mut promised = self.promised.lock();
-        promised.forget_untold(blocks);
+        promised.untold.cut(blocks);
         promised.map += left;
         promised.surplus(change)
     }

@@ -37,6 +37,8 @@ struct Run {
 struct Claim {
     /// What is reserved for it.
     reserved: u64,
+    /// What was reserved at first: what the map gives back it may need again.
+    most: u64,
     runs: u64,
     /// Where its runs lie.
     within: Blocks,
@@ -73,8 +75,8 @@ impl Kept {
         TakenReserve { blocks: all.empty(claim), claim }
     }
 
-    /// Gives back what is `left` of it when `done` needs nothing more: to the rest of the claim, no more than was taken, if any
-    /// run of that `needs` it. Gives how many blocks are the caller's to return.
+    /// Gives back what is `left` of it when `done` needs nothing more: to the rest of the claim, no more than that had at first,
+    /// if any run of it `needs` it. Gives how many blocks are the caller's to return.
     pub(crate) fn give_back(
         &self,
         taken: TakenReserve,
@@ -87,9 +89,7 @@ impl Kept {
         let Some(id) = taken.claim else { return free };
         let rest = all.runs_of(id);
         if rest.iter().any(needs) {
-            let back = left.min(taken.blocks);
-            free -= back;
-            all.reserve(id, back);
+            free -= all.refill(id, left);
         } else {
             free += rest.iter().map(|run| all.cut(run)).sum::<u64>();
         }
@@ -108,13 +108,16 @@ impl Claims {
     fn keep(&mut self, blocks: &Blocks, mut reserved: u64) {
         debug_assert!(blocks.start < blocks.end, "something is claimed");
         let old = self.join(blocks);
+        let most = reserved + old.and_then(|id| self.claims.get(&id)).map_or(0, |claim| claim.most);
         reserved += self.empty(old) + self.cut(blocks);
         let id = old.filter(|id| self.claims.contains_key(id)).unwrap_or_else(|| {
             self.last += 1;
             ClaimId(self.last)
         });
         self.add_run(id, blocks.clone());
-        self.reserve(id, reserved);
+        if let Some(claim) = self.claims.get_mut(&id) {
+            (claim.reserved, claim.most) = (reserved, most);
+        }
     }
 
     /// The first run that has any of `blocks`.
@@ -150,6 +153,7 @@ impl Claims {
         }
         if let Some(all) = self.claims.get_mut(&into) {
             all.reserved += claim.reserved;
+            all.most += claim.most;
             all.runs += claim.runs;
             all.within = all.within.start.min(claim.within.start)..all.within.end.max(claim.within.end);
         }
@@ -163,15 +167,18 @@ impl Claims {
 
     fn add_run(&mut self, id: ClaimId, blocks: Blocks) {
         self.runs.insert(blocks.start, Run { end: blocks.end, claim: id });
-        let claim = self.claims.entry(id).or_insert(Claim { reserved: 0, runs: 0, within: blocks.clone() });
+        let claim =
+            self.claims.entry(id).or_insert(Claim { reserved: 0, most: 0, runs: 0, within: blocks.clone() });
         claim.runs += 1;
         claim.within = claim.within.start.min(blocks.start)..claim.within.end.max(blocks.end);
     }
 
-    fn reserve(&mut self, id: ClaimId, blocks: u64) {
-        if let Some(claim) = self.claims.get_mut(&id) {
-            claim.reserved += blocks;
-        }
+    /// Puts blocks back into the reserve of a claim, as far as it had more at first; how many.
+    fn refill(&mut self, id: ClaimId, blocks: u64) -> u64 {
+        let Some(claim) = self.claims.get_mut(&id) else { return 0 };
+        let back = blocks.min(claim.most.saturating_sub(claim.reserved));
+        claim.reserved += back;
+        back
     }
 
     fn empty(&mut self, id: Option<ClaimId>) -> u64 {
@@ -221,9 +228,9 @@ mod tests {
         let end = blocks(20..30);
         let taken = kept.take(&end);
         assert_eq!(taken.blocks, 18);
-        // What nobody took before is the caller's.
-        assert_eq!(kept.give_back(taken, 19, &end, |_| true), 1);
-        assert_eq!(kept.release(&blocks(0..100)), 18);
+        // The map gave something back; what is more than was reserved is the caller's.
+        assert_eq!(kept.give_back(taken, 23, &end, |_| true), 3);
+        assert_eq!(kept.release(&blocks(0..100)), 20);
         assert!(!kept.keeps(&blocks(0..100)));
     }
 

@@ -13,13 +13,14 @@ mod entry;
 mod handle;
 mod kept;
 mod lazy_time;
+mod runs;
 
 pub(crate) use copying::BlockSet;
 pub(crate) use delayed::Delayed;
 pub(crate) use entry::Site;
 pub use entry::{InodeEntry, InodeLocked, InodeShared};
 pub use handle::{InodeHandle, Life};
-pub(crate) use lazy_time::after_overwrite;
+pub(crate) use lazy_time::{Taken as TakenTime, after_overwrite};
 
 use crate::bmap::ExtentList;
 use crate::error::{Error, Result};

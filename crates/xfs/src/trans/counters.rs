@@ -82,6 +82,16 @@ impl Counters {
             .map_err(|_| Error::NoSpace)
     }
 
+    /// Reserves blocks, as many as there are of so many.
+    pub(crate) fn reserve_some(&self, most: u64) -> u64 {
+        let set_aside = self.set_aside.load(Ordering::Relaxed);
+        let wanted = |free: i64| most.cast_signed().min(free - set_aside).max(0);
+        let before = self
+            .free_blocks
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free - wanted(free)));
+        before.map_or(0, |free| wanted(free).cast_unsigned())
+    }
+
     /// Gives back what was reserved and not taken.
     pub(crate) fn return_blocks(&self, count: u64) {
         if count > 0 {
@@ -123,6 +133,9 @@ mod tests {
         assert_eq!(counters.available_blocks(), 80);
         counters.reserve_blocks(80).expect("there are 80");
         assert!(matches!(counters.reserve_blocks(1), Err(Error::NoSpace)));
+        assert_eq!((counters.reserve_some(5), counters.available_blocks()), (0, 0));
+        counters.return_blocks(30);
+        assert_eq!((counters.reserve_some(10), counters.reserve_some(100)), (10, 20));
         counters.return_blocks(30);
         counters.apply(&Delta { taken: 50, inodes: 64, free_inodes: 63, ..Delta::default() });
         counters.apply(&Delta { freed: 5, ..Delta::default() });

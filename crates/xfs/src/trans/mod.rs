@@ -88,23 +88,26 @@ impl<'v> Trans<'v> {
         }
     }
 
-    /// The same, with all of the `kept` blocks, which the caller reserved before, and with more if these are fewer than it asks
-    /// for and there are some. What it does not take is the caller's again by [`unused_blocks`](Self::unused_blocks), or else
-    /// everybody's.
-    pub(crate) fn start_with(
+    /// Does `work` in a transaction that has all of the `kept` blocks, which the caller reserved before, and more if these are
+    /// fewer than it asks for and there are some. What is left, with what is freed, is `kept` again, whatever comes of it.
+    pub(crate) fn with_kept<R>(
         volume: &'v Arc<Volume>,
         reservation: Reservation,
         kept: &mut u64,
-    ) -> Result<Self> {
+        work: impl FnOnce(&mut Self) -> Result<R>,
+    ) -> Result<R> {
         let blocks = reservation.blocks.saturating_sub(*kept);
         let mut trans = Self::start(volume, Reservation { blocks, ..reservation }.or_no_blocks())?;
         trans.blocks += std::mem::take(kept);
-        Ok(trans)
-    }
-
-    /// Takes out of it what it has reserved and not taken.
-    pub(crate) fn unused_blocks(&mut self) -> u64 {
-        std::mem::take(&mut self.blocks)
+        trans.keep_what_is_freed();
+        let done = work(&mut trans).and_then(|done| trans.commit_all().map(|_| done));
+        // What was not committed was not taken.
+        *kept = std::mem::take(&mut trans.blocks) + std::mem::take(&mut trans.delta.taken);
+        drop(trans);
+        if done.is_ok() {
+            fileio::testing::point(fileio::testing::COMMITTED);
+        }
+        done
     }
 
     fn reserve(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
@@ -116,7 +119,9 @@ impl<'v> Trans<'v> {
         // Behind the gate: who holds the journal still finds counters that nobody has reserved of.
         let blocks = match write.counters.reserve_blocks(reservation.blocks) {
             Ok(()) => reservation.blocks,
-            Err(Error::NoSpace) if reservation.blocks_optional => 0,
+            Err(Error::NoSpace) if reservation.blocks_optional => {
+                write.counters.reserve_some(reservation.blocks)
+            }
             Err(error) => {
                 write.journal.release(ticket);
                 return Err(error);
@@ -235,6 +240,13 @@ impl<'v> Trans<'v> {
     /// Commits, and carries out what was deferred. On an error before the first commit nothing has changed; after it
     /// the volume is shut down, as half of the work is in the log.
     pub fn commit(mut self) -> Result<CommitSeq> {
+        let done = self.commit_all();
+        drop(self);
+        fileio::testing::point(fileio::testing::COMMITTED);
+        done
+    }
+
+    fn commit_all(&mut self) -> Result<CommitSeq> {
         let done = self.finish().and_then(|()| self.commit_part());
         if let Err(error) = &done
             && self.rolled
@@ -243,8 +255,6 @@ impl<'v> Trans<'v> {
         }
         // Nothing has to follow, one way or the other.
         self.rolled = false;
-        drop(self);
-        fileio::testing::point(fileio::testing::COMMITTED);
         done
     }
 
