@@ -193,11 +193,14 @@ fn unless_lost(
     how: &OpenOptions,
     stop: &dyn Fn() -> bool,
 ) -> Result<Grown> {
+    let [from, to] = [growth.from, growth.to].map(|bytes| how.offset.saturating_add(bytes));
     let table = partitions::read(device).ok().flatten();
-    if table.is_some_and(|table| table.holding(how.offset).is_some()) {
+    let own = table.and_then(|table| table.holding(how.offset)).map_or(0, |partition| partition.end());
+    if to <= own {
         return Ok(growth);
     }
-    let [from, to] = [growth.from, growth.to].map(|bytes| how.offset.saturating_add(bytes));
+    // A length that was given may be more than the partition has.
+    let from = from.max(own);
     let all = behind::refuse_overlap_unless(device, from..to, stop)?;
     Ok(if all { growth } else { Grown { to: growth.from, left_out: 0, stopped: true, ..growth } })
 }

@@ -58,6 +58,9 @@ fn look(
             next = place_at(data.saturating_sub(probe::MARKS_WITHIN - 1));
             continue;
         }
+        // What cannot be read may be anything.
+        let marks = probe::MARKS_WITHIN.min(device.size() - place) & !(u64::from(device.sector_size()) - 1);
+        device.read(place, &mut blockdev::AlignedBuf::zeroed(marks as usize))?;
         if let Some(what) = view.part(place, u64::MAX).and_then(|part| probe::beginning(&part)) {
             let [from, to, at] = [bytes.start, bytes.end, place].map(|byte| start.saturating_add(byte));
             return Err(Error::new(

@@ -473,3 +473,69 @@ fn a_volume_grows_beside_those_who_use_it() {
     });
     repair_finds_nothing(&image);
 }
+
+/// A device of which one byte cannot be read.
+#[derive(Debug)]
+struct Unreadable {
+    below: Arc<dyn BlockDevice>,
+    at: u64,
+}
+
+impl Layer for Unreadable {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.below
+    }
+
+    fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+        let len = buf.len() as u64;
+        if (offset..offset + len).contains(&self.at) {
+            let source = std::io::Error::other("a bad sector");
+            return Err(DeviceError::Io { op: "reading", offset, len, source });
+        }
+        self.below.read(offset, buf)
+    }
+}
+
+/// Another volume began there, and it was taken for nothing.
+#[test]
+fn a_volume_does_not_grow_over_what_cannot_be_read() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 * MIB).expect("memory"));
+    for offset in [0, 32 * MIB] {
+        let options = MkfsOptions::new().small(true).size(16 * MIB).offset(offset);
+        mkfs_device(Arc::clone(&device), &options, false).expect("made");
+    }
+    let volume = opened(Arc::new(Unreadable { below: Arc::clone(&device), at: 32 * MIB }));
+    let refused = volume.grow(None).expect_err("nobody knows what is there");
+    assert_eq!(refused.kind(), ErrorKind::Io, "{refused}");
+    volume.close().expect("closed");
+    drop(volume);
+    for offset in [0, 32 * MIB] {
+        let report = check_device(Arc::clone(&device), &OpenOptions::new().offset(offset)).expect("checked");
+        assert!(report.is_clean(), "{:?}", report.findings);
+    }
+}
+
+/// The length that was said is more than the volume's partition has.
+#[test]
+fn a_volume_in_a_partition_does_not_grow_over_the_next_one() {
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file");
+    file.as_file().set_len(80 * MIB).expect("long");
+    let mut table = [0_u8; 512];
+    for (nth, (start, len)) in [(MIB, 17 * MIB), (20 * MIB, 20 * MIB)].into_iter().enumerate() {
+        let entry = &mut table[446 + 16 * nth..][..16];
+        entry[4] = 0x83;
+        entry[8..12].copy_from_slice(&((start / 512) as u32).to_le_bytes());
+        entry[12..].copy_from_slice(&((len / 512) as u32).to_le_bytes());
+    }
+    table[510..].copy_from_slice(&[0x55, 0xaa]);
+    std::os::unix::fs::FileExt::write_all_at(file.as_file(), &table, 0).expect("written");
+    for (offset, size) in [(MIB, 16 * MIB), (20 * MIB, 20 * MIB)] {
+        let options = MkfsOptions::new().small(true).size(size).offset(offset);
+        uxfs::mkfs(file.path(), &options).expect("made");
+    }
+    let before = std::fs::read(file.path()).expect("read");
+    let how = OpenOptions::new().offset(MIB).length(Some(60 * MIB));
+    let refused = uxfs::grow(file.path(), None, &how).expect_err("the next volume would be lost");
+    assert_eq!(refused.kind(), ErrorKind::AlreadyExists, "{refused}");
+    assert!(std::fs::read(file.path()).expect("read") == before, "something was written");
+}

@@ -5,12 +5,10 @@
 mod common;
 
 use blockdev::{BlockDevice, Fault, FaultDevice, MemoryDevice, Op};
-use common::files::{Random, fill, fits, new_file, remove};
+use common::files::{Random, fill, new_file, remove};
 use fileio::testing::{CHANGE, at};
 use std::sync::Arc;
-use uxfs::{
-    Changes, ErrorKind, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, check_device, mkfs_device,
-};
+use uxfs::{Changes, ErrorKind, File, MkfsOptions, OpenOptions, Volume, check_device, mkfs_device};
 
 const BLOCK: u64 = 4096;
 
@@ -168,65 +166,6 @@ fn a_write_has_its_reserve_when_its_neighbour_changes() {
         drop((one, buffered, filler));
         closes_well(&device, volume);
     }
-}
-
-/// A group has so many owners that its reverse map can hardly grow. Writes to shared blocks are accepted as long as there is
-/// room for all of them together: what was accepted against the same room shut the volume down when it was synced.
-#[test]
-fn what_is_accepted_in_a_group_full_of_owners_is_written_back() {
-    const GROUP: u64 = 16 << 20;
-    const GROUPS: u64 = 22;
-    const PIECES: u64 = 400;
-    const LARGE: u64 = 800;
-    let features = MkfsFeatures::of_kernel("6.12").expect("known");
-    let options = MkfsOptions::new().group_count(GROUPS as u32).features(features).small(true);
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(GROUPS * GROUP).expect("memory"));
-    mkfs_device(Arc::clone(&device), &options, true).expect("a volume");
-    let options = OpenOptions::new().writable(true).cache_size(2 << 30);
-    let volume = Volume::open_device(Arc::clone(&device), &options).expect("clean");
-    let [pieces, large] = ["pieces", "large"].map(|name| new_file(&volume, name));
-    let gaps = new_file(&volume, "gaps");
-    for nth in 0..PIECES {
-        pieces.write_at(&[1; BLOCK as usize], nth * BLOCK).expect("written");
-        gaps.write_at(&[2; BLOCK as usize], nth * BLOCK).expect("written");
-    }
-    large.write_at(&vec![3; (LARGE * BLOCK) as usize], 0).expect("written");
-    let some = |name: &str, count| (0..count).map(|nth| new_file(&volume, &format!("{name}{nth}"))).collect();
-    let (clones, others): (Vec<File>, Vec<File>) = (some("clone", 24), some("other", 100));
-    // All of the first group.
-    let filler = new_file(&volume, "filler");
-    let is_behind = |file: &File| file.extents().any(|extent| extent.expect("a map").physical >= GROUP);
-    while !is_behind(&filler) {
-        filler.allocate(filler.size()..filler.size() + 8 * BLOCK, false).expect("space");
-    }
-    volume.sync().expect("synced");
-    let clone = |file: &File| large.clone_range(0, file, 0, 0).expect("a clone");
-    clones.iter().for_each(clone);
-    let cuts: Vec<File> = some("cut", 60);
-    cuts.iter().for_each(clone);
-    let owners = others.iter().filter(|other| fits(pieces.clone_range(0, other, 0, 0))).count();
-    let odd = || (1..LARGE).step_by(2).map(|at| at * BLOCK);
-    // Until it is refused.
-    let _ = cuts.iter().all(|file| odd().all(|at| fits(file.punch_hole(at..at + BLOCK))));
-    let (mut given, mut accepted) = (cuts.iter(), 0);
-    'all: for clone in clones.iter().map(File::buffered) {
-        for at in odd() {
-            while !fits(clone.write_at(&[9; BLOCK as usize], at)) {
-                let Some(file) = given.next() else { break 'all };
-                file.set_len(0).expect("cut");
-                volume.sync().expect("what was accepted is written back");
-            }
-            accepted += 1;
-        }
-    }
-    println!(
-        "{owners} owners, {accepted} writes were accepted, {} files given back",
-        cuts.len() - given.len()
-    );
-    assert!(accepted > 100, "{accepted}");
-    volume.sync().expect("what was accepted is written back");
-    drop((cuts, clones, others, filler, large, pieces, gaps));
-    closes_well(&device, volume);
 }
 
 /// Writes of data fail while parts of what was claimed are written back, with hardly any space: nothing is kept for what was

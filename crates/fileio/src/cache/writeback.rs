@@ -33,7 +33,11 @@ const ROUNDS: usize = 3;
 impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// Writes back what is dirty in `range`, and lets the file end on the device where it ends now, if its end is in there.
     pub fn write_back(&self, range: Range<u64>) -> Result<(), Failure> {
-        let done = self.write_back_in(range);
+        let mut done = self.write_back_in(range.clone());
+        if done.is_err() && self.is_cached() && self.pages.is_dirty_in(&self.pages.pages_around(&range)) {
+            // It lacks space: a part may take more than the whole.
+            done = self.write_back_in(0..u64::MAX);
+        }
         self.settle_end();
         if !self.pages.is_dirty()
             && let Some(this) = self.this.upgrade()

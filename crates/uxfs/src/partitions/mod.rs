@@ -27,7 +27,7 @@ pub(crate) struct Partition {
 }
 
 impl Partition {
-    fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.start.saturating_add(self.length)
     }
 }

@@ -325,7 +325,7 @@ impl CopyOnWrite for FileMap {
     }
 
     fn replace(&self, range: Range<u64>) -> Result<()> {
-        self.volume.take_copies(&self.entry, self.blocks(&range))
+        self.volume.take_copies(&self.entry, self.blocks(&range), Told::AtOnce)
     }
 
     fn unstage(&self, range: Range<u64>) {
@@ -339,7 +339,7 @@ impl FileMappingMut for FileMap {
     }
 
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
-        self.volume.take_copies(&self.entry, self.blocks(&range))?;
+        self.volume.take_copies(&self.entry, self.blocks(&range), Told::AtOnce)?;
         self.volume.data_written(&self.entry, self.blocks(&range), size, self.volume.now())
     }
 
@@ -386,7 +386,7 @@ impl DelayedAllocation for FileMap {
     }
 
     fn written_back(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
-        self.volume.take_copies(&self.entry, self.blocks(&range))?;
+        self.volume.take_copies(&self.entry, self.blocks(&range), Told::InParts)?;
         self.volume.data_written_back(&self.entry, self.blocks(&range), size)
     }
 

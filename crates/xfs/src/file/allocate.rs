@@ -265,7 +265,7 @@ impl Volume {
         self.stage_copies(entry, blocks.clone(), Told::AtOnce)?;
         let taken = self
             .split_ends(entry, &blocks)
-            .and_then(|()| self.take_claimed(entry, blocks.clone(), true))
+            .and_then(|()| self.take_claimed(entry, blocks.clone(), true, Told::AtOnce))
             .inspect_err(|_| self.unclaim_copies(entry, &blocks));
         taken?;
         let mut todo = Some(blocks);

@@ -17,8 +17,8 @@ use super::allocate::EXTENT_BLOCKS_MAX;
 use super::exchange::tree_blocks;
 use super::{Blocks, Told, join_file};
 use crate::alloc::{FEW, Owners, Purpose, Request, Target};
-use crate::bmap::SharedRun;
 use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts};
+use crate::bmap::{Mapped, SharedRun};
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode, InodeEntry};
 use crate::trans::Trans;
@@ -114,14 +114,18 @@ impl Volume {
             }
             staged => staged?,
         }
+        let mut claimed = Vec::new();
         for (part, goes) in self.parts_of(entry, &fork, blocks.clone())? {
             if matches!(goes, Goes::Staged(_)) {
                 fork.mark(&part, true);
+                claimed.push(part);
             }
         }
         self.keep_for_map(entry, &mut fork, &blocks, told).inspect_err(|_| fork.mark(&blocks, false))?;
         if told == Told::InParts && self.geometry().rmapbt {
-            self.write_side()?.space.promise_records(LEFT * entry.copying().owners().add(&blocks));
+            // What turned out to be the file's alone is written in place, and nobody tells the map.
+            let more: u64 = claimed.iter().map(|part| entry.copying().owners().add(part)).sum();
+            self.write_side()?.space.promise_records(LEFT * more);
         }
         Ok(())
     }
@@ -299,8 +303,8 @@ impl Volume {
     }
 
     /// What was claimed in `blocks` holds the data now, and becomes the file's. The caller keeps others off `blocks`.
-    pub fn take_copies(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<()> {
-        self.take_claimed(entry, blocks, false)
+    pub fn take_copies(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks, told: Told) -> Result<()> {
+        self.take_claimed(entry, blocks, false, told)
     }
 
     /// What was claimed in `blocks` becomes the file's, as never written if `unwritten`.
@@ -309,13 +313,16 @@ impl Volume {
         entry: &Arc<InodeEntry>,
         blocks: Blocks,
         unwritten: bool,
+        told: Told,
     ) -> Result<()> {
         let Some(copying) = entry.copying_if_any() else { return Ok(()) };
-        self.end_promise_to_owners(entry, &blocks)?;
         let mut fork = copying.fork();
         let reserve = copying.kept().take(&blocks);
         let mut kept = reserve.blocks;
-        let taken = self.take_all(entry, &mut fork, &blocks, (unwritten, &mut kept));
+        let taken = self.take_all(entry, &mut fork, &blocks, (unwritten, &mut kept), told);
+        if taken.is_ok() {
+            self.end_promise_to_owners(entry, &blocks)?;
+        }
         let done = if taken.is_ok() { blocks } else { blocks.start..blocks.start };
         // No look goes further than the claim: a file may have any number of staged extents beside it.
         let is_claimed = |rest: &Blocks| fork.next_claimed(rest).is_some();
@@ -331,14 +338,25 @@ impl Volume {
         fork: &mut CowFork,
         blocks: &Blocks,
         (unwritten, kept): (bool, &mut u64),
+        told: Told,
     ) -> Result<()> {
+        let mut is_first = true;
         loop {
             let data = self.extents(&entry.current(), ForkKind::Data)?;
             let Some(Remap { new, .. }) = next_remap(&data, fork, blocks) else { return Ok(()) };
+            // What does not cut an extent in its midst brings the old owners' map no record.
+            let cuts = matches!(data.lookup(new.startoff), Mapped::Extent(old)
+                if old.startoff < new.startoff && new.end() < old.end());
             // Who holds a map while it changes has it copied.
             drop(data);
-            // Others may have taken the room for owners since it was claimed: then it stays claimed.
-            self.check_room_promised(entry, &(new.startoff..new.end()))?;
+            // Others may have taken the room for owners since it was claimed: then it stays claimed. Who tells the map of all
+            // at once was promised room for all of it, and does not stop half-way.
+            if told == Told::InParts && cuts {
+                self.check_room_promised(entry, &(new.startoff..new.end()))?;
+            } else if told == Told::AtOnce && is_first {
+                self.check_room_promised(entry, blocks)?;
+            }
+            is_first = false;
             self.take_copy(entry, Extent { unwritten, ..new }, kept)?;
             fork.take(&(new.startoff..new.end()));
             // The old blocks stay known as shared: the file may have them in another place as well.

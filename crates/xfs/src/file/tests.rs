@@ -135,12 +135,12 @@ fn what_a_claim_keeps_for_the_map_stays_until_all_of_it_is_taken() {
     let reserved = || counters.free_blocks() - counters.available_blocks();
     let set_aside = reserved();
     volume.stage_copies(entry, blocks(0..2), Told::AtOnce).unwrap();
-    volume.take_copies(entry, blocks(0..1)).unwrap();
+    volume.take_copies(entry, blocks(0..1), Told::AtOnce).unwrap();
     assert!(entry.copying().kept().keeps(&blocks(1..2)), "the rest of the claim has nothing");
     let before = counters.available_blocks();
     volume.stage_copies(entry, blocks(1..2), Told::AtOnce).unwrap();
     assert_eq!(counters.available_blocks(), before, "it was claimed before");
-    volume.take_copies(entry, blocks(1..2)).unwrap();
+    volume.take_copies(entry, blocks(1..2), Told::AtOnce).unwrap();
     assert!(!entry.copying().kept().keeps(&blocks(0..4)));
     assert!(counters.available_blocks() > before, "nothing comes back");
     assert_eq!(reserved(), set_aside, "something is reserved still");
@@ -161,7 +161,7 @@ fn a_copy_costs_the_same_however_much_is_staged_behind_it() {
     let copy = |block: u64| {
         let before = looks::COUNT.get();
         volume.stage_copies(entry, blocks(block..block + 1), Told::AtOnce).unwrap();
-        volume.take_copies(entry, blocks(block..block + 1)).unwrap();
+        volume.take_copies(entry, blocks(block..block + 1), Told::AtOnce).unwrap();
         looks::COUNT.get() - before
     };
     // What is staged is in 512 pieces then.
