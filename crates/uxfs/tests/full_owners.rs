@@ -132,6 +132,37 @@ fn what_is_accepted_is_written_back_when_its_group_is_filled_behind_it() {
     closes_well(&device, volume);
 }
 
+/// The same with copies that lie in other groups and cut what they are copies of into pieces, each of which is a record: a file
+/// that shares nothing leaves the room that was promised.
+#[test]
+fn what_shares_nothing_leaves_the_room_that_was_promised() {
+    const GROUP: u64 = 16 * MIB;
+    const LARGE: u64 = 400;
+    let (device, volume) = made(GROUP, 40);
+    let large = new_file(&volume, "large");
+    large.write_at(&vec![3; (LARGE * BLOCK) as usize], 0).expect("written");
+    let files = some(&volume, "clone", 40);
+    files.iter().for_each(|file| large.clone_range(0, file, 0, 0).expect("a clone"));
+    let first = fill_first_group(&volume, GROUP);
+    let hint = Changes { cow_extent_size: Some((LARGE * BLOCK) as u32), ..Changes::default() };
+    for file in &files {
+        file.node().change(&hint).expect("a hint");
+        file.overwrite_at(&[2; BLOCK as usize], 0).expect("copied");
+    }
+    first.set_len(0).expect("cut");
+    drop(first);
+    remove(&volume, "first");
+    volume.sync().expect("synced");
+    let files: Vec<File> = files.iter().map(File::buffered).collect();
+    for file in &files {
+        odd(LARGE).for_each(|at| file.write_at(&[9; BLOCK as usize], at).expect("accepted"));
+    }
+    let first = fill_first_group(&volume, GROUP);
+    volume.sync().expect("what was accepted is written back");
+    drop((files, large, first));
+    closes_well(&device, volume);
+}
+
 /// Of what turned out to be the file's alone, no record ever comes: a promise of room for them was kept for ever, and others
 /// were refused for want of it.
 #[test]

@@ -6,7 +6,7 @@ mod common;
 
 use blockdev::{BlockDevice, Fault, FaultDevice, MemoryDevice, Op};
 use common::files::{Random, fill, new_file, remove};
-use fileio::testing::{CHANGE, at};
+use fileio::testing::{CHANGE, COMMITTED, at};
 use std::sync::Arc;
 use uxfs::{Changes, ErrorKind, File, MkfsOptions, OpenOptions, Volume, check_device, mkfs_device};
 
@@ -244,4 +244,51 @@ fn space_that_others_took_between_two_attempts_is_found_in_the_next() {
     zeroed.zero_range(5 * BLOCK..6 * BLOCK, true).expect("there is space");
     drop((zeroed, one, two, filler));
     closes_well(&device, volume);
+}
+
+/// One part of a claim is given up, and another was written in place, of which nobody tells: it kept what was reserved.
+#[test]
+fn what_is_given_up_keeps_nothing_for_what_was_written_in_place() {
+    let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 << 20).expect("memory"));
+    let fault = Arc::new(FaultDevice::new(Arc::clone(&memory), Vec::new()));
+    let (_, volume) = made_on(fault.clone());
+    let [one, kept, gone] = ["one", "kept", "gone"].map(|name| new_file(&volume, name));
+    copies_by_block(&one);
+    one.write_at(&[1; 9 * BLOCK as usize], 0).expect("written");
+    one.clone_range(0, &kept, 0, 4 * BLOCK).expect("a clone");
+    one.clone_range(4 * BLOCK, &gone, 0, 5 * BLOCK).expect("a clone");
+    one.overwrite_at(&[2; BLOCK as usize], 8 * BLOCK).expect("copied");
+    drop(gone);
+    remove(&volume, "gone");
+    volume.sync().expect("synced");
+    let buffered = one.buffered();
+    buffered.write_at(&[3; 8 * BLOCK as usize], 0).expect("accepted");
+    buffered.sync_range(4 * BLOCK..8 * BLOCK).expect("written in place");
+    fault.add(Fault::fail(Op::Write, fault.seen(Op::Write)));
+    buffered.sync_range(0..4 * BLOCK).expect_err("it cannot be written");
+    fault.heal();
+    let _told = (buffered.sync(), volume.sync());
+    buffered.sync().expect("synced");
+    volume.sync().expect("synced");
+    drop((buffered, one, kept));
+    closes_well(&memory, volume);
+}
+
+/// The volume is shut down when promised blocks have just got their place: that they have it was not noticed, and the promise
+/// withdrawn once more.
+#[test]
+fn a_shutdown_amid_write_back_withdraws_nothing_twice() {
+    let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 << 20).expect("memory"));
+    let fault = Arc::new(FaultDevice::new(Arc::clone(&memory), Vec::new()));
+    let (_, volume) = made_on(fault.clone());
+    let [one, other] = ["one", "other"].map(|name| new_file(&volume, name));
+    volume.sync().expect("synced");
+    let buffered = one.buffered();
+    buffered.write_at(&[1; 4 * BLOCK as usize], 0).expect("accepted");
+    other.write_at(&[1; BLOCK as usize], 0).expect("written");
+    at(COMMITTED, move || {
+        fault.add(Fault::fail(Op::Flush, fault.seen(Op::Flush)));
+        other.sync().expect_err("the flush fails");
+    });
+    buffered.sync().expect_err("the volume is shut down");
 }

@@ -485,7 +485,11 @@ impl Volume {
         // Growth and labels write beside the journal. They end before this, or find the volume closed.
         let _alone = write.altering.lock();
         // What fails here is in the way of all else, too.
-        let _ = self.give_back_all_copies();
+        let given = self.give_back_all_copies();
+        debug_assert!(
+            given.is_err() || write.space.promises_nothing(),
+            "all that was promised has come or never will"
+        );
         // Who is in the middle of a change ends it, and nobody begins one: from here on the counters stand still.
         let frozen = journal.freeze().inspect_err(|_| journal.halt(ShutdownReason::NotClosed))?;
         let (times, freed) = (self.log_all_times(), self.inactivate_all());

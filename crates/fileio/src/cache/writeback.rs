@@ -260,7 +260,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     fn settle_delayed(&self, blocks: Range<u64>) -> Outcome<(), M> {
         let mut at = blocks.start;
         while at < blocks.end {
-            let run = self.file.run_at(at)?;
+            let run = self.file.run_to_read(at)?;
             let len = run.len.min(blocks.end - at);
             if run.kind != Kind::Zeroes(Refusal::Hole) {
                 // SAFETY: writers are kept out of the blocks, and others who write back.

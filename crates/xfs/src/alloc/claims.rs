@@ -7,7 +7,9 @@
 //! - it comes on top of what the group keeps for its reverse map, as others may use that meanwhile; and it is reserved of the
 //!   volume's free blocks before a group holds it back, so that no group gives less than was promised of it;
 //! - the transaction that holds a claim has what its reverse maps grow by out of it: what is left is what may still come;
-//! - who makes more pieces without a claim leaves to claims what they are for.
+//! - who makes more pieces without a claim leaves to claims what they are for;
+//! - what is promised to copies in memory alone is a claim on each group whose blocks they copy, that grows and shrinks with
+//!   the records they may bring. Who takes such copies has the room out of it.
 
 use crate::error::Result;
 use crate::trans::counters::Counters;
@@ -22,6 +24,15 @@ pub(super) struct Claims {
     /// How many there are: none, nearly always.
     count: AtomicUsize,
     blocks: Mutex<BTreeMap<AgNumber, u32>>,
+    /// What is promised to copies in memory alone.
+    promised: Mutex<BTreeMap<AgNumber, Promised>>,
+}
+
+/// Of one group: so many records, and the blocks that are claimed for them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Promised {
+    records: u64,
+    blocks: u32,
 }
 
 impl Claims {
@@ -32,6 +43,62 @@ impl Claims {
             return 0;
         }
         self.blocks.lock().get(&ag).copied().unwrap_or(0)
+    }
+
+    /// Blocks of a group that are promised to copies.
+    pub(super) fn promised(&self, ag: AgNumber) -> u32 {
+        self.promised.lock().get(&ag).map_or(0, |promised| promised.blocks)
+    }
+
+    /// Whether nothing is promised.
+    pub(super) fn promise_nothing(&self) -> bool {
+        self.promised.lock().is_empty()
+    }
+
+    /// Promises room for so many records more to copies of a group's blocks, if `reserve` gives so many blocks more. `growth`
+    /// says how many blocks so many records may take. The caller has the group's AGF locked.
+    pub(super) fn promise(
+        &self,
+        ag: AgNumber,
+        records: u64,
+        growth: impl Fn(u64) -> u32,
+        reserve: impl FnOnce(u32) -> Result<()>,
+    ) -> Result<()> {
+        let mut promised = self.promised.lock();
+        let now = promised.get(&ag).copied().unwrap_or_default();
+        let records = now.records + records;
+        let blocks = growth(records).max(now.blocks);
+        reserve(blocks - now.blocks)?;
+        if now.records == 0 {
+            self.count.fetch_add(1, Ordering::Release);
+        }
+        *self.blocks.lock().entry(ag).or_default() += blocks - now.blocks;
+        promised.insert(ag, Promised { records, blocks });
+        Ok(())
+    }
+
+    /// Of what is promised, so many records have come, or never will: gives how many blocks are the caller's to return.
+    pub(super) fn end_promise(&self, ag: AgNumber, records: u64) -> u32 {
+        let mut promised = self.promised.lock();
+        let Some(now) = promised.get_mut(&ag) else { return 0 };
+        debug_assert!(records <= now.records, "it was promised");
+        now.records = now.records.saturating_sub(records);
+        // A tree never grows by more blocks than it gets records and levels: with fewer records left, fewer may come.
+        let most = u32::try_from(now.records.saturating_mul(2)).unwrap_or(u32::MAX);
+        let free = now.blocks.saturating_sub(most);
+        now.blocks -= free;
+        if now.records == 0 {
+            promised.remove(&ag);
+            self.count.fetch_sub(1, Ordering::Release);
+        }
+        let mut all = self.blocks.lock();
+        if let Some(claimed) = all.get_mut(&ag) {
+            *claimed -= free;
+            if *claimed == 0 {
+                all.remove(&ag);
+            }
+        }
+        free
     }
 
     /// Nothing yet. What is claimed is reserved of these counters.
@@ -99,6 +166,25 @@ impl Drop for OwnerClaim<'_> {
 mod tests {
     use super::*;
     use crate::error::Error;
+
+    #[test]
+    fn what_is_promised_to_copies_is_claimed_until_it_has_come() {
+        let (claims, ag) = (Claims::default(), AgNumber(3));
+        let growth = |records: u64| 5 + records as u32 / 10;
+        let just = |blocks| move |more| if more == blocks { Ok(()) } else { Err(Error::NoSpace) };
+        claims.promise(ag, 20, growth, just(7)).expect("so many more");
+        claims.promise(ag, 30, growth, just(3)).expect("so many more");
+        assert_eq!((claims.of(ag), claims.promised(ag)), (10, 10));
+        let refused = claims.promise(ag, 1000, growth, |_| Err(Error::NoSpace));
+        assert!(matches!(refused, Err(Error::NoSpace)));
+        assert_eq!(
+            (claims.of(ag), claims.end_promise(ag, 47)),
+            (10, 4),
+            "three records take six blocks at most"
+        );
+        assert_eq!((claims.of(ag), claims.end_promise(ag, 3), claims.of(ag)), (6, 6, 0));
+        assert!(claims.promise_nothing() && claims.end_promise(ag, 0) == 0);
+    }
 
     #[test]
     fn a_claim_holds_what_it_has_not_used_until_it_is_dropped() {

@@ -17,7 +17,6 @@ use crate::rmap::RmapOwner;
 use crate::trans::counters::Counters;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::ag::{AGF, AGI, AgHeader, Agf, Agi};
 use xfs_format::geometry::Geometry;
 use xfs_format::types::{AgBlock, AgNumber, FsBlock};
@@ -70,9 +69,6 @@ impl Allocated {
 pub struct Space {
     at_first: Bounds,
     claims: Claims,
-    /// Records that reverse maps may still get for copies in memory alone: each group leaves room for all of them to those who
-    /// would add owners.
-    promised_records: AtomicU64,
 }
 
 /// What follows from the volume's size, and stays as it is: who is at work with it as the volume grows goes on with it.
@@ -92,11 +88,7 @@ impl Bounds {
 impl Space {
     /// The free space of a volume of this shape.
     pub fn new(geometry: &Geometry) -> Self {
-        Self {
-            at_first: Bounds::new(geometry),
-            claims: Claims::default(),
-            promised_records: AtomicU64::new(0),
-        }
+        Self { at_first: Bounds::new(geometry), claims: Claims::default() }
     }
 
     /// The volume has this shape now, which is larger. Nobody else says so at the same time.
@@ -142,33 +134,52 @@ impl Space {
         }
         let limits = self.limits();
         let (agf, tree) = headers(bufs, geometry, ag)?;
-        let (least, records) = match owners {
-            Owners::More => (limits.least_to_share(ag), 0),
-            Owners::Promised => (limits.least_to_cut(ag), 0),
-            Owners::InPieces(records) if records <= FEW => (limits.least_to_cut(ag), 0),
-            Owners::InPieces(records) => (limits.least_to_cut(ag), records),
+        let least = match owners {
+            Owners::More => limits.least_to_share(ag),
+            Owners::InPieces(records) if records > FEW => {
+                limits.least_to_cut(ag) + map_growth(geometry, agf.rmap_blocks.get(), records)
+            }
+            Owners::InPieces(_) | Owners::Promised => limits.least_to_cut(ag),
         };
-        let promised = match owners {
-            Owners::Promised => 0,
-            _ => self.promised_records.load(Ordering::Relaxed),
+        let others = match owners {
+            Owners::Promised => self.claims.of(ag) - self.claims.promised(ag).min(self.claims.of(ag)),
+            _ => self.claims.of(ag),
         };
-        let growth = match records + promised {
-            0 => 0,
-            records => map_growth(geometry, agf.rmap_blocks.get(), records),
-        };
-        let least = least.saturating_add(growth);
-        Ok(limits.room_for_owners(ag, &agf, tree).saturating_sub(self.claims.of(ag)) >= least)
+        Ok(limits.room_for_owners(ag, &agf, tree).saturating_sub(others) >= least)
     }
 
-    /// Promises room for so many records more, in whatever groups, which [`has_room_for_owners`](Self::has_room_for_owners) was
-    /// asked for before.
-    pub fn promise_records(&self, records: u64) {
-        self.promised_records.fetch_add(records, Ordering::Relaxed);
+    /// Promises room for so many records to copies in memory alone of a group's blocks. [`Error::NoSpace`]: it has too little.
+    /// Leaves the group unlocked.
+    pub fn promise_to_copies<S: VolumeStore + ?Sized>(
+        &self,
+        store: &mut S,
+        counters: &Counters,
+        (ag, records): (AgNumber, u64),
+    ) -> Result<()> {
+        let limits = self.limits();
+        debug_assert!(!store.is_locked(ag), "nothing else relies on the lock");
+        store.lock_space(ag, true)?;
+        let (agf, tree) = (*store.agf(ag)?, store.peek_free_inode_tree_blocks(ag)?);
+        let (room, claimed) = (limits.room_for_owners(ag, &agf, tree), self.claims.of(ag));
+        let growth = |records| map_growth(store.geometry(), agf.rmap_blocks.get(), records);
+        let promised = self.claims.promise(ag, records, growth, |more| {
+            match room >= limits.least_to_cut(ag).saturating_add(claimed).saturating_add(more) {
+                true => counters.reserve_blocks(more.into()),
+                false => Err(Error::NoSpace),
+            }
+        });
+        store.unlock_clean(ag);
+        promised
     }
 
-    /// Ends such a promise: the records come now, or never.
-    pub fn end_promise(&self, records: u64) {
-        self.promised_records.fetch_sub(records, Ordering::Relaxed);
+    /// Whether nothing is promised to copies.
+    pub fn promises_nothing(&self) -> bool {
+        self.claims.promise_nothing()
+    }
+
+    /// Ends such a promise for so many records: they have come, or never will.
+    pub fn end_promise_to_copies(&self, counters: &Counters, ag: AgNumber, records: u64) {
+        counters.return_blocks(self.claims.end_promise(ag, records).into());
     }
 
     /// Claims room for so many records of the reverse map of each of these groups, for a change that cannot end half-way, and

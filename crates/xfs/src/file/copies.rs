@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use xfs_format::bmbt::Extent;
 use xfs_format::inode::InodeFlags2;
-use xfs_format::types::{FileBlock, FsBlock};
+use xfs_format::types::{AgNumber, FileBlock, FsBlock};
 
 /// Records of the reverse map that are left of an extent out of which a copy cuts a part.
 const LEFT: u64 = 2;
@@ -121,20 +121,54 @@ impl Volume {
                 claimed.push(part);
             }
         }
-        self.keep_for_map(entry, &mut fork, &blocks, told).inspect_err(|_| fork.mark(&blocks, false))?;
-        if told == Told::InParts && self.geometry().rmapbt {
-            // What turned out to be the file's alone is written in place, and nobody tells the map.
-            let more: u64 = claimed.iter().map(|part| entry.copying().owners().add(part)).sum();
-            self.write_side()?.space.promise_records(LEFT * more);
+        let kept = self.keep_for_map(entry, &mut fork, &blocks, told).and_then(|()| {
+            if told == Told::InParts { self.promise_to_owners(entry, &claimed) } else { Ok(()) }
+        });
+        if kept.is_err() {
+            self.unclaim(entry, &mut fork, &blocks);
+        }
+        kept
+    }
+
+    /// Promises owners the room that copies of these parts may take, in whatever parts they are taken. What turned out to be
+    /// the file's alone is not among them: nobody tells the map of that. [`Error::NoSpace`]: some of it may be promised.
+    fn promise_to_owners(self: &Arc<Self>, entry: &InodeEntry, claimed: &[Blocks]) -> Result<()> {
+        let geometry = self.geometry();
+        if !geometry.rmapbt {
+            return Ok(());
+        }
+        let data = self.extents(&entry.current(), ForkKind::Data)?;
+        let mut groups = BTreeMap::<AgNumber, Vec<Blocks>>::new();
+        for part in claimed {
+            if let Mapped::Extent(old) = data.lookup(part.start)
+                && let Some((ag, _)) = geometry.split_block(old.startblock)
+            {
+                groups.entry(ag).or_default().push(part.clone());
+            }
+        }
+        drop(data);
+        for (ag, parts) in groups {
+            let mut trans = Trans::start(self, Need::new(geometry).reservation())?;
+            let mut owners = entry.copying().owners();
+            let runs = owners.entry(ag).or_default();
+            let more: u64 = parts.iter().map(|part| runs.missing(part)).sum();
+            trans.promise_to_copies(ag, LEFT * more)?;
+            for part in &parts {
+                runs.add(part);
+            }
         }
         Ok(())
     }
 
-    /// Copies of `blocks` are taken now, or never.
+    /// Copies of `blocks` were taken, or never will be.
     fn end_promise_to_owners(&self, entry: &InodeEntry, blocks: &Blocks) -> Result<()> {
-        let ended = entry.copying_if_any().map_or(0, |copying| copying.owners().cut(blocks));
-        if ended > 0 {
-            self.write_side()?.space.end_promise(LEFT * ended);
+        let Some(copying) = entry.copying_if_any() else { return Ok(()) };
+        let write = self.write_side()?;
+        for (&ag, runs) in copying.owners().iter_mut() {
+            let ended = runs.cut(blocks);
+            if ended > 0 {
+                write.space.end_promise_to_copies(&write.counters, ag, LEFT * ended);
+            }
         }
         Ok(())
     }
@@ -381,13 +415,21 @@ impl Volume {
     /// Gives up the claims of a write that failed, and what was reserved for it.
     pub(crate) fn unclaim_copies(&self, entry: &InodeEntry, blocks: &Blocks) {
         if let Some(copying) = entry.copying_if_any() {
-            copying.fork().mark(blocks, false);
-            // What is not open for writing has promised nothing.
-            let _ = self.end_promise_to_owners(entry, blocks);
-            if let Ok(write) = self.write_side() {
-                let free = copying.kept().release(blocks) + copying.to_mark().release(blocks);
-                write.counters.return_blocks(free);
-            }
+            // Who takes what was claimed has it locked as well.
+            self.unclaim(entry, &mut copying.fork(), blocks);
+        }
+    }
+
+    fn unclaim(&self, entry: &InodeEntry, fork: &mut CowFork, blocks: &Blocks) {
+        let copying = entry.copying();
+        fork.mark(blocks, false);
+        // What is not open for writing has promised nothing.
+        let _ = self.end_promise_to_owners(entry, blocks);
+        if let Ok(write) = self.write_side() {
+            let is_claimed = |rest: &Blocks| fork.next_claimed(rest).is_some();
+            let free =
+                copying.kept().release(blocks, is_claimed) + copying.to_mark().release(blocks, |_| true);
+            write.counters.return_blocks(free);
         }
     }
 

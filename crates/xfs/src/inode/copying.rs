@@ -17,9 +17,10 @@ use crate::bmap::cow::CowFork;
 use crate::bmap::{ExtentList, Mapped, SharedRun};
 use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use xfs_format::bmbt::Extent;
-use xfs_format::types::{FileBlock, FsBlock};
+use xfs_format::types::{AgNumber, FileBlock, FsBlock};
 
 /// See above.
 #[derive(Debug, Default)]
@@ -30,8 +31,8 @@ pub(crate) struct Copying {
     kept: Kept,
     /// The same of writes that will say of unwritten blocks that they hold data.
     to_mark: Kept,
-    /// Blocks whose copies are taken in any parts, for which room was promised to owners.
-    owners: Mutex<Runs>,
+    /// Blocks whose copies are taken in any parts, for which room was promised to owners, by the group of what they copy.
+    owners: Mutex<BTreeMap<AgNumber, Runs>>,
 }
 
 impl Copying {
@@ -67,8 +68,8 @@ impl Copying {
         &self.to_mark
     }
 
-    /// Blocks for whose copies room was promised to owners: two records each.
-    pub(crate) fn owners(&self) -> MutexGuard<'_, Runs> {
+    /// Blocks for whose copies room was promised to owners, by the group of what they copy.
+    pub(crate) fn owners(&self) -> MutexGuard<'_, BTreeMap<AgNumber, Runs>> {
         self.owners.lock()
     }
 

@@ -96,11 +96,12 @@ impl Kept {
         free
     }
 
-    /// Ends what is claimed of `blocks`. Gives what was reserved for that alone, which is the caller's to return.
-    pub(crate) fn release(&self, blocks: &Blocks) -> u64 {
+    /// Ends what is claimed of `blocks`. Gives what was reserved for that, unless a run of what else was claimed with it `needs`
+    /// it: the caller's to return.
+    pub(crate) fn release(&self, blocks: &Blocks, needs: impl Fn(&Blocks) -> bool) -> u64 {
         let taken = self.take(blocks);
         let left = taken.blocks;
-        self.give_back(taken, left, blocks, |_| true)
+        self.give_back(taken, left, blocks, needs)
     }
 }
 
@@ -230,7 +231,7 @@ mod tests {
         assert_eq!(taken.blocks, 18);
         // The map gave something back; what is more than was reserved is the caller's.
         assert_eq!(kept.give_back(taken, 23, &end, |_| true), 3);
-        assert_eq!(kept.release(&blocks(0..100)), 20);
+        assert_eq!(kept.release(&blocks(0..100), |_| true), 20);
         assert!(!kept.keeps(&blocks(0..100)));
     }
 
@@ -263,7 +264,7 @@ mod tests {
                         reserved += count;
                         0
                     }
-                    1 => kept.release(&range),
+                    1 => kept.release(&range, |_| true),
                     _ => {
                         let taken = kept.take(&range);
                         prop_assert_eq!(taken.blocks > 0 || reserved == 0, is_kept || reserved == 0);
@@ -276,7 +277,7 @@ mod tests {
                 reserved -= used;
                 claimed[start as usize..(start + len) as usize].fill(step == 0);
             }
-            prop_assert_eq!(kept.release(&blocks(0..u64::MAX)), reserved);
+            prop_assert_eq!(kept.release(&blocks(0..u64::MAX), |_| true), reserved);
             prop_assert!(kept.0.lock().runs.is_empty() && kept.0.lock().claims.is_empty());
         }
     }

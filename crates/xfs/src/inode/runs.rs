@@ -20,6 +20,18 @@ impl Runs {
         self.blocks
     }
 
+    /// How many of `blocks` are not among them.
+    pub(crate) fn missing(&self, blocks: &Range<FileBlock>) -> u64 {
+        let before = self
+            .runs
+            .range(..blocks.start)
+            .next_back()
+            .map_or(0, |(_, end)| end.min(&blocks.end).0.saturating_sub(blocks.start.0));
+        let inside = self.runs.range(blocks.clone());
+        let there = before + inside.map(|(start, end)| end.min(&blocks.end).0 - start.0).sum::<u64>();
+        (blocks.end.0 - blocks.start.0) - there
+    }
+
     /// Adds blocks, some of which may be there; how many were not.
     pub(crate) fn add(&mut self, blocks: &Range<FileBlock>) -> u64 {
         let before = self.blocks;
@@ -71,6 +83,7 @@ mod tests {
                 let blocks = FileBlock(start)..FileBlock(start + len);
                 let part = &mut model[start as usize..(start + len) as usize];
                 let there = part.iter().filter(|&&is| is).count() as u64;
+                prop_assert_eq!(runs.missing(&blocks), len - there);
                 match adds {
                     true => prop_assert_eq!(runs.add(&blocks), len - there),
                     false => prop_assert_eq!(runs.cut(&blocks), there),

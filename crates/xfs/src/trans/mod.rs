@@ -96,9 +96,9 @@ impl<'v> Trans<'v> {
         kept: &mut u64,
         work: impl FnOnce(&mut Self) -> Result<R>,
     ) -> Result<R> {
-        let blocks = reservation.blocks.saturating_sub(*kept);
-        let mut trans = Self::start(volume, Reservation { blocks, ..reservation }.or_no_blocks())?;
-        trans.blocks += std::mem::take(kept);
+        let mut trans = Self::start(volume, Reservation { blocks: 0, ..reservation })?;
+        let more = reservation.blocks.saturating_sub(*kept);
+        trans.blocks = std::mem::take(kept) + volume.write_side()?.counters.reserve_some(more);
         trans.keep_what_is_freed();
         let done = work(&mut trans).and_then(|done| trans.commit_all().map(|_| done));
         // What was not committed was not taken.
@@ -119,9 +119,7 @@ impl<'v> Trans<'v> {
         // Behind the gate: who holds the journal still finds counters that nobody has reserved of.
         let blocks = match write.counters.reserve_blocks(reservation.blocks) {
             Ok(()) => reservation.blocks,
-            Err(Error::NoSpace) if reservation.blocks_optional => {
-                write.counters.reserve_some(reservation.blocks)
-            }
+            Err(Error::NoSpace) if reservation.blocks_optional => 0,
             Err(error) => {
                 write.journal.release(ticket);
                 return Err(error);
