@@ -271,6 +271,11 @@ impl Durable {
         self.numbers.insert(id, ino);
     }
 
+    /// What is in files is not certain any more: some of it could not be written back, and somebody was told.
+    pub fn forget_content(&mut self) {
+        self.versions.clear();
+    }
+
     /// Says when the operation began that is noted next.
     pub fn began(&mut self, begun: u64) {
         self.begun = begun;

@@ -222,6 +222,9 @@ impl Attempt<'_> {
         if closed.is_ok() {
             ended.iter_mut().for_each(|ended| ended.durable.all_durable());
         }
+        if struck && planned.op == Op::Write && self.history.io.is_cached() {
+            ended.iter_mut().for_each(|ended| ended.durable.forget_content());
+        }
         ensure!(devices.seal.broken().is_empty(), "behind the close came {:?}", devices.seal.broken());
         let cut = planned.cut && closed.is_err();
         if cut {

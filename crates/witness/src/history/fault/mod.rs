@@ -5,7 +5,8 @@
 //! - a call that failed because of it gave an I/O error, or said that the volume was shut down; before the fault there
 //!   was no such error, and a volume that says that it was shut down never changes anything again;
 //! - the volume closed cleanly, with all that was done in it, or it said that it did not, and recovers, sound, on a
-//!   device that is well again, with all that a sync had reported as durable: also if the power fails then.
+//!   device that is well again, with all that a sync had reported as durable: also if the power fails then. Where files are
+//!   written through pages, a write that fails may be of what an earlier call put there: it is lost, and told to one sync.
 //!
 //! What such a history leaves is opened anew, with a log to recover and work to finish, on a device that fails as well:
 //! see `opening`.
