@@ -5,9 +5,9 @@
 mod common;
 
 use blockdev::{BlockDevice, MemoryDevice};
-use common::files::{fill, fits, new_file, remove};
+use common::files::{closes_well, fill, fits, new_file, remove};
 use std::sync::Arc;
-use uxfs::{Changes, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, check_device, mkfs_device};
+use uxfs::{Changes, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, mkfs_device};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -22,14 +22,6 @@ fn made(group: u64, groups: u32) -> (Arc<dyn BlockDevice>, Volume) {
     let options = OpenOptions::new().writable(true).cache_size(2 << 30);
     let volume = Volume::open_device(Arc::clone(&device), &options).expect("clean");
     (device, volume)
-}
-
-#[track_caller]
-fn closes_well(device: &Arc<dyn BlockDevice>, volume: Volume) {
-    volume.close().expect("closes");
-    drop(volume);
-    let report = check_device(Arc::clone(device), &OpenOptions::new()).expect("checked");
-    assert!(report.is_clean(), "{:?}", report.findings);
 }
 
 fn some(volume: &Volume, name: &str, count: usize) -> Vec<File> {

@@ -5,10 +5,10 @@
 mod common;
 
 use blockdev::{BlockDevice, Fault, FaultDevice, MemoryDevice, Op};
-use common::files::{Random, fill, new_file, remove};
+use common::files::{Random, closes_well, fill, new_file, remove};
 use fileio::testing::{CHANGE, COMMITTED, at};
 use std::sync::Arc;
-use uxfs::{Changes, ErrorKind, File, MkfsOptions, OpenOptions, Volume, check_device, mkfs_device};
+use uxfs::{Changes, ErrorKind, File, MkfsOptions, OpenOptions, Volume, mkfs_device};
 
 const BLOCK: u64 = 4096;
 
@@ -31,14 +31,6 @@ fn available(volume: &Volume) -> u64 {
 fn copies_by_block(file: &File) {
     let hint = Changes { cow_extent_size: Some(BLOCK as u32), ..Changes::default() };
     file.node().change(&hint).expect("a hint");
-}
-
-#[track_caller]
-fn closes_well(device: &Arc<dyn BlockDevice>, volume: Volume) {
-    volume.close().expect("closes");
-    drop(volume);
-    let report = check_device(Arc::clone(device), &OpenOptions::new()).expect("checked");
-    assert!(report.is_clean(), "{:?}", report.findings);
 }
 
 /// One write goes to blocks that were set aside and to some that were shared once. Of the latter nobody has to tell the map,

@@ -3,8 +3,9 @@
 use blockdev::BlockDevice;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use tempfile::TempDir;
-use uxfs::{ErrorKind, File, NewNode, OpenOptions, Result, Volume};
+use uxfs::{ErrorKind, File, NewNode, OpenOptions, Result, Volume, check_device};
 
 /// A small generator (xorshift64*), so that a printed seed replays a run.
 pub struct Random(pub u64);
@@ -98,4 +99,13 @@ pub fn fill(volume: &Volume, name: &str) -> File {
         }
     }
     filler
+}
+
+/// Closes a volume, on which the checker finds nothing then, free blocks counted.
+#[track_caller]
+pub fn closes_well(device: &Arc<dyn BlockDevice>, volume: Volume) {
+    volume.close().expect("closes");
+    drop(volume);
+    let report = check_device(Arc::clone(device), &OpenOptions::new()).expect("checked");
+    assert!(report.is_clean(), "{:?}", report.findings);
 }
