@@ -1,7 +1,8 @@
-//! What the kernel does when it goes down: threads that are nearly always in the midst of a chain of deferred work, and
+//! What the kernel does when the power fails: threads that are nearly always in the midst of a chain of deferred work, and
 //! one that has the log cut into as many checkpoints as it can, so that some end within a chain.
 //!
-//! Invariant: nobody is left who has a file of the volume open when [`run`] returns.
+//! Invariant: the caller acts while all of them work, and nobody is left who has a file of the volume open when [`run`]
+//! returns.
 
 use crate::command;
 use anyhow::{Context, Result, ensure};
@@ -17,17 +18,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-/// How the work ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// By a crash.
-    Down,
-    /// By a crash that has the log written first.
-    DownFlushed,
-    /// It ends.
-    Done,
-}
 
 /// What a thread does over and over.
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +77,14 @@ pub(super) fn prepare(mnt: &Path, rng: &mut Rng, threads: usize) -> Result<()> {
     Ok(syncfs(&root)?)
 }
 
-/// Has the threads work for so long.
-pub(super) fn run(mnt: &Path, rng: &mut Rng, threads: usize, lasts: Duration, end: End) -> Result<()> {
+/// Has the threads work for so long, and then until `in_the_midst` has returned.
+pub(super) fn run(
+    mnt: &Path,
+    rng: &mut Rng,
+    threads: usize,
+    lasts: Duration,
+    in_the_midst: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let over = AtomicBool::new(false);
     let workers = workers(mnt, rng, threads)?;
     let exchange = Release::Unstable.path("xfs_io")?;
@@ -97,7 +93,7 @@ pub(super) fn run(mnt: &Path, rng: &mut Rng, threads: usize, lasts: Duration, en
             let (over, exchange) = (&over, &exchange);
             scope.spawn(move || {
                 let mut turn = 0;
-                // Behind a crash everything fails; before it, what fails is no matter: other work goes on.
+                // What fails is no matter: other work goes on.
                 while !over.load(Ordering::Relaxed) {
                     let _ = worker.turn(turn, exchange);
                     turn += 1;
@@ -105,12 +101,7 @@ pub(super) fn run(mnt: &Path, rng: &mut Rng, threads: usize, lasts: Duration, en
             });
         }
         std::thread::sleep(lasts);
-        let down = |how: &str| command::run(Command::new("xfs_io").args(["-x", "-c", how]).arg(mnt));
-        let result = match end {
-            End::Down => down("shutdown"),
-            End::DownFlushed => down("shutdown -f"),
-            End::Done => Ok(()),
-        };
+        let result = in_the_midst();
         over.store(true, Ordering::Relaxed);
         result
     })

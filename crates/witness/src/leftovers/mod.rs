@@ -16,6 +16,7 @@
 
 mod judge;
 mod load;
+mod power;
 mod shapes;
 
 use crate::chains::Tally;
@@ -27,6 +28,8 @@ use blockdev::FileDevice;
 use clap::Args as ClapArgs;
 use fastrand::Rng;
 use judge::Judged;
+use power::Power;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -114,18 +117,24 @@ impl Stage<'_> {
         Rng::with_seed(self.task.seed ^ self.task.geometry.salt())
     }
 
-    /// Has the kernel fill a volume and go down while it changes it.
+    /// Has the kernel fill a volume, and takes the power from it while it changes that.
     fn leave(&self) -> Result<()> {
         const SHORTEST_MS: u64 = 30;
         const LONGEST_MS: u64 = 1_500;
         let mut rng = self.rng();
-        self.shape.mkfs(&self.image())?;
-        let mounted = Mounted::new(&self.image(), &self.mnt(), false)?;
-        load::prepare(mounted.dir(), &mut rng, self.task.threads).context("before the crash")?;
+        let power = Power::new(self.folder)?;
+        self.shape.mkfs(&power.image())?;
+        let mounted = Mounted::new(&power.image(), &self.mnt(), false)?;
+        load::prepare(mounted.dir(), &mut rng, self.task.threads).context("before the power fails")?;
         let lasts = Duration::from_millis(rng.u64(SHORTEST_MS..LONGEST_MS));
-        let end = if rng.bool() { load::End::Down } else { load::End::DownFlushed };
-        load::run(mounted.dir(), &mut rng, self.task.threads, lasts, end)?;
-        mounted.unmount()
+        let forced = rng.bool().then(|| mounted.dir().join("forced"));
+        load::run(mounted.dir(), &mut rng, self.task.threads, lasts, || {
+            // The log ends with this; if not, where a checkpoint happened to end.
+            forced.map_or(Ok(()), |file| File::create(file)?.sync_all())?;
+            power.fail()
+        })?;
+        mounted.unmount()?;
+        power.leave(&self.image())
     }
 
     fn judged(&self, args: &Args) -> Result<(Tally, Option<Judged>)> {
