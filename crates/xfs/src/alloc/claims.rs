@@ -8,8 +8,8 @@
 //!   volume's free blocks before a group holds it back, so that no group gives less than was promised of it;
 //! - the transaction that holds a claim has what its reverse maps grow by out of it: what is left is what may still come;
 //! - who makes more pieces without a claim leaves to claims what they are for;
-//! - what is promised to copies in memory alone is a claim on each group whose blocks they copy, that grows and shrinks with
-//!   the records they may bring. Who takes such copies has the room out of it.
+//! - what is promised to copies in memory alone is a claim on each group whose blocks they copy, and on each where they are
+//!   staged, that grows and shrinks with the records they may bring. Who takes such copies has the room out of it.
 
 use crate::error::Result;
 use crate::trans::counters::Counters;
@@ -45,9 +45,16 @@ impl Claims {
         self.blocks.lock().get(&ag).copied().unwrap_or(0)
     }
 
-    /// Blocks of a group that are promised to copies.
-    pub(super) fn promised(&self, ag: AgNumber) -> u32 {
-        self.promised.lock().get(&ag).map_or(0, |promised| promised.blocks)
+    /// The same without what is promised to copies: by one look, as what is promised grows and shrinks meanwhile.
+    pub(super) fn of_others(&self, ag: AgNumber) -> u32 {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let promised = self.promised.lock();
+        let all = self.blocks.lock().get(&ag).copied().unwrap_or(0);
+        let of_copies = promised.get(&ag).map_or(0, |promised| promised.blocks);
+        debug_assert!(of_copies <= all, "what is promised is claimed");
+        all.saturating_sub(of_copies)
     }
 
     /// Whether nothing is promised.
@@ -174,7 +181,12 @@ mod tests {
         let just = |blocks| move |more| if more == blocks { Ok(()) } else { Err(Error::NoSpace) };
         claims.promise(ag, 20, growth, just(7)).expect("so many more");
         claims.promise(ag, 30, growth, just(3)).expect("so many more");
-        assert_eq!((claims.of(ag), claims.promised(ag)), (10, 10));
+        assert_eq!((claims.of(ag), claims.of_others(ag)), (10, 0));
+        let counters = Counters::new(100, 0, 0, 20);
+        let mut other = claims.begin(&counters);
+        other.add(ag, 4).expect("space");
+        assert_eq!((claims.of(ag), claims.of_others(ag)), (14, 4));
+        drop(other);
         let refused = claims.promise(ag, 1000, growth, |_| Err(Error::NoSpace));
         assert!(matches!(refused, Err(Error::NoSpace)));
         assert_eq!(
@@ -184,6 +196,27 @@ mod tests {
         );
         assert_eq!((claims.of(ag), claims.end_promise(ag, 3), claims.of(ag)), (6, 6, 0));
         assert!(claims.promise_nothing() && claims.end_promise(ag, 0) == 0);
+    }
+
+    #[test]
+    fn what_others_claimed_is_the_same_while_promises_come_and_go() {
+        let (claims, ag) = (Claims::default(), AgNumber(3));
+        let counters = Counters::new(100, 0, 0, 20);
+        let mut other = claims.begin(&counters);
+        other.add(ag, 4).expect("space");
+        std::thread::scope(|scope| {
+            let promising = scope.spawn(|| {
+                for _ in 0..20_000 {
+                    claims.promise(ag, 8, |records| records as u32, |_| Ok(())).expect("promised");
+                    claims.end_promise(ag, 8);
+                }
+            });
+            while !promising.is_finished() {
+                assert_eq!(claims.of_others(ag), 4);
+            }
+        });
+        drop(other);
+        assert!(claims.promise_nothing() && claims.of(ag) == 0);
     }
 
     #[test]

@@ -142,7 +142,7 @@ impl Space {
             Owners::InPieces(_) | Owners::Promised => limits.least_to_cut(ag),
         };
         let others = match owners {
-            Owners::Promised => self.claims.of(ag) - self.claims.promised(ag).min(self.claims.of(ag)),
+            Owners::Promised => self.claims.of_others(ag),
             _ => self.claims.of(ag),
         };
         Ok(limits.room_for_owners(ag, &agf, tree).saturating_sub(others) >= least)

@@ -20,7 +20,7 @@ use crate::alloc::{FEW, Owners, Purpose, Request, Target};
 use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts};
 use crate::bmap::{Mapped, SharedRun};
 use crate::error::{Error, Result};
-use crate::inode::{ForkKind, Inode, InodeEntry};
+use crate::inode::{Cuts, ForkKind, Inode, InodeEntry};
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
@@ -30,7 +30,8 @@ use xfs_format::bmbt::Extent;
 use xfs_format::inode::InodeFlags2;
 use xfs_format::types::{AgNumber, FileBlock, FsBlock};
 
-/// Records of the reverse map that are left of an extent out of which a copy cuts a part.
+/// Records of the reverse map that are left of an extent out of which a copy cuts a part, be it what is copied or what was
+/// staged for it.
 const LEFT: u64 = 2;
 /// Staged extents that one transaction gives back.
 const GIVEN_BACK_AT_ONCE: usize = 2;
@@ -105,7 +106,6 @@ impl Volume {
         }
         self.check_block_change(entry)?;
         self.check_room_to_cut(entry, &blocks)?;
-        self.check_room_for_pieces(&parts, told)?;
         match self.stage_parts(entry, &mut fork, &blocks, hint(&entry.peek())) {
             // What was staged beside some of it may be what the rest lacks.
             Err(Error::NoSpace) => {
@@ -116,13 +116,14 @@ impl Volume {
         }
         let mut claimed = Vec::new();
         for (part, goes) in self.parts_of(entry, &fork, blocks.clone())? {
-            if matches!(goes, Goes::Staged(_)) {
+            if let Goes::Staged(start) = goes {
                 fork.mark(&part, true);
-                claimed.push(part);
+                claimed.push((part, start));
             }
         }
-        let kept = self.keep_for_map(entry, &mut fork, &blocks, told).and_then(|()| {
-            if told == Told::InParts { self.promise_to_owners(entry, &claimed) } else { Ok(()) }
+        let kept = self.keep_for_map(entry, &mut fork, &blocks, told).and_then(|()| match told {
+            Told::InParts => self.promise_to_owners(entry, &claimed),
+            Told::AtOnce => self.check_room_for_pieces(entry, &fork, &blocks),
         });
         if kept.is_err() {
             self.unclaim(entry, &mut fork, &blocks);
@@ -130,31 +131,37 @@ impl Volume {
         kept
     }
 
-    /// Promises owners the room that copies of these parts may take, in whatever parts they are taken. What turned out to be
-    /// the file's alone is not among them: nobody tells the map of that. [`Error::NoSpace`]: some of it may be promised.
-    fn promise_to_owners(self: &Arc<Self>, entry: &InodeEntry, claimed: &[Blocks]) -> Result<()> {
+    /// Promises owners the room that copies of these parts, which are staged from these blocks on, may take, in whatever parts
+    /// they are taken. What turned out to be the file's alone is not among them: nobody tells the map of that.
+    /// [`Error::NoSpace`]: some of it may be promised.
+    fn promise_to_owners(self: &Arc<Self>, entry: &InodeEntry, claimed: &[(Blocks, FsBlock)]) -> Result<()> {
         let geometry = self.geometry();
         if !geometry.rmapbt {
             return Ok(());
         }
         let data = self.extents(&entry.current(), ForkKind::Data)?;
-        let mut groups = BTreeMap::<AgNumber, Vec<Blocks>>::new();
-        for part in claimed {
-            if let Mapped::Extent(old) = data.lookup(part.start)
-                && let Some((ag, _)) = geometry.split_block(old.startblock)
-            {
-                groups.entry(ag).or_default().push(part.clone());
+        let mut groups = BTreeMap::<AgNumber, Vec<(Cuts, &Blocks)>>::new();
+        for (part, staged) in claimed {
+            let old = match data.lookup(part.start) {
+                Mapped::Extent(old) => Some((Cuts::Copied, old.startblock)),
+                Mapped::Hole(..) => None,
+            };
+            for (cuts, start) in [old, Some((Cuts::Staged, *staged))].into_iter().flatten() {
+                if let Some((ag, _)) = geometry.split_block(start) {
+                    groups.entry(ag).or_default().push((cuts, part));
+                }
             }
         }
         drop(data);
         for (ag, parts) in groups {
             let mut trans = Trans::start(self, Need::new(geometry).reservation())?;
             let mut owners = entry.copying().owners();
-            let runs = owners.entry(ag).or_default();
-            let more: u64 = parts.iter().map(|part| runs.missing(part)).sum();
-            trans.promise_to_copies(ag, LEFT * more)?;
-            for part in &parts {
-                runs.add(part);
+            let missing = |(cuts, part): &(Cuts, &Blocks)| {
+                owners.get(&(ag, *cuts)).map_or(part.end.0 - part.start.0, |runs| runs.missing(part))
+            };
+            trans.promise_to_copies(ag, LEFT * parts.iter().map(missing).sum::<u64>())?;
+            for (cuts, part) in parts {
+                owners.entry((ag, cuts)).or_default().add(part);
             }
         }
         Ok(())
@@ -164,7 +171,7 @@ impl Volume {
     fn end_promise_to_owners(&self, entry: &InodeEntry, blocks: &Blocks) -> Result<()> {
         let Some(copying) = entry.copying_if_any() else { return Ok(()) };
         let write = self.write_side()?;
-        for (&ag, runs) in copying.owners().iter_mut() {
+        for (&(ag, _), runs) in copying.owners().iter_mut() {
             let ended = runs.cut(blocks);
             if ended > 0 {
                 write.space.end_promise_to_copies(&write.counters, ag, LEFT * ended);
@@ -173,28 +180,28 @@ impl Volume {
         Ok(())
     }
 
-    /// [`Error::NoSpace`] if the reverse map of a group may not have room for what is left of extents out of which copies cut
-    /// these parts, or any parts of them.
-    fn check_room_for_pieces(&self, parts: &[(Blocks, Goes)], told: Told) -> Result<()> {
-        let (geometry, mut records) = (self.geometry(), BTreeMap::<_, u64>::new());
-        for (blocks, goes) in parts {
-            if let Goes::Elsewhere(start) = goes
-                && let Some((ag, _)) = geometry.split_block(*start)
-            {
-                let pieces = if told == Told::AtOnce { 1 } else { blocks.end.0 - blocks.start.0 };
-                *records.entry(ag).or_default() += LEFT * pieces;
+    /// [`Error::NoSpace`] if the reverse map of a group may not have room for what is left of extents out of which all that is
+    /// claimed in `blocks` is cut, of those that are copied and of those that are staged.
+    fn check_room_for_pieces(&self, entry: &InodeEntry, fork: &CowFork, blocks: &Blocks) -> Result<()> {
+        let geometry = self.geometry();
+        if !geometry.rmapbt {
+            return Ok(());
+        }
+        let data = self.extents(&entry.current(), ForkKind::Data)?;
+        let (mut fork, mut records) = (fork.clone(), BTreeMap::<_, u64>::new());
+        while let Some(Remap { new, old }) = next_remap(&data, &fork, blocks) {
+            fork.take(&(new.startoff..new.end()));
+            for cut in old.iter().chain([&new]) {
+                if let Some((ag, _)) = geometry.split_block(cut.startblock) {
+                    *records.entry(ag).or_default() += LEFT;
+                }
             }
         }
+        drop(data);
         if records.values().sum::<u64>() <= FEW {
             return Ok(());
         }
-        for (ag, records) in records {
-            let pieces = Owners::InPieces(records);
-            if !self.write_side()?.space.has_room_for_owners(self.bufs(), geometry, ag, pieces)? {
-                return Err(Error::NoSpace);
-            }
-        }
-        Ok(())
+        records.into_iter().try_for_each(|(ag, records)| self.check_room_in(ag, Owners::InPieces(records)))
     }
 
     /// Reserves what the map may need to tell of all that is claimed in `blocks`.
@@ -374,23 +381,28 @@ impl Volume {
         (unwritten, kept): (bool, &mut u64),
         told: Told,
     ) -> Result<()> {
-        let mut is_first = true;
+        let owners = match told {
+            // Others may have taken the room that was promised: then it stays claimed.
+            Told::InParts => Owners::Promised,
+            // It does not stop half-way, but where others take the room for the rest of it meanwhile.
+            Told::AtOnce => {
+                self.check_room_for_pieces(entry, fork, blocks)?;
+                Owners::InPieces(LEFT)
+            }
+        };
         loop {
             let data = self.extents(&entry.current(), ForkKind::Data)?;
-            let Some(Remap { new, .. }) = next_remap(&data, fork, blocks) else { return Ok(()) };
+            let Some(Remap { new, old }) = next_remap(&data, fork, blocks) else { return Ok(()) };
             // What does not cut an extent in its midst brings the old owners' map no record.
             let cuts = matches!(data.lookup(new.startoff), Mapped::Extent(old)
                 if old.startoff < new.startoff && new.end() < old.end());
             // Who holds a map while it changes has it copied.
             drop(data);
-            // Others may have taken the room for owners since it was claimed: then it stays claimed. Who tells the map of all
-            // at once was promised room for all of it, and does not stop half-way.
-            if told == Told::InParts && cuts {
-                self.check_room_promised(entry, &(new.startoff..new.end()))?;
-            } else if told == Told::AtOnce && is_first {
-                self.check_room_promised(entry, blocks)?;
+            for cut in old.filter(|_| cuts).iter().chain([&new]) {
+                if let Some((ag, _)) = self.geometry().split_block(cut.startblock) {
+                    self.check_room_in(ag, owners)?;
+                }
             }
-            is_first = false;
             self.take_copy(entry, Extent { unwritten, ..new }, kept)?;
             fork.take(&(new.startoff..new.end()));
             // The old blocks stay known as shared: the file may have them in another place as well.

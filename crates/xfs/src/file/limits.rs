@@ -15,7 +15,7 @@ use crate::trans::Trans;
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::inode::InodeFlags2;
-use xfs_format::types::FsBlock;
+use xfs_format::types::{AgNumber, FsBlock};
 
 /// Extents that a change makes at most more than there were: it cuts one at each of its ends.
 const MORE: u64 = 2;
@@ -54,37 +54,27 @@ impl Volume {
     /// [`Error::NoSpace`] if the reverse map may not have room for it that what a file has in `blocks` is cut into more
     /// pieces: of what is shared no block becomes free with that, and so the map may need more than is kept for it.
     pub(super) fn check_room_to_cut(self: &Arc<Self>, entry: &InodeEntry, blocks: &Blocks) -> Result<()> {
-        self.check_room_for_owners(entry, blocks, Owners::InPieces(ENDS))
-    }
-
-    /// The same where room was promised: others may have taken it.
-    pub(super) fn check_room_promised(self: &Arc<Self>, entry: &InodeEntry, blocks: &Blocks) -> Result<()> {
-        self.check_room_for_owners(entry, blocks, Owners::Promised)
-    }
-
-    fn check_room_for_owners(
-        self: &Arc<Self>,
-        entry: &InodeEntry,
-        blocks: &Blocks,
-        owners: Owners,
-    ) -> Result<()> {
         let geometry = self.geometry();
         if !geometry.rmapbt || !geometry.reflink {
             return Ok(());
         }
-        let space = &self.write_side()?.space;
         let extents = self.extents(&entry.current(), ForkKind::Data)?;
         let (mut at, mut asked) = (blocks.start, None);
         while let Some(extent) = extents.ending_behind(at).filter(|extent| extent.startoff < blocks.end) {
             at = extent.end();
             let group = geometry.split_block(extent.startblock).map(|(ag, _)| ag);
             let Some(ag) = group.filter(|_| group != asked) else { continue };
-            if !space.has_room_for_owners(self.bufs(), geometry, ag, owners)? {
-                return Err(Error::NoSpace);
-            }
+            self.check_room_in(ag, Owners::InPieces(ENDS))?;
             asked = group;
         }
         Ok(())
+    }
+
+    /// [`Error::NoSpace`] if the reverse map of this group may not have room for what `owners` says.
+    pub(super) fn check_room_in(&self, ag: AgNumber, owners: Owners) -> Result<()> {
+        let space = &self.write_side()?.space;
+        let has_room = space.has_room_for_owners(self.bufs(), self.geometry(), ag, owners)?;
+        if has_room { Ok(()) } else { Err(Error::NoSpace) }
     }
 
     /// [`Error::LogTooSmall`] if it is for any of the transactions that change a file's blocks.

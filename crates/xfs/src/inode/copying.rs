@@ -22,6 +22,15 @@ use std::sync::Arc;
 use xfs_format::bmbt::Extent;
 use xfs_format::types::{AgNumber, FileBlock, FsBlock};
 
+/// Out of what copies are cut that are taken in parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Cuts {
+    /// Out of the blocks that are copied.
+    Copied,
+    /// Out of the blocks that are staged for that.
+    Staged,
+}
+
 /// See above.
 #[derive(Debug, Default)]
 pub(crate) struct Copying {
@@ -31,8 +40,8 @@ pub(crate) struct Copying {
     kept: Kept,
     /// The same of writes that will say of unwritten blocks that they hold data.
     to_mark: Kept,
-    /// Blocks whose copies are taken in any parts, for which room was promised to owners, by the group of what they copy.
-    owners: Mutex<BTreeMap<AgNumber, Runs>>,
+    /// Blocks whose copies are taken in any parts, for which room was promised to owners, by the group that promised it.
+    owners: Mutex<BTreeMap<(AgNumber, Cuts), Runs>>,
 }
 
 impl Copying {
@@ -68,8 +77,8 @@ impl Copying {
         &self.to_mark
     }
 
-    /// Blocks for whose copies room was promised to owners, by the group of what they copy.
-    pub(crate) fn owners(&self) -> MutexGuard<'_, BTreeMap<AgNumber, Runs>> {
+    /// Blocks for whose copies room was promised to owners, by the group that promised it, and for what.
+    pub(crate) fn owners(&self) -> MutexGuard<'_, BTreeMap<(AgNumber, Cuts), Runs>> {
         self.owners.lock()
     }
 

@@ -15,7 +15,7 @@ mod kept;
 mod lazy_time;
 mod runs;
 
-pub(crate) use copying::BlockSet;
+pub(crate) use copying::{BlockSet, Cuts};
 pub(crate) use delayed::Delayed;
 pub(crate) use entry::Site;
 pub use entry::{InodeEntry, InodeLocked, InodeShared};

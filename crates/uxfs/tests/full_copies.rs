@@ -1,0 +1,166 @@
+//! Copies that are put into another group than that of what they copy, where that group has hardly any room left for owners.
+
+#[allow(dead_code, unused_imports, reason = "each test uses its part")]
+mod common;
+
+use blockdev::{BlockDevice, MemoryDevice};
+use common::files::{closes_well, fill, fits, new_file};
+use std::sync::Arc;
+use uxfs::{Changes, ErrorKind, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, mkfs_device};
+
+const GROUP: u64 = 16 << 20;
+
+fn made(groups: u32, block: u64) -> (Arc<dyn BlockDevice>, Volume) {
+    let device: Arc<dyn BlockDevice> =
+        Arc::new(MemoryDevice::anonymous(GROUP * u64::from(groups)).expect("memory"));
+    let features = MkfsFeatures::of_kernel("6.12").expect("known");
+    let options =
+        MkfsOptions::new().group_count(groups).block_size(block as u32).features(features).small(true);
+    mkfs_device(Arc::clone(&device), &options, true).expect("a volume");
+    let options = OpenOptions::new().writable(true).cache_size(1 << 30);
+    let volume = Volume::open_device(Arc::clone(&device), &options).expect("clean");
+    (device, volume)
+}
+
+/// Takes all that is free of the groups before `to`, so many bytes at a time.
+fn fill_groups(volume: &Volume, name: &str, to: u64, step: u64) -> File {
+    let file = new_file(volume, name);
+    let is_behind = |file: &File| file.extents().any(|extent| extent.expect("a map").physical >= to * GROUP);
+    while !is_behind(&file) {
+        file.allocate(file.size()..file.size() + step, false).expect("space");
+    }
+    file
+}
+
+fn hint(bytes: u64) -> Changes {
+    Changes { cow_extent_size: Some(bytes as u32), ..Changes::default() }
+}
+
+/// Two files, a block of the one and one of the other in turns.
+fn in_pieces(volume: &Volume, count: u64, block: u64) -> (File, File) {
+    let (pieces, gaps) = (new_file(volume, "pieces"), new_file(volume, "gaps"));
+    for at in (0..count).map(|nth| nth * block) {
+        pieces.write_at(&vec![1; block as usize], at).expect("written");
+        gaps.write_at(&vec![2; block as usize], at).expect("written");
+    }
+    (pieces, gaps)
+}
+
+/// The volume was shut down in the midst of a copy.
+fn copies_into_a_full_group(is_buffered: bool) {
+    const BLOCK: u64 = 1024;
+    const FAR: u64 = 14_000;
+    const AREA: u64 = 7_000;
+    let (device, volume) = made(12, BLOCK);
+    let (pieces, gaps) = in_pieces(&volume, 250, BLOCK);
+    let [far, copy] = ["far", "copy"].map(|name| new_file(&volume, name));
+    let others: Vec<File> = (0..180).map(|nth| new_file(&volume, &format!("other{nth}"))).collect();
+    let zero = fill_groups(&volume, "zero", 1, 64 * BLOCK);
+    far.write_at(&vec![3; (FAR * BLOCK) as usize], 0).expect("written");
+    let mid = fill_groups(&volume, "mid", 2, 64 * BLOCK);
+    let shares = |other: &&File| fits(pieces.clone_range(0, other, 0, 0));
+    // As many owners as the first group takes.
+    let given = others.iter().take_while(shares).count();
+    let two = fill(&volume, "two");
+    zero.set_len(0).expect("cut");
+    volume.sync().expect("synced");
+    far.clone_range(0, &copy, 0, 0).expect("a clone");
+    copy.node().change(&hint(AREA * BLOCK)).expect("a hint");
+    // Takes what is left of all groups but the first.
+    let rest = new_file(&volume, "rest");
+    far.clone_range(0, &rest, 0, 0).expect("a clone");
+    rest.node().change(&hint(100 * BLOCK)).expect("a hint");
+    let mut at = 0;
+    while !rest.extents().any(|extent| extent.expect("a map").physical < GROUP) {
+        rest.overwrite_at(&[2; BLOCK as usize], at).expect("copied");
+        at += 100 * BLOCK;
+    }
+    for at in (0..FAR).step_by(AREA as usize) {
+        // What was left of the group in which the first block lies is used up with that.
+        copy.overwrite_at(&[2; BLOCK as usize], at * BLOCK).expect("copied");
+        copy.overwrite_at(&[2; BLOCK as usize], (at + 100) * BLOCK).expect("copied");
+    }
+    mid.set_len(0).expect("cut");
+    two.set_len(two.size() - 6 * GROUP).expect("cut");
+    volume.sync().expect("synced");
+    let more = others[given..].iter().take(40).take_while(shares).count();
+    assert!(given > 0 && more > 0, "owners of the first group");
+    let first = fill_groups(&volume, "first", 1, 64 * BLOCK);
+    let writer = if is_buffered { copy.buffered() } else { copy.direct() };
+    let mut refused = 0;
+    for nth in 0..FAR / 2 {
+        let at = (2 * (nth * 997 % (FAR / 2)) + 1) * BLOCK;
+        let written = writer.write_at(&[9; BLOCK as usize], at).and_then(|_| match is_buffered {
+            true => writer.sync_range(at..at + BLOCK),
+            false => Ok(()),
+        });
+        let byte = if let Err(error) = written {
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+            refused += 1;
+            None
+        } else {
+            Some(9)
+        };
+        let mut seen = [0; BLOCK as usize];
+        writer.read_at(&mut seen, at).expect("read");
+        assert!(byte.is_none_or(|byte| seen == [byte; BLOCK as usize]), "write {nth}");
+    }
+    assert!(refused > 0, "the first group is full of owners");
+    volume.sync().expect("synced");
+    drop((rest, pieces, gaps, far, copy, writer, others, first, zero, mid, two));
+    closes_well(&device, volume);
+}
+
+#[test]
+fn a_copy_for_which_its_group_has_no_room_is_refused() {
+    copies_into_a_full_group(false);
+}
+
+#[test]
+fn so_is_one_through_pages() {
+    copies_into_a_full_group(true);
+}
+
+/// What was accepted of another file could not be written back.
+#[test]
+fn copies_from_another_group_leave_the_room_that_was_promised() {
+    const BLOCK: u64 = 4096;
+    const FAR: u64 = 3_200;
+    const AREA: u64 = 640;
+    const LARGE: u64 = 100;
+    let (device, volume) = made(5, BLOCK);
+    let (pieces, gaps) = in_pieces(&volume, 200, BLOCK);
+    let [large, far, copy, clone] = ["large", "far", "copy", "clone"].map(|name| new_file(&volume, name));
+    large.write_at(&vec![3; (LARGE * BLOCK) as usize], 0).expect("written");
+    let others: Vec<File> = (0..50).map(|nth| new_file(&volume, &format!("other{nth}"))).collect();
+    others.iter().for_each(|other| pieces.clone_range(0, other, 0, 0).expect("a clone"));
+    large.clone_range(0, &clone, 0, 0).expect("a clone");
+    let zero = fill_groups(&volume, "zero", 1, 8 * BLOCK);
+    far.write_at(&vec![3; (FAR * BLOCK) as usize], 0).expect("written");
+    let mid = fill_groups(&volume, "mid", 2, 8 * BLOCK);
+    let two = fill(&volume, "two");
+    zero.set_len(0).expect("cut");
+    volume.sync().expect("synced");
+    far.clone_range(0, &copy, 0, 0).expect("a clone");
+    copy.node().change(&hint(AREA * BLOCK)).expect("a hint");
+    for at in (0..FAR).step_by(AREA as usize) {
+        // What was left of the group in which the first block lies is used up with that.
+        copy.overwrite_at(&[2; BLOCK as usize], at * BLOCK).expect("copied");
+        copy.overwrite_at(&[2; BLOCK as usize], (at + 20) * BLOCK).expect("copied");
+    }
+    mid.set_len(0).expect("cut");
+    two.set_len(two.size() - 2 * GROUP).expect("cut");
+    volume.sync().expect("synced");
+    let (copy, clone) = (copy.buffered(), clone.buffered());
+    clone.write_at(&[9; BLOCK as usize], LARGE / 2 * BLOCK).expect("accepted");
+    copy.write_at(&vec![9; ((FAR - 1) * BLOCK) as usize], BLOCK).expect("accepted");
+    let first = fill_groups(&volume, "first", 1, 8 * BLOCK);
+    for nth in 0..FAR / 2 {
+        let at = (2 * (nth * 97 % (FAR / 2)) + 1) * BLOCK;
+        copy.sync_range(at..at + BLOCK).expect("what was accepted is written back (far)");
+    }
+    clone.sync().expect("what was accepted is written back (a copy)");
+    volume.sync().expect("what was accepted is written back");
+    drop((large, pieces, gaps, far, copy, clone, others, first, zero, mid, two));
+    closes_well(&device, volume);
+}
