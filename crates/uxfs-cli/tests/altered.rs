@@ -353,6 +353,32 @@ fn an_end_that_is_too_short_for_a_group_is_left_out() {
     sound(&image.path);
 }
 
+/// What is too short for another block is no reason for a longer file.
+#[test]
+fn a_file_does_not_become_longer_for_nothing() {
+    let image = filled(&[]);
+    let before = std::fs::metadata(&image.path).unwrap().len();
+    for more in [512, 63 * 4096] {
+        let size = before + more;
+        let output = uxfs(&[&"grow", &image.path, &size.to_string()]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(std::fs::metadata(&image.path).unwrap().len(), before, "{more}");
+    }
+    sound(&image.path);
+}
+
+/// It replayed the log that was not to be replayed.
+#[test]
+fn a_volume_whose_log_is_not_replayed_does_not_grow() {
+    let image = filled(&[]);
+    crash(&image);
+    let said = "a volume that is opened without recovery cannot be written";
+    let commands: [(&[&str], i32, &str); 2] =
+        [(&["grow", "--norecovery", "600M"], 4, said), (&["grow", "--norecovery"], 4, said)];
+    refused(&image.path, &commands);
+    assert_eq!(info(&image.path)["log_clean"], false);
+}
+
 /// A volume in a partition takes the partition, and no more.
 #[test]
 fn a_volume_in_a_partition_grows_to_its_end() {

@@ -81,11 +81,14 @@ impl Volume {
     ///
     /// The device is as long as it was when the volume was opened. As with `xfs_growfs`, an end that would make a group of
     /// fewer than 64 blocks is left out. [`ErrorKind::InvalidInput`]: it would become smaller.
-    /// [`ErrorKind::AlreadyExists`]: another volume, or anything else that is known by its marks, begins at one of the first
-    /// 4096 whole MiB of the device behind this one, and would be lost.
+    /// [`ErrorKind::AlreadyExists`]: it would reach behind its partition or into another one; or another volume, or anything
+    /// else that is known by its marks, begins at one of the first 4096 whole MiB of the device behind this one, and would be
+    /// lost.
     pub fn grow(&self, bytes: Option<u64>) -> Result<Grown> {
         let device = self.device();
         let growth = self.plan_growth(bytes, device.size())?;
+        let (whole, start) = self.whole_device();
+        unless_in_partition(&**whole, start, &growth)?;
         behind::refuse_overlap(&**device, growth.from..growth.to)?;
         self.grow_unless(bytes, &|| false)
     }
@@ -117,9 +120,10 @@ impl Volume {
 /// `bytes`; a file that is shorter becomes longer, if the volume is all of its end. What is refused leaves all as it was,
 /// the file's length too. `how` says where the volume lies.
 ///
-/// [`ErrorKind::AlreadyExists`]: another volume, or anything else that is known by its marks, would be lost. Unless a
-/// partition holds the volume, it is looked for at each whole MiB of the file behind it, and at the first 4096 of a block
-/// device.
+/// [`ErrorKind::AlreadyExists`]: it would reach behind its partition or into another one, also where `how` says a length that
+/// does; or another volume, or anything else that is known by its marks, would be lost. Unless a partition holds the volume,
+/// that is looked for at each whole MiB of the file behind it, and at the first 4096 of a block device.
+/// [`ErrorKind::ReadOnly`]: it is to be opened without recovery.
 pub fn grow(image: impl AsRef<Path>, bytes: Option<u64>, how: &OpenOptions) -> Result<Grown> {
     grow_unless(image, bytes, how, &|| false)
 }
@@ -135,7 +139,7 @@ pub fn grow_unless(
     let device = Arc::new(FileOptions::new().write(true).direct(false).open(image)?);
     // What comes behind a partition is not the volume's, and a table that is damaged does not say what does.
     let length = how.length.map_or_else(|| room_at(&*device, how.offset), |length| Ok(Some(length)))?;
-    let how = how.clone().writable(true).norecovery(false).direct(false).length(length);
+    let how = how.clone().writable(true).direct(false).length(length);
     let volume = Volume::open_device(device.clone(), &how)?;
     let is_file = matches!(device.place().storage, Storage::File(..));
     let longer = bytes.filter(|&bytes| is_file && bytes > volume.device().size());
@@ -144,7 +148,7 @@ pub fn grow_unless(
         None => volume.plan_growth(bytes, volume.device().size()),
     };
     let planned = planned.and_then(|growth| unless_lost(&device, growth, &how, stop));
-    if planned.as_ref().map_or(true, |growth| growth.stopped) {
+    if planned.as_ref().map_or(true, |growth| growth.stopped || growth.to == growth.from) {
         let closed = volume.close();
         return planned.and_then(|growth| closed.map(|()| growth));
     }
@@ -193,16 +197,24 @@ fn unless_lost(
     how: &OpenOptions,
     stop: &dyn Fn() -> bool,
 ) -> Result<Grown> {
-    let [from, to] = [growth.from, growth.to].map(|bytes| how.offset.saturating_add(bytes));
-    let table = partitions::read(device).ok().flatten();
-    let own = table.and_then(|table| table.holding(how.offset)).map_or(0, |partition| partition.end());
-    if to <= own {
+    if unless_in_partition(device, how.offset, &growth)? {
         return Ok(growth);
     }
-    // A length that was given may be more than the partition has.
-    let from = from.max(own);
+    let [from, to] = [growth.from, growth.to].map(|bytes| how.offset.saturating_add(bytes));
     let all = behind::refuse_overlap_unless(device, from..to, stop)?;
     Ok(if all { growth } else { Grown { to: growth.from, left_out: 0, stopped: true, ..growth } })
+}
+
+/// Whether a volume that starts at this byte of a device has a partition to itself as far as it grows. Refuses to have it
+/// reach behind its partition, into another one, or over the table. A table that is damaged says nothing; nor does one that
+/// a volume at the device's start has overwritten.
+fn unless_in_partition(device: &dyn BlockDevice, start: u64, growth: &Grown) -> Result<bool> {
+    if start == 0 || growth.to == growth.from {
+        return Ok(false);
+    }
+    let Some(table) = partitions::read(device).ok().flatten() else { return Ok(false) };
+    behind::refuse_partitions(&table, &(start..start.saturating_add(growth.to)))?;
+    Ok(table.holding(start).is_some())
 }
 
 /// Changes the UUID of the volume in an image or on a block device, and gives the new one as text. Its log must be clean:

@@ -1,10 +1,11 @@
 //! What lies behind a volume that is to grow, and would be lost.
 //!
-//! Nothing says who has those bytes where there is no partition table. So whatever begins there is looked for, at each
+//! A partition table says who has those bytes. Nothing does where there is none. So whatever begins there is looked for, at each
 //! [`STEP`] of the file or device, and as far as the volume is to reach. What is left of group headers is in nobody's way:
 //! that of a growth that was cut, or of a larger volume that was there before.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::partitions::Table;
 use crate::probe::{self, View};
 use blockdev::{BlockDevice, FileDevice, Storage};
 use std::ops::Range;
@@ -29,6 +30,17 @@ pub(crate) fn refuse_overlap_unless(
     let is_file = matches!(device.place().storage, Storage::File(..));
     let places = if is_file { usize::MAX } else { PLACES_MAX };
     look(device, bytes, places, &|from| device.next_data(from), stop)
+}
+
+/// Refuses to have a volume reach over these bytes of a device if its partition table gives some of them to somebody else:
+/// [`ErrorKind::AlreadyExists`].
+pub(crate) fn refuse_partitions(table: &Table, bytes: &Range<u64>) -> Result<()> {
+    let Some(lost) = table.in_the_way(bytes) else { return Ok(()) };
+    let what = format!(
+        "bytes {} to {} run over {lost}; give a smaller size, or change the partitions first",
+        bytes.start, bytes.end
+    );
+    Err(Error::new(ErrorKind::AlreadyExists, what))
 }
 
 fn look(

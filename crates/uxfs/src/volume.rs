@@ -47,6 +47,8 @@ pub struct Volume {
 struct Shared {
     engine: Arc<xfs::volume::Volume>,
     device: Arc<dyn BlockDevice>,
+    /// The device that the volume's is a part of, and where it starts there, in bytes.
+    whole: (Arc<dyn BlockDevice>, u64),
     /// Flushes the device for everyone who waits.
     flusher: FlushDevice,
     /// The device, if nothing is made durable before the volume is closed. Let go of behind the engine, which uses it.
@@ -109,6 +111,7 @@ impl Volume {
 
     /// Opens the volume on any device, of which `options` may choose a part.
     pub fn open_device(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Self> {
+        let whole = (Arc::clone(&device), options.offset);
         let device = part(device, options)?;
         let deferring = match options.durable_at_close {
             true => Some(Deferring::new(Arc::clone(&device), options.writable)?),
@@ -143,6 +146,7 @@ impl Volume {
             shared: Arc::new(Shared {
                 engine,
                 device,
+                whole,
                 flusher,
                 deferring,
                 locking,
@@ -363,6 +367,11 @@ impl Volume {
     /// The device, or the part of it, that the volume is on.
     pub fn device(&self) -> &Arc<dyn BlockDevice> {
         &self.shared.device
+    }
+
+    /// The device that it is a part of, and where it starts there, in bytes.
+    pub(crate) fn whole_device(&self) -> (&Arc<dyn BlockDevice>, u64) {
+        (&self.shared.whole.0, self.shared.whole.1)
     }
 
     pub(crate) fn engine(&self) -> &Arc<xfs::volume::Volume> {

@@ -515,7 +515,8 @@ fn a_volume_does_not_grow_over_what_cannot_be_read() {
     }
 }
 
-/// The length that was said is more than the volume's partition has.
+/// The length that was said is more than the volume's partition has: another volume lies behind it, what no mark names, or
+/// nobody's room.
 #[test]
 fn a_volume_in_a_partition_does_not_grow_over_the_next_one() {
     let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file");
@@ -528,14 +529,34 @@ fn a_volume_in_a_partition_does_not_grow_over_the_next_one() {
         entry[12..].copy_from_slice(&((len / 512) as u32).to_le_bytes());
     }
     table[510..].copy_from_slice(&[0x55, 0xaa]);
-    std::os::unix::fs::FileExt::write_all_at(file.as_file(), &table, 0).expect("written");
+    let write = |at: u64, bytes: &[u8]| {
+        std::os::unix::fs::FileExt::write_all_at(file.as_file(), bytes, at).expect("written");
+    };
+    write(0, &table);
     for (offset, size) in [(MIB, 16 * MIB), (20 * MIB, 20 * MIB)] {
         let options = MkfsOptions::new().small(true).size(size).offset(offset);
         uxfs::mkfs(file.path(), &options).expect("made");
     }
-    let before = std::fs::read(file.path()).expect("read");
-    let how = OpenOptions::new().offset(MIB).length(Some(60 * MIB));
-    let refused = uxfs::grow(file.path(), None, &how).expect_err("the next volume would be lost");
-    assert_eq!(refused.kind(), ErrorKind::AlreadyExists, "{refused}");
-    assert!(std::fs::read(file.path()).expect("read") == before, "something was written");
+    let refused = |length: u64, words: &str| {
+        let before = std::fs::read(file.path()).expect("read");
+        let how = OpenOptions::new().offset(MIB).length(Some(length)).writable(true);
+        let volume = Volume::open(file.path(), &how).expect("open");
+        let open = volume.grow(None).expect_err("refused while it is open");
+        volume.close().expect("closed");
+        drop(volume);
+        let closed = uxfs::grow(file.path(), None, &how).expect_err("refused");
+        for refused in [open, closed] {
+            assert_eq!(refused.kind(), ErrorKind::AlreadyExists, "{refused}");
+            assert!(refused.to_string().contains(words), "{refused}");
+        }
+        assert!(std::fs::read(file.path()).expect("read") == before, "something was written");
+    };
+    refused(60 * MIB, "bytes 1048576 to 63963136 run over partition 2; give a smaller size");
+    write(20 * MIB, &vec![b'y'; 20 << 20]);
+    refused(60 * MIB, "run over partition 2");
+    refused(20 * MIB, "run over partition 2");
+    refused(18 * MIB, "run over the end of partition 1");
+    let how = OpenOptions::new().offset(MIB).length(Some(17 * MIB));
+    let grown = uxfs::grow(file.path(), None, &how).expect("all of its partition");
+    assert_eq!(grown.to, 17 * MIB);
 }
