@@ -89,6 +89,16 @@ pub struct Volume {
     claim: Mutex<Option<Arc<Claim>>>,
 }
 
+impl Drop for Volume {
+    /// What was changed and not written back, as nobody closed the volume, or it was shut down, goes with it.
+    fn drop(&mut self) {
+        if let Some(write) = &self.write {
+            write.journal.end();
+            self.bufs.end();
+        }
+    }
+}
+
 /// What only a volume that is open for writing has.
 #[derive(Debug)]
 pub(crate) struct WriteSide {

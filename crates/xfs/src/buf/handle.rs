@@ -257,10 +257,15 @@ impl MetaBuf {
                 state.unwritten = false;
                 state.dirty.clear();
                 drop(state);
-                let overlays = std::mem::take(&mut **self.overlays());
-                overlays.iter().for_each(|overlay| overlay.detached());
+                self.detach_all();
             }
         }
+    }
+
+    /// Nothing that is laid over it will be written with it.
+    pub(super) fn detach_all(&self) {
+        let overlays = std::mem::take(&mut **self.overlays());
+        overlays.iter().for_each(|overlay| overlay.detached());
     }
 
     /// Adds something that is to be written with the buffer. `false`: its blocks were freed, it is not written.

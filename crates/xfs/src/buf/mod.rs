@@ -256,6 +256,11 @@ impl BufCache {
         Some(made)
     }
 
+    /// Nobody uses it any more. A buffer and what was to be written with it keep each other: all are let go of.
+    pub(crate) fn end(&self) {
+        self.cache.select(|_| true).iter().for_each(|buf| buf.detach_all());
+    }
+
     /// Bytes that the cache holds now.
     pub fn weight(&self) -> u64 {
         self.cache.weight()

@@ -323,6 +323,22 @@ fn promises_that_are_withdrawn_cost_nothing() {
     assert_eq!(free(&site.volume), before - 100);
 }
 
+/// An inode and the buffer that it is to be written with kept each other for ever where nobody closed the volume, or where
+/// recovery failed on the way.
+#[test]
+fn a_volume_that_is_dropped_lets_go_of_what_was_changed() {
+    for synced in [false, true] {
+        let site = Site::new(device(BLOCK));
+        site.three_runs();
+        if synced {
+            site.volume.sync().unwrap();
+        }
+        let (entry, volume) = (Arc::downgrade(site.entry()), Arc::downgrade(&site.volume));
+        drop(site);
+        assert_eq!((entry.strong_count(), volume.strong_count()), (0, 0), "synced: {synced}");
+    }
+}
+
 /// Times of data that are written back late are those of the write.
 #[test]
 fn times_of_what_is_written_back_are_those_of_the_write() {

@@ -687,6 +687,11 @@ impl Journal {
         assert!(self.core.pushing.wait_until_resting() && self.core.orders.wait_pushed());
     }
 
+    /// Ends it, if nobody has: its threads are over, and it has let go of all items.
+    pub(crate) fn end(&self) {
+        self.stop(ShutdownReason::Closed);
+    }
+
     /// Stops the threads and lets go of all items.
     fn stop(&self, why: ShutdownReason) {
         self.core.shutdown(why);
@@ -708,7 +713,7 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         if self.threads.is_some() {
-            self.stop(ShutdownReason::Closed);
+            self.end();
         }
     }
 }
