@@ -6,6 +6,7 @@ mod growing;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use blockdev::{BlockDevice, Fault, FaultDevice, MemoryOptions, Op, Repeat};
@@ -378,6 +379,31 @@ fn a_file_that_writers_are_kept_out_of_stays_open() {
     assert!(again.hold_within(0..u64::MAX, true, Duration::ZERO).is_none(), "by one lock");
     drop(held);
     assert!(again.hold_within(0..u64::MAX, true, Duration::from_secs(5)).is_some());
+}
+
+/// What lacks space stays dirty, and somebody else was writing it to the device while it was said that nobody does.
+#[test]
+fn nobody_writes_back_what_writers_are_kept_out_of() {
+    for locking in Locking::ALL {
+        let counted = Arc::new(blockdev::Counter::new(device()));
+        let (file, _pool) = cached_on(counted.clone(), BLOCKS, locking, 64 << 20);
+        file.write_at(0, &[1; 9000]).unwrap();
+        file.map().lack_space(Some(0));
+        let (held, written) = file.hold_off_writers(Duration::from_secs(5)).expect("nobody has it");
+        assert!(written.is_err(), "{locking}");
+        let before = counted.counts().writes;
+        let is_kept_out = thread::scope(|scope| {
+            let other = scope.spawn(|| file.write_back(0..u64::MAX));
+            thread::sleep(Duration::from_millis(20));
+            let is_kept_out = counted.counts().writes == before && !other.is_finished();
+            file.map().lack_space(None);
+            drop(held);
+            other.join().unwrap().unwrap();
+            is_kept_out
+        });
+        assert!(is_kept_out, "{locking}");
+        assert!(on_device(&file) == [1; 9000], "{locking}");
+    }
 }
 
 #[test]

@@ -300,8 +300,7 @@ impl Volume {
     pub fn close(&self) -> Result<()> {
         // Most of it while others go on.
         let _told_below = self.pages().write_every_file_back();
-        let unwritten = self.stop_writes()?;
-        if let Some(failure) = self.pages().failed_since(&self.shared.told).or(unwritten) {
+        if let Some(failure) = self.stop_writes()? {
             let closed = self.engine().close_in_vain();
             self.settle();
             closed?;
@@ -323,10 +322,10 @@ impl Volume {
 
     /// Has every write to a file's bytes end, and none begin: those that would, wait until all files are held. Only then
     /// is it decided, so that nobody is left in the middle, and one who is too busy for it harms nobody.
-    /// Gives why something could not be written back then.
+    /// Gives why something could not be written back before.
     fn stop_writes(&self) -> Result<Option<Failure>> {
         if !self.engine().is_writable() {
-            return Ok(None);
+            return Ok(self.pages().failed_since(&self.shared.told));
         }
         // Two who held some files each would wait for each other.
         let _alone = self.shared.closing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -346,7 +345,8 @@ impl Volume {
         loop {
             let others = self.open_files().others(|ino| held.contains_key(&ino), || engine.stop_writes());
             if others.is_empty() {
-                return Ok(unwritten);
+                // Who goes on when they are let go fails as the volume is shut down, and says so.
+                return Ok(self.pages().failed_since(&self.shared.told).or(unwritten));
             }
             let mut others = Vec::from_iter(others);
             others.sort_by_key(|(ino, _)| Some(*ino) != first);

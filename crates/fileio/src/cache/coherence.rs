@@ -5,6 +5,8 @@
 //!   any more when they are let go: readers find the change on the device;
 //! - who changes where the file ends holds the end, and finds it on the device where it is in memory; nobody else tells the map
 //!   of it meanwhile;
+//! - who keeps writers out of a whole file keeps those out, too, who write its pages back: nothing of it is under way to the
+//!   device, and what could not be written is not attempted again before they let go;
 //! - a write past the pages that looks for its bytes itself, as if there were no pages, is one who passes by: as long as there
 //!   is one, nothing is cached.
 
@@ -14,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rangelock::Mode;
+use rangelock::{ByteRangeLock, Mode, RangeToken};
 
 use super::buffered::BufferedFile;
 use super::failures::{Failure, SyncCursor};
@@ -62,11 +64,13 @@ impl<M: DelayedAllocation + 'static> Drop for HeldToChange<'_, M> {
     }
 }
 
-/// A file that writers are kept out of. It stays open, with its pages and its range lock: who opens it meanwhile shares them,
-/// and waits as well. Dropping it lets writers in.
+/// A file that writers are kept out of, and those who write back. It stays open, with its pages and its range lock: who opens
+/// it meanwhile shares them, and waits as well. Dropping it lets them in.
 pub struct HeldFile<M: DelayedAllocation + 'static> {
     file: Arc<BufferedFile<M>>,
     token: Option<Token>,
+    /// All of its pages, to be written back by nobody else.
+    alone: Option<RangeToken>,
 }
 
 impl<M: DelayedAllocation + 'static> fmt::Debug for HeldFile<M> {
@@ -77,6 +81,9 @@ impl<M: DelayedAllocation + 'static> fmt::Debug for HeldFile<M> {
 
 impl<M: DelayedAllocation + 'static> Drop for HeldFile<M> {
     fn drop(&mut self) {
+        if let Some(alone) = self.alone.take() {
+            self.file.flushing.release(alone);
+        }
         if let Some(token) = self.token.take() {
             self.file.file.lock().release(token);
         }
@@ -213,14 +220,15 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         is_settled.then_some(HeldToChange { file: self, range: 0..0, size, holds_end: false, _held: held })
     }
 
-    /// Keeps everybody out who writes to the file, once every write is over that is under way, with nothing dirty; `None` if
-    /// that takes longer than `patience`, and with that what could not be written back. Requests of a queue are over once its
-    /// thread has taken them out. Readers go on.
+    /// Keeps everybody out who writes to the file or writes it back, once every write is over that is under way, with nothing
+    /// dirty; `None` if that takes longer than `patience`, and with that what could not be written back. Requests of a queue
+    /// are over once its thread has taken them out. Readers go on.
     pub fn hold_off_writers(&self, patience: Duration) -> Option<(HeldFile<M>, Result<(), Failure>)> {
         let file = self.this.upgrade()?;
         let token = self.file.acquire_from_writers(patience)?;
-        let held = HeldFile { file, token: Some(token) };
-        let written = self.write_back_held(0..u64::MAX);
+        let mut held = HeldFile { file, token: Some(token), alone: None };
+        held.alone = Some(self.flushing.acquire(0..u64::MAX, Mode::Exclusive));
+        let written = self.write_back_alone(0..u64::MAX);
         Some((held, written))
     }
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use blockdev::{AlignedBuf, DeviceError, Durability};
-use rangelock::{ByteRangeLock, Mode};
+use rangelock::{ByteRangeLock, Mode, RangeGuard, RangeLock};
 
 use super::buffered::BufferedFile;
 use super::failures::Failure;
@@ -141,11 +141,24 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 
     /// Writes back what is dirty in `range`, whole pages, which the caller holds so that nobody writes to it.
     pub(super) fn write_back_held(&self, range: Range<u64>) -> Result<(), Failure> {
+        self.write_runs_back(range, |run| Some(self.flushing.lock(run, Mode::Exclusive)))
+    }
+
+    /// The same for who has `range` alone among those who write back, as well.
+    pub(super) fn write_back_alone(&self, range: Range<u64>) -> Result<(), Failure> {
+        self.write_runs_back(range, |_| None)
+    }
+
+    fn write_runs_back<'a>(
+        &'a self,
+        range: Range<u64>,
+        alone: impl Fn(Range<u64>) -> Option<RangeGuard<'a, RangeLock>>,
+    ) -> Result<(), Failure> {
         let mut done = Ok(());
         let mut at = range.start;
         while let Some(run) = self.next_run(at, range.end) {
             at = run.end;
-            let _alone = self.flushing.lock(run.clone(), Mode::Exclusive);
+            let _alone = alone(run.clone());
             let written = self.write_run(run);
             done = done.and(written);
         }

@@ -40,6 +40,7 @@ struct State {
     in_memory: Option<u64>,
     told: Vec<Option<u64>>,
     is_broken: bool,
+    lacks_space_from: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -76,6 +77,11 @@ impl GrowingMap {
 
     pub fn break_it(&self, is_broken: bool) {
         self.state.lock().unwrap().is_broken = is_broken;
+    }
+
+    /// From which byte on there is too little space to be told of what was written back.
+    pub fn lack_space(&self, from: Option<u64>) {
+        self.state.lock().unwrap().lacks_space_from = from;
     }
 
     pub fn give(&self, blocks: u64) {
@@ -318,7 +324,12 @@ impl DelayedAllocation for GrowingMap {
     }
 
     fn written_back(&self, range: Range<u64>, size: Option<u64>) -> Result<(), MapError> {
-        self.state.lock().unwrap().told.push(size);
+        let mut state = self.state.lock().unwrap();
+        if state.lacks_space_from.is_some_and(|from| from < range.end.max(size.unwrap_or(0))) {
+            return Err(MapError::NoSpace);
+        }
+        state.told.push(size);
+        drop(state);
         self.written(range, size)
     }
 

@@ -1,0 +1,139 @@
+//! What is in memory and cannot be written back for want of space, as the volume counts blocks that it does not have: nothing of
+//! it is under way when a close has failed.
+
+#[allow(dead_code, unused_imports, reason = "each test uses its part")]
+mod common;
+
+use blockdev::{BlockDevice, Durability, HoldDevice, MemoryDevice, Op};
+use common::files::{fill, new_file};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use uxfs::{ErrorKind, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, mkfs_device};
+use xfs_format::checksum;
+
+const BLOCK: u64 = 4096;
+const BYTES: u64 = 64 << 20;
+/// As many extents as an inode holds.
+const INLINE_EXTENTS: u64 = 21;
+/// What is set aside of each file. All other blocks behind it have data, the others are holes.
+const ASIDE_BYTES: u64 = 64 * BLOCK;
+/// In what is set aside: to tell of data there takes an extent more, and with it a block.
+const SET_ASIDE: u64 = 10 * BLOCK;
+/// Where the superblock says how many blocks are free, and where it has its checksum.
+const FREE_BLOCKS: usize = 144;
+const CHECKSUM: usize = 224;
+
+fn memory() -> Arc<dyn BlockDevice> {
+    Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"))
+}
+
+/// Opens a volume that has no free block and counts a thousand. In it are files whose inodes hold no further extent.
+fn opened(device: &Arc<dyn BlockDevice>, names: &[&str]) -> Volume {
+    let open = || Volume::open_device(Arc::clone(device), &OpenOptions::new().writable(true)).expect("opens");
+    let features = MkfsFeatures::of_kernel("6.1").expect("known");
+    let options = MkfsOptions::new().group_count(1).features(features).small(true);
+    mkfs_device(Arc::clone(device), &options, true).expect("a volume");
+    let volume = open();
+    for name in names {
+        let file = new_file(&volume, name);
+        file.allocate(0..ASIDE_BYTES, false).expect("set aside");
+        for nth in 1..INLINE_EXTENTS {
+            file.write_at(&[1; BLOCK as usize], ASIDE_BYTES + 2 * nth * BLOCK).expect("written");
+        }
+        assert_eq!(file.extents().count() as u64, INLINE_EXTENTS, "or nothing is tested");
+    }
+    drop(fill(&volume, "all"));
+    volume.close().expect("closed");
+    drop(volume);
+    let mut sector = vec![0; device.sector_size() as usize];
+    device.read(0, &mut sector).expect("read");
+    let count = u64::from_be_bytes(sector[FREE_BLOCKS..][..8].try_into().expect("8 bytes"));
+    sector[FREE_BLOCKS..][..8].copy_from_slice(&(count + 1000).to_be_bytes());
+    assert!(checksum::store(&mut sector, CHECKSUM));
+    device.write(0, &sector, Durability::Volatile).expect("written");
+    let volume = open();
+    // What the group kept back for itself.
+    drop(fill(&volume, "rest"));
+    volume.sync().expect("synced");
+    volume
+}
+
+fn file(volume: &Volume, name: &str) -> File {
+    volume.open_file(format!("/{name}")).expect("there")
+}
+
+/// A file of which block `at` was accepted, and has nowhere to go.
+fn stuck(volume: &Volume, name: &str, at: u64) -> File {
+    let file = file(volume, name).buffered();
+    file.write_at(&[9; BLOCK as usize], at).expect("accepted");
+    lacks_space("write-back", file.sync());
+    file
+}
+
+#[track_caller]
+fn lacks_space(what: &str, done: uxfs::Result<()>) {
+    assert_eq!(done.map_err(|error| error.kind()), Err(ErrorKind::NoSpace), "{what}");
+}
+
+/// Where the data of a stuck block go, in every attempt.
+fn place_of(file: &File, device: &HoldDevice) -> u64 {
+    let places = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&places);
+    device.hold(move |op, offset| {
+        if op == Op::Write {
+            noted.lock().unwrap().push(offset);
+        }
+        false
+    });
+    lacks_space("write-back", file.sync());
+    device.release();
+    let places = places.lock().unwrap();
+    let again = |at: &&u64| places.iter().filter(|other| other == at).count() > 1;
+    *places.iter().find(again).expect("it gets to the device before the map is told")
+}
+
+/// Behind the last attempt of who closes, somebody else made one, and was writing when the close returned: the next to open the
+/// volume may have given the block to another file by then.
+#[test]
+fn nothing_of_it_is_under_way_when_a_close_has_failed() {
+    let gate = Arc::new(HoldDevice::new(memory()));
+    let late = Arc::new(HoldDevice::new(gate.clone()));
+    let device: Arc<dyn BlockDevice> = late.clone();
+    let volume = opened(&device, &["one", "two"]);
+    let (one, two) = (stuck(&volume, "one", SET_ASIDE), stuck(&volume, "two", SET_ASIDE));
+    let [first, second] = [&one, &two].map(|file| place_of(file, &gate));
+    // Two attempts are made before any file is held. At the third, no more are to be made of the first file.
+    let mut attempts = 0;
+    gate.hold(move |op, offset| {
+        attempts += usize::from(op == Op::Write && offset == second);
+        op == Op::Write && offset == second && attempts == 3
+    });
+    let (is_held, closed, under_way, synced) = std::thread::scope(|scope| {
+        let closing = scope.spawn(|| volume.close());
+        while gate.waiting() == 0 && !closing.is_finished() {
+            std::thread::yield_now();
+        }
+        let is_held = gate.waiting() == 1;
+        late.hold_next(move |op, offset| op == Op::Write && offset == first);
+        let syncing = scope.spawn(|| one.sync());
+        for _ in 0..200 {
+            if late.waiting() > 0 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        gate.release();
+        let closed = closing.join().unwrap();
+        // Nor does it get under way now.
+        while late.waiting() == 0 && !syncing.is_finished() {
+            std::thread::yield_now();
+        }
+        let under_way = late.waiting();
+        late.release();
+        (is_held, closed, under_way, syncing.join().unwrap())
+    });
+    assert!(is_held, "or nothing is tested");
+    lacks_space("the close", closed);
+    synced.expect_err("it is not written");
+    assert_eq!(under_way, 0, "something was being written when the close returned");
+}
