@@ -132,7 +132,7 @@ fn one_file_against_a_model(seed: u64, rounds: u32, locking: Locking, limit: u64
                 }
             }
             17 => file.write_back(offset..offset + len).unwrap(),
-            18 => drop(file.pass_by(Duration::from_secs(5)).expect("nobody is in the way")),
+            18 => drop(file.pass_by(Duration::from_secs(5)).unwrap().expect("nobody is in the way")),
             19 if random.below(4) == 0 => {
                 let _held = file.hold_to_change(0..u64::MAX).unwrap();
                 file.map().share();
@@ -328,7 +328,7 @@ fn what_lay_behind_the_end_is_zeroes_when_the_file_gets_longer() {
         file.file().device().read(at, &mut block).unwrap();
         block[3000..].copy_from_slice(&garbage);
         file.file().device().write(at, &block, blockdev::Durability::Volatile).unwrap();
-        drop(file.pass_by(Duration::from_secs(1)).unwrap());
+        drop(file.pass_by(Duration::from_secs(1)).unwrap().unwrap());
         let write = if past { BufferedFile::write_past } else { BufferedFile::write_at };
         write(&file, 5 * BLOCK, &[2; 10]).unwrap();
         let mut model = vec![1; 3000];
@@ -376,9 +376,9 @@ fn a_file_that_writers_are_kept_out_of_stays_open() {
     let (held, _) = file.hold_off_writers(Duration::from_secs(5)).expect("nobody has it");
     drop(file);
     let again = weak.upgrade().expect("it is open");
-    assert!(again.hold_within(0..u64::MAX, true, Duration::ZERO).is_none(), "by one lock");
+    assert!(again.hold_within(0..u64::MAX, true, Duration::ZERO).unwrap().is_none(), "by one lock");
     drop(held);
-    assert!(again.hold_within(0..u64::MAX, true, Duration::from_secs(5)).is_some());
+    assert!(again.hold_within(0..u64::MAX, true, Duration::from_secs(5)).unwrap().is_some());
 }
 
 /// What lacks space stays dirty, and somebody else was writing it to the device while it was said that nobody does.
@@ -403,6 +403,40 @@ fn nobody_writes_back_what_writers_are_kept_out_of() {
         });
         assert!(is_kept_out, "{locking}");
         assert!(on_device(&file) == [1; 9000], "{locking}");
+    }
+}
+
+/// Patience was all that was asked of who holds bytes beside what cannot be written back, or before an end in memory that
+/// nothing dirty was left of.
+#[test]
+fn who_is_patient_is_told_what_patience_does_not_help() {
+    let hold = |file: &Cached, changes| {
+        file.hold_within(BLOCK..2 * BLOCK, changes, Duration::ZERO)
+            .map(|held| held.expect("nobody has it").size())
+    };
+    for changes in [false, true] {
+        let faults = Arc::new(FaultDevice::new(device(), Vec::new()));
+        let (file, _pool) = cached_on(faults.clone(), BLOCKS, Locking::Range, 64 << 20);
+        file.write_at(0, &[1; 12288]).unwrap();
+        file.map().lack_space(Some(0));
+        assert!(hold(&file, changes).is_err(), "changes {changes}");
+        file.map().lack_space(None);
+        assert_eq!(hold(&file, changes).unwrap(), 12288, "changes {changes}");
+        // What fails is given up, and the end stays in memory.
+        file.write_at(12288, &[2; 12288]).unwrap();
+        faults.add(Fault::fail(Op::Write, 0).then(Repeat::Sticky));
+        assert!(file.write_back(0..u64::MAX).is_err());
+        faults.heal();
+        let between = |patience| file.hold_within(4 * BLOCK..5 * BLOCK, changes, patience);
+        file.map().lack_space(Some(0));
+        assert!(between(Duration::ZERO).is_err(), "changes {changes}");
+        assert!(file.pass_by(Duration::ZERO).is_err(), "changes {changes}");
+        file.map().lack_space(None);
+        assert_eq!(
+            between(Duration::ZERO).unwrap().expect("nobody has it").size(),
+            24576,
+            "changes {changes}"
+        );
     }
 }
 
@@ -432,7 +466,7 @@ fn a_sequential_reader_reads_ahead_and_a_random_one_does_not() {
     let (file, _pool) = cached_on(counted.clone(), BLOCKS, Locking::Range, 64 << 20);
     file.write_at(0, &vec![1; 2 << 20]).unwrap();
     let reads = |work: &dyn Fn()| {
-        drop(file.pass_by(Duration::from_secs(1)).unwrap());
+        drop(file.pass_by(Duration::from_secs(1)).unwrap().unwrap());
         let before = counted.counts().reads;
         work();
         counted.counts().reads - before
@@ -460,7 +494,7 @@ fn a_sequential_reader_reads_ahead_and_a_random_one_does_not() {
 fn large_reads_come_one_behind_the_other() {
     let (file, _pool) = cached(64 << 20);
     file.write_at(0, &vec![1; 12 << 20]).unwrap();
-    drop(file.pass_by(Duration::from_secs(1)).unwrap());
+    drop(file.pass_by(Duration::from_secs(1)).unwrap().unwrap());
     let mut buf = vec![0; 3 << 20];
     for nth in 0..4 {
         assert_eq!(file.read_at(nth * (3 << 20), &mut buf).unwrap(), 3 << 20);

@@ -524,8 +524,8 @@ impl File {
             let what = format!("inode {} is being read and written all the time", self.node.ino());
             Error::new(ErrorKind::Busy, what)
         };
-        let unbuffered =
-            still::patiently(|patience| self.data.pass_by(patience).ok_or(())).map_err(|()| busy())?;
+        let attempt = |patience| self.data.pass_by(patience).transpose().ok_or(());
+        let unbuffered = still::patiently(attempt).map_err(|()| busy())??;
         let queue = DirectQueue::new(Arc::clone(self.data.file()), depth)?;
         Ok(Queue { queue, _unbuffered: unbuffered, file: self.clone() })
     }

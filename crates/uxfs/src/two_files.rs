@@ -7,7 +7,8 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::File;
 use crate::still;
-use fileio::HeldToChange;
+use fileio::{Failure, HeldToChange};
+use std::cmp::Ordering;
 use std::ops::Range;
 use std::time::Duration;
 use xfs::bmap::FileMap;
@@ -24,30 +25,37 @@ pub(crate) struct Part<'a> {
 
 /// Both parts, held until this is dropped.
 pub(crate) struct HeldBoth<'a> {
-    _held: [Option<HeldToChange<'a, FileMap>>; 2],
+    _held: Vec<HeldToChange<'a, FileMap>>,
 }
 
-/// Holds both parts. [`ErrorKind::Busy`] if overwrites that are in a queue keep being in the way.
+/// Holds both parts. [`ErrorKind::Busy`] if overwrites that are in a queue keep being in the way; where what is in memory
+/// cannot be written back, it says why, and makes no further attempt.
 pub(crate) fn hold<'a>(one: Part<'a>, other: Part<'a>) -> Result<HeldBoth<'a>> {
-    let held = still::patiently(|patience| {
-        if one.file.node.ino() == other.file.node.ino() {
+    let parts = match one.file.node.ino().cmp(&other.file.node.ino()) {
+        Ordering::Less => vec![one, other],
+        Ordering::Greater => vec![other, one],
+        Ordering::Equal => {
             let (start, end) = (one.bytes.start.min(other.bytes.start), one.bytes.end.max(other.bytes.end));
-            let both = Part { bytes: start..end, changes: one.changes || other.changes, file: one.file };
-            return Ok(HeldBoth { _held: [Some(try_hold(&both, patience)?), None] });
+            vec![Part { bytes: start..end, changes: one.changes || other.changes, file: one.file }]
         }
-        let in_order = match one.file.node.ino() < other.file.node.ino() {
-            true => [&one, &other],
-            false => [&other, &one],
-        };
-        let first = try_hold(in_order[0], patience)?;
-        Ok(HeldBoth { _held: [Some(first), Some(try_hold(in_order[1], patience)?)] })
-    });
-    held.map_err(|ino: u64| {
-        Error::new(ErrorKind::Busy, format!("writes to inode {ino} are still in a queue"))
-    })
+    };
+    let held = still::patiently(|patience| try_hold(&parts, patience))
+        .map_err(|ino| Error::new(ErrorKind::Busy, format!("writes to inode {ino} are still in a queue")))?;
+    Ok(HeldBoth { _held: held? })
 }
 
-fn try_hold<'a>(part: &Part<'a>, patience: Duration) -> std::result::Result<HeldToChange<'a, FileMap>, u64> {
-    let held = part.file.data.hold_within(part.bytes.clone(), part.changes, patience);
-    held.ok_or(part.file.node.ino())
+/// One attempt: the number of the inode at which it takes too long.
+fn try_hold<'a>(
+    parts: &[Part<'a>],
+    patience: Duration,
+) -> std::result::Result<std::result::Result<Vec<HeldToChange<'a, FileMap>>, Failure>, u64> {
+    let mut all = Vec::with_capacity(parts.len());
+    for part in parts {
+        let held = part.file.data.hold_within(part.bytes.clone(), part.changes, patience);
+        match held.transpose().ok_or(part.file.node.ino())? {
+            Ok(held) => all.push(held),
+            Err(failure) => return Ok(Err(failure)),
+        }
+    }
+    Ok(Ok(all))
 }

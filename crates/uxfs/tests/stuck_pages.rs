@@ -1,5 +1,5 @@
-//! What is in memory and cannot be written back for want of space, as the volume counts blocks that it does not have: nothing of
-//! it is under way when a close has failed.
+//! What is in memory and cannot be written back for want of space, as the volume counts blocks that it does not have: who needs
+//! it written back is told so at once, and nothing of it is under way when a close has failed.
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
@@ -73,6 +73,27 @@ fn stuck(volume: &Volume, name: &str, at: u64) -> File {
 #[track_caller]
 fn lacks_space(what: &str, done: uxfs::Result<()>) {
     assert_eq!(done.map_err(|error| error.kind()), Err(ErrorKind::NoSpace), "{what}");
+}
+
+fn block_of(file: &File, at: u64) -> Vec<u8> {
+    let mut bytes = vec![0xAA; BLOCK as usize];
+    let len = file.read_at(&mut bytes, at).expect("read");
+    bytes.truncate(len);
+    bytes
+}
+
+/// Attempts were made for five seconds, and then the file was said to be busy.
+#[test]
+fn who_needs_it_written_back_is_told_at_once() {
+    let device = memory();
+    let volume = opened(&device, &["one", "other"]);
+    let (one, other) = (stuck(&volume, "one", SET_ASIDE), file(&volume, "other"));
+    lacks_space("a clone of it", one.clone_range(0, &other, 0, 0));
+    lacks_space("a clone over it", other.clone_range(0, &one, 0, 2 * SET_ASIDE));
+    lacks_space("a comparison with it", one.dedupe_range(0, &other, 0, 2 * SET_ASIDE).map(drop));
+    lacks_space("a queue", one.queue(4).map(drop));
+    one.sync_range(0..BLOCK).expect("nothing is dirty there");
+    assert_eq!(block_of(&one, SET_ASIDE), [9; BLOCK as usize]);
 }
 
 /// Where the data of a stuck block go, in every attempt.

@@ -119,36 +119,25 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
         point(CHANGE);
         let held = self.file.lock().hold(range.clone(), Mode::Exclusive);
-        if let Some(held) = self.settled(range, held) {
+        if let Ok(held) = self.settled(range, held) {
             return Ok(held);
         }
         let all = 0..u64::MAX;
         let held = self.file.lock().hold(all.clone(), Mode::Exclusive);
-        let written = self.write_back_held(all.clone());
-        match (self.settled(all, held), written) {
-            (Some(held), _) => Ok(held),
-            (None, Err(failure)) => Err(FileError::WriteBack(failure)),
-            (None, Ok(())) => {
-                Err(FileError::WriteBack(self.failures.last().unwrap_or_else(Failure::unknown)))
-            }
-        }
+        // A part may take more than the whole: another attempt follows.
+        let _shows_there = self.write_back_held(all.clone());
+        self.settled(all, held).map_err(FileError::WriteBack)
     }
 
-    /// What is held, if all is as [`hold_to_change`](Self::hold_to_change) says.
-    fn settled<'a>(&'a self, range: Range<u64>, held: Held<'a>) -> Option<HeldToChange<'a, M>> {
+    /// What is held, if all is as [`hold_to_change`](Self::hold_to_change) says, or why it is not.
+    fn settled<'a>(&'a self, range: Range<u64>, held: Held<'a>) -> Result<HeldToChange<'a, M>, Failure> {
         let size = self.map().size();
         if !self.is_cached() {
-            return Some(HeldToChange { file: self, range, size, holds_end: false, _held: held });
+            return Ok(HeldToChange { file: self, range, size, holds_end: false, _held: held });
         }
-        if self.pages.is_dirty_in(&range) || size != self.pages.size() {
-            let _told_when_synced = self.write_back_held(range.clone());
-        }
+        self.settle(&range)?;
         let size = self.map().size();
         let now = self.pages.size();
-        let is_behind = now != size && range.end > size.min(now);
-        if is_behind || self.pages.is_dirty_in(&range) {
-            return None;
-        }
         // SAFETY: the range is held exclusively, in whole pages.
         unsafe { self.pages.forget(range.clone()) };
         let holds_end = range.contains(&now);
@@ -158,7 +147,26 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             self.is_end_held.store(true, Ordering::Release);
             self.map().ends_in_memory_at(None);
         }
-        Some(HeldToChange { file: self, range, size, holds_end, _held: held })
+        Ok(HeldToChange { file: self, range, size, holds_end, _held: held })
+    }
+
+    /// Has nothing of `range` dirty, which the caller holds so that nobody writes to it, and the file end on the device where
+    /// it ends in memory, if it reaches so far; or says why that cannot be.
+    fn settle(&self, range: &Range<u64>) -> Result<(), Failure> {
+        let is_settled = || {
+            let (told, now) = (self.map().size(), self.pages.size());
+            let is_behind = now != told && range.end > told.min(now);
+            !is_behind && !self.pages.is_dirty_in(range)
+        };
+        if is_settled() {
+            return Ok(());
+        }
+        match self.write_back_held(range.clone()) {
+            // What has failed for good is dirty no more: all are told who sync.
+            _ if is_settled() => Ok(()),
+            Err(failure) => Err(failure),
+            Ok(()) => Err(self.failures.last().unwrap_or_else(Failure::unknown)),
+        }
     }
 
     /// Holds the blocks of a range, as [`hold_to_change`](Self::hold_to_change) does.
@@ -197,27 +205,47 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     /// Keeps requests on `range` out, or writes to it alone, if `changes` is not set, with nothing of it dirty, and the file
-    /// ending on the device where it ends in memory if the end is in there; `None` if that takes longer than `patience`.
+    /// ending on the device where it ends in memory if the end is in there; `None` if a wait for others takes longer than
+    /// `patience`.
+    ///
+    /// # Errors
+    /// What is dirty there cannot be written back, for want of space: patience does not help.
     pub fn hold_within(
         &self,
         range: Range<u64>,
         changes: bool,
         patience: Duration,
-    ) -> Option<HeldToChange<'_, M>> {
+    ) -> Result<Option<HeldToChange<'_, M>>, Failure> {
         let range = self.pages.pages_around(&range);
         if self.pages.is_dirty() {
             let _told_when_synced = self.write_back(0..u64::MAX);
         }
-        let held = self.file.hold_within(range.clone(), !changes, patience)?;
+        let Some(held) = self.file.hold_within(range.clone(), !changes, patience) else { return Ok(None) };
+        if let Ok(held) = self.settled_for(range, changes, held) {
+            return Ok(Some(held));
+        }
+        // What is in the way may lie elsewhere, and a part may take more than the whole.
+        let all = 0..u64::MAX;
+        let Some(held) = self.file.hold_within(all.clone(), !changes, patience) else { return Ok(None) };
+        let _shows_there = self.write_back_held(all.clone());
+        self.settled_for(all, changes, held).map(Some)
+    }
+
+    fn settled_for<'a>(
+        &'a self,
+        range: Range<u64>,
+        changes: bool,
+        held: Held<'a>,
+    ) -> Result<HeldToChange<'a, M>, Failure> {
         if changes {
             return self.settled(range, held);
         }
-        let is_settled = !self.is_cached()
-            || self.write_back_held(range.clone()).is_ok()
-                && (self.pages.size() == self.map().size() || range.end <= self.map().size());
+        if self.is_cached() {
+            self.settle(&range)?;
+        }
         // Nothing changes: no page has to go, and the end stays.
         let size = self.map().size();
-        is_settled.then_some(HeldToChange { file: self, range: 0..0, size, holds_end: false, _held: held })
+        Ok(HeldToChange { file: self, range: 0..0, size, holds_end: false, _held: held })
     }
 
     /// Keeps everybody out who writes to the file or writes it back, once every write is over that is under way, with nothing
@@ -234,20 +262,23 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 
     /// Has nothing of the file cached as long as what this gives lives; `None` if it takes longer than `patience` until those
     /// are over who are reading or writing.
-    pub fn pass_by(&self, patience: Duration) -> Option<Unbuffered<M>> {
-        let this = self.this.upgrade()?;
+    ///
+    /// # Errors
+    /// As of [`hold_within`](Self::hold_within).
+    pub fn pass_by(&self, patience: Duration) -> Result<Option<Unbuffered<M>>, Failure> {
+        let Some(this) = self.this.upgrade() else { return Ok(None) };
         {
             let mut passers = self.passers.lock();
             if !self.is_cached() {
                 *passers += 1;
-                return Some(Unbuffered(this));
+                return Ok(Some(Unbuffered(this)));
             }
         }
-        let held = self.hold_within(0..u64::MAX, true, patience)?;
+        let Some(held) = self.hold_within(0..u64::MAX, true, patience)? else { return Ok(None) };
         *self.passers.lock() += 1;
         self.is_cached.store(false, Ordering::Release);
         drop(held);
-        Some(Unbuffered(this))
+        Ok(Some(Unbuffered(this)))
     }
 
     /// One who passes by for a moment, if nothing is cached.
