@@ -26,7 +26,8 @@ mod sync;
 pub mod testing;
 
 pub use cache::{
-    BufferedFile, Datasynced, Failure, HeldFile, HeldToChange, PageCache, SyncCursor, Unbuffered, Writers,
+    BufferedFile, Datasynced, Failure, HeldFile, HeldToChange, HeldToCut, PageCache, SyncCursor, Unbuffered,
+    Writers,
 };
 pub use direct::{DirectFile, FILE_END_MAX, HeldCopies, HeldEnd};
 pub use error::{FileError, Refusal};

@@ -441,6 +441,50 @@ fn who_is_patient_is_told_what_patience_does_not_help() {
 }
 
 #[test]
+fn what_lacks_space_is_given_up_when_the_file_was_cut_and_not_before() {
+    for end in [0, BLOCK, 5000, 6 * BLOCK] {
+        let (file, pool) = cached(64 << 20);
+        file.write_at(0, &[1; 4 * BLOCK as usize]).unwrap();
+        file.write_back(0..u64::MAX).unwrap();
+        // In blocks that others have, and in a hole.
+        file.map().share();
+        file.write_at(3 * BLOCK, &[3; 10]).unwrap();
+        file.write_at(10 * BLOCK, &[2; 5000]).unwrap();
+        let mut model = vec![1; 4 * BLOCK as usize];
+        model[3 * BLOCK as usize..][..10].fill(3);
+        model.resize(10 * BLOCK as usize, 0);
+        model.extend([2; 5000]);
+        file.map().lack_space(Some(3 * BLOCK));
+        if end > 3 * BLOCK {
+            let stays = file.hold_to_cut(end).err();
+            assert!(matches!(stays, Some(FileError::WriteBack(_))), "end {end}: {stays:?}");
+            file.map().lack_space(Some(10 * BLOCK));
+        }
+        let cuts_its_page = file.hold_to_cut(10 * BLOCK + 4999).err();
+        assert!(matches!(cuts_its_page, Some(FileError::WriteBack(_))), "end {end}: {cuts_its_page:?}");
+        // One that comes to nothing.
+        drop(file.hold_to_cut(end).unwrap());
+        let mut seen = vec![0xAA; model.len() + 1];
+        assert_eq!(file.read_at(0, &mut seen).unwrap(), model.len(), "end {end}");
+        assert!(seen[..model.len()] == model, "end {end}");
+        let held = file.hold_to_cut(end).unwrap();
+        assert_eq!(held.size(), model.len() as u64);
+        file.map().set_size(end);
+        held.was_cut();
+        let left = (file.size(), file.map().in_memory(), file.map().reserved(), pool.dirty());
+        assert_eq!(left, (end, None, 0, 0));
+        file.map().lack_space(None);
+        file.write_at(12 * BLOCK, &[4; 10]).unwrap();
+        model.truncate(end as usize);
+        model.resize(12 * BLOCK as usize, 0);
+        model.extend([4; 10]);
+        let mut seen = vec![0xAA; model.len()];
+        file.read_at(0, &mut seen).unwrap();
+        assert!(seen == model && on_device(&file) == model, "end {end}");
+    }
+}
+
+#[test]
 fn a_file_that_is_let_go_dirty_is_written_back_all_the_same() {
     let (file, pool) = cached_on(device(), BLOCKS, Locking::Range, 64 << 20);
     let direct = Arc::clone(file.file());

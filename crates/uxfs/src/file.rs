@@ -211,7 +211,7 @@ impl File {
 
     /// Lets the file end at `size`, unless it ends before.
     fn cut(&self, size: u64) -> Result<bool> {
-        let _held = self.data.hold_to_change(size & !(self.block() - 1)..u64::MAX)?;
+        let held = self.data.hold_to_cut(size)?;
         self.content_changes()?;
         let is_longer = size <= self.size();
         if is_longer {
@@ -219,6 +219,7 @@ impl File {
             self.data.file().zero_behind_end(size, u64::MAX)?;
             let (engine, entry) = (self.node.volume.engine(), self.entry());
             engine.truncate_blocks(entry, size, self.node.volume.now())?;
+            held.was_cut();
         }
         Ok(is_longer)
     }

@@ -1,5 +1,5 @@
 //! What is in memory and cannot be written back for want of space, as the volume counts blocks that it does not have: who needs
-//! it written back is told so at once, and nothing of it is under way when a close has failed.
+//! it written back is told so at once, it can be cut off, and nothing of it is under way when a close has failed.
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
@@ -19,6 +19,8 @@ const INLINE_EXTENTS: u64 = 21;
 const ASIDE_BYTES: u64 = 64 * BLOCK;
 /// In what is set aside: to tell of data there takes an extent more, and with it a block.
 const SET_ASIDE: u64 = 10 * BLOCK;
+const HOLE: u64 = ASIDE_BYTES + 3 * BLOCK;
+const BEHIND: u64 = ASIDE_BYTES + 200 * BLOCK;
 /// Where the superblock says how many blocks are free, and where it has its checksum.
 const FREE_BLOCKS: usize = 144;
 const CHECKSUM: usize = 224;
@@ -82,6 +84,12 @@ fn block_of(file: &File, at: u64) -> Vec<u8> {
     bytes
 }
 
+/// What the volume believes to be free and not promised, and what a file has.
+fn bytes_of(volume: &Volume, file: &File) -> (u64, u64) {
+    let lengths = file.extents().map(|extent| extent.expect("a map").length);
+    (volume.info().expect("info").free_blocks * BLOCK, lengths.sum())
+}
+
 /// Attempts were made for five seconds, and then the file was said to be busy.
 #[test]
 fn who_needs_it_written_back_is_told_at_once() {
@@ -94,6 +102,29 @@ fn who_needs_it_written_back_is_told_at_once() {
     lacks_space("a queue", one.queue(4).map(drop));
     one.sync_range(0..BLOCK).expect("nothing is dirty there");
     assert_eq!(block_of(&one, SET_ASIDE), [9; BLOCK as usize]);
+}
+
+/// What was about to go had to be written back first.
+#[test]
+fn it_can_be_cut_off() {
+    for at in [SET_ASIDE, HOLE, BEHIND] {
+        let device = memory();
+        let volume = opened(&device, &["one"]);
+        let (free, taken) = bytes_of(&volume, &file(&volume, "one"));
+        let one = stuck(&volume, "one", at);
+        assert!(bytes_of(&volume, &one).0 < free, "something is promised to byte {at}");
+        lacks_space("a cut behind it", one.set_len(at + 1));
+        assert_eq!(block_of(&one, at)[..1], [9], "byte {at}");
+        let end = at.min(ASIDE_BYTES + 2 * INLINE_EXTENTS * BLOCK) - 1;
+        one.set_len(end).expect("that needs no space");
+        assert_eq!((one.size(), one.metadata().size), (end, end));
+        volume.sync().expect("nothing is left of it");
+        let (free_now, taken_now) = bytes_of(&volume, &one);
+        assert_eq!(free_now - free, taken - taken_now, "nothing is promised any more: byte {at}");
+        one.set_len(at + BLOCK).expect("it grows again");
+        assert_eq!(block_of(&one, at), [0; BLOCK as usize], "byte {at}");
+        volume.close().expect("closed");
+    }
 }
 
 /// Where the data of a stuck block go, in every attempt.

@@ -45,7 +45,17 @@ impl<M: DelayedAllocation + 'static> fmt::Debug for HeldToChange<'_, M> {
     }
 }
 
-impl<M: DelayedAllocation + 'static> HeldToChange<'_, M> {
+impl<'a, M: DelayedAllocation + 'static> HeldToChange<'a, M> {
+    /// What is held, of a file whose end in memory stays as it is.
+    pub(super) fn beside_end(
+        file: &'a BufferedFile<M>,
+        range: Range<u64>,
+        size: u64,
+        held: Held<'a>,
+    ) -> Self {
+        Self { file, range, size, holds_end: false, _held: held }
+    }
+
     /// The size of the file when it was held. If its end lies in the range, it stays there but for the holder.
     pub fn size(&self) -> u64 {
         self.size
@@ -133,7 +143,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     fn settled<'a>(&'a self, range: Range<u64>, held: Held<'a>) -> Result<HeldToChange<'a, M>, Failure> {
         let size = self.map().size();
         if !self.is_cached() {
-            return Ok(HeldToChange { file: self, range, size, holds_end: false, _held: held });
+            return Ok(HeldToChange::beside_end(self, range, size, held));
         }
         self.settle(&range)?;
         let size = self.map().size();
@@ -245,7 +255,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
         // Nothing changes: no page has to go, and the end stays.
         let size = self.map().size();
-        Ok(HeldToChange { file: self, range: 0..0, size, holds_end: false, _held: held })
+        Ok(HeldToChange::beside_end(self, 0..0, size, held))
     }
 
     /// Keeps everybody out who writes to the file or writes it back, once every write is over that is under way, with nothing

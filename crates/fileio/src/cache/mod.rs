@@ -9,6 +9,7 @@
 
 mod buffered;
 mod coherence;
+mod cut;
 mod datasync;
 mod extend;
 mod failures;
@@ -22,6 +23,7 @@ mod writers;
 
 pub use buffered::BufferedFile;
 pub use coherence::{HeldFile, HeldToChange, Unbuffered};
+pub use cut::HeldToCut;
 pub use datasync::Datasynced;
 pub use failures::{Failure, SyncCursor};
 

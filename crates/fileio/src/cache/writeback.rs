@@ -64,7 +64,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 
     /// Lets the file end on the device where it ends in memory, when nothing before that is dirty: what failed to be written
     /// is given up, and reads as zeroes. Whoever calls holds the end, so that it stays.
-    fn tell_size(&self) -> Result<(), Failure> {
+    pub(super) fn tell_size(&self) -> Result<(), Failure> {
         let _telling = self.telling.lock();
         let Some(size) = self.size_to_tell(&(0..0)) else { return Ok(()) };
         let told = self.map().written_back(0..0, Some(size));
@@ -305,6 +305,21 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
         let failure = self.note(error);
         let _telling = self.telling.lock();
+        self.give_up(run);
+        failure
+    }
+
+    /// Gives up what is dirty in `range`, whole pages, of which the caller keeps out readers as well; `telling` is held.
+    pub(super) fn give_up_in(&self, range: Range<u64>) {
+        let mut at = range.start;
+        while let Some(run) = self.next_run(at, range.end) {
+            at = run.end;
+            self.give_up(&run);
+        }
+    }
+
+    /// A run of pages is clean from now on, and nothing is kept for it. `telling` is held.
+    fn give_up(&self, run: &Range<u64>) {
         self.map().give_up(run.clone());
         let mut at = run.start;
         while at < run.end {
@@ -320,7 +335,6 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             self.pages.set_delayed(run.clone(), false);
             self.pages.set_clean(run.clone());
         }
-        failure
     }
 
     /// Has everybody who syncs be told.
