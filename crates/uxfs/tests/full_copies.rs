@@ -9,6 +9,11 @@ use std::sync::Arc;
 use uxfs::{Changes, ErrorKind, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, mkfs_device};
 
 const GROUP: u64 = 16 << 20;
+/// Blocks of a small size: small leaves, and many of them.
+const SMALL: u64 = 1024;
+/// Blocks of a file of which copies are made, so many of them staged at once.
+const FAR: u64 = 14_000;
+const AREA: u64 = 7_000;
 
 fn made(groups: u32, block: u64) -> (Arc<dyn BlockDevice>, Volume) {
     let device: Arc<dyn BlockDevice> =
@@ -46,18 +51,16 @@ fn in_pieces(volume: &Volume, count: u64, block: u64) -> (File, File) {
     (pieces, gaps)
 }
 
-/// The volume was shut down in the midst of a copy.
-fn copies_into_a_full_group(is_buffered: bool) {
-    const BLOCK: u64 = 1024;
-    const FAR: u64 = 14_000;
-    const AREA: u64 = 7_000;
-    let (device, volume) = made(12, BLOCK);
-    let (pieces, gaps) = in_pieces(&volume, 250, BLOCK);
+/// A clone whose copies are put into the first group, which is full of owners, and all other files. `write` fills what the
+/// clone is of.
+fn full_first_group(write: impl Fn(&File)) -> (Arc<dyn BlockDevice>, Volume, File, Vec<File>) {
+    let (device, volume) = made(12, SMALL);
+    let (pieces, gaps) = in_pieces(&volume, 250, SMALL);
     let [far, copy] = ["far", "copy"].map(|name| new_file(&volume, name));
-    let others: Vec<File> = (0..180).map(|nth| new_file(&volume, &format!("other{nth}"))).collect();
-    let zero = fill_groups(&volume, "zero", 1, 64 * BLOCK);
-    far.write_at(&vec![3; (FAR * BLOCK) as usize], 0).expect("written");
-    let mid = fill_groups(&volume, "mid", 2, 64 * BLOCK);
+    let mut others: Vec<File> = (0..180).map(|nth| new_file(&volume, &format!("other{nth}"))).collect();
+    let zero = fill_groups(&volume, "zero", 1, 64 * SMALL);
+    write(&far);
+    let mid = fill_groups(&volume, "mid", 2, 64 * SMALL);
     let shares = |other: &&File| fits(pieces.clone_range(0, other, 0, 0));
     // As many owners as the first group takes.
     let given = others.iter().take_while(shares).count();
@@ -65,49 +68,92 @@ fn copies_into_a_full_group(is_buffered: bool) {
     zero.set_len(0).expect("cut");
     volume.sync().expect("synced");
     far.clone_range(0, &copy, 0, 0).expect("a clone");
-    copy.node().change(&hint(AREA * BLOCK)).expect("a hint");
+    copy.node().change(&hint(AREA * SMALL)).expect("a hint");
     // Takes what is left of all groups but the first.
     let rest = new_file(&volume, "rest");
     far.clone_range(0, &rest, 0, 0).expect("a clone");
-    rest.node().change(&hint(100 * BLOCK)).expect("a hint");
+    rest.node().change(&hint(100 * SMALL)).expect("a hint");
     let mut at = 0;
     while !rest.extents().any(|extent| extent.expect("a map").physical < GROUP) {
-        rest.overwrite_at(&[2; BLOCK as usize], at).expect("copied");
-        at += 100 * BLOCK;
+        rest.overwrite_at(&[2; SMALL as usize], at).expect("copied");
+        at += 100 * SMALL;
     }
     for at in (0..FAR).step_by(AREA as usize) {
         // What was left of the group in which the first block lies is used up with that.
-        copy.overwrite_at(&[2; BLOCK as usize], at * BLOCK).expect("copied");
-        copy.overwrite_at(&[2; BLOCK as usize], (at + 100) * BLOCK).expect("copied");
+        copy.overwrite_at(&[2; SMALL as usize], at * SMALL).expect("copied");
+        copy.overwrite_at(&[2; SMALL as usize], (at + 100) * SMALL).expect("copied");
     }
     mid.set_len(0).expect("cut");
     two.set_len(two.size() - 6 * GROUP).expect("cut");
     volume.sync().expect("synced");
     let more = others[given..].iter().take(40).take_while(shares).count();
     assert!(given > 0 && more > 0, "owners of the first group");
-    let first = fill_groups(&volume, "first", 1, 64 * BLOCK);
+    let first = fill_groups(&volume, "first", 1, 64 * SMALL);
+    others.extend([pieces, gaps, far, zero, mid, two, rest, first]);
+    (device, volume, copy, others)
+}
+
+/// The volume was shut down in the midst of a copy.
+fn copies_into_a_full_group(is_buffered: bool) {
+    let whole = |far: &File| far.write_at(&vec![3; (FAR * SMALL) as usize], 0).expect("written");
+    let (device, volume, copy, others) = full_first_group(whole);
     let writer = if is_buffered { copy.buffered() } else { copy.direct() };
     let mut refused = 0;
     for nth in 0..FAR / 2 {
-        let at = (2 * (nth * 997 % (FAR / 2)) + 1) * BLOCK;
-        let written = writer.write_at(&[9; BLOCK as usize], at).and_then(|_| match is_buffered {
-            true => writer.sync_range(at..at + BLOCK),
+        let at = (2 * (nth * 997 % (FAR / 2)) + 1) * SMALL;
+        let written = writer.write_at(&[9; SMALL as usize], at).and_then(|_| match is_buffered {
+            true => writer.sync_range(at..at + SMALL),
             false => Ok(()),
         });
-        let byte = if let Err(error) = written {
+        if let Err(error) = written {
             assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
             refused += 1;
-            None
-        } else {
-            Some(9)
-        };
-        let mut seen = [0; BLOCK as usize];
+            continue;
+        }
+        let mut seen = [0; SMALL as usize];
         writer.read_at(&mut seen, at).expect("read");
-        assert!(byte.is_none_or(|byte| seen == [byte; BLOCK as usize]), "write {nth}");
+        assert!(seen == [9; SMALL as usize], "write {nth}");
     }
     assert!(refused > 0, "the first group is full of owners");
     volume.sync().expect("synced");
-    drop((rest, pieces, gaps, far, copy, writer, others, first, zero, mid, two));
+    drop((copy, writer, others));
+    closes_well(&device, volume);
+}
+
+/// Of a copy, a block in place and another copy, the first two were written when the third was refused.
+#[test]
+fn of_several_copies_all_are_made_or_none() {
+    let far = |far: &File| {
+        for at in (0..FAR).step_by(4) {
+            far.write_at(&[3; 3 * SMALL as usize], at * SMALL).expect("written");
+        }
+    };
+    let (device, volume, copy, others) = full_first_group(far);
+    let writer = copy.direct();
+    // Holes become the copy's own: writes over them are in place.
+    for at in (3..FAR).step_by(4) {
+        writer.write_at(&[4; SMALL as usize], at * SMALL).expect("a hole gets its block");
+    }
+    let mut refused = 0;
+    for nth in 0..FAR / 4 - 1 {
+        let at = (4 * (nth * 997 % (FAR / 4 - 1)) + 2) * SMALL;
+        if nth < 7 {
+            // So that leaves split at other writes.
+            writer.write_at(&[8; SMALL as usize], at - SMALL).expect("copied");
+            continue;
+        }
+        let (mut before, mut seen) = ([0; 3 * SMALL as usize], [0; 3 * SMALL as usize]);
+        writer.read_at(&mut before, at).expect("read");
+        if let Err(error) = writer.write_at(&[9; 3 * SMALL as usize], at) {
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+            refused += 1;
+            writer.read_at(&mut seen, at).expect("read");
+            let blocks = [0, 1, 2].map(|block| seen[block * SMALL as usize]);
+            assert!(seen == before, "write {nth} was refused, and done in part: {blocks:?}");
+        }
+    }
+    assert!(refused > 0, "the first group is full of owners");
+    drop((copy, writer, others));
     closes_well(&device, volume);
 }
 

@@ -1,6 +1,6 @@
 //! GUID partition tables: one behind the first sector, and a copy whose header is the last sector.
 
-use super::{Found, MAX_ENTRIES, Partition, Table, u32_at, u64_at};
+use super::{MAX_ENTRIES, Partition, Table, u32_at, u64_at};
 use crate::probe::View;
 
 const MAGIC: &[u8] = b"EFI PART";
@@ -8,29 +8,18 @@ const MAGIC: &[u8] = b"EFI PART";
 const HEADER_BYTES: usize = 92;
 /// Where a header keeps its checksum.
 const CRC_OFFSET: usize = 16;
-/// Type of the one partition of the MBR that says that there is a GPT.
-const PROTECTIVE: u8 = 0xee;
 
 /// Reads the table in units of either size of sectors, and its copy at the end if the first is damaged.
-pub(super) fn read(view: &View<'_>) -> Found {
-    let mut damaged = false;
+pub(super) fn read(view: &View<'_>) -> Option<Table> {
     for sector in [512, 4096] {
         for at in [Some(sector), (view.len() / sector).checked_sub(1).map(|last| last * sector)] {
             let Some(at) = at.filter(|&at| at > 0) else { continue };
-            damaged |= view.bytes::<8>(at).is_some_and(|magic| magic == MAGIC) && is_protected(view);
             if let Some(table) = read_at(view, at, sector) {
-                return Found::Table(table);
+                return Some(table);
             }
         }
     }
-    if damaged { Found::Damaged } else { Found::Nothing }
-}
-
-/// Whether an MBR says that there is a GPT. Nothing may be left of it but its header, where another table was made.
-fn is_protected(view: &View<'_>) -> bool {
-    view.bytes::<512>(0).is_some_and(|record| {
-        record[510..] == [0x55, 0xaa] && (0..4).any(|index| record[446 + 16 * index + 4] == PROTECTIVE)
-    })
+    None
 }
 
 /// Reads the table whose header is at this byte, if its checksums are right.

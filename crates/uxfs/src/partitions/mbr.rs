@@ -5,8 +5,10 @@ use crate::probe::View;
 use std::ops::Range;
 
 const SECTOR_BYTES: u64 = 512;
+/// Type of what is no partition: it says that there is a GPT.
+const PROTECTIVE: u8 = 0xee;
 
-/// Reads the table; `None`: there is none, or one without partitions.
+/// Reads the table; `None`: there is none, or one without partitions of its own.
 pub(super) fn read(view: &View<'_>) -> Option<Table> {
     let entries = entries(view, 0)?;
     if entries.iter().any(|entry| !matches!(entry.flag, 0 | 0x80)) {
@@ -16,11 +18,16 @@ pub(super) fn read(view: &View<'_>) -> Option<Table> {
     for (number, entry) in (1..).zip(&entries) {
         if entry.is_extended() {
             logical(view, entry.first * SECTOR_BYTES, &mut table);
-        } else if entry.kind != 0 && entry.sectors != 0 {
+        } else if entry.kind != 0 && entry.kind != PROTECTIVE && entry.sectors != 0 {
             table.partitions.push(entry.partition(number, 0));
         }
     }
     (!table.partitions.is_empty()).then_some(table)
+}
+
+/// Whether it says that there is a GPT. Nothing may be left of that but its header, where another table was made.
+pub(super) fn protects(view: &View<'_>) -> bool {
+    entries(view, 0).is_some_and(|entries| entries.iter().any(|entry| entry.kind == PROTECTIVE))
 }
 
 /// Logical partitions: each has a boot record of its own that leads to the next.

@@ -1,7 +1,8 @@
 //! Partition tables (GPT and MBR): which partitions there are, by number and place, and what lies between them.
 //!
 //! A table is believed only where it is whole: a GPT whose checksums are right, the one at the device's end where that
-//! at its start is not, and an MBR with the flags that one has. Bounded: at most [`MAX_ENTRIES`] entries are looked at,
+//! at its start is not, unless an MBR protects none and has partitions; and an MBR with the flags that one has, which tells of
+//! damage where it protects a GPT that is not there. Bounded: at most [`MAX_ENTRIES`] entries are looked at,
 //! and a chain of logical partitions only as far.
 
 mod gpt;
@@ -44,15 +45,21 @@ pub(crate) struct Table {
 /// What was found where a table may be.
 enum Found {
     Nothing,
-    /// One whose checksums are wrong.
+    /// One whose checksums are wrong, or that is gone.
     Damaged,
     Table(Table),
 }
 
 fn find(view: &View<'_>) -> Found {
-    match gpt::read(view) {
-        Found::Nothing => mbr::read(view).map_or(Found::Nothing, Found::Table),
-        found => found,
+    let protects = mbr::protects(view);
+    match mbr::read(view) {
+        // Who made it knows nothing else: the copy of a GPT that is left is of the disk's life before.
+        Some(table) if !protects => Found::Table(table),
+        _ => match gpt::read(view) {
+            Some(table) => Found::Table(table),
+            None if protects => Found::Damaged,
+            None => Found::Nothing,
+        },
     }
 }
 

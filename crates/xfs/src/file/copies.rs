@@ -123,7 +123,7 @@ impl Volume {
         }
         let kept = self.keep_for_map(entry, &mut fork, &blocks, told).and_then(|()| match told {
             Told::InParts => self.promise_to_owners(entry, &claimed),
-            Told::AtOnce => self.check_room_for_pieces(entry, &fork, &blocks),
+            Told::AtOnce => self.check_room_for_pieces(entry, &fork, &blocks).map(drop),
         });
         if kept.is_err() {
             self.unclaim(entry, &mut fork, &blocks);
@@ -181,11 +181,17 @@ impl Volume {
     }
 
     /// [`Error::NoSpace`] if the reverse map of a group may not have room for what is left of extents out of which all that is
-    /// claimed in `blocks` is cut, of those that are copied and of those that are staged.
-    fn check_room_for_pieces(&self, entry: &InodeEntry, fork: &CowFork, blocks: &Blocks) -> Result<()> {
+    /// claimed in `blocks` is cut, of those that are copied and of those that are staged. Gives how many records each group
+    /// gets.
+    fn check_room_for_pieces(
+        &self,
+        entry: &InodeEntry,
+        fork: &CowFork,
+        blocks: &Blocks,
+    ) -> Result<BTreeMap<AgNumber, u64>> {
         let geometry = self.geometry();
         if !geometry.rmapbt {
-            return Ok(());
+            return Ok(BTreeMap::new());
         }
         let data = self.extents(&entry.current(), ForkKind::Data)?;
         let (mut fork, mut records) = (fork.clone(), BTreeMap::<_, u64>::new());
@@ -198,10 +204,8 @@ impl Volume {
             }
         }
         drop(data);
-        if records.values().sum::<u64>() <= FEW {
-            return Ok(());
-        }
-        records.into_iter().try_for_each(|(ag, records)| self.check_room_in(ag, Owners::InPieces(records)))
+        records.iter().try_for_each(|(&ag, &records)| self.check_room_in(ag, Owners::InPieces(records)))?;
+        Ok(records)
     }
 
     /// Reserves what the map may need to tell of all that is claimed in `blocks`.
@@ -381,12 +385,13 @@ impl Volume {
         (unwritten, kept): (bool, &mut u64),
         told: Told,
     ) -> Result<()> {
+        let mut asked = BTreeMap::new();
         let owners = match told {
             // Others may have taken the room that was promised: then it stays claimed.
             Told::InParts => Owners::Promised,
             // It does not stop half-way, but where others take the room for the rest of it meanwhile.
             Told::AtOnce => {
-                self.check_room_for_pieces(entry, fork, blocks)?;
+                asked = self.check_room_for_pieces(entry, fork, blocks)?;
                 Owners::InPieces(LEFT)
             }
         };
@@ -399,7 +404,10 @@ impl Volume {
             // Who holds a map while it changes has it copied.
             drop(data);
             for cut in old.filter(|_| cuts).iter().chain([&new]) {
-                if let Some((ag, _)) = self.geometry().split_block(cut.startblock) {
+                // What a group was asked for as a whole is there: with a part of it come, less may be left than for any change.
+                if let Some((ag, _)) = self.geometry().split_block(cut.startblock)
+                    && asked.get(&ag).is_none_or(|&records| records > FEW)
+                {
                     self.check_room_in(ag, owners)?;
                 }
             }
