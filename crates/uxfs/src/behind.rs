@@ -1,8 +1,8 @@
 //! What lies behind a volume that is to grow, and would be lost.
 //!
-//! A partition table says who has those bytes. Nothing does where there is none. So whatever begins there is looked for, at each
-//! [`STEP`] of the file or device, and as far as the volume is to reach. What is left of group headers is in nobody's way:
-//! that of a growth that was cut, or of a larger volume that was there before.
+//! A partition table says who has those bytes. Nothing does where there is none. So whatever begins there is looked for, at
+//! each [`STEP`] of the file or device, and as far as the volume is to reach. What is left of group headers is in nobody's
+//! way: that of a growth that was cut, or of a larger volume that was there before.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::partitions::Table;

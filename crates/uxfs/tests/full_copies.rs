@@ -51,6 +51,15 @@ fn in_pieces(volume: &Volume, count: u64, block: u64) -> (File, File) {
     (pieces, gaps)
 }
 
+/// Has two blocks copied, so many apart, of each area of a file of so many blocks, which has the area staged.
+fn copy_in_each_area(copy: &File, (blocks, area): (u64, u64), (block, apart): (u64, u64)) {
+    for at in (0..blocks).step_by(area as usize) {
+        // What was left of the group in which the first block lies is used up with that.
+        copy.overwrite_at(&vec![2; block as usize], at * block).expect("copied");
+        copy.overwrite_at(&vec![2; block as usize], (at + apart) * block).expect("copied");
+    }
+}
+
 /// A clone whose copies are put into the first group, which is full of owners, and all other files. `write` fills what the
 /// clone is of.
 fn full_first_group(write: impl Fn(&File)) -> (Arc<dyn BlockDevice>, Volume, File, Vec<File>) {
@@ -78,11 +87,7 @@ fn full_first_group(write: impl Fn(&File)) -> (Arc<dyn BlockDevice>, Volume, Fil
         rest.overwrite_at(&[2; SMALL as usize], at).expect("copied");
         at += 100 * SMALL;
     }
-    for at in (0..FAR).step_by(AREA as usize) {
-        // What was left of the group in which the first block lies is used up with that.
-        copy.overwrite_at(&[2; SMALL as usize], at * SMALL).expect("copied");
-        copy.overwrite_at(&[2; SMALL as usize], (at + 100) * SMALL).expect("copied");
-    }
+    copy_in_each_area(&copy, (FAR, AREA), (SMALL, 100));
     mid.set_len(0).expect("cut");
     two.set_len(two.size() - 6 * GROUP).expect("cut");
     volume.sync().expect("synced");
@@ -189,11 +194,7 @@ fn copies_from_another_group_leave_the_room_that_was_promised() {
     volume.sync().expect("synced");
     far.clone_range(0, &copy, 0, 0).expect("a clone");
     copy.node().change(&hint(AREA * BLOCK)).expect("a hint");
-    for at in (0..FAR).step_by(AREA as usize) {
-        // What was left of the group in which the first block lies is used up with that.
-        copy.overwrite_at(&[2; BLOCK as usize], at * BLOCK).expect("copied");
-        copy.overwrite_at(&[2; BLOCK as usize], (at + 20) * BLOCK).expect("copied");
-    }
+    copy_in_each_area(&copy, (FAR, AREA), (BLOCK, 20));
     mid.set_len(0).expect("cut");
     two.set_len(two.size() - 2 * GROUP).expect("cut");
     volume.sync().expect("synced");

@@ -23,12 +23,14 @@ impl Image {
         self.0.as_file().write_all_at(bytes, at).expect("written");
     }
 
-    /// A boot record with one partition.
-    fn record(&self, kind: u8, start: u64, len: u64) {
+    /// A boot record with partitions of this kind: where each starts, and its length, in bytes.
+    fn record(&self, kind: u8, partitions: &[(u64, u64)]) {
         let mut table = [0_u8; 512];
-        table[446 + 4] = kind;
-        table[446 + 8..][..4].copy_from_slice(&((start / 512) as u32).to_le_bytes());
-        table[446 + 12..][..4].copy_from_slice(&((len / 512) as u32).to_le_bytes());
+        for (entry, &(start, len)) in table[446..].chunks_exact_mut(16).zip(partitions) {
+            entry[4] = kind;
+            entry[8..12].copy_from_slice(&((start / 512) as u32).to_le_bytes());
+            entry[12..].copy_from_slice(&((len / 512) as u32).to_le_bytes());
+        }
         table[510..].copy_from_slice(&[0x55, 0xaa]);
         self.write(0, &table);
     }
@@ -62,7 +64,7 @@ fn refused(image: &Image, other: Option<u64>, closed: bool) {
 #[test]
 fn a_boot_record_that_protects_a_table_that_is_gone_is_no_partition() {
     let image = Image::new(&[MIB, 20 * MIB]);
-    image.record(0xee, 512, 80 * MIB - 512);
+    image.record(0xee, &[(512, 80 * MIB - 512)]);
     assert!(image.is_volume(20 * MIB));
     refused(&image, Some(20 * MIB), true);
 }
@@ -71,7 +73,7 @@ fn a_boot_record_that_protects_a_table_that_is_gone_is_no_partition() {
 #[test]
 fn an_open_volume_does_not_grow_where_the_table_is_damaged() {
     let image = Image::new(&[MIB]);
-    image.record(0xee, 512, 80 * MIB - 512);
+    image.record(0xee, &[(512, 80 * MIB - 512)]);
     image.write(512, b"EFI PART damaged");
     refused(&image, None, true);
     refused(&image, None, false);
@@ -81,7 +83,7 @@ fn an_open_volume_does_not_grow_where_the_table_is_damaged() {
 #[test]
 fn a_volume_in_the_midst_of_a_partition_does_not_grow_over_another_one_there() {
     let image = Image::new(&[MIB, 20 * MIB]);
-    image.record(0x8e, 512 * 1024, 79 * MIB);
+    image.record(0x8e, &[(512 * 1024, 79 * MIB)]);
     assert!(image.is_volume(20 * MIB));
     refused(&image, Some(20 * MIB), true);
 }
@@ -91,15 +93,7 @@ fn a_volume_in_the_midst_of_a_partition_does_not_grow_over_another_one_there() {
 #[test]
 fn a_copy_that_was_left_of_another_table_is_not_believed() {
     let image = Image::new(&[MIB]);
-    let mut table = [0_u8; 512];
-    for (nth, (start, len)) in [(MIB, 17 * MIB), (20 * MIB, 20 * MIB)].into_iter().enumerate() {
-        let entry = &mut table[446 + 16 * nth..][..16];
-        entry[4] = 0x83;
-        entry[8..12].copy_from_slice(&((start / 512) as u32).to_le_bytes());
-        entry[12..].copy_from_slice(&((len / 512) as u32).to_le_bytes());
-    }
-    table[510..].copy_from_slice(&[0x55, 0xaa]);
-    image.write(0, &table);
+    image.record(0x83, &[(MIB, 17 * MIB), (20 * MIB, 20 * MIB)]);
     image.write(20 * MIB, &vec![b'y'; 20 << 20]);
     assert_eq!(uxfs::partition(image.0.path(), 2).expect("two"), (20 * MIB, 20 * MIB));
     // The copy: one partition from 1 MiB to 70 MiB.
@@ -128,4 +122,35 @@ fn a_copy_that_was_left_of_another_table_is_not_believed() {
     image.0.as_file().read_exact_at(&mut second, 20 * MIB).expect("read");
     let changed = second.iter().filter(|&&byte| byte != b'y').count();
     assert_eq!((grown.to >> 20, changed), (17, 0), "size in MiB, and bytes of partition 2 that were written");
+}
+
+/// The length that was said is more than the volume's partition has: another volume lies behind it, what no mark names, or
+/// nobody's room.
+#[test]
+fn a_volume_in_a_partition_does_not_grow_over_the_next_one() {
+    let image = Image::new(&[MIB, 20 * MIB]);
+    image.record(0x83, &[(MIB, 17 * MIB), (20 * MIB, 20 * MIB)]);
+    let path = image.0.path();
+    let refused_with = |length: u64, words: &str| {
+        let before = std::fs::read(path).expect("read");
+        let how = OpenOptions::new().offset(MIB).length(Some(length)).writable(true);
+        let volume = Volume::open(path, &how).expect("open");
+        let open = volume.grow(None).expect_err("refused while it is open");
+        volume.close().expect("closed");
+        drop(volume);
+        let closed = uxfs::grow(path, None, &how).expect_err("refused");
+        for refused in [open, closed] {
+            assert_eq!(refused.kind(), ErrorKind::AlreadyExists, "{refused}");
+            assert!(refused.to_string().contains(words), "{refused}");
+        }
+        assert!(std::fs::read(path).expect("read") == before, "something was written");
+    };
+    refused_with(60 * MIB, "bytes 1048576 to 63963136 run over partition 2; give a smaller size");
+    image.write(20 * MIB, &vec![b'y'; 20 << 20]);
+    refused_with(60 * MIB, "run over partition 2");
+    refused_with(20 * MIB, "run over partition 2");
+    refused_with(18 * MIB, "run over the end of partition 1");
+    let how = OpenOptions::new().offset(MIB).length(Some(17 * MIB));
+    let grown = uxfs::grow(path, None, &how).expect("all of its partition");
+    assert_eq!(grown.to, 17 * MIB);
 }

@@ -80,7 +80,6 @@ pub struct Volume {
     groups: Groups,
     write: Option<WriteSide>,
     log_clean: bool,
-    /// Whether it is being closed: nobody finds any more where to write.
     /// Whether the copies of the superblock had to be made to follow it when the volume was opened.
     copies_settled: AtomicBool,
     /// What recovery found and did when the volume was opened.

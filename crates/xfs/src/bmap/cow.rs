@@ -218,6 +218,16 @@ pub fn next_remap(data: &ExtentList, cow: &CowFork, blocks: &Range<FileBlock>) -
     Some(Remap { new, old })
 }
 
+/// All that is to be remapped of what was written in `blocks`, in order.
+pub fn remaps(data: &ExtentList, cow: &CowFork, blocks: &Range<FileBlock>) -> impl Iterator<Item = Remap> {
+    let mut rest = blocks.clone();
+    std::iter::from_fn(move || {
+        let next = next_remap(data, cow, &rest)?;
+        rest.start = next.new.end();
+        Some(next)
+    })
+}
+
 /// The part of an extent that maps `blocks`.
 fn common(extent: &Extent, blocks: &Range<FileBlock>) -> Option<Extent> {
     let (start, end) = (extent.startoff.max(blocks.start), extent.end().min(blocks.end));

@@ -17,7 +17,7 @@ use super::allocate::EXTENT_BLOCKS_MAX;
 use super::exchange::tree_blocks;
 use super::{Blocks, Told, join_file};
 use crate::alloc::{FEW, Owners, Purpose, Request, Target};
-use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts};
+use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts, remaps};
 use crate::bmap::{Mapped, SharedRun};
 use crate::error::{Error, Result};
 use crate::inode::{Cuts, ForkKind, Inode, InodeEntry};
@@ -156,10 +156,10 @@ impl Volume {
         for (ag, parts) in groups {
             let mut trans = Trans::start(self, Need::new(geometry).reservation())?;
             let mut owners = entry.copying().owners();
-            let missing = |(cuts, part): &(Cuts, &Blocks)| {
-                owners.get(&(ag, *cuts)).map_or(part.end.0 - part.start.0, |runs| runs.missing(part))
-            };
-            trans.promise_to_copies(ag, LEFT * parts.iter().map(missing).sum::<u64>())?;
+            let missing =
+                |(cuts, part): &(Cuts, &Blocks)| owners.entry((ag, *cuts)).or_default().missing(part);
+            let more: u64 = parts.iter().map(missing).sum();
+            trans.promise_to_copies(ag, LEFT * more)?;
             for (cuts, part) in parts {
                 owners.entry((ag, cuts)).or_default().add(part);
             }
@@ -194,9 +194,8 @@ impl Volume {
             return Ok(BTreeMap::new());
         }
         let data = self.extents(&entry.current(), ForkKind::Data)?;
-        let (mut fork, mut records) = (fork.clone(), BTreeMap::<_, u64>::new());
-        while let Some(Remap { new, old }) = next_remap(&data, &fork, blocks) {
-            fork.take(&(new.startoff..new.end()));
+        let mut records = BTreeMap::<_, u64>::new();
+        for Remap { new, old } in remaps(&data, fork, blocks) {
             for cut in old.iter().chain([&new]) {
                 if let Some((ag, _)) = geometry.split_block(cut.startblock) {
                     *records.entry(ag).or_default() += LEFT;
@@ -254,11 +253,7 @@ impl Volume {
         // Each further piece may be in the midst of another leaf, which it splits, and now and then a block above.
         const FURTHER: u64 = 3;
         let data = self.extents(&entry.current(), ForkKind::Data)?;
-        let (mut fork, mut pieces) = (fork.clone(), 0_u64);
-        while let Some(remap) = next_remap(&data, &fork, blocks) {
-            fork.take(&(remap.new.startoff..remap.new.end()));
-            pieces += 1;
-        }
+        let pieces = remaps(&data, fork, blocks).count() as u64;
         if pieces == 0 {
             return Ok(0);
         }
