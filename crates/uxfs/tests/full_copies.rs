@@ -3,7 +3,7 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, MemoryDevice};
+use blockdev::{BlockDevice, HoldDevice, MemoryDevice, Op};
 use common::files::{closes_well, fill, fits, new_file};
 use std::sync::Arc;
 use uxfs::{Changes, ErrorKind, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, mkfs_device};
@@ -18,13 +18,17 @@ const AREA: u64 = 7_000;
 fn made(groups: u32, block: u64) -> (Arc<dyn BlockDevice>, Volume) {
     let device: Arc<dyn BlockDevice> =
         Arc::new(MemoryDevice::anonymous(GROUP * u64::from(groups)).expect("memory"));
+    let volume = made_on(&device, groups, block);
+    (device, volume)
+}
+
+fn made_on(device: &Arc<dyn BlockDevice>, groups: u32, block: u64) -> Volume {
     let features = MkfsFeatures::of_kernel("6.12").expect("known");
     let options =
         MkfsOptions::new().group_count(groups).block_size(block as u32).features(features).small(true);
-    mkfs_device(Arc::clone(&device), &options, true).expect("a volume");
+    mkfs_device(Arc::clone(device), &options, true).expect("a volume");
     let options = OpenOptions::new().writable(true).cache_size(1 << 30);
-    let volume = Volume::open_device(Arc::clone(&device), &options).expect("clean");
-    (device, volume)
+    Volume::open_device(Arc::clone(device), &options).expect("clean")
 }
 
 /// Takes all that is free of the groups before `to`, so many bytes at a time.
@@ -160,6 +164,49 @@ fn of_several_copies_all_are_made_or_none() {
     assert!(refused > 0, "the first group is full of owners");
     drop((copy, writer, others));
     closes_well(&device, volume);
+}
+
+/// What lies in place was written before it was known whether the group still had room for the copies around it.
+#[test]
+fn copies_whose_room_others_took_leave_what_lies_between_them() {
+    const FAR: u64 = 4000;
+    const AT: u64 = 100;
+    let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(GROUP * 4).expect("memory"));
+    let gate = Arc::new(HoldDevice::new(Arc::clone(&memory)));
+    let device: Arc<dyn BlockDevice> = gate.clone();
+    let volume = made_on(&device, 4, SMALL);
+    let (pieces, gaps) = in_pieces(&volume, 250, SMALL);
+    let others: Vec<File> = (0..180).map(|nth| new_file(&volume, &format!("other{nth}"))).collect();
+    let [far, copy] = ["far", "copy"].map(|name| new_file(&volume, name));
+    far.write_at(&vec![3; (FAR * SMALL) as usize], 0).expect("written");
+    far.clone_range(0, &copy, 0, 0).expect("a clone");
+    copy.node().change(&hint(SMALL)).expect("a hint");
+    copy.overwrite_at(&[4; SMALL as usize], (AT + 1) * SMALL).expect("its own from now on");
+    copy.node().change(&hint(FAR * SMALL)).expect("a hint");
+    copy.overwrite_at(&[2; SMALL as usize], 0).expect("copied");
+    let zero = fill_groups(&volume, "zero", 1, 16 * SMALL);
+    let shares = |other: &&File| fits(pieces.clone_range(0, other, 0, 0));
+    let given = others.iter().take_while(shares).count();
+    assert!(given < others.len(), "the group is full of owners");
+    // Whatever it writes first: a copy, or what lies between.
+    gate.hold_next(|op, _| op == Op::Write);
+    let refused = std::thread::scope(|scope| {
+        let writing = scope.spawn(|| copy.write_at(&[9; 3 * SMALL as usize], AT * SMALL));
+        while gate.waiting() == 0 && !writing.is_finished() {
+            std::thread::yield_now();
+        }
+        let fits = |at: &u64| fits(copy.write_at(&[8; SMALL as usize], at * SMALL));
+        let taken = (2 * AT..FAR).step_by(2).take_while(fits).count() as u64;
+        assert!(2 * (AT + taken) < FAR, "others take all room");
+        gate.release();
+        writing.join().expect("no panic")
+    });
+    assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::NoSpace), "or nothing is tested");
+    let mut seen = [0; 3 * SMALL as usize];
+    copy.read_at(&mut seen, AT * SMALL).expect("read");
+    assert_eq!([0, 1, 2].map(|block| seen[block * SMALL as usize]), [3, 4, 3], "refused, and done in part");
+    drop((pieces, gaps, others, far, copy, zero));
+    closes_well(&memory, volume);
 }
 
 #[test]
