@@ -81,7 +81,7 @@ impl Volume {
     ///
     /// The device is as long as it was when the volume was opened. As with `xfs_growfs`, an end that would make a group of
     /// fewer than 64 blocks is left out. [`ErrorKind::InvalidInput`]: it would become smaller.
-    /// [`ErrorKind::Damaged`]: the partition table does not say what comes behind.
+    /// [`ErrorKind::Damaged`]: the partition table does not say what comes behind, or no boot record protects it.
     /// [`ErrorKind::AlreadyExists`]: it would reach behind its partition or into another one; or another volume, or anything
     /// else that is known by its marks, begins at one of the first 4096 whole MiB of the device behind this one, and would be
     /// lost.
@@ -121,9 +121,9 @@ impl Volume {
 /// `bytes`; a file that is shorter becomes longer, if the volume is all of its end. What is refused leaves all as it was,
 /// the file's length too. `how` says where the volume lies.
 ///
-/// [`ErrorKind::Damaged`]: the partition table does not say what comes behind.
+/// [`ErrorKind::Damaged`]: the partition table does not say what comes behind, or no boot record protects it.
 /// [`ErrorKind::AlreadyExists`]: it would reach behind its partition or into another one, also where `how` says a length that
-/// does; or another volume, or anything else that is known by its marks, would be lost. Unless a partition holds the volume,
+/// does; or another volume, or anything else that is known by its marks, would be lost. Unless a partition begins with the volume,
 /// that is looked for at each whole MiB of the file behind it, and at the first 4096 of a block device.
 /// [`ErrorKind::ReadOnly`]: it is to be opened without recovery.
 pub fn grow(image: impl AsRef<Path>, bytes: Option<u64>, how: &OpenOptions) -> Result<Grown> {
@@ -208,13 +208,14 @@ fn unless_lost(
 }
 
 /// Whether a volume that starts at this byte of a device has a partition to itself as far as it grows. Refuses to have it
-/// reach behind its partition, into another one, or over the table; a table that is damaged does not say what is whose. One
-/// that a volume at the device's start has overwritten says nothing.
+/// reach behind its partition, into another one, or over the table; a table that is damaged, or that nothing protects, does not
+/// say what is whose. One that a volume at the device's start has overwritten says nothing.
 fn unless_in_partition(device: &dyn BlockDevice, start: u64, growth: &Grown) -> Result<bool> {
     if start == 0 || growth.to == growth.from {
         return Ok(false);
     }
     let Some(table) = partitions::read(device)? else { return Ok(false) };
+    table.check_believed()?;
     behind::refuse_partitions(&table, &(start..start.saturating_add(growth.to)))?;
     // What begins in the midst of a partition may have others beside it.
     Ok(table.beginning_at(start).is_some())

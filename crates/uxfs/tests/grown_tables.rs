@@ -35,6 +35,28 @@ impl Image {
         self.write(0, &table);
     }
 
+    /// The copy of a GPT at the end, with one partition from 1 MiB to 70 MiB.
+    fn copy_of_a_table(&self) {
+        let last = 80 * MIB / 512 - 1;
+        let mut entries = [0_u8; 512];
+        entries[..16].fill(7);
+        entries[32..40].copy_from_slice(&(MIB / 512).to_le_bytes());
+        entries[40..48].copy_from_slice(&(70 * MIB / 512 - 1).to_le_bytes());
+        let mut header = [0_u8; 512];
+        header[..8].copy_from_slice(b"EFI PART");
+        header[12..16].copy_from_slice(&92u32.to_le_bytes());
+        for (place, value) in [(24, last), (40, 34), (48, last - 33), (72, last - 32)] {
+            header[place..place + 8].copy_from_slice(&u64::to_le_bytes(value));
+        }
+        for (place, value) in [(80, 4), (84, 128), (88, crc32fast::hash(&entries))] {
+            header[place..place + 4].copy_from_slice(&u32::to_le_bytes(value));
+        }
+        let crc = crc32fast::hash(&header[..92]);
+        header[16..20].copy_from_slice(&crc.to_le_bytes());
+        self.write(last * 512, &header);
+        self.write((last - 32) * 512, &entries);
+    }
+
     fn is_volume(&self, at: u64) -> bool {
         let mut magic = [0; 4];
         self.0.as_file().read_exact_at(&mut magic, at).expect("read");
@@ -96,25 +118,7 @@ fn a_copy_that_was_left_of_another_table_is_not_believed() {
     image.record(0x83, &[(MIB, 17 * MIB), (20 * MIB, 20 * MIB)]);
     image.write(20 * MIB, &vec![b'y'; 20 << 20]);
     assert_eq!(uxfs::partition(image.0.path(), 2).expect("two"), (20 * MIB, 20 * MIB));
-    // The copy: one partition from 1 MiB to 70 MiB.
-    let last = 80 * MIB / 512 - 1;
-    let mut entries = [0_u8; 512];
-    entries[..16].fill(7);
-    entries[32..40].copy_from_slice(&(MIB / 512).to_le_bytes());
-    entries[40..48].copy_from_slice(&(70 * MIB / 512 - 1).to_le_bytes());
-    let mut header = [0_u8; 512];
-    header[..8].copy_from_slice(b"EFI PART");
-    header[12..16].copy_from_slice(&92u32.to_le_bytes());
-    for (place, value) in [(24, last), (40, 34), (48, last - 33), (72, last - 32)] {
-        header[place..place + 8].copy_from_slice(&u64::to_le_bytes(value));
-    }
-    for (place, value) in [(80, 4), (84, 128), (88, crc32fast::hash(&entries))] {
-        header[place..place + 4].copy_from_slice(&u32::to_le_bytes(value));
-    }
-    let crc = crc32fast::hash(&header[..92]);
-    header[16..20].copy_from_slice(&crc.to_le_bytes());
-    image.write(last * 512, &header);
-    image.write((last - 32) * 512, &entries);
+    image.copy_of_a_table();
     assert_eq!(uxfs::partition(image.0.path(), 2).expect("two"), (20 * MIB, 20 * MIB));
     let how = OpenOptions::new().offset(MIB).writable(true);
     let grown = uxfs::grow(image.0.path(), None, &how).expect("as large as its partition");
@@ -153,4 +157,52 @@ fn a_volume_in_a_partition_does_not_grow_over_the_next_one() {
     let how = OpenOptions::new().offset(MIB).length(Some(17 * MIB));
     let grown = uxfs::grow(path, None, &how).expect("all of its partition");
     assert_eq!(grown.to, 17 * MIB);
+}
+
+/// What has the type of an entry that protects a GPT, and does not begin where such a one does, protects none: the copy that
+/// was left was believed, and the volume grew over the second partition.
+#[test]
+fn an_entry_that_begins_elsewhere_protects_no_table() {
+    let image = Image::new(&[MIB]);
+    image.record(0x83, &[(MIB, 17 * MIB), (20 * MIB, 20 * MIB), (60 * MIB, MIB)]);
+    image.write(446 + 2 * 16 + 4, &[0xee]);
+    image.write(20 * MIB, &vec![b'y'; 20 << 20]);
+    image.copy_of_a_table();
+    let how = OpenOptions::new().offset(MIB).writable(true);
+    let grown = uxfs::grow(image.0.path(), None, &how).expect("as large as its partition");
+    let mut second = vec![0; 20 << 20];
+    image.0.as_file().read_exact_at(&mut second, 20 * MIB).expect("read");
+    assert!(grown.to == 17 * MIB && second.iter().all(|&byte| byte == b'y'), "{grown:?}");
+    assert_eq!(uxfs::partition(image.0.path(), 3).expect("three"), (60 * MIB, MIB));
+}
+
+/// The copy of a table that no boot record protects had a volume grow over whatever lies in the partition that it names.
+#[test]
+fn a_table_that_nothing_protects_does_not_say_what_may_be_written() {
+    for odd_record in [false, true] {
+        let image = Image::new(&[MIB, 20 * MIB]);
+        if odd_record {
+            image.record(0x83, &[(MIB, 17 * MIB), (20 * MIB, 20 * MIB)]);
+            // A flag that no boot record has.
+            image.write(446, &[0x01]);
+        }
+        image.copy_of_a_table();
+        for closed in [true, false] {
+            refused(&image, Some(20 * MIB), closed);
+        }
+        image.write(20 * MIB, &vec![b'y'; 20 << 20]);
+        refused(&image, None, true);
+    }
+}
+
+/// Where a boot record protects a table that is gone, no volume could be made by those either who say that it may be lost.
+#[test]
+fn who_says_that_a_table_may_be_lost_makes_a_volume_beside_one_that_is_gone() {
+    let image = Image::new(&[]);
+    image.record(0xee, &[(512, 80 * MIB - 512)]);
+    let options = MkfsOptions::new().small(true).size(16 * MIB).offset(MIB);
+    let refused = uxfs::mkfs(image.0.path(), &options).expect_err("the table is damaged");
+    assert_eq!(refused.kind(), ErrorKind::Damaged, "{refused}");
+    uxfs::mkfs(image.0.path(), &options.overwrite(true)).expect("made");
+    assert!(image.is_volume(MIB));
 }

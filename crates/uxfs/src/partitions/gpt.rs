@@ -50,7 +50,7 @@ fn read_at(view: &View<'_>, at: u64, sector: u64) -> Option<Table> {
     let partitions = entries.filter_map(|(number, entry)| partition(number, entry, sector)).collect();
     // What is not for partitions is for the two tables.
     let own = vec![0..first.checked_mul(sector)?, last.checked_add(1)?.checked_mul(sector)?..u64::MAX];
-    Some(Table { kind: "GPT", partitions, own })
+    Some(Table { kind: "GPT", is_believed: false, partitions, own })
 }
 
 fn partition(number: u32, entry: &[u8], sector: u64) -> Option<Partition> {

@@ -14,35 +14,44 @@ pub(super) fn read(view: &View<'_>) -> Option<Table> {
     if entries.iter().any(|entry| !matches!(entry.flag, 0 | 0x80)) {
         return None;
     }
-    let mut table = Table { kind: "MBR", partitions: Vec::new(), own: Vec::from([record_at(0)]) };
+    let mut table =
+        Table { kind: "MBR", is_believed: true, partitions: Vec::new(), own: Vec::from([record_at(0)]) };
     for (number, entry) in (1..).zip(&entries) {
         if entry.is_extended() {
             logical(view, entry.first * SECTOR_BYTES, &mut table);
-        } else if entry.kind != 0 && entry.kind != PROTECTIVE && entry.sectors != 0 {
+        } else if entry.kind != 0 && !entry.is_protective() && entry.sectors != 0 {
             table.partitions.push(entry.partition(number, 0));
         }
     }
-    (!table.partitions.is_empty()).then_some(table)
+    let is_record_alone = table.partitions.is_empty() && table.own.len() == 1;
+    (!is_record_alone).then_some(table)
 }
 
 /// Whether it says that there is a GPT. Nothing may be left of that but its header, where another table was made.
 pub(super) fn protects(view: &View<'_>) -> bool {
-    entries(view, 0).is_some_and(|entries| entries.iter().any(|entry| entry.kind == PROTECTIVE))
+    entries(view, 0).is_some_and(|entries| entries.iter().any(Entry::is_protective))
 }
 
-/// Logical partitions: each has a boot record of its own that leads to the next.
+/// Logical partitions: each has a boot record of its own, which leads to the next by another entry. A record that cannot be
+/// read is somebody's as well.
 fn logical(view: &View<'_>, extended: u64, table: &mut Table) {
+    let mut numbers = 5..MAX_ENTRIES;
     let mut at = extended;
-    for number in 5..MAX_ENTRIES {
-        let Some([here, next, ..]) = entries(view, at) else { return };
+    for _ in 0..MAX_ENTRIES {
         table.own.push(record_at(at));
-        if here.kind != 0 && here.sectors != 0 {
-            table.partitions.push(here.partition(number, at));
+        let Some(entries) = entries(view, at) else { return };
+        for entry in
+            entries.iter().filter(|entry| entry.kind != 0 && !entry.is_extended() && entry.sectors != 0)
+        {
+            let Some(number) = numbers.next() else { return };
+            table.partitions.push(entry.partition(number, at));
         }
-        if !next.is_extended() {
+        let Some(next) = entries.iter().find(|entry| entry.is_extended()) else { return };
+        at = extended + next.first * SECTOR_BYTES;
+        if table.own.contains(&record_at(at)) {
+            // It turns back.
             return;
         }
-        at = extended + next.first * SECTOR_BYTES;
     }
 }
 
@@ -61,6 +70,12 @@ struct Entry {
 impl Entry {
     fn is_extended(&self) -> bool {
         matches!(self.kind, 0x05 | 0x0f | 0x85)
+    }
+
+    /// A kernel takes it for that only where it begins behind the boot record; elsewhere it is a partition of a kind that is
+    /// not known.
+    fn is_protective(&self) -> bool {
+        self.kind == PROTECTIVE && self.first == 1
     }
 
     /// The partition, counted from the byte where the boot record is.

@@ -37,6 +37,8 @@ impl Partition {
 #[derive(Debug)]
 pub(crate) struct Table {
     kind: &'static str,
+    /// Whether a kernel believes it, too: a boot record protects a GPT.
+    is_believed: bool,
     partitions: Vec<Partition>,
     /// Bytes outside of all partitions that hold the table itself.
     own: Vec<Range<u64>>,
@@ -56,7 +58,7 @@ fn find(view: &View<'_>) -> Found {
         // Who made it knows nothing else: the copy of a GPT that is left is of the disk's life before.
         Some(table) if !protects => Found::Table(table),
         _ => match gpt::read(view) {
-            Some(table) => Found::Table(table),
+            Some(table) => Found::Table(Table { is_believed: protects, ..table }),
             None if protects => Found::Damaged,
             None => Found::Nothing,
         },
@@ -106,6 +108,17 @@ pub fn partition(image: impl AsRef<Path>, number: u32) -> Result<(u64, u64)> {
 }
 
 impl Table {
+    /// Fails for a GPT that no boot record protects, as the copy of one that was there before: it may say what is not to be
+    /// written, and nothing of what may.
+    pub(crate) fn check_believed(&self) -> Result<()> {
+        if self.is_believed {
+            return Ok(());
+        }
+        let what = "no boot record protects the partition table (GPT), which may be a disk's of before: restore the boot \
+                    record, or remove the table and its copy at the end";
+        Err(Error::new(ErrorKind::Damaged, what))
+    }
+
     /// The partition that begins at this byte.
     pub(crate) fn beginning_at(&self, start: u64) -> Option<Partition> {
         self.partitions.iter().find(|partition| partition.start == start).copied()
@@ -294,7 +307,27 @@ mod tests {
         let table = boot_record(&[entry(0, 0x05, 64, 1024)]);
         let turn = boot_record(&[entry(0, 0x83, 8, 16), entry(0, 0x05, 0, 64)]);
         let device = device(&[(0, &table), (64 * 512, &turn)]);
-        assert!(describe(&View::whole(&device)).unwrap().ends_with('…'));
+        let found = read(&device).unwrap().expect("a table");
+        assert_eq!(found.partitions, [Partition { number: 5, start: 72 * 512, length: 16 * 512 }]);
+    }
+
+    /// Only the first entry was taken for a partition, and only the second for what leads on.
+    #[test]
+    fn what_leads_on_may_come_first() {
+        let table = boot_record(&[entry(0, 0x05, 512, 1024)]);
+        let first = boot_record(&[entry(0, 0x05, 64, 64), entry(0, 0x83, 8, 16)]);
+        let second = boot_record(&[entry(0, 0x83, 8, 32)]);
+        let device = device(&[(0, &table), (512 * 512, &first), (576 * 512, &second)]);
+        let found = read(&device).unwrap().expect("a table");
+        let place = |partition: &Partition| (partition.number, partition.start / 512, partition.length / 512);
+        assert_eq!(found.partitions.iter().map(place).collect::<Vec<_>>(), [(5, 520, 16), (6, 584, 32)]);
+    }
+
+    #[test]
+    fn logical_partitions_whose_record_is_gone_are_somebody_s() {
+        let device = device(&[(0, &boot_record(&[entry(0, 0x05, 512, 1024)]))]);
+        let table = read(&device).unwrap().expect("a table");
+        assert_eq!((table.partitions.len(), table.room_at(100 * 512)), (0, Some(412 * 512)));
     }
 
     #[test]
