@@ -5,6 +5,8 @@ mod common;
 
 use blockdev::{BlockDevice, HoldDevice, MemoryDevice, Op};
 use common::files::{closes_well, fill, fits, new_file};
+use fileio::testing::{COMMITTED, at};
+use std::ops::Range;
 use std::sync::Arc;
 use uxfs::{Changes, ErrorKind, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, mkfs_device};
 
@@ -166,47 +168,139 @@ fn of_several_copies_all_are_made_or_none() {
     closes_well(&device, volume);
 }
 
-/// What lies in place was written before it was known whether the group still had room for the copies around it.
-#[test]
-fn copies_whose_room_others_took_leave_what_lies_between_them() {
-    const FAR: u64 = 4000;
-    const AT: u64 = 100;
+/// The first block of what is changed in the tests below.
+const AT: u64 = 100;
+/// Blocks of the file in them, of which copies are made.
+const NEAR: u64 = 4000;
+
+/// Has `change` be made while others take all the room for owners that they get of the group that all lies in: at its first
+/// write to the device, and behind the transaction that follows so many others. It had room before anything was written, and
+/// is done as a whole; `shows` says what is there then from the block before the first one on. `prepare` gives the file blocks
+/// of its own.
+fn has_the_room_that_was_there(
+    (prepare, others_before): (impl Fn(&File), u32),
+    change: impl Fn(&File) -> uxfs::Result<()> + Sync,
+    shows: impl Fn(&mut [u8]),
+) {
     let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(GROUP * 4).expect("memory"));
     let gate = Arc::new(HoldDevice::new(Arc::clone(&memory)));
     let device: Arc<dyn BlockDevice> = gate.clone();
     let volume = made_on(&device, 4, SMALL);
     let (pieces, gaps) = in_pieces(&volume, 250, SMALL);
     let others: Vec<File> = (0..180).map(|nth| new_file(&volume, &format!("other{nth}"))).collect();
-    let [far, copy] = ["far", "copy"].map(|name| new_file(&volume, name));
-    far.write_at(&vec![3; (FAR * SMALL) as usize], 0).expect("written");
-    far.clone_range(0, &copy, 0, 0).expect("a clone");
+    let [far, copy, more] = ["far", "copy", "more"].map(|name| new_file(&volume, name));
+    far.write_at(&vec![3; (NEAR * SMALL) as usize], 0).expect("written");
+    [&copy, &more].iter().for_each(|file| far.clone_range(0, file, 0, 0).expect("a clone"));
     copy.node().change(&hint(SMALL)).expect("a hint");
-    copy.overwrite_at(&[4; SMALL as usize], (AT + 1) * SMALL).expect("its own from now on");
-    copy.node().change(&hint(FAR * SMALL)).expect("a hint");
-    copy.overwrite_at(&[2; SMALL as usize], 0).expect("copied");
+    prepare(&copy);
+    for file in [&copy, &more] {
+        file.node().change(&hint(NEAR * SMALL)).expect("a hint");
+        file.overwrite_at(&[2; SMALL as usize], 0).expect("copied");
+    }
     let zero = fill_groups(&volume, "zero", 1, 16 * SMALL);
     let shares = |other: &&File| fits(pieces.clone_range(0, other, 0, 0));
     let given = others.iter().take_while(shares).count();
     assert!(given < others.len(), "the group is full of owners");
-    // Whatever it writes first: a copy, or what lies between.
+    let seen = || {
+        let mut seen = vec![0; 8 * SMALL as usize];
+        copy.read_at(&mut seen, (AT - 1) * SMALL).expect("read");
+        seen
+    };
+    let mut expected = seen();
+    shows(&mut expected);
+    // They are refused in the end.
+    let take_all = |file: &File| {
+        let fits = |at: &u64| fits(file.write_at(&[8; SMALL as usize], at * SMALL));
+        assert!((2 * AT..NEAR - 8).step_by(2).any(|at| !fits(&at)), "others get all that they want");
+    };
     gate.hold_next(|op, _| op == Op::Write);
-    let refused = std::thread::scope(|scope| {
-        let writing = scope.spawn(|| copy.write_at(&[9; 3 * SMALL as usize], AT * SMALL));
-        while gate.waiting() == 0 && !writing.is_finished() {
+    let done = std::thread::scope(|scope| {
+        let (more, take_more) = (more.clone(), take_all);
+        let (change, changed) = (&change, copy.clone());
+        let changing = scope.spawn(move || {
+            behind_commits(others_before, move || take_more(&more));
+            change(&changed)
+        });
+        while gate.waiting() == 0 && !changing.is_finished() {
             std::thread::yield_now();
         }
-        let fits = |at: &u64| fits(copy.write_at(&[8; SMALL as usize], at * SMALL));
-        let taken = (2 * AT..FAR).step_by(2).take_while(fits).count() as u64;
-        assert!(2 * (AT + taken) < FAR, "others take all room");
+        take_all(&copy);
         gate.release();
-        writing.join().expect("no panic")
+        changing.join().expect("no panic")
     });
-    assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::NoSpace), "or nothing is tested");
-    let mut seen = [0; 3 * SMALL as usize];
-    copy.read_at(&mut seen, AT * SMALL).expect("read");
-    assert_eq!([0, 1, 2].map(|block| seen[block * SMALL as usize]), [3, 4, 3], "refused, and done in part");
-    drop((pieces, gaps, others, far, copy, zero));
+    done.expect("it had the room");
+    assert!(seen() == expected);
+    drop((pieces, gaps, others, far, copy, more, zero));
     closes_well(&memory, volume);
+}
+
+/// Has this thread do something behind the commit that follows so many others.
+fn behind_commits(others: u32, work: impl FnOnce() + 'static) {
+    match others.checked_sub(1) {
+        Some(less) => at(COMMITTED, move || behind_commits(less, work)),
+        None => at(COMMITTED, work),
+    }
+}
+
+fn owns(blocks: Range<u64>) -> impl Fn(&File) {
+    move |copy| {
+        blocks.clone().for_each(|at| copy.overwrite_at(&[4; SMALL as usize], at * SMALL).expect("its own"))
+    }
+}
+
+/// Bytes of the file as those of what is seen in the tests.
+fn in_sight(bytes: Range<u64>) -> Range<usize> {
+    let from = (AT - 1) * SMALL;
+    (bytes.start - from) as usize..(bytes.end - from) as usize
+}
+
+/// Refused behind the write to what lies in place, where others took the room while that was on its way; or behind the first
+/// of the copies.
+#[test]
+fn copies_around_a_block_in_place_have_their_room() {
+    has_the_room_that_was_there(
+        (owns(AT + 1..AT + 2), 0),
+        |copy| copy.write_at(&[9; 3 * SMALL as usize], AT * SMALL),
+        |seen| seen[in_sight(AT * SMALL..(AT + 3) * SMALL)].fill(9),
+    );
+}
+
+#[test]
+fn so_has_a_copy_beside_a_hole_and_a_block_in_place() {
+    let prepare = |copy: &File| {
+        owns(AT + 1..AT + 2)(copy);
+        copy.punch_hole(AT * SMALL..(AT + 1) * SMALL).expect("a hole");
+    };
+    has_the_room_that_was_there(
+        // The first gives the hole its block.
+        (prepare, 1),
+        |copy| copy.write_at(&[9; 3 * SMALL as usize], AT * SMALL),
+        |seen| seen[in_sight(AT * SMALL..(AT + 3) * SMALL)].fill(9),
+    );
+}
+
+/// The end of a block in place was zeroed, that of the shared one behind it was not.
+#[test]
+fn so_has_a_hole_of_two_ends() {
+    let bytes = AT * SMALL + SMALL / 2..(AT + 1) * SMALL + SMALL / 2;
+    has_the_room_that_was_there(
+        (owns(AT..AT + 1), 0),
+        |copy| copy.punch_hole(bytes.clone()),
+        |seen| seen[in_sight(bytes.clone())].fill(0),
+    );
+}
+
+/// What lies between was gone when the ends, in shared blocks, were refused.
+#[test]
+fn so_have_the_ends_of_a_larger_hole_and_of_zeroes() {
+    let bytes = AT * SMALL + SMALL / 2..(AT + 5) * SMALL + SMALL / 2;
+    let shows = |seen: &mut [u8]| seen[in_sight(bytes.clone())].fill(0);
+    has_the_room_that_was_there((owns(AT + 2..AT + 3), 0), |copy| copy.punch_hole(bytes.clone()), shows);
+    has_the_room_that_was_there(
+        (owns(AT + 2..AT + 3), 0),
+        |copy| copy.zero_range(bytes.clone(), true),
+        shows,
+    );
 }
 
 #[test]

@@ -5,8 +5,7 @@
 //!   was there;
 //! - all that the write is about is looked at, and space for all of its copies is there, before anything is written;
 //! - a block goes whole: what the write leaves of it is read from where it was;
-//! - what lies in place is written when the copies have taken their places: that may be refused, and then all is as it was;
-//! - what fails before that leaves in shared blocks what was there.
+//! - what fails on the way leaves in shared blocks what was there.
 
 use std::ops::Range;
 
@@ -104,9 +103,8 @@ impl<M: FileMapping> DirectFile<M> {
         let staged = self.copier(offset)?.stage(blocks.clone());
         staged.map_err(|source| FileError::Map { offset, source })?;
         let claim = self.claim(blocks);
-        let in_place = self.write_where_staged(offset, buf)?;
-        claim.take()?;
-        in_place.into_iter().try_for_each(|(device, bytes)| Ok(self.write_device(device, &buf[bytes])?))
+        self.write_where_staged(offset, buf)?;
+        claim.take()
     }
 
     /// What was staged in `blocks` for a write that is about to begin.
@@ -114,24 +112,24 @@ impl<M: FileMapping> DirectFile<M> {
         HeldCopies { file: self, blocks }
     }
 
-    /// Puts data of shared blocks where these are staged. Gives what of the rest belongs where on the device.
-    fn write_where_staged(&self, offset: u64, buf: &[u8]) -> Outcome<Vec<(u64, Range<usize>)>, M> {
-        let mut in_place = Vec::new();
-        let mut done = 0;
-        while done < buf.len() {
-            let at = offset + done as u64;
+    /// Puts data where they belong: in place, or where shared blocks of them are staged.
+    fn write_where_staged(&self, offset: u64, buf: &[u8]) -> Outcome<(), M> {
+        let mut at = offset;
+        let end = offset + buf.len() as u64;
+        while at < end {
             let run = self.run_at(at)?;
-            let bytes = done..done + run.take(buf.len() - done);
-            done = bytes.end;
+            let data = &buf[(at - offset) as usize..];
+            let data = &data[..run.take(data.len())];
             match run.kind {
-                Kind::SharedData => self.write_copies(at, run, &buf[bytes])?,
+                Kind::SharedData => self.write_copies(at, run, data)?,
                 _ => {
                     run.check_overwritable(at)?;
-                    in_place.push((run.device, bytes));
+                    self.write_device(run.device, data)?;
                 }
             }
+            at += data.len() as u64;
         }
-        Ok(in_place)
+        Ok(())
     }
 
     /// Writes `data` of byte `at`, all of it in a shared run, to where that is staged.

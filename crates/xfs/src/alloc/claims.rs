@@ -8,7 +8,7 @@
 //!   volume's free blocks before a group holds it back, so that no group gives less than was promised of it;
 //! - the transaction that holds a claim has what its reverse maps grow by out of it: what is left is what may still come;
 //! - who makes more pieces without a claim leaves to claims what they are for;
-//! - what is promised to copies in memory alone is a claim on each group whose blocks they copy, and on each where they are
+//! - what is promised to copies that are to come is a claim on each group whose blocks they copy, and on each where they are
 //!   staged, that grows and shrinks with the records they may bring. Who takes such copies has the room out of it.
 
 use crate::error::Result;
@@ -21,10 +21,10 @@ use xfs_format::types::AgNumber;
 /// The claims on all groups of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// How many there are: none, nearly always.
+    /// How many there are: none, where nobody copies.
     count: AtomicUsize,
     blocks: Mutex<BTreeMap<AgNumber, u32>>,
-    /// What is promised to copies in memory alone.
+    /// What is promised to copies that are to come.
     promised: Mutex<BTreeMap<AgNumber, Promised>>,
 }
 

@@ -148,7 +148,7 @@ impl Space {
         Ok(limits.room_for_owners(ag, &agf, tree).saturating_sub(others) >= least)
     }
 
-    /// Promises room for so many records to copies in memory alone of a group's blocks. [`Error::NoSpace`]: it has too little.
+    /// Promises room for so many records to copies of a group's blocks that are to come. [`Error::NoSpace`]: it has too little.
     /// Leaves the group unlocked.
     pub fn promise_to_copies<S: VolumeStore + ?Sized>(
         &self,

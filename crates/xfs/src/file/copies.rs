@@ -8,15 +8,16 @@
 //!
 //! Invariants:
 //! - what a write has claimed stays until it is taken or the claim is given up; the rest may go back at any time;
-//! - blocks that the map may need to tell of all that a write has claimed are reserved with the claim: taking it does not find
-//!   that there are none;
+//! - blocks that the map may need to tell of all that a write has claimed are reserved with the claim, and groups promise
+//!   owners the room that it may take: taking it does not find that there is none, nor is one of several copies refused when
+//!   others are made;
 //! - more is staged than a write needs, by the file's hint, so that those who write beside it later find space, and what
 //!   was one extent stays one; it goes back when the file is cut or closed, and when space is short.
 
 use super::allocate::EXTENT_BLOCKS_MAX;
 use super::exchange::tree_blocks;
 use super::{Blocks, Told, join_file};
-use crate::alloc::{FEW, Owners, Purpose, Request, Target};
+use crate::alloc::{Owners, Purpose, Request, Target};
 use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts, remaps};
 use crate::bmap::{Mapped, SharedRun};
 use crate::error::{Error, Result};
@@ -114,54 +115,85 @@ impl Volume {
             }
             staged => staged?,
         }
-        let mut claimed = Vec::new();
         for (part, goes) in self.parts_of(entry, &fork, blocks.clone())? {
-            if let Goes::Staged(start) = goes {
+            if let Goes::Staged(_) = goes {
                 fork.mark(&part, true);
-                claimed.push((part, start));
             }
         }
-        let kept = self.keep_for_map(entry, &mut fork, &blocks, told).and_then(|()| match told {
-            Told::InParts => self.promise_to_owners(entry, &claimed),
-            Told::AtOnce => self.check_room_for_pieces(entry, &fork, &blocks).map(drop),
-        });
+        let kept = self
+            .keep_for_map(entry, &mut fork, &blocks, told)
+            .and_then(|()| self.promise_to_owners(entry, &mut fork, &blocks, told));
         if kept.is_err() {
             self.unclaim(entry, &mut fork, &blocks);
         }
         kept
     }
 
-    /// Promises owners the room that copies of these parts, which are staged from these blocks on, may take, in whatever parts
-    /// they are taken. What turned out to be the file's alone is not among them: nobody tells the map of that.
-    /// [`Error::NoSpace`]: some of it may be promised.
-    fn promise_to_owners(self: &Arc<Self>, entry: &InodeEntry, claimed: &[(Blocks, FsBlock)]) -> Result<()> {
-        let geometry = self.geometry();
-        if !geometry.rmapbt {
+    /// Promises owners the room that copies of what is claimed in `blocks` may take, so that none of them is refused for want
+    /// of it when some are made. [`Error::NoSpace`]: some of it may be promised.
+    fn promise_to_owners(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        fork: &mut CowFork,
+        blocks: &Blocks,
+        told: Told,
+    ) -> Result<()> {
+        if !self.geometry().rmapbt {
             return Ok(());
         }
+        let groups = self.pieces_by_group(entry, fork, blocks, told)?;
+        let records = groups.values().flatten().map(|(_, part)| LEFT * (part.end.0 - part.start.0)).sum();
+        let promised = self.promise_to_groups(entry, &groups);
+        if matches!(promised, Err(Error::NoSpace))
+            && self.write_side()?.counters.available_blocks() < most_growth(records)
+        {
+            // The volume lacks it, not a group.
+            self.give_back_unused(entry, fork)?;
+            return self.promise_to_groups(entry, &groups);
+        }
+        promised
+    }
+
+    /// Parts of a file that copies of what is claimed in `blocks` cut out of extents, as many blocks as they may cut them into
+    /// pieces, by the group in which the extents lie. What turned out to be the file's alone is not among them: nobody tells the
+    /// map of that.
+    fn pieces_by_group(
+        &self,
+        entry: &InodeEntry,
+        fork: &CowFork,
+        blocks: &Blocks,
+        told: Told,
+    ) -> Result<BTreeMap<AgNumber, Vec<(Cuts, Blocks)>>> {
+        let mut groups = BTreeMap::<_, Vec<_>>::new();
         let data = self.extents(&entry.current(), ForkKind::Data)?;
-        let mut groups = BTreeMap::<AgNumber, Vec<(Cuts, &Blocks)>>::new();
-        for (part, staged) in claimed {
-            let old = match data.lookup(part.start) {
-                Mapped::Extent(old) => Some((Cuts::Copied, old.startblock)),
-                Mapped::Hole(..) => None,
+        for Remap { new, old } in remaps(&data, fork, blocks) {
+            let end = match told {
+                Told::InParts => new.end(),
+                Told::AtOnce => FileBlock(new.startoff.0 + 1),
             };
-            for (cuts, start) in [old, Some((Cuts::Staged, *staged))].into_iter().flatten() {
-                if let Some((ag, _)) = geometry.split_block(start) {
-                    groups.entry(ag).or_default().push((cuts, part));
+            for (cuts, cut) in old.map(|old| (Cuts::Copied, old)).into_iter().chain([(Cuts::Staged, new)]) {
+                if let Some((ag, _)) = self.geometry().split_block(cut.startblock) {
+                    groups.entry(ag).or_default().push((cuts, new.startoff..end));
                 }
             }
         }
-        drop(data);
-        for (ag, parts) in groups {
-            let mut trans = Trans::start(self, Need::new(geometry).reservation())?;
+        Ok(groups)
+    }
+
+    fn promise_to_groups(
+        self: &Arc<Self>,
+        entry: &InodeEntry,
+        groups: &BTreeMap<AgNumber, Vec<(Cuts, Blocks)>>,
+    ) -> Result<()> {
+        for (&ag, parts) in groups {
+            let mut trans = Trans::start(self, Need::new(self.geometry()).reservation())?;
             let mut owners = entry.copying().owners();
             let missing =
-                |(cuts, part): &(Cuts, &Blocks)| owners.entry((ag, *cuts)).or_default().missing(part);
+                |(cuts, part): &(Cuts, Blocks)| owners.entry((ag, *cuts)).or_default().missing(part);
             let more: u64 = parts.iter().map(missing).sum();
             trans.promise_to_copies(ag, LEFT * more)?;
             for (cuts, part) in parts {
-                owners.entry((ag, cuts)).or_default().add(part);
+                owners.entry((ag, *cuts)).or_default().add(part);
             }
         }
         Ok(())
@@ -180,33 +212,6 @@ impl Volume {
         Ok(())
     }
 
-    /// [`Error::NoSpace`] if the reverse map of a group may not have room for what is left of extents out of which all that is
-    /// claimed in `blocks` is cut, of those that are copied and of those that are staged. Gives how many records each group
-    /// gets.
-    fn check_room_for_pieces(
-        &self,
-        entry: &InodeEntry,
-        fork: &CowFork,
-        blocks: &Blocks,
-    ) -> Result<BTreeMap<AgNumber, u64>> {
-        let geometry = self.geometry();
-        if !geometry.rmapbt {
-            return Ok(BTreeMap::new());
-        }
-        let data = self.extents(&entry.current(), ForkKind::Data)?;
-        let mut records = BTreeMap::<_, u64>::new();
-        for Remap { new, old } in remaps(&data, fork, blocks) {
-            for cut in old.iter().chain([&new]) {
-                if let Some((ag, _)) = geometry.split_block(cut.startblock) {
-                    *records.entry(ag).or_default() += LEFT;
-                }
-            }
-        }
-        drop(data);
-        records.iter().try_for_each(|(&ag, &records)| self.check_room_in(ag, Owners::InPieces(records)))?;
-        Ok(records)
-    }
-
     /// Reserves what the map may need to tell of all that is claimed in `blocks`.
     fn keep_for_map(
         self: &Arc<Self>,
@@ -222,9 +227,7 @@ impl Volume {
         let counters = &self.write_side()?.counters;
         let mut reserved = counters.reserve_blocks(kept);
         if matches!(reserved, Err(Error::NoSpace)) {
-            // This file's fork is held here, and so is not among the others.
-            self.give_back(entry, fork, &(FileBlock(0)..FileBlock(u64::MAX)))?;
-            self.give_back_unused_copies()?;
+            self.give_back_unused(entry, fork)?;
             reserved = counters.reserve_blocks(kept);
         }
         reserved?;
@@ -380,16 +383,6 @@ impl Volume {
         (unwritten, kept): (bool, &mut u64),
         told: Told,
     ) -> Result<()> {
-        let mut asked = BTreeMap::new();
-        let owners = match told {
-            // Others may have taken the room that was promised: then it stays claimed.
-            Told::InParts => Owners::Promised,
-            // It does not stop half-way, but where others take the room for the rest of it meanwhile.
-            Told::AtOnce => {
-                asked = self.check_room_for_pieces(entry, fork, blocks)?;
-                Owners::InPieces(LEFT)
-            }
-        };
         loop {
             let data = self.extents(&entry.current(), ForkKind::Data)?;
             let Some(Remap { new, old }) = next_remap(&data, fork, blocks) else { return Ok(()) };
@@ -398,17 +391,37 @@ impl Volume {
                 if old.startoff < new.startoff && new.end() < old.end());
             // Who holds a map while it changes has it copied.
             drop(data);
-            for cut in old.filter(|_| cuts).iter().chain([&new]) {
-                // What a group was asked for as a whole is there: with a part of it come, less may be left than for any change.
-                if let Some((ag, _)) = self.geometry().split_block(cut.startblock)
-                    && asked.get(&ag).is_none_or(|&records| records > FEW)
-                {
-                    self.check_room_in(ag, owners)?;
-                }
+            let old = old.filter(|_| cuts).map(|old| (Cuts::Copied, old));
+            for (cuts, cut) in old.into_iter().chain([(Cuts::Staged, new)]) {
+                self.check_room_to_take(entry, new.startoff, (cuts, cut.startblock), told)?;
             }
             self.take_copy(entry, Extent { unwritten, ..new }, kept)?;
             fork.take(&(new.startoff..new.end()));
             // The old blocks stay known as shared: the file may have them in another place as well.
+        }
+    }
+
+    /// [`Error::NoSpace`] if the reverse map of the group that has `cut` may not have room for what is left of the extent there,
+    /// when the copy of block `at` is taken.
+    fn check_room_to_take(
+        &self,
+        entry: &InodeEntry,
+        at: FileBlock,
+        (cuts, cut): (Cuts, FsBlock),
+        told: Told,
+    ) -> Result<()> {
+        let Some((ag, _)) = self.geometry().split_block(cut).filter(|_| self.geometry().rmapbt) else {
+            return Ok(());
+        };
+        let first = at..FileBlock(at.0 + 1);
+        let is_promised =
+            entry.copying().owners().get(&(ag, cuts)).is_some_and(|runs| runs.missing(&first) == 0);
+        match told {
+            // None of several is refused when some are taken.
+            Told::AtOnce if is_promised => Ok(()),
+            // Others may have taken the room that was promised: then it stays claimed.
+            Told::InParts if is_promised => self.check_room_in(ag, Owners::Promised),
+            _ => self.check_room_in(ag, Owners::InPieces(LEFT)),
         }
     }
 
@@ -467,6 +480,13 @@ impl Volume {
         Ok(given)
     }
 
+    /// The same for who has a file's fork, which is not among the others then.
+    fn give_back_unused(self: &Arc<Self>, entry: &InodeEntry, fork: &mut CowFork) -> Result<()> {
+        self.give_back(entry, fork, &(FileBlock(0)..FileBlock(u64::MAX)))?;
+        self.give_back_unused_copies()?;
+        Ok(())
+    }
+
     /// Gives back all that is staged for any file. Nobody writes any more.
     pub(crate) fn give_back_all_copies(self: &Arc<Self>) -> Result<()> {
         let entries: Vec<_> = self.write_side()?.staging.lock().values().cloned().collect();
@@ -518,6 +538,11 @@ impl Volume {
 /// A copy comes in the place of what it is a copy of.
 fn need_to_take(volume: &Volume) -> Need<'_> {
     Need::new(volume.geometry()).inodes(1).map_changes(2).counts(2).rmaps(1).steps(2)
+}
+
+/// More blocks than a reverse map grows by when so many records come.
+fn most_growth(records: u64) -> u64 {
+    2 * records
 }
 
 /// The first run of `blocks` for which nothing is staged.

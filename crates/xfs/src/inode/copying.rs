@@ -22,7 +22,7 @@ use std::sync::Arc;
 use xfs_format::bmbt::Extent;
 use xfs_format::types::{AgNumber, FileBlock, FsBlock};
 
-/// Out of what copies are cut that are taken in parts.
+/// Out of what copies are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cuts {
     /// Out of the blocks that are copied.
@@ -40,7 +40,7 @@ pub(crate) struct Copying {
     kept: Kept,
     /// The same of writes that will say of unwritten blocks that they hold data.
     to_mark: Kept,
-    /// Blocks whose copies are taken in any parts, for which room was promised to owners, by the group that promised it.
+    /// Blocks whose copies may begin a piece, for which room was promised to owners, by the group that promised it.
     owners: Mutex<BTreeMap<(AgNumber, Cuts), Runs>>,
 }
 
