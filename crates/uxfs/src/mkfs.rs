@@ -314,11 +314,8 @@ fn room(device: &dyn BlockDevice, options: &MkfsOptions) -> Result<Range<u64>> {
         let end = wanted.map_or(device.size(), |wanted| whole_sectors(device, wanted));
         return Ok(0..end.min(device.size()));
     }
-    let table = match partitions::read(device) {
-        // What is lost may be lost, and where the volume is to end was said.
-        Err(error) if error.kind() == ErrorKind::Damaged && options.overwrite && wanted.is_some() => None,
-        table => table?,
-    };
+    // One that cannot be believed says nothing of what may be written, whatever may be lost.
+    let table = partitions::read(device)?;
     let length = match (wanted, &table) {
         (Some(wanted), _) => wanted,
         (None, Some(table)) => match table.beginning_at(start) {
