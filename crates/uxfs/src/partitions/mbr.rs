@@ -16,9 +16,10 @@ pub(super) fn read(view: &View<'_>) -> Option<Table> {
     }
     let mut table =
         Table { kind: "MBR", is_believed: true, partitions: Vec::new(), own: Vec::from([record_at(0)]) };
+    let mut numbers = 5..MAX_ENTRIES;
     for (number, entry) in (1..).zip(&entries) {
         if entry.is_extended() {
-            logical(view, entry.first * SECTOR_BYTES, &mut table);
+            logical(view, entry, &mut numbers, &mut table);
         } else if entry.kind != 0 && !entry.is_protective() && entry.sectors != 0 {
             table.partitions.push(entry.partition(number, 0));
         }
@@ -34,24 +35,29 @@ pub(super) fn protects(view: &View<'_>) -> bool {
 
 /// Logical partitions: each has a boot record of its own, which leads to the next by another entry. A record that cannot be
 /// read is somebody's as well.
-fn logical(view: &View<'_>, extended: u64, table: &mut Table) {
-    let mut numbers = 5..MAX_ENTRIES;
-    let mut at = extended;
+fn logical(view: &View<'_>, extended: &Entry, numbers: &mut Range<u32>, table: &mut Table) {
+    let (mut at, mut sectors) = (extended.first * SECTOR_BYTES, extended.sectors);
     for _ in 0..MAX_ENTRIES {
-        table.own.push(record_at(at));
-        let Some(entries) = entries(view, at) else { return };
-        for entry in
-            entries.iter().filter(|entry| entry.kind != 0 && !entry.is_extended() && entry.sectors != 0)
-        {
-            let Some(number) = numbers.next() else { return };
-            table.partitions.push(entry.partition(number, at));
-        }
-        let Some(next) = entries.iter().find(|entry| entry.is_extended()) else { return };
-        at = extended + next.first * SECTOR_BYTES;
         if table.own.contains(&record_at(at)) {
             // It turns back.
             return;
         }
+        table.own.push(record_at(at));
+        let Some(entries) = entries(view, at) else { return };
+        let is_partition = |index: usize, entry: &Entry| {
+            // Of the last two, what is left of something else may be there.
+            let is_within =
+                || entry.first + entry.sectors <= sectors && extended.holds(&entry.partition(0, at));
+            entry.sectors != 0 && !entry.is_extended() && (index < 2 || is_within())
+        };
+        for (index, entry) in entries.iter().enumerate() {
+            if is_partition(index, entry) {
+                let Some(number) = numbers.next() else { return };
+                table.partitions.push(entry.partition(number, at));
+            }
+        }
+        let Some(next) = entries.iter().find(|entry| entry.is_extended()) else { return };
+        (at, sectors) = ((extended.first + next.first) * SECTOR_BYTES, next.sectors);
     }
 }
 
@@ -69,11 +75,16 @@ struct Entry {
 
 impl Entry {
     fn is_extended(&self) -> bool {
-        matches!(self.kind, 0x05 | 0x0f | 0x85)
+        matches!(self.kind, 0x05 | 0x0f | 0x85) && self.sectors != 0
     }
 
-    /// A kernel takes it for that only where it begins behind the boot record; elsewhere it is a partition of a kind that is
-    /// not known.
+    /// Whether all of a partition lies in this one, of the first boot record.
+    fn holds(&self, other: &Partition) -> bool {
+        let all = self.partition(0, 0);
+        all.start <= other.start && other.end() <= all.end()
+    }
+
+    /// A kernel takes it for that only where it begins behind the boot record. Elsewhere it is somebody's, whatever it is.
     fn is_protective(&self) -> bool {
         self.kind == PROTECTIVE && self.first == 1
     }
