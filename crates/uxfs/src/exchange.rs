@@ -160,8 +160,10 @@ impl File {
             return Err(invalid("a file cannot exchange a range with a part of itself that overlaps it"));
         }
         let held = match to_end {
+            // A file that gets a smaller size loses what lies behind it, be that before its range.
             true => {
-                [at.min(sizes[0] & !(block - 1))..u64::MAX, other_at.min(sizes[1] & !(block - 1))..u64::MAX]
+                let end = sizes[0].min(sizes[1]) & !(block - 1);
+                [at.min(end)..u64::MAX, other_at.min(end)..u64::MAX]
             }
             false => [at..at + whole, other_at..other_at + whole],
         };
