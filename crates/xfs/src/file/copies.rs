@@ -17,7 +17,7 @@
 use super::allocate::EXTENT_BLOCKS_MAX;
 use super::exchange::tree_blocks;
 use super::{Blocks, Told, join_file};
-use crate::alloc::{Owners, Purpose, Request, Target};
+use crate::alloc::{FEW, Owners, Purpose, Request, Target};
 use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts, remaps};
 use crate::bmap::{Mapped, SharedRun};
 use crate::error::{Error, Result};
@@ -122,7 +122,7 @@ impl Volume {
         }
         let kept = self
             .keep_for_map(entry, &mut fork, &blocks, told)
-            .and_then(|()| self.promise_to_owners(entry, &mut fork, &blocks, told));
+            .and_then(|()| self.promise_to_owners(entry, &fork, &blocks, told));
         if kept.is_err() {
             self.unclaim(entry, &mut fork, &blocks);
         }
@@ -130,11 +130,12 @@ impl Volume {
     }
 
     /// Promises owners the room that copies of what is claimed in `blocks` may take, so that none of them is refused for want
-    /// of it when some are made. [`Error::NoSpace`]: some of it may be promised.
+    /// of it when some are made. Where the volume has too few blocks to keep so much back, what is told at once only needs the
+    /// room to be there. [`Error::NoSpace`]: some of it may be promised.
     fn promise_to_owners(
         self: &Arc<Self>,
-        entry: &Arc<InodeEntry>,
-        fork: &mut CowFork,
+        entry: &InodeEntry,
+        fork: &CowFork,
         blocks: &Blocks,
         told: Told,
     ) -> Result<()> {
@@ -142,16 +143,20 @@ impl Volume {
             return Ok(());
         }
         let groups = self.pieces_by_group(entry, fork, blocks, told)?;
-        let records = groups.values().flatten().map(|(_, part)| LEFT * (part.end.0 - part.start.0)).sum();
         let promised = self.promise_to_groups(entry, &groups);
-        if matches!(promised, Err(Error::NoSpace))
-            && self.write_side()?.counters.available_blocks() < most_growth(records)
-        {
-            // The volume lacks it, not a group.
-            self.give_back_unused(entry, fork)?;
-            return self.promise_to_groups(entry, &groups);
+        let is_short = || -> Result<bool> {
+            let records = groups.values().map(|parts| records_of(parts)).sum();
+            Ok(self.write_side()?.counters.available_blocks() < most_growth(records))
+        };
+        match promised {
+            Err(Error::NoSpace) if told == Told::AtOnce && is_short()? => {
+                self.end_promise_to_owners(entry, blocks)?;
+                groups
+                    .iter()
+                    .try_for_each(|(&ag, parts)| self.check_room_in(ag, Owners::InPieces(records_of(parts))))
+            }
+            promised => promised,
         }
-        promised
     }
 
     /// Parts of a file that copies of what is claimed in `blocks` cut out of extents, as many blocks as they may cut them into
@@ -383,6 +388,7 @@ impl Volume {
         (unwritten, kept): (bool, &mut u64),
         told: Told,
     ) -> Result<()> {
+        let to_check = self.groups_to_check(entry, fork, blocks, told)?;
         loop {
             let data = self.extents(&entry.current(), ForkKind::Data)?;
             let Some(Remap { new, old }) = next_remap(&data, fork, blocks) else { return Ok(()) };
@@ -391,9 +397,12 @@ impl Volume {
                 if old.startoff < new.startoff && new.end() < old.end());
             // Who holds a map while it changes has it copied.
             drop(data);
-            let old = old.filter(|_| cuts).map(|old| (Cuts::Copied, old));
-            for (cuts, cut) in old.into_iter().chain([(Cuts::Staged, new)]) {
-                self.check_room_to_take(entry, new.startoff, (cuts, cut.startblock), told)?;
+            for cut in old.filter(|_| cuts).iter().chain([&new]) {
+                if let Some((ag, _)) = self.geometry().split_block(cut.startblock)
+                    && let Some(&owners) = to_check.get(&ag)
+                {
+                    self.check_room_in(ag, owners)?;
+                }
             }
             self.take_copy(entry, Extent { unwritten, ..new }, kept)?;
             fork.take(&(new.startoff..new.end()));
@@ -401,28 +410,42 @@ impl Volume {
         }
     }
 
-    /// [`Error::NoSpace`] if the reverse map of the group that has `cut` may not have room for what is left of the extent there,
-    /// when the copy of block `at` is taken.
-    fn check_room_to_take(
+    /// The groups whose reverse maps are to be asked for room before each copy of what is claimed in `blocks` is taken.
+    /// [`Error::NoSpace`]: one that promised nothing has too little for all of them.
+    fn groups_to_check(
         &self,
         entry: &InodeEntry,
-        at: FileBlock,
-        (cuts, cut): (Cuts, FsBlock),
+        fork: &CowFork,
+        blocks: &Blocks,
         told: Told,
-    ) -> Result<()> {
-        let Some((ag, _)) = self.geometry().split_block(cut).filter(|_| self.geometry().rmapbt) else {
-            return Ok(());
-        };
-        let first = at..FileBlock(at.0 + 1);
-        let is_promised =
-            entry.copying().owners().get(&(ag, cuts)).is_some_and(|runs| runs.missing(&first) == 0);
-        match told {
-            // None of several is refused when some are taken.
-            Told::AtOnce if is_promised => Ok(()),
-            // Others may have taken the room that was promised: then it stays claimed.
-            Told::InParts if is_promised => self.check_room_in(ag, Owners::Promised),
-            _ => self.check_room_in(ag, Owners::InPieces(LEFT)),
+    ) -> Result<BTreeMap<AgNumber, Owners>> {
+        let mut to_check = BTreeMap::new();
+        if !self.geometry().rmapbt {
+            return Ok(to_check);
         }
+        for (ag, parts) in self.pieces_by_group(entry, fork, blocks, told)? {
+            // Others may have taken the room that was promised: then it stays claimed.
+            if told == Told::InParts {
+                to_check.insert(ag, Owners::Promised);
+                continue;
+            }
+            let owners = entry.copying().owners();
+            let is_promised = |(cuts, part): &(Cuts, Blocks)| {
+                owners.get(&(ag, *cuts)).is_some_and(|runs| runs.missing(part) == 0)
+            };
+            // None of several is refused when some are taken.
+            if parts.iter().all(is_promised) {
+                continue;
+            }
+            drop(owners);
+            let records = records_of(&parts);
+            self.check_room_in(ag, Owners::InPieces(records))?;
+            // Of more than any change brings, others may take the room of the rest meanwhile.
+            if records > FEW {
+                to_check.insert(ag, Owners::InPieces(LEFT));
+            }
+        }
+        Ok(to_check)
     }
 
     fn take_copy(self: &Arc<Self>, entry: &Arc<InodeEntry>, new: Extent, kept: &mut u64) -> Result<()> {
@@ -538,6 +561,11 @@ impl Volume {
 /// A copy comes in the place of what it is a copy of.
 fn need_to_take(volume: &Volume) -> Need<'_> {
     Need::new(volume.geometry()).inodes(1).map_changes(2).counts(2).rmaps(1).steps(2)
+}
+
+/// Records that copies may bring that cut these parts.
+fn records_of(parts: &[(Cuts, Blocks)]) -> u64 {
+    parts.iter().map(|(_, part)| LEFT * (part.end.0 - part.start.0)).sum()
 }
 
 /// More blocks than a reverse map grows by when so many records come.
