@@ -34,6 +34,8 @@ use xfs_format::types::{AgNumber, FileBlock, FsBlock};
 /// Records of the reverse map that are left of an extent out of which a copy cuts a part, be it what is copied or what was
 /// staged for it.
 const LEFT: u64 = 2;
+/// Free blocks that a volume has left at the least when room is promised to copies that are told at once.
+const FREE_TO_PROMISE: u64 = 1024;
 /// Staged extents that one transaction gives back.
 const GIVEN_BACK_AT_ONCE: usize = 2;
 
@@ -130,8 +132,8 @@ impl Volume {
     }
 
     /// Promises owners the room that copies of what is claimed in `blocks` may take, so that none of them is refused for want
-    /// of it when some are made. Where the volume has too few blocks to keep so much back, what is told at once only needs the
-    /// room to be there. [`Error::NoSpace`]: some of it may be promised.
+    /// of it when some are made. Where the volume is nearly full, and others may need the blocks that are kept back for that,
+    /// what is told at once only needs the room to be there. [`Error::NoSpace`]: some of it may be promised.
     fn promise_to_owners(
         self: &Arc<Self>,
         entry: &InodeEntry,
@@ -143,20 +145,14 @@ impl Volume {
             return Ok(());
         }
         let groups = self.pieces_by_group(entry, fork, blocks, told)?;
-        let promised = self.promise_to_groups(entry, &groups);
-        let is_short = || -> Result<bool> {
-            let records = groups.values().map(|parts| records_of(parts)).sum();
-            Ok(self.write_side()?.counters.available_blocks() < most_growth(records))
-        };
-        match promised {
-            Err(Error::NoSpace) if told == Told::AtOnce && is_short()? => {
-                self.end_promise_to_owners(entry, blocks)?;
-                groups
-                    .iter()
-                    .try_for_each(|(&ag, parts)| self.check_room_in(ag, Owners::InPieces(records_of(parts))))
-            }
-            promised => promised,
+        let records: u64 = groups.values().map(|parts| records_of(parts)).sum();
+        let free = self.write_side()?.counters.available_blocks();
+        if told == Told::AtOnce && free < most_growth(records) + FREE_TO_PROMISE {
+            let room =
+                |(&ag, parts): (&_, &Vec<_>)| self.check_room_in(ag, Owners::InPieces(records_of(parts)));
+            return groups.iter().try_for_each(room);
         }
+        self.promise_to_groups(entry, &groups)
     }
 
     /// Parts of a file that copies of what is claimed in `blocks` cut out of extents, as many blocks as they may cut them into
