@@ -6,10 +6,14 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 #[cfg(shuttle)]
-pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};
 
 #[cfg(not(shuttle))]
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
+
+/// Locks that know no poison.
+#[cfg(not(shuttle))]
+pub(crate) use parking_lot as parking;
 
 /// Takes a lock. A panic elsewhere does not make what it protects less true: nothing is left half-done under it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -45,4 +49,63 @@ pub(crate) fn wait_for<'a, T>(
     drop(guard);
     shuttle::thread::yield_now();
     (lock(mutex), true)
+}
+
+/// As much of `parking_lot` as what is modelled uses.
+#[cfg(shuttle)]
+pub(crate) mod parking {
+    use std::ops::{Deref, DerefMut};
+    use std::time::Duration;
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(super::Mutex<T>);
+
+    #[derive(Debug)]
+    pub(crate) struct MutexGuard<'a, T> {
+        mutex: &'a Mutex<T>,
+        /// Always there, but while it waits.
+        guard: Option<super::MutexGuard<'a, T>>,
+    }
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(super::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard { mutex: self, guard: Some(super::lock(&self.0)) }
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.guard.as_ref().expect("it is held")
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.guard.as_mut().expect("it is held")
+        }
+    }
+
+    /// A model knows no time: who waits for some goes on when others have had their turn.
+    #[derive(Debug)]
+    pub(crate) struct Condvar;
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Self
+        }
+
+        pub(crate) fn notify_all(&self) {}
+
+        pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
+            guard.guard = None;
+            shuttle::thread::yield_now();
+            guard.guard = Some(super::lock(&guard.mutex.0));
+        }
+    }
 }

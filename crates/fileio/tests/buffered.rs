@@ -4,8 +4,8 @@ mod common;
 #[path = "common/growing.rs"]
 mod growing;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -403,6 +403,33 @@ fn nobody_writes_back_what_writers_are_kept_out_of() {
         });
         assert!(is_kept_out, "{locking}");
         assert!(on_device(&file) == [1; 9000], "{locking}");
+    }
+}
+
+/// Who read what is not in memory waited as long as writers were kept out: as long as a close takes.
+#[test]
+fn readers_go_on_while_writers_are_kept_out() {
+    for begins in [false, true] {
+        let (file, _pool) = cached(64 << 20);
+        let mut seen = [0; 9000];
+        if begins {
+            file.write_at(0, &[1; 9000]).unwrap();
+            // None of it is in memory behind that.
+            drop(file.hold_to_change(0..u64::MAX).unwrap());
+        } else {
+            file.file().write_at(0, &[1; 9000]).unwrap();
+        }
+        let (held, written) = file.hold_off_writers(Duration::from_secs(5)).expect("nobody has it");
+        written.unwrap();
+        let (file, (sender, receiver)) = (Arc::clone(&file), mpsc::channel());
+        let reading = thread::spawn(move || {
+            let len = file.read_at(0, &mut seen).unwrap();
+            sender.send(()).unwrap();
+            (len, seen)
+        });
+        let goes_on = receiver.recv_timeout(Duration::from_secs(20)).is_ok();
+        drop(held);
+        assert!(reading.join().unwrap() == (9000, [1; 9000]) && goes_on, "begins {begins}");
     }
 }
 

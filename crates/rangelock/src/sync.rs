@@ -1,6 +1,7 @@
-//! The primitives that the locks are built from: those of `std`, or loom's where a model is checked.
+//! The primitives that the locks are built from: those of `std`, or those of loom or shuttle where a model is
+//! checked.
 //!
-//! Invariant: nothing that a loom model runs through takes a synchronizing primitive from elsewhere.
+//! Invariant: nothing that a model runs through takes a synchronizing primitive from elsewhere.
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -10,7 +11,14 @@ pub(crate) use loom::{
     thread::{Thread, current, park, yield_now},
 };
 
-#[cfg(not(loom))]
+#[cfg(shuttle)]
+pub(crate) use shuttle::{
+    sync::Mutex,
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    thread::{Thread, current, park, yield_now},
+};
+
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::{
     sync::Mutex,
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -18,9 +26,9 @@ pub(crate) use std::{
 };
 
 /// How often to look again before yielding or parking; a model has no use for spinning.
-#[cfg(loom)]
+#[cfg(any(loom, shuttle))]
 pub(crate) const SPINS: u32 = 0;
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) const SPINS: u32 = 100;
 
 /// `std`'s cell with loom's interface.

@@ -8,10 +8,8 @@
 //!   and not written yet, or space to be copied to. So a lack of space is told to who writes.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use rangelock::{Mode, RangeLock};
 
 use super::datasync::Datasynced;
@@ -20,6 +18,8 @@ use super::pages::Pages;
 use super::pool::{CachedFile, PageCache};
 use crate::direct::{Kind, Outcome};
 use crate::lock::Held;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::parking::Mutex;
 use crate::testing::{CHANGE, point};
 use crate::{DelayedAllocation, DirectFile, FILE_END_MAX, FileError};
 
@@ -117,6 +117,19 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     pub(super) fn begin_caching(&self) -> bool {
         point(CHANGE);
         let _held = self.file.lock().hold(0..u64::MAX, Mode::Exclusive);
+        self.cache_held()
+    }
+
+    /// The same for a reader, who waits for nobody: also not if somebody is in the way.
+    #[cold]
+    fn begin_caching_to_read(&self) -> bool {
+        let lock = self.file.lock();
+        let token = lock.try_acquire(0..u64::MAX, Mode::Exclusive);
+        token.map(|token| Held::new(lock, token)).is_some_and(|_held| self.cache_held())
+    }
+
+    /// The caller holds all of the file.
+    fn cache_held(&self) -> bool {
         let passers = self.passers.lock();
         if *passers > 0 {
             return false;
@@ -136,7 +149,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             let held = self.file.lock().hold(range.clone(), Mode::Shared);
             if !self.is_cached() {
                 drop(held);
-                if *self.passers.lock() > 0 || !self.begin_caching() {
+                if *self.passers.lock() > 0 || !self.begin_caching_to_read() {
                     return self.read_past(offset, buf);
                 }
                 continue;

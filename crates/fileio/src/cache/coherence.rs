@@ -13,7 +13,6 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rangelock::{ByteRangeLock, Mode, RangeToken};
@@ -22,6 +21,7 @@ use super::buffered::BufferedFile;
 use super::failures::{Failure, SyncCursor};
 use crate::direct::Outcome;
 use crate::lock::{Held, Token};
+use crate::sync::atomic::Ordering;
 use crate::testing::{CHANGE, point};
 use crate::{DelayedAllocation, FileError};
 

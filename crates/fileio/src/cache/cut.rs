@@ -7,7 +7,6 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use rangelock::Mode;
 
@@ -15,6 +14,7 @@ use super::buffered::BufferedFile;
 use super::coherence::HeldToChange;
 use super::failures::Failure;
 use crate::direct::Outcome;
+use crate::sync::atomic::Ordering;
 use crate::{DelayedAllocation, FileError};
 
 /// A file that is held by somebody who may cut it off. Dropping it lets go.

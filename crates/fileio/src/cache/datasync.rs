@@ -2,7 +2,7 @@
 //!
 //! Invariant: what is noted here was on stable storage, in the log or in its place, when it was noted.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of the last change of a file, its map and size among them, that somebody has made durable. The mapping counts
 /// the changes. As long as the number is the one now, a write in place leaves nothing but its data to be made durable.

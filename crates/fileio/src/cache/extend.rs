@@ -7,12 +7,12 @@
 //!   moves on the device; blocks behind the end that hold data are gone.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use rangelock::Mode;
 
 use super::buffered::BufferedFile;
 use crate::direct::{Kind, Outcome};
+use crate::sync::atomic::Ordering;
 use crate::testing::{CHANGE, HOLD, point};
 use crate::{DelayedAllocation, FileError};
 

@@ -1,11 +1,10 @@
 //! Write-back that failed when nobody was there to be told: everybody who has the file open is told once, when they sync.
 
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::parking::Mutex;
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use parking_lot::Mutex;
 
 /// Why something could not be written back.
 #[derive(Clone)]

@@ -6,7 +6,6 @@
 //! - holes, and space that was never written, take no memory.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use rangelock::Mode;
 
@@ -14,6 +13,7 @@ use super::buffered::BufferedFile;
 use crate::DelayedAllocation;
 use crate::direct::{Kind, Outcome};
 use crate::lock::Held;
+use crate::sync::atomic::Ordering;
 
 /// How much is read at once, at most, beyond what somebody wants.
 const WINDOW_MAX: u64 = 1 << 20;
@@ -41,7 +41,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     /// Brings `len` bytes from byte `offset` on into memory, and more where reads come one behind the other; whether it makes
-    /// sense to look again. The caller holds nothing.
+    /// sense to look again; if not, somebody is in the way, or it is too much. The caller holds nothing.
     pub(super) fn bring(&self, offset: u64, len: u64) -> Outcome<bool, M> {
         if len > WANTED_MAX || len > self.pages.pool().limit() / 4 {
             return Ok(false);
@@ -52,14 +52,15 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         let mut range = self.pages.pages_around(&(start..end));
         // More than is wanted only where nobody is in the way.
         let lock = self.file.lock();
-        let held = match lock.try_acquire(range.clone(), Mode::Exclusive) {
-            Some(token) => Held::new(lock, token),
-            None => {
-                end = offset + len;
-                range = self.pages.blocks_around(&(start..end));
-                lock.hold(range.clone(), Mode::Exclusive)
-            }
-        };
+        let mut token = lock.try_acquire(range.clone(), Mode::Exclusive);
+        if token.is_none() {
+            end = offset + len;
+            range = self.pages.blocks_around(&(start..end));
+            token = lock.try_acquire(range.clone(), Mode::Exclusive);
+        }
+        // Who keeps writers out alone, be it as long as a close takes, is not waited for.
+        let Some(token) = token else { return Ok(false) };
+        let held = Held::new(lock, token);
         if !self.is_cached() {
             return Ok(true);
         }

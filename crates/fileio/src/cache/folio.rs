@@ -9,8 +9,8 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blockdev::AlignedBuf;
 
 /// What a block may be.

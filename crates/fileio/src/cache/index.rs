@@ -11,11 +11,10 @@
 
 use std::marker::PhantomData;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-
-use parking_lot::MutexGuard;
 
 use super::folio::Folio;
+use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::sync::parking::MutexGuard;
 
 const SLOT_BITS: u32 = 6;
 const SLOTS: usize = 1 << SLOT_BITS;
@@ -295,7 +294,7 @@ fn drain(node: *mut Node, base: u64, gone: &mut impl FnMut(&Folio)) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
     use parking_lot::Mutex;

@@ -9,14 +9,13 @@
 //! Offsets and lengths are bytes of the file.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-
-use parking_lot::Mutex;
 
 use super::folio::{Folio, Mark};
 use super::index::{Changing, Index};
 use super::pool::{CachedFile, PageCache};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::parking::Mutex;
 
 /// The size of a page, unless blocks are larger.
 const PAGE_LOG_MIN: u32 = 12;

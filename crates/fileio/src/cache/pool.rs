@@ -8,13 +8,12 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::failures::{Failure, Failures, SyncCursor};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::parking::{Condvar, Mutex};
 
 /// How many folios are looked at, at most, for each that is to be let go.
 const LOOKS: usize = 64;

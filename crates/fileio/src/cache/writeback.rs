@@ -11,7 +11,6 @@
 //!   clean, and told to everybody who syncs.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use blockdev::{AlignedBuf, DeviceError, Durability};
 use rangelock::{ByteRangeLock, Mode, RangeGuard, RangeLock};
@@ -19,6 +18,7 @@ use rangelock::{ByteRangeLock, Mode, RangeGuard, RangeLock};
 use super::buffered::BufferedFile;
 use super::failures::Failure;
 use crate::direct::{Kind, Outcome};
+use crate::sync::atomic::Ordering;
 use crate::{DelayedAllocation, FileError, Refusal};
 
 /// How much of a file is kept from writers at once.

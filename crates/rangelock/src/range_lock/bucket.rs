@@ -55,7 +55,7 @@ pub(super) struct Bucket {
     body: UnsafeCell<Body>,
 }
 
-const _: () = assert!(cfg!(loom) || size_of::<Bucket>() == 128);
+const _: () = assert!(cfg!(any(loom, shuttle)) || size_of::<Bucket>() == 128);
 
 // SAFETY: `body` is only reached by whoever took `word` from unlocked to LOCKED, until it unlocks.
 unsafe impl Sync for Bucket {}
