@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
-use uxfs::{ErrorKind, MkfsOptions, NewNode, OpenOptions, Volume, check_device, mkfs_device};
+use uxfs::{ErrorKind, File, MkfsOptions, NewNode, OpenOptions, Volume, check_device, mkfs_device};
+
+const BLOCK: u64 = 4096;
 
 /// Panics at writes of a kind while it is armed.
 #[derive(Debug)]
@@ -100,6 +102,14 @@ struct PanicsAtRead {
     inner: Arc<dyn BlockDevice>,
 }
 
+impl PanicsAtRead {
+    /// Over a copy of a device, and not armed yet.
+    fn over_copy(of: &dyn BlockDevice) -> Arc<Self> {
+        let (behind, inner) = (AtomicI64::new(i64::MAX), copied(of));
+        Arc::new(Self { behind, of: thread::current().id(), inner })
+    }
+}
+
 impl Layer for PanicsAtRead {
     fn below(&self) -> &Arc<dyn BlockDevice> {
         &self.inner
@@ -120,37 +130,37 @@ fn copied(device: &dyn BlockDevice) -> Arc<MemoryDevice> {
     copy
 }
 
-/// The copy of a shared block was the file's, and what was owed for it was not done: who went on with the volume gave the
-/// block back as one that is staged still, and the log could not be recovered.
-#[test]
-fn a_panic_amid_what_is_owed_leaves_the_rest_to_recovery() {
-    const BLOCK: u64 = 4096;
-    // The reverse map has several leaves, so that the one that tells of the old block is read when the copy is made.
-    const BLOCKS: u64 = 250;
-    let first = Arc::new(MemoryDevice::anonymous(40 << 20).expect("memory"));
-    mkfs_device(first.clone(), &MkfsOptions::new().small(true), true).expect("a volume");
-    let volume = open(&first);
+/// A volume on which `one` has pieces of so many blocks with others between them, all of them shared. The reverse map has
+/// several leaves, so that the one that tells of an old block is read when a copy of it is made.
+fn shared_in_pieces(blocks: u64) -> Arc<MemoryDevice> {
+    const PIECES: u64 = 250;
+    let device = Arc::new(MemoryDevice::anonymous(40 << 20).expect("memory"));
+    mkfs_device(device.clone(), &MkfsOptions::new().small(true), true).expect("a volume");
+    let volume = open(&device);
     for name in ["one", "between", "other"] {
         create(&volume, name).expect("made");
     }
     let [one, between, other] =
         ["/one", "/between", "/other"].map(|path| volume.open_file(path).expect("there"));
-    for block in 0..BLOCKS {
-        one.write_at(&[1; BLOCK as usize], block * BLOCK).expect("written");
-        between.write_at(&[1; BLOCK as usize], block * BLOCK).expect("written");
+    for nth in 0..PIECES {
+        one.write_at(&vec![1; (blocks * BLOCK) as usize], nth * blocks * BLOCK).expect("written");
+        between.write_at(&[1; BLOCK as usize], nth * BLOCK).expect("written");
     }
     one.clone_range(0, &other, 0, 0).expect("a clone");
     drop((one, between, other));
     volume.close().expect("closed");
-    drop(volume);
+    device
+}
+
+/// The copy of a shared block was the file's, and what was owed for it was not done: who went on with the volume gave the
+/// block back as one that is staged still, and the log could not be recovered.
+#[test]
+fn a_panic_amid_what_is_owed_leaves_the_rest_to_recovery() {
+    let first = shared_in_pieces(1);
     let mut is_down = false;
     for nth in 0.. {
-        let memory = copied(&*first);
-        let device = Arc::new(PanicsAtRead {
-            behind: AtomicI64::new(i64::MAX),
-            of: thread::current().id(),
-            inner: memory.clone(),
-        });
+        let device = PanicsAtRead::over_copy(&*first);
+        let memory = Arc::clone(device.below());
         let volume = open(&device);
         let one = volume.open_file("/one").expect("there");
         device.behind.store(nth, Ordering::SeqCst);
@@ -176,6 +186,73 @@ fn a_panic_amid_what_is_owed_leaves_the_rest_to_recovery() {
         }
     }
     assert!(is_down, "it never panicked amid what is owed");
+}
+
+type Change = fn(&File) -> uxfs::Result<()>;
+
+/// What had been claimed for copies stayed claimed, and took the place of what was written there next: blocks that nobody had
+/// ever written.
+#[test]
+fn a_panic_amid_a_copy_gives_its_claim_up() {
+    /// The middle of the file; a change begins there, or so many bytes behind.
+    const AT: u64 = 100 * BLOCK;
+    const PART: u64 = 100;
+    const END: u64 = AT + 2 * BLOCK;
+    let changes: [(&str, Change); 6] = [
+        ("overwrite", |one| one.overwrite_at(&[3; 2 * BLOCK as usize], AT).map(drop)),
+        ("zero_range", |one| one.zero_range(AT..END, true)),
+        ("zero_range of parts", |one| one.zero_range(AT + PART..END + PART, true)),
+        ("punch_hole", |one| one.punch_hole(AT + PART..END + PART)),
+        ("pages", |one| one.buffered().write_at(&[3; 2 * BLOCK as usize], AT).map(drop)),
+        ("pages, synced", |one| {
+            let pages = one.buffered();
+            pages.write_at(&[3; 2 * BLOCK as usize], AT)?;
+            pages.sync_range(AT..END)
+        }),
+    ];
+    let first = shared_in_pieces(4);
+    let mut panics = 0;
+    // Small caches, so that leaves are read at one time or another.
+    for cache in [40_000, 65_536, 90_000] {
+        for (what, change) in changes {
+            panics += (0..).take_while(|&nth| panics_amid(&*first, cache, (what, change), nth)).count();
+        }
+    }
+    assert!(panics > 100, "{panics}");
+
+    /// Has the read behind `nth` others panic amid a change; whether there were so many.
+    fn panics_amid(first: &dyn BlockDevice, cache: u64, (what, change): (&str, Change), nth: i64) -> bool {
+        let what = format!("{what}, a cache of {cache}, read {nth}");
+        let device = PanicsAtRead::over_copy(first);
+        let memory = Arc::clone(device.below());
+        let options = OpenOptions::new().writable(true).cache_size(cache);
+        let volume = Volume::open_device(device.clone(), &options).expect("it opens");
+        let one = volume.open_file("/one").expect("there");
+        device.behind.store(nth, Ordering::SeqCst);
+        let done = catch_unwind(AssertUnwindSafe(|| change(&one)));
+        device.behind.store(i64::MAX, Ordering::SeqCst);
+        if create(&volume, "new").is_ok() {
+            let around = AT - 8 * BLOCK..AT + 8 * BLOCK;
+            let all = [7; 16 * BLOCK as usize];
+            one.punch_hole(around.clone()).expect(&what);
+            one.write_at(&all, around.start).expect(&what);
+            let mut seen = [0; 16 * BLOCK as usize];
+            one.read_at(&mut seen, around.start).expect(&what);
+            assert!(seen == all, "{what}: what was written is not there");
+        }
+        drop(one);
+        let free = volume.info().expect("info").free_blocks;
+        let closed = volume.close();
+        drop(volume);
+        if closed.is_ok() {
+            let volume = Volume::open_device(memory.clone(), &OpenOptions::new()).expect("read");
+            assert_eq!(volume.info().expect("info").free_blocks, free, "{what}: blocks that stayed reserved");
+            drop(volume);
+            let report = check_device(memory, &OpenOptions::new()).expect("checked");
+            assert!(report.is_clean() && report.log_clean, "{what}: {:?}", report.findings);
+        }
+        done.is_err()
+    }
 }
 
 /// Whoever panics for another reason closes files on the way, with changes that end well: the volume goes on.

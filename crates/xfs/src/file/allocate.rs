@@ -1,5 +1,6 @@
 //! Blocks for holes, and what becomes of them once they hold data.
 
+use super::copies::Unclaims;
 use super::{Blocks, Told, join_file};
 use crate::alloc::{Purpose, Request, Target};
 use crate::bmap::Mapped;
@@ -263,11 +264,10 @@ impl Volume {
         self.check_room_to_cut(entry, &blocks)?;
         // Others keep what they share with this file, which gets blocks of its own.
         self.stage_copies(entry, blocks.clone(), Told::AtOnce)?;
-        let taken = self
-            .split_ends(entry, &blocks)
-            .and_then(|()| self.take_claimed(entry, blocks.clone(), true, Told::AtOnce))
-            .inspect_err(|_| self.unclaim_copies(entry, &blocks));
-        taken?;
+        let claim = Unclaims::new(self, entry, Some(blocks.clone()));
+        self.split_ends(entry, &blocks)?;
+        self.take_claimed(entry, blocks.clone(), true, Told::AtOnce)?;
+        claim.keep();
         let mut todo = Some(blocks);
         while let Some(blocks) = todo {
             let mut trans = Trans::start(self, need_to_mark(self).reservation().or_no_blocks())?;

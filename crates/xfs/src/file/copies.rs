@@ -23,6 +23,7 @@ use crate::bmap::{Mapped, SharedRun};
 use crate::error::{Error, Result};
 use crate::inode::{Cuts, ForkKind, Inode, InodeEntry};
 use crate::trans::Trans;
+use crate::trans::counters::Counters;
 use crate::trans::reservation::Need;
 use crate::volume::Volume;
 use std::collections::BTreeMap;
@@ -96,6 +97,8 @@ impl Volume {
             return Ok(());
         }
         self.check_room_with_copies(entry, &blocks)?;
+        // Behind the fork's lock, however this ends.
+        let mut claim = Unclaims::new(self, entry, None);
         let mut fork = entry.copying().fork();
         let parts = self.parts_of(entry, &fork, blocks.clone())?;
         let is_claimed = |part: &Blocks, goes: &Goes| match goes {
@@ -117,18 +120,17 @@ impl Volume {
             }
             staged => staged?,
         }
-        for (part, goes) in self.parts_of(entry, &fork, blocks.clone())? {
+        let parts = self.parts_of(entry, &fork, blocks.clone())?;
+        claim.blocks = Some(blocks.clone());
+        for (part, goes) in parts {
             if let Goes::Staged(_) = goes {
                 fork.mark(&part, true);
             }
         }
-        let kept = self
-            .keep_for_map(entry, &mut fork, &blocks, told)
-            .and_then(|()| self.promise_to_owners(entry, &fork, &blocks, told));
-        if kept.is_err() {
-            self.unclaim(entry, &mut fork, &blocks);
-        }
-        kept
+        self.keep_for_map(entry, &mut fork, &blocks, told)?;
+        self.promise_to_owners(entry, &fork, &blocks, told)?;
+        claim.keep();
+        Ok(())
     }
 
     /// Promises owners the room that copies of what is claimed in `blocks` may take, so that none of them is refused for want
@@ -361,17 +363,18 @@ impl Volume {
     ) -> Result<()> {
         let Some(copying) = entry.copying_if_any() else { return Ok(()) };
         let mut fork = copying.fork();
+        let counters = &self.write_side()?.counters;
         let reserve = copying.kept().take(&blocks);
-        let mut kept = reserve.blocks;
-        let taken = self.take_all(entry, &mut fork, &blocks, (unwritten, &mut kept), told);
+        let mut reserved = Reserved { counters, blocks: reserve.blocks };
+        let taken = self.take_all(entry, &mut fork, &blocks, (unwritten, &mut reserved.blocks), told);
         if taken.is_ok() {
             self.end_promise_to_owners(entry, &blocks)?;
         }
         let done = if taken.is_ok() { blocks } else { blocks.start..blocks.start };
         // No look goes further than the claim: a file may have any number of staged extents beside it.
         let is_claimed = |rest: &Blocks| fork.next_claimed(rest).is_some();
-        let free = copying.kept().give_back(reserve, kept, &done, is_claimed);
-        self.write_side()?.counters.return_blocks(free);
+        reserved.blocks = copying.kept().give_back(reserve, reserved.blocks, &done, is_claimed);
+        drop(reserved);
         taken?;
         self.forget_if_nothing_staged(entry, &fork)
     }
@@ -551,6 +554,43 @@ impl Volume {
             self.write_side()?.staging.lock().remove(&entry.ino());
         }
         Ok(())
+    }
+}
+
+/// A claim that is given up when this is dropped, be it by a panic of a device, unless it is [`kept`](Self::keep).
+pub(super) struct Unclaims<'a> {
+    volume: &'a Volume,
+    entry: &'a InodeEntry,
+    blocks: Option<Blocks>,
+}
+
+impl<'a> Unclaims<'a> {
+    pub(super) fn new(volume: &'a Volume, entry: &'a InodeEntry, blocks: Option<Blocks>) -> Self {
+        Self { volume, entry, blocks }
+    }
+
+    pub(super) fn keep(mut self) {
+        self.blocks = None;
+    }
+}
+
+impl Drop for Unclaims<'_> {
+    fn drop(&mut self) {
+        if let Some(blocks) = self.blocks.take() {
+            self.volume.unclaim_copies(self.entry, &blocks);
+        }
+    }
+}
+
+/// Free blocks that are reserved, and given back when this is dropped.
+struct Reserved<'a> {
+    counters: &'a Counters,
+    blocks: u64,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.counters.return_blocks(self.blocks);
     }
 }
 
