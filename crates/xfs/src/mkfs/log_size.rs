@@ -108,8 +108,12 @@ pub(super) fn choose(
         None if data_blocks * block < VOLUME_USUAL => unasked,
         None => {
             let share = (data_blocks / SHARE).max(BYTES_USUAL / block).min(most).max(unasked);
-            // What a group has no room for is as large as that is, but for less than is usual.
-            share.min(room.unasked.max(usual))
+            // What a group has no room for is as large as that is.
+            if usual > room.unasked {
+                // `usual` is a part of the volume's least group.
+                return Err(Refusal::LogRoom { blocks: usual as u32, group: of.shape.ag_blocks });
+            }
+            share.min(room.unasked)
         }
     };
     if blocks < usual || blocks > most {
