@@ -64,6 +64,41 @@ fn repair_finds_nothing_in_one_group(image: &Path) {
     said(Command::new(repair).args(["-n", "-o", "force_geometry"]).arg(image));
 }
 
+/// A cut amid a shared block zeroes the rest of it in a copy. Without space for that it is refused, by a kernel as well, and
+/// the file is as it was; one at the border of a block needs none.
+#[test]
+fn a_cut_amid_a_shared_block_needs_space() {
+    const AMID: u64 = 85 * BLOCK + 1840;
+    let (device, volume) = made(64 << 20, MkfsOptions::new());
+    let [one, other, third] = ["one", "other", "third"].map(|name| new_file(&volume, name));
+    let content: Vec<u8> = (0..256 * BLOCK).map(|at| (at / BLOCK % 250) as u8 + 1).collect();
+    one.write_at(&content, 0).expect("written");
+    for to in [&other, &third] {
+        one.clone_range(0, to, 0, 0).expect("a clone");
+    }
+    drop(fill(&volume, "filler"));
+    assert_eq!(one.set_len(AMID).map_err(|error| error.kind()), Err(ErrorKind::NoSpace));
+    assert!(bytes(&one) == content, "refused, and something has changed");
+    one.set_len(86 * BLOCK).expect("cut at the border of a block");
+    remove(&volume, "filler");
+    one.set_len(AMID).expect("there is space");
+    assert!(bytes(&one) == content[..AMID as usize] && bytes(&other) == content);
+    drop((one, other, third));
+    volume.sync().expect("synced");
+    let (_dir, image) = image_of(&*device);
+    mounted(&image, |at| {
+        let script = "cd $1; for n in 1 2 3; do dd if=/dev/zero of=filler bs=4k oflag=append conv=notrunc status=none \
+                      2>&1 || :; sync -f .; done; truncate -s $2 other 2>&1 || stat -c %s other; \
+                      truncate -s $3 other; stat -c %s other";
+        let [amid, border] = [AMID, 86 * BLOCK].map(|size| size.to_string());
+        let said = said(Command::new("bash").args(["-euc", script, "bash"]).arg(at).args([amid, border]));
+        let lines: Vec<&str> = said.lines().rev().take(3).collect();
+        assert_eq!(lines[..2], [(86 * BLOCK).to_string(), (256 * BLOCK).to_string()], "{said}");
+        assert!(lines[2].ends_with("No space left on device"), "{said}");
+    });
+    ends_well(&device, volume);
+}
+
 /// Zeroing shared blocks takes new ones. Another writer takes all space that is left, at whatever moment: the range is zeroed
 /// and has its space, or it is as it was.
 #[test]
