@@ -425,6 +425,26 @@ fn who_opens_it_before_its_end_keeps_it() {
     Rc::into_inner(site).unwrap().ends_well();
 }
 
+/// A name takes its pointer along, but for the last one: nobody looks for the pointers of an inode that goes, so nothing is done
+/// for them.
+#[test]
+fn the_pointer_of_the_last_name_goes_with_the_inode() {
+    let site = Site::with(Features::of_kernel("6.18").expect("a set"));
+    let file = site.create(b"a");
+    site.volume.link(&site.root, b"b", &file, NOW).unwrap();
+    let map = site.volume.open_file(&file).unwrap();
+    let pointers = || map.inode().fork_bytes().1.to_vec();
+    let of_both = pointers();
+    site.remove(b"b");
+    let of_one = pointers();
+    assert_ne!(of_one, of_both);
+    site.remove(b"a");
+    assert_eq!(map.inode().nlink(), 0);
+    assert_eq!(pointers(), of_one, "work for a pointer that goes");
+    drop((map, file));
+    site.ends_well();
+}
+
 /// Of one who closes a file and one who removes it, each of whom may take the other for the last one, exactly one frees
 /// it.
 #[test]
