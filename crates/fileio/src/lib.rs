@@ -26,8 +26,7 @@ mod sync;
 pub mod testing;
 
 pub use cache::{
-    BufferedFile, Datasynced, Failure, HeldFile, HeldToChange, HeldToCut, PageCache, SyncCursor, Unbuffered,
-    Writers,
+    BufferedFile, Failure, HeldFile, HeldToChange, HeldToCut, PageCache, SyncCursor, Unbuffered, Writers,
 };
 pub use direct::{DirectFile, FILE_END_MAX, HeldCopies, HeldEnd};
 pub use error::{FileError, Refusal};

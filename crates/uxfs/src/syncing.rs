@@ -5,6 +5,7 @@
 //!   where it lies;
 //! - the log is forced only where something of the file may not be in it, times aside: its map, its size, a name, an
 //!   attribute. Who writes over what is there pays for the data alone;
+//! - the device is flushed once, by the log on its way or by who asks;
 //! - nothing is locked while the device flushes, and whoever waits for a flush shares it with all who do
 //!   ([`fileio::Flushing`]).
 
@@ -82,14 +83,24 @@ impl File {
         if self.syncing != Syncing::Data || !self.data.overwrite_durably(offset, buf)? {
             return Ok(false);
         }
-        // The way there may be younger than the last force.
-        self.log_changes().map(|()| true)
+        // The way there may not be in the log yet.
+        self.node.volume.engine().force_upto(self.entry().datasync_seq())?;
+        Ok(true)
     }
 
     fn make_durable(&self, range: Range<u64>, syncing: Syncing) -> Result<()> {
         self.write_back(range)?;
-        self.node.volume.flush()?;
-        if syncing == Syncing::All { self.log_all() } else { self.log_changes() }
+        let (volume, entry) = (&self.node.volume, self.entry());
+        let upto = match syncing {
+            Syncing::All => {
+                if volume.engine().is_writable() {
+                    volume.engine().log_times(entry)?;
+                }
+                entry.commit_seq()
+            }
+            Syncing::Data | Syncing::Later => entry.datasync_seq(),
+        };
+        volume.sync_upto(upto)
     }
 
     /// Writes back what is in memory alone, and tells what failed since this handle last asked.
@@ -99,38 +110,5 @@ impl File {
             return Err(failure.into());
         }
         Ok(written?)
-    }
-
-    /// All that was committed of the file, and when it was written over, is in the log for good.
-    fn log_all(&self) -> Result<()> {
-        let engine = self.node.volume.engine();
-        if !engine.is_writable() {
-            return Ok(());
-        }
-        engine.log_times(self.entry())?;
-        self.force_log(self.committed())
-    }
-
-    /// All that was committed of the file, times aside, is in the log for good.
-    fn log_changes(&self) -> Result<()> {
-        let seq = self.committed();
-        if self.data.datasynced().is(seq) || !self.node.volume.engine().is_writable() {
-            return Ok(());
-        }
-        self.force_log(seq)
-    }
-
-    /// The number of the last change of the file that is in a checkpoint by now. Who commits has the inode locked from before
-    /// a change can be seen until it is in one.
-    fn committed(&self) -> u64 {
-        let _nobody_commits = self.entry().share();
-        self.entry().datasync_seq()
-    }
-
-    /// All that was committed is in the log for good, this change with it.
-    fn force_log(&self, seq: u64) -> Result<()> {
-        self.node.volume.engine().sync()?;
-        self.data.datasynced().note(seq);
-        Ok(())
     }
 }

@@ -264,16 +264,15 @@ impl Volume {
             return Err(failure.into());
         }
         written?;
-        self.flush()?;
         let times = self.engine().log_all_times();
-        self.engine().sync()?;
+        self.engine().sync_all(|| self.shared.flusher.flush())?;
         Ok(times?)
     }
 
-    /// Makes durable what was written to the device before: one flush serves all who wait for one. If it fails, the volume is
-    /// shut down, as nobody knows what is lost.
-    pub(crate) fn flush(&self) -> Result<()> {
-        Ok(self.engine().flush_by(|| self.shared.flusher.flush())?)
+    /// Makes durable what was committed up to a checkpoint, and what was written to the device before. One flush serves all who
+    /// wait for one. If it fails, the volume is shut down, as nobody knows what is lost.
+    pub(crate) fn sync_upto(&self, upto: xfs::log::CommitSeq) -> Result<()> {
+        Ok(self.engine().sync_upto(upto, || self.shared.flusher.flush())?)
     }
 
     /// Has the volume do at once what it does by itself when nothing has happened for half a minute: the first time all

@@ -4,12 +4,14 @@
 mod common;
 
 use blockdev::{
-    BlockDevice, Counter, Counts, Delay, DelayDevice, Durability, Fate, Fault, FaultDevice, MemoryDevice, Op,
-    PowerCuts, Recorder, Repeat, Rewind,
+    BlockDevice, Counter, Counts, Delay, DelayDevice, DeviceError, Durability, Fate, Fault, FaultDevice,
+    Layer, MemoryDevice, Op, PowerCuts, Recorder, Repeat, Rewind,
 };
 use common::devices::NoFua;
 use common::files::{Random, image_of, new_file};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
 use uxfs::{
     ErrorKind, File, Flushing, MkfsFeatures, MkfsOptions, OpenOptions, Result, Syncing, Volume, check_device,
     mkfs_device,
@@ -284,6 +286,111 @@ fn an_overwrite_costs_its_data_and_no_log() {
         plain.sync_data().expect("synced");
         assert_eq!(less(counter.counts(), before), (0, 0, 1));
     }
+}
+
+/// What tells of new blocks flushes the device on its way to the log: nobody does so besides.
+#[test]
+fn what_the_log_has_to_know_costs_one_flush() {
+    let counter = Arc::new(Counter::new(device(true)));
+    let volume = open(counter.clone());
+    let file = new_file(&volume, "file");
+    let syncs: [fn(&File) -> Result<()>; 4] = [
+        File::sync,
+        File::sync_data,
+        |file| file.syncing(Syncing::Data).append(&[1; 4096]).map(drop),
+        |file| file.syncing(Syncing::All).append(&[1; 4096]).map(drop),
+    ];
+    for (nth, sync) in syncs.into_iter().enumerate() {
+        file.append(&[1; 4096]).expect("written");
+        let before = counter.counts();
+        sync(&file).expect("synced");
+        let (_, durable, flushes) = less(counter.counts(), before);
+        assert_eq!((durable, flushes), (1, 1), "{nth}");
+    }
+    file.append(&[1; 4096]).expect("written");
+    let before = counter.counts();
+    volume.sync().expect("synced");
+    assert_eq!(less(counter.counts(), before).2, 1, "the volume");
+    let before = counter.counts();
+    volume.sync().expect("synced");
+    assert_eq!(less(counter.counts(), before), (0, 0, 1), "the volume, and nothing in the log");
+}
+
+/// Holds who flushes when the device has done so, once it is armed.
+#[derive(Debug)]
+struct HoldsBehindFlush {
+    armed: AtomicBool,
+    /// Whether somebody is held.
+    held: Mutex<bool>,
+    changed: Condvar,
+    inner: Arc<dyn BlockDevice>,
+}
+
+impl HoldsBehindFlush {
+    fn over(inner: Arc<dyn BlockDevice>) -> Arc<Self> {
+        let (armed, held) = (AtomicBool::new(false), Mutex::new(false));
+        Arc::new(Self { armed, held, changed: Condvar::new(), inner })
+    }
+
+    fn wait_until(&self, held: bool) {
+        let lock = self.held.lock().expect("not poisoned");
+        drop(self.changed.wait_while(lock, |is_held| *is_held != held).expect("not poisoned"));
+    }
+
+    fn let_go(&self) {
+        *self.held.lock().expect("not poisoned") = false;
+        self.changed.notify_all();
+    }
+}
+
+impl Layer for HoldsBehindFlush {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
+    }
+
+    fn pass_flush(&self) -> std::result::Result<(), DeviceError> {
+        self.inner.flush()?;
+        if self.armed.swap(false, Ordering::SeqCst) {
+            *self.held.lock().expect("not poisoned") = true;
+            self.changed.notify_all();
+            self.wait_until(false);
+        }
+        Ok(())
+    }
+}
+
+/// A flush that has begun makes nothing stable that is written then, though the checkpoint behind it tells where that lies.
+/// And who waits for a checkpoint does not wait for the next one.
+#[test]
+fn a_flush_that_has_begun_is_not_waited_for_instead_of_another() {
+    let counter = Arc::new(Counter::new(device(true)));
+    let holds = HoldsBehindFlush::over(counter.clone());
+    let volume = open(holds.clone());
+    let [file, other] = ["file", "other"].map(|name| new_file(&volume, name));
+    volume.sync().expect("synced");
+    // The checkpoint that tells where the file's bytes lie is flushed for.
+    file.write_at(&[1; 8192], 0).expect("written");
+    holds.armed.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| volume.sync().expect("synced"));
+        holds.wait_until(true);
+        other.write_at(&[1; 4096], 0).expect("written, and in the next checkpoint");
+        file.overwrite_at(&[2; 4096], 0).expect("written in place");
+        let before = counter.counts();
+        let synced = scope.spawn(|| file.sync_data().expect("synced"));
+        let until = Instant::now() + Duration::from_secs(20);
+        while less(counter.counts(), before).2 == 0 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let flushes = less(counter.counts(), before).2;
+        let is_early = synced.is_finished();
+        holds.let_go();
+        synced.join().expect("synced");
+        assert!(!is_early, "where the bytes lie was not in the log");
+        assert_eq!(flushes, 1, "what was written behind the flush");
+        let (_, durable, flushes) = less(counter.counts(), before);
+        assert_eq!((durable, flushes), (1, 1), "the next checkpoint is not waited for");
+    });
 }
 
 /// Only what was asked for is written back.

@@ -13,7 +13,7 @@ use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::{InodeSource, Inodes};
 use crate::inode::ForkState;
-use crate::log::{Designs, Journal, Pace, ShutdownReason, check_headers};
+use crate::log::{CommitSeq, Designs, Journal, Pace, ShutdownReason, check_headers};
 use crate::recovery::{self, clean};
 use crate::trans::{self, counters::Counters};
 use blockdev::{AlignedBuf, BlockDevice, Claim, DeviceError};
@@ -430,6 +430,31 @@ impl Volume {
             write.journal.shutdown(ShutdownReason::Flush);
         }
         Ok(flushed?)
+    }
+
+    /// Makes durable what was committed up to the checkpoint of `upto`, and what was written to the device before this call.
+    /// `flush` is for whoever flushes the device for several at once. Where the log flushes the device on its way it is not
+    /// called. On a volume that was shut down this fails, even if there was nothing left to do; of one that is only read, the
+    /// device is flushed.
+    pub fn sync_upto(&self, upto: CommitSeq, flush: impl FnOnce() -> Result<(), DeviceError>) -> Result<()> {
+        let Some(write) = &self.write else { return self.flush_by(flush) };
+        self.check_writable()?;
+        let journal = &write.journal;
+        if journal.is_forced(upto) || !journal.will_flush(upto) {
+            self.flush_by(flush)?;
+        }
+        journal.force(upto)
+    }
+
+    /// As [`sync_upto`](Self::sync_upto), of all that was committed before this call.
+    pub fn sync_all(&self, flush: impl FnOnce() -> Result<(), DeviceError>) -> Result<()> {
+        let newest = self.write.as_ref().map(|write| write.journal.newest());
+        self.sync_upto(newest.unwrap_or_default(), flush)
+    }
+
+    /// As [`sync_upto`](Self::sync_upto), where nothing but what was committed has to be durable.
+    pub fn force_upto(&self, upto: CommitSeq) -> Result<()> {
+        self.write_side()?.journal.force(upto)
     }
 
     /// Makes everything durable that was committed before this call; when files were written over only if that was logged

@@ -12,7 +12,6 @@ use std::sync::{Arc, Weak};
 
 use rangelock::{Mode, RangeLock};
 
-use super::datasync::Datasynced;
 use super::failures::{Failures, SyncCursor};
 use super::pages::Pages;
 use super::pool::{CachedFile, PageCache};
@@ -39,7 +38,6 @@ pub struct BufferedFile<M: DelayedAllocation + 'static> {
     /// Held by who tells the map what was written back: the end moves only over what all was.
     pub(super) telling: Mutex<()>,
     pub(super) failures: Failures,
-    datasynced: Datasynced,
     /// Where the last read ended that found nothing in memory, and how much was read then.
     pub(super) read_to: AtomicU64,
     pub(super) window: AtomicU64,
@@ -64,7 +62,6 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             flushing: RangeLock::new(),
             telling: Mutex::new(()),
             failures: Failures::default(),
-            datasynced: Datasynced::default(),
             read_to: AtomicU64::new(0),
             window: AtomicU64::new(0),
             is_ahead: AtomicBool::new(false),
@@ -95,11 +92,6 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             }
         }
         self.map().size()
-    }
-
-    /// Which of its changes are durable.
-    pub fn datasynced(&self) -> &Datasynced {
-        &self.datasynced
     }
 
     /// Where somebody stands who is to be told of write-back that fails from now on.

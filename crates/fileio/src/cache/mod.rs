@@ -10,7 +10,6 @@
 mod buffered;
 mod coherence;
 mod cut;
-mod datasync;
 mod extend;
 mod failures;
 mod fill;
@@ -24,7 +23,6 @@ mod writers;
 pub use buffered::BufferedFile;
 pub use coherence::{HeldFile, HeldToChange, Unbuffered};
 pub use cut::HeldToCut;
-pub use datasync::Datasynced;
 pub use failures::{Failure, SyncCursor};
 
 pub use pool::PageCache;

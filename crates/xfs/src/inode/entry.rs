@@ -13,7 +13,7 @@ use super::delayed::Delayed;
 use super::lazy_time::{LazyTime, after_overwrite};
 use super::{Inode, Life};
 use crate::buf::{MetaBuf, Overlay};
-use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
+use crate::log::{CommitSeq, ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
 use arc_swap::ArcSwap;
 use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
@@ -53,7 +53,9 @@ pub struct InodeEntry {
     current: ArcSwap<Inode>,
     /// Counts the versions that differ from the ones before in the map of the data or in size.
     map_version: AtomicU64,
-    datasync_seq: AtomicU64,
+    /// The checkpoint of the last commit, and of the last that is more than times.
+    committed: AtomicU64,
+    datasync: AtomicU64,
     geometry: Arc<Geometry>,
     state: Mutex<State>,
     item: ItemState,
@@ -98,7 +100,8 @@ impl InodeEntry {
             lock: Arc::default(),
             current: ArcSwap::new(inode),
             map_version: AtomicU64::new(0),
-            datasync_seq: AtomicU64::new(0),
+            committed: AtomicU64::new(0),
+            datasync: AtomicU64::new(0),
             geometry: Arc::clone(geometry),
             state: Mutex::new(State {
                 site: None,
@@ -156,15 +159,25 @@ impl InodeEntry {
         self.map_version.load(Ordering::Acquire)
     }
 
-    /// Another number whenever something was committed of the inode that is more than times, which `fdatasync` has to see
-    /// into the log. Asked for with the inode [shared](Self::share), it covers all that can be seen.
-    pub fn datasync_seq(&self) -> u64 {
-        self.datasync_seq.load(Ordering::Acquire)
+    /// The checkpoint in which the last commit of the inode is, which `fsync` has to see into the log. Whoever commits has
+    /// the inode locked until that is known: this waits for it, and covers all that can be seen.
+    pub fn commit_seq(&self) -> CommitSeq {
+        let _nobody_commits = self.share();
+        CommitSeq(self.committed.load(Ordering::Acquire))
     }
 
-    /// Something of the kind is about to be published. The caller has the lock.
-    pub(crate) fn datasync_needed(&self) {
-        self.datasync_seq.fetch_add(1, Ordering::Release);
+    /// As [`commit_seq`](Self::commit_seq), of the last commit that is more than times: `fdatasync` needs no others.
+    pub fn datasync_seq(&self) -> CommitSeq {
+        let _nobody_commits = self.share();
+        CommitSeq(self.datasync.load(Ordering::Acquire))
+    }
+
+    /// A change, of times alone or not, was committed in this checkpoint. The caller has the lock.
+    pub(crate) fn committed_in(&self, seq: CommitSeq, is_times: bool) {
+        self.committed.store(seq.0, Ordering::Release);
+        if !is_times {
+            self.datasync.store(seq.0, Ordering::Release);
+        }
     }
 
     /// Locks the inode for changes.

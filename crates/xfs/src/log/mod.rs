@@ -537,6 +537,17 @@ impl Journal {
         if core.orders.wait_done(upto.0) { Ok(()) } else { Err(core.stopped()) }
     }
 
+    /// Whether the checkpoint of `upto` is in the log for good.
+    pub fn is_forced(&self, upto: CommitSeq) -> bool {
+        self.core.orders.is_done(upto.0)
+    }
+
+    /// Whether the device is flushed between now and the end of the checkpoint of `upto`: what was written to it before this
+    /// call is stable once that is [forced](Self::force).
+    pub fn will_flush(&self, upto: CommitSeq) -> bool {
+        self.core.pipe.last_flushed_for() < upto.0
+    }
+
     /// Waits until all that was committed before this call is in the log for good.
     pub fn force_all(&self) -> Result<()> {
         self.force(self.newest())

@@ -11,8 +11,8 @@ use super::layout::{Layout, Pos};
 use super::open::Start;
 use super::sync::{AtomicU64, Mutex, Ordering, lock, thread};
 use super::vector::{LogVector, VecSize};
-use super::{Designs, Journal, Pace, ShutdownReason, Ticket};
-use blockdev::{AlignedBuf, BlockDevice, MemoryDevice};
+use super::{CommitSeq, Designs, Journal, Pace, ShutdownReason, Ticket};
+use blockdev::{AlignedBuf, BlockDevice, DeviceError, Layer, MemoryDevice};
 use std::sync::{Arc, Weak};
 use xfs_format::types::{DiskAddr, Lsn};
 
@@ -274,27 +274,32 @@ fn journal() -> (Arc<dyn BlockDevice>, Arc<Journal>) {
 
 fn journal_of(designs: Designs) -> (Arc<dyn BlockDevice>, Arc<Journal>) {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 20).unwrap());
+    let journal = journal_on(Arc::clone(&device), designs);
+    (device, journal)
+}
+
+fn journal_on(device: Arc<dyn BlockDevice>, designs: Designs) -> Arc<Journal> {
     let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
     let head = Pos(LOG_BLOCKS.into());
     let start = Start { head, tail: head, previous: u32::MAX };
-    let journal = Journal::start(Arc::clone(&device), layout, start, Pace::Background, designs).unwrap();
-    (device, journal)
+    Journal::start(device, layout, start, Pace::Background, designs).unwrap()
 }
 
 /// Adds one to all of `numbers` in one transaction; gives whether that was committed.
 fn add_one(journal: &Journal, numbers: &[Arc<Number>], bytes: usize, force: bool) -> bool {
     let size = VecSize::default().region(bytes);
     let Ok(ticket) = journal.reserve(size.log_bytes() * numbers.len() as u32, 1, 0) else { return false };
-    commit_one(journal, ticket, numbers, bytes, force)
+    commit_one(journal, ticket, numbers, bytes, force).is_some()
 }
 
+/// Gives the checkpoint in which it was committed.
 fn commit_one(
     journal: &Journal,
     mut ticket: Ticket,
     numbers: &[Arc<Number>],
     bytes: usize,
     force: bool,
-) -> bool {
+) -> Option<CommitSeq> {
     let size = VecSize::default().region(bytes);
     let held: Vec<_> = numbers.iter().map(|number| lock(&number.owner)).collect();
     let mut items: Vec<(Arc<dyn LogItem>, LogVector)> = Vec::new();
@@ -316,13 +321,13 @@ fn commit_one(
     let values: Vec<u64> = numbers.iter().map(|number| lock(&number.inner).value).collect();
     drop(held);
     journal.release(ticket);
-    let Ok(seq) = committed else { return false };
+    let seq = committed.ok()?;
     if force && journal.force(seq).is_ok() {
         for (number, value) in numbers.iter().zip(values) {
             assert!(lock(&number.inner).landed >= value, "forced, and not landed");
         }
     }
-    true
+    Some(seq)
 }
 
 /// What lies in the numbers' places.
@@ -362,6 +367,60 @@ fn commits_join_checkpoints_in_their_order_and_all_land(designs: Designs) {
     });
 }
 
+/// A device that makes a word for each thread stable when it is flushed, which that thread has written.
+#[derive(Debug)]
+struct Flushed {
+    written: [AtomicU64; 2],
+    stable: [AtomicU64; 2],
+    inner: Arc<dyn BlockDevice>,
+}
+
+impl Layer for Flushed {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
+    }
+
+    fn pass_flush(&self) -> std::result::Result<(), DeviceError> {
+        let seen: Vec<_> = self.written.iter().map(|word| word.load(Ordering::SeqCst)).collect();
+        thread::yield_now();
+        for (stable, seen) in self.stable.iter().zip(seen) {
+            stable.fetch_max(seen, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+}
+
+/// Who writes data that a checkpoint which may be on its way to the log tells of, and counts on its flush, has it stable.
+#[test]
+fn models_a_flush_that_is_to_come_makes_data_stable() {
+    check(1000, || {
+        let inner: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 20).unwrap());
+        let device = Arc::new(Flushed { written: Default::default(), stable: Default::default(), inner });
+        let journal = journal_on(device.clone(), TODAY);
+        let threads: Vec<_> = (0..2)
+            .map(|nth| {
+                let (journal, device) = (Arc::clone(&journal), Arc::clone(&device));
+                thread::spawn(move || {
+                    let numbers = [Number::new(1000 + nth as u64)];
+                    for data in 1..3 {
+                        let ticket =
+                            journal.reserve(VecSize::default().region(40).log_bytes(), 1, 0).unwrap();
+                        let seq = commit_one(&journal, ticket, &numbers, 40, false).expect("committed");
+                        device.written[nth].store(data, Ordering::SeqCst);
+                        if journal.will_flush(seq) {
+                            journal.force(seq).unwrap();
+                            assert_eq!(device.stable[nth].load(Ordering::SeqCst), data);
+                        }
+                    }
+                })
+            })
+            .collect();
+        journal.push_cil();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        journal.close().unwrap();
+    });
+}
+
 /// A journal that covers its log beside commits: what it says to be covered is in its place.
 #[test]
 fn models_a_covered_log_has_nothing_to_replay() {
@@ -374,7 +433,7 @@ fn models_a_covered_log_has_nothing_to_replay() {
                 let Some(journal) = journal.upgrade() else { return };
                 let size = VecSize::default().region(40);
                 let Some(ticket) = journal.reserve_to_cover(size.log_bytes()) else { return };
-                assert!(commit_one(&journal, ticket, &[Arc::clone(&superblock)], 40, false));
+                assert!(commit_one(&journal, ticket, &[Arc::clone(&superblock)], 40, false).is_some());
             }
         });
         let number = Number::new(1000);

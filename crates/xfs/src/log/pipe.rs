@@ -14,7 +14,7 @@
 use super::cil::Closed;
 use super::layout::{Layout, Pos};
 use super::record::Record;
-use super::sync::{Condvar, Mutex, MutexGuard, lock, wait};
+use super::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use std::collections::VecDeque;
 use xfs_format::log::BLOCK_SIZE;
 use xfs_format::types::Lsn;
@@ -65,6 +65,8 @@ struct State {
 pub(super) struct Pipe {
     state: Mutex<State>,
     changed: Condvar,
+    /// The last checkpoint whose flush has begun.
+    flushing: AtomicU64,
     unflushed_max: u64,
     log_blocks: u64,
     record_blocks: u64,
@@ -86,6 +88,7 @@ impl Pipe {
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
+            flushing: AtomicU64::new(0),
             unflushed_max: layout.unflushed_max().into(),
             log_blocks: layout.blocks.into(),
             record_blocks: u64::from(layout.record_max()) / BLOCK_SIZE as u64,
@@ -155,6 +158,17 @@ impl Pipe {
         state.flushed = state.flushed.max(flushed);
         state.committing = false;
         self.changed.notify_all();
+    }
+
+    /// The flush that makes a checkpoint's commit record safe to write begins behind this.
+    pub(super) fn flushes_for(&self, seq: u64) {
+        self.flushing.fetch_max(seq, Ordering::SeqCst);
+    }
+
+    /// The last checkpoint whose flush may have begun. A flush for another begins behind what this thread did before.
+    pub(super) fn last_flushed_for(&self) -> u64 {
+        // Not a load, which may be done before stores that come before it.
+        self.flushing.fetch_max(0, Ordering::SeqCst)
     }
 
     /// Waits for the next checkpoint to commit; `None`: there is none any more. To be reported by

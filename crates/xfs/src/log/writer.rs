@@ -274,6 +274,7 @@ impl Committer {
             let written = if self.core.down().is_some() {
                 Err(Failure::Down)
             } else {
+                self.core.pipe.flushes_for(sealed.closed.seq);
                 write_durably(&self.core, &mut sealed.record, sealed.at, sealed.previous)
             };
             match written {

@@ -4,7 +4,7 @@ use super::Trans;
 use crate::error::Result;
 use crate::ialloc::CLUSTER;
 use crate::inode::{Inode, InodeEntry, InodeLocked, Site};
-use crate::log::{LogItem, LogVector};
+use crate::log::{CommitSeq, LogItem, LogVector};
 use std::sync::Arc;
 use xfs_format::inode::InodeCore;
 use xfs_format::log::InodeFields;
@@ -20,6 +20,8 @@ pub(super) struct JoinedInode {
     fields: InodeFields,
     /// Whether that is more than times.
     needs_datasync: bool,
+    /// Whether it is in the commit that is being made.
+    is_in_commit: bool,
     /// What goes to the log for it, once that is known.
     logged: InodeFields,
 }
@@ -52,11 +54,16 @@ impl JoinedInode {
         if self.is_clean() {
             return;
         }
-        if std::mem::take(&mut self.needs_datasync) {
-            self.entry.datasync_needed();
-        }
+        self.is_in_commit = true;
         self.entry.publish(Arc::clone(&self.inode), self.logged, &self.site);
         self.fields = InodeFields::empty();
+    }
+
+    /// What was published is in this checkpoint.
+    pub(super) fn committed_in(&mut self, seq: CommitSeq) {
+        if std::mem::take(&mut self.is_in_commit) {
+            self.entry.committed_in(seq, !std::mem::take(&mut self.needs_datasync));
+        }
     }
 }
 
@@ -79,6 +86,7 @@ impl Trans<'_> {
             inode,
             fields: none,
             needs_datasync: false,
+            is_in_commit: false,
             logged: none,
         });
         Ok(())

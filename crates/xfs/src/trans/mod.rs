@@ -308,6 +308,7 @@ impl<'v> Trans<'v> {
         };
         let seq = self.journal.commit(ticket, &mut items, landing, publish)?;
         self.bufs.clear();
+        self.inodes.iter_mut().for_each(|inode| inode.committed_in(seq));
         self.inodes.iter().for_each(|inode| self.volume.weigh_anew(inode.entry()));
         if fileio::testing::parts_land() {
             self.journal.force(seq)?;
