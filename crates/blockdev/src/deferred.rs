@@ -10,7 +10,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::layer::caught;
+use crate::caught::caught;
 use crate::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
 
 /// Bytes that wait to be written before the thread is woken, and before a writer has to wait.

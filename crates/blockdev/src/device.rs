@@ -44,6 +44,11 @@ pub trait BlockDevice: Send + Sync + Debug {
     fn has_fua(&self) -> bool {
         false
     }
+    /// Whether what goes wrong inside comes out as an error, and never as a panic. Whoever stands before another device, and
+    /// panics at nothing itself, says what that one says.
+    fn catches_panics(&self) -> bool {
+        false
+    }
     /// Where its bytes are kept: so that nobody writes a device that has a writer in this process already
     /// ([`Claim`](crate::Claim)). Whoever stands before another device says what that one says.
     fn place(&self) -> Place {

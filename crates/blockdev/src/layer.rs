@@ -5,7 +5,6 @@
 //! queues of its own: no request gets past it.
 
 use std::fmt::Debug;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place};
@@ -66,18 +65,6 @@ pub trait Layer: Send + Sync + Debug {
     {
         Ok(Box::new(BlockingQueue::new(self, depth)?))
     }
-}
-
-/// What the device below says to a request. A panic is a failure: others wait for the thread that asks.
-pub(crate) fn caught(
-    op: &'static str,
-    offset: u64,
-    len: usize,
-    request: impl FnOnce() -> Result<(), DeviceError>,
-) -> Result<(), DeviceError> {
-    catch_unwind(AssertUnwindSafe(request)).unwrap_or_else(|_| {
-        Err(DeviceError::io(op, offset, len, std::io::Error::other("the device panicked")))
-    })
 }
 
 impl<L: Layer + 'static> BlockDevice for L {

@@ -12,6 +12,7 @@
 //! | [`Deferred`] | another device, of which nothing is made durable before the end |
 //! | [`WriteBehind`] | another device, whose small writes are gathered into large ones |
 //! | [`Withheld`] | another device, whose first sector is written last |
+//! | [`Caught`] | another device, whose panics are failures |
 //! | [`Rewind`] | a device that can be taken back to what it held before |
 //! | [`Recorder`], [`FaultDevice`], [`DelayDevice`], [`HoldDevice`], [`SealDevice`], [`Counter`] | wrappers that tests put around any device |
 //!
@@ -29,6 +30,7 @@
 
 mod blocking;
 mod buf;
+mod caught;
 mod check;
 mod claim;
 mod deferred;
@@ -50,6 +52,7 @@ mod write_behind;
 
 pub use blocking::BlockingQueue;
 pub use buf::AlignedBuf;
+pub use caught::Caught;
 pub use claim::{Claim, Place, Storage};
 pub use deferred::Deferred;
 pub use device::{BlockDevice, Completion, Durability, IoQueue};

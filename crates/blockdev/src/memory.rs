@@ -207,6 +207,10 @@ impl BlockDevice for MemoryDevice {
         self.read_only
     }
 
+    fn catches_panics(&self) -> bool {
+        true
+    }
+
     fn place(&self) -> Place {
         let own = Storage::Memory(self.base.addr().get());
         let storage = self.file.as_ref().map_or(own, |file| file.storage);

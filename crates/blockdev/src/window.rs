@@ -63,6 +63,10 @@ impl BlockDevice for Window {
         self.inner.is_read_only()
     }
 
+    fn catches_panics(&self) -> bool {
+        self.inner.catches_panics()
+    }
+
     fn place(&self) -> Place {
         self.inner.place().part(self.start, self.geometry.size())
     }

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::layer::caught;
+use crate::caught::caught;
 use crate::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
 
 /// The largest request that is made of small ones.

@@ -180,6 +180,9 @@ pub struct Config {
     pub fxmark: Vec<FxMark>,
     /// Directories of each thread of `fsmark`, over which its files are spread.
     pub dirs: usize,
+    /// Bytes that each file of `fsmark` gets when it is made, and has durable before the next; none: files stay empty, and
+    /// nothing is durable.
+    pub fsync: Option<u64>,
     /// The kernel release whose features the volumes of `fsmark`, `fxmark`, `dbench`, `handles` and `cow` have, and more features by name
     /// (`6.1+rmapbt+parent`); none: those of 6.1, and what `mkfs.xfs` gives the kernel's.
     pub compat: Option<String>,
@@ -221,6 +224,7 @@ impl Default for Config {
             clients: vec![1, 2, 4, 8],
             fxmark: Vec::new(),
             dirs: 1,
+            fsync: None,
             compat: None,
             osync_threads: vec![1, 2, 4, 8, 16, 64],
             flushings: Vec::new(),
@@ -243,6 +247,8 @@ impl Config {
     /// Most files of a thread that can be asked for, and most directories.
     const MAX_FILES: u64 = 100_000_000;
     const MAX_DIRS: usize = 10_000;
+    /// Most bytes that such a file may get.
+    const MAX_FSYNC: u64 = 1 << 20;
     /// Longest flush that can be asked for.
     const MAX_FLUSH: Duration = Duration::from_secs(1);
 
@@ -273,6 +279,9 @@ impl Config {
         if !(1..=Self::MAX_FILES).contains(&self.files) || !(1..=Self::MAX_DIRS).contains(&self.dirs) {
             let (files, dirs) = (Self::MAX_FILES, Self::MAX_DIRS);
             return wrong(format!("a thread has from 1 to {files} files, in 1 to {dirs} directories"));
+        }
+        if self.fsync.is_some_and(|bytes| bytes > Self::MAX_FSYNC) {
+            return wrong(format!("a file that is made durable has from 0 to {} bytes", Self::MAX_FSYNC));
         }
         if self.flush_latencies.is_empty() || self.flush_latencies.iter().any(|&of| of > Self::MAX_FLUSH) {
             return wrong(format!("a flush takes from 0 to {} ms", Self::MAX_FLUSH.as_millis()));
@@ -370,6 +379,7 @@ mod tests {
             Config { rounds: 0, ..Config::default() },
             Config { files: 0, ..Config::default() },
             Config { dirs: 0, ..Config::default() },
+            Config { fsync: Some(2 << 20), ..Config::default() },
             Config { osync_threads: vec![], ..Config::default() },
             Config { flush_latencies: vec![], ..Config::default() },
             Config { flush_latencies: vec![Duration::from_secs(2)], ..Config::default() },

@@ -215,6 +215,31 @@ fn files_that_are_made_are_looked_at_and_removed_and_a_sound_volume_is_left() {
     assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 1);
 }
 
+/// Each file is on the device before the next is made.
+#[test]
+fn files_that_are_made_durable_have_their_content() {
+    let dir = TempDir::new().expect("a directory");
+    let image = dir.path().join("kept.img");
+    let config = Config {
+        threads: vec![2],
+        files: 50,
+        fsync: Some(5000),
+        rounds: 1,
+        place: Place::Dir(dir.path().to_owned()),
+        keep: Some(image.clone()),
+        versus: vec![Versus::Dir(dir.path().to_owned())],
+        ..config()
+    };
+    let report = run(&config, &[Workload::FsMark], &mut Silent).expect("it runs");
+    let ops = |target: fn(&str) -> bool| -> Vec<&str> {
+        report.measurements.iter().filter(|line| target(&line.target)).map(|line| line.op).collect()
+    };
+    for target in [(|name| name == "uxfs") as fn(&str) -> bool, |name| name != "uxfs"] {
+        assert_eq!(ops(target), ["create + fsync", "walk", "unlink", "unlink + sync"]);
+    }
+    must(Release::Unstable.tool("xfs_repair").expect("installed").arg("-n").arg(&image));
+}
+
 #[test]
 fn the_kernel_makes_and_removes_the_same_files() {
     let _alone = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -275,7 +275,7 @@ fn wrong_command_lines_are_refused_before_anything_is_made() {
     let precious = b"precious".repeat(512);
     std::fs::write(&file, &precious).expect("room");
     let device = format!("--device={}", file.display());
-    let cases: [(&[&str], &str); 18] = [
+    let cases: [(&[&str], &str); 20] = [
         (&["bench", "osync", &device], "--force"),
         (&["bench", "osync", "--force", &device], "has 4096 bytes"),
         (&["bench", "osync", "--sync=jbd"], "no way to flush is called"),
@@ -285,6 +285,8 @@ fn wrong_command_lines_are_refused_before_anything_is_made() {
         (&["bench", "overwrite", "--threads=0"], "thread counts"),
         (&["bench", "overwrite", "--size=4095"], "multiple of 4096"),
         (&["bench", "fsmark", "--files=0"], "from 1 to"),
+        (&["bench", "fsmark", "--fsync=2M"], "from 0 to 1048576 bytes"),
+        (&["bench", "osync", "--fsync=4K"], "--fsync: only fsmark"),
         (&["bench", "fxmark", "--workload=DRBL,DRXL"], "no workload of FxMark is called DRXL"),
         (&["bench", "dbench", "--clients=1,0"], "numbers of clients"),
         (&["bench", "fsmark", "--workload=DRBL"], "--workload: only fxmark"),

@@ -83,9 +83,26 @@ impl File {
             file.check_unprotected()?;
             file.check_writable()?;
         }
-        let Some((plan, _held)) = self.hold_to_exchange(at, other, other_at, len)? else { return Ok(()) };
+        // Up to the exchange itself all can be begun again, and nothing behind it.
+        let exchange = || self.exchange_held((at, other, other_at, len), options);
+        let Some((plan, _held)) = self.with_room(exchange)? else { return Ok(()) };
+        if plan.to_end {
+            for file in [self, other] {
+                engine.free_data_behind_end(file.entry())?;
+            }
+        }
+        self.moved()
+    }
+
+    /// Exchanges what is to be, and still holds both ranges; `None` if nothing is.
+    fn exchange_held<'a>(
+        &'a self,
+        (at, other, other_at, len): (u64, &'a Self, u64, Option<u64>),
+        options: ExchangeOptions,
+    ) -> Result<Option<(Plan, HeldBoth<'a>)>> {
+        let Some((plan, held)) = self.hold_to_exchange(at, other, other_at, len)? else { return Ok(None) };
         if options.dry_run {
-            return Ok(());
+            return Ok(None);
         }
         for file in [self, other] {
             file.content_changes()?;
@@ -93,6 +110,7 @@ impl File {
                 file.nothing_behind(file.size())?;
             }
         }
+        let engine = self.node.volume.engine();
         let log = engine.geometry().block_log;
         engine.exchange_blocks(&ExchangeBlocks {
             files: [self.entry(), other.entry()],
@@ -102,12 +120,7 @@ impl File {
             only_written: options.only_written,
             now: self.node.volume.now(),
         })?;
-        if plan.to_end {
-            for file in [self, other] {
-                engine.free_data_behind_end(file.entry())?;
-            }
-        }
-        self.moved()
+        Ok(Some((plan, held)))
     }
 
     /// Holds both ranges, and says what is to be exchanged as long as they are held; `None` if nothing is.

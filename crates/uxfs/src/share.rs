@@ -94,7 +94,12 @@ impl File {
         if len == 0 {
             return Ok(Deduped::Same(0));
         }
-        let Some((ranges, _held)) = self.hold_pair(to, Ranges { from, at, len }, Wanted::Dedupe)? else {
+        // What was shared of it is the same still.
+        self.with_room(|| self.dedupe(to, Ranges { from, at, len }))
+    }
+
+    fn dedupe(&self, to: &Self, ranges: Ranges) -> Result<Deduped> {
+        let Some((ranges, _held)) = self.hold_pair(to, ranges, Wanted::Dedupe)? else {
             return Ok(Deduped::Same(0));
         };
         if !self.is_same_held(to, ranges)? {

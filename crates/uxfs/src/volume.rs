@@ -17,7 +17,7 @@ use crate::path;
 use crate::probe;
 use crate::recovery::Recovery;
 use crate::still;
-use blockdev::{BlockDevice, FileOptions, Window};
+use blockdev::{BlockDevice, Caught, FileOptions, Window};
 use fileio::testing::point;
 use fileio::{Failure, FlushDevice, Locking, PageCache, SyncCursor, Writers};
 use std::collections::BTreeMap;
@@ -109,8 +109,9 @@ impl Volume {
         }
     }
 
-    /// Opens the volume on any device, of which `options` may choose a part.
+    /// Opens the volume on any device, of which `options` may choose a part. Where a request panics, it has failed.
     pub fn open_device(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Result<Self> {
+        let device = Caught::before(device);
         let whole = (Arc::clone(&device), options.offset);
         let device = part(device, options)?;
         let deferring = match options.durable_at_close {

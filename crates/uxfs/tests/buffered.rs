@@ -282,6 +282,53 @@ fn what_is_reserved_for_dirty_pages_is_nobodys_lack_of_space() {
     is_sound(&device);
 }
 
+/// Nor of those who need it for two files: an exchange, and one of what is shared.
+#[test]
+fn what_is_reserved_for_dirty_pages_is_found_by_who_changes_two_files() {
+    type Change = fn(&File, &File) -> uxfs::Result<()>;
+    let changes: [(&str, Change); 4] = [
+        ("exchange", |one, other| {
+            one.exchange_range(5 * BLOCK, other, 9 * BLOCK, Some(BLOCK), ExchangeOptions::new())
+        }),
+        ("exchange to the ends", |one, other| {
+            one.exchange_range(5 * BLOCK, other, 9 * BLOCK, None, ExchangeOptions::new())
+        }),
+        ("dedupe", |one, other| one.dedupe_range(5 * BLOCK, other, 9 * BLOCK, BLOCK).map(drop)),
+        ("clone", |one, other| one.clone_range(5 * BLOCK, other, 9 * BLOCK, BLOCK)),
+    ];
+    for (what, change) in changes {
+        let device = memory(64 << 20);
+        let features = MkfsFeatures::of_kernel("6.18").expect("known");
+        let options = MkfsOptions::new().small(true).group_count(1).features(features);
+        mkfs_device(Arc::clone(&device), &options, true).expect("a volume");
+        let volume = open(&device);
+        let [one, other, filler, dirty] =
+            ["one", "other", "filler", "dirty"].map(|name| new_file(&volume, name));
+        for file in [&one, &other] {
+            file.write_at(&vec![1; 40 * BLOCK as usize], 0).expect("written");
+        }
+        let available = || {
+            let kept_back = volume.kept_back_blocks().expect("kept back");
+            volume.info().expect("info").free_blocks.saturating_sub(kept_back)
+        };
+        while available() > 1500 {
+            filler.append(&vec![3; 64 * BLOCK as usize]).expect("space");
+        }
+        volume.sync().expect("synced");
+        let dirty = dirty.buffered();
+        for nth in (0..).take_while(|_| available() > 2) {
+            dirty
+                .write_at(&[2; BLOCK as usize], nth * 2 * BLOCK)
+                .expect("a block, and what the map may need");
+        }
+        change(&one, &other).unwrap_or_else(|error| panic!("{what}: {error}"));
+        drop((one, other, filler, dirty));
+        volume.close().expect("closed");
+        drop(volume);
+        is_sound(&device);
+    }
+}
+
 #[test]
 fn a_file_that_is_closed_or_removed_dirty_ends_well() {
     let device = memory(64 << 20);

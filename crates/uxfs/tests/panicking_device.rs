@@ -164,7 +164,7 @@ fn a_panic_amid_what_is_owed_leaves_the_rest_to_recovery() {
         let volume = open(&device);
         let one = volume.open_file("/one").expect("there");
         device.behind.store(nth, Ordering::SeqCst);
-        let done = catch_unwind(AssertUnwindSafe(|| one.overwrite_at(&[3; BLOCK as usize], 0)));
+        let done = one.overwrite_at(&[3; BLOCK as usize], 0);
         device.behind.store(i64::MAX, Ordering::SeqCst);
         drop(one);
         is_down |= create(&volume, "new").is_err();
@@ -198,8 +198,9 @@ fn a_panic_amid_a_copy_gives_its_claim_up() {
     const AT: u64 = 100 * BLOCK;
     const PART: u64 = 100;
     const END: u64 = AT + 2 * BLOCK;
-    let changes: [(&str, Change); 6] = [
-        ("overwrite", |one| one.overwrite_at(&[3; 2 * BLOCK as usize], AT).map(drop)),
+    const SIZE: u64 = 1000 * BLOCK;
+    let changes: [(&str, Change); 11] = [
+        ("overwrite", |one| one.overwrite_at(&[3; 2 * BLOCK as usize], AT)),
         ("zero_range", |one| one.zero_range(AT..END, true)),
         ("zero_range of parts", |one| one.zero_range(AT + PART..END + PART, true)),
         ("punch_hole", |one| one.punch_hole(AT + PART..END + PART)),
@@ -209,6 +210,13 @@ fn a_panic_amid_a_copy_gives_its_claim_up() {
             pages.write_at(&[3; 2 * BLOCK as usize], AT)?;
             pages.sync_range(AT..END)
         }),
+        ("parts", |one| one.write_at(&[3; 2 * BLOCK as usize], AT + PART)),
+        ("pages, parts", |one| one.buffered().write_at(&[3; 2 * BLOCK as usize], AT + PART)),
+        ("over the end", |one| one.write_at(&[3; 3 * BLOCK as usize], SIZE - PART)),
+        ("pages, over the end", |one| {
+            one.buffered().write_at(&[3; 3 * BLOCK as usize], SIZE - 2 * BLOCK - PART)
+        }),
+        ("a cut", |one| one.set_len(AT + PART)),
     ];
     let first = shared_in_pieces(4);
     let mut panics = 0;
@@ -218,9 +226,9 @@ fn a_panic_amid_a_copy_gives_its_claim_up() {
             panics += (0..).take_while(|&nth| panics_amid(&*first, cache, (what, change), nth)).count();
         }
     }
-    assert!(panics > 100, "{panics}");
+    assert!(panics > 200, "{panics}");
 
-    /// Has the read behind `nth` others panic amid a change; whether there were so many.
+    /// Has the read behind `nth` others panic amid a change; whether the change failed by that.
     fn panics_amid(first: &dyn BlockDevice, cache: u64, (what, change): (&str, Change), nth: i64) -> bool {
         let what = format!("{what}, a cache of {cache}, read {nth}");
         let device = PanicsAtRead::over_copy(first);
@@ -229,7 +237,7 @@ fn a_panic_amid_a_copy_gives_its_claim_up() {
         let volume = Volume::open_device(device.clone(), &options).expect("it opens");
         let one = volume.open_file("/one").expect("there");
         device.behind.store(nth, Ordering::SeqCst);
-        let done = catch_unwind(AssertUnwindSafe(|| change(&one)));
+        let done = change(&one);
         device.behind.store(i64::MAX, Ordering::SeqCst);
         if create(&volume, "new").is_ok() {
             let around = AT - 8 * BLOCK..AT + 8 * BLOCK;

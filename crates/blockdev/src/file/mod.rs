@@ -225,6 +225,10 @@ impl BlockDevice for FileDevice {
         self.has_fua
     }
 
+    fn catches_panics(&self) -> bool {
+        true
+    }
+
     fn place(&self) -> Place {
         Place { storage: self.storage, start: 0, len: self.size() }
     }

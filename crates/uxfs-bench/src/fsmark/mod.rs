@@ -3,7 +3,8 @@
 //!
 //! A round makes the directories (which is not measured) and then goes through the phases of [`PHASES`], each begun
 //! by all threads at once: `create` makes the files, `walk` lists the directories and looks at each file, `unlink`
-//! removes them. Neither uxfs nor a kernel's file system makes an operation durable by itself: a phase ends with its
+//! removes them. Where that is asked for, `create` is `create + fsync`: each file gets some bytes, and its thread has it durable
+//! before it makes the next one. Otherwise neither uxfs nor a kernel's file system makes an operation durable by itself: a phase ends with its
 //! last operation. What it left to be made durable is timed apart: `create + sync` and `unlink + sync` are the
 //! same operations over the time of the phase and of one sync of the volume behind it.
 //!
@@ -46,20 +47,21 @@ pub(crate) enum Phase {
 const PHASES: [Phase; 3] = [Phase::Create, Phase::Walk, Phase::Unlink];
 
 impl Phase {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Create => "create",
-            Self::Walk => "walk",
-            Self::Unlink => "unlink",
+    const fn name(self, fsync: Option<u64>) -> &'static str {
+        match (self, fsync) {
+            (Self::Create, None) => "create",
+            (Self::Create, Some(_)) => "create + fsync",
+            (Self::Walk, _) => "walk",
+            (Self::Unlink, _) => "unlink",
         }
     }
 
-    /// The name of the phase with a sync behind it, if it changes anything.
-    const fn synced_name(self) -> Option<&'static str> {
-        match self {
-            Self::Create => Some("create + sync"),
-            Self::Walk => None,
-            Self::Unlink => Some("unlink + sync"),
+    /// The name of the phase with a sync behind it, if that has anything to do.
+    const fn synced_name(self, fsync: Option<u64>) -> Option<&'static str> {
+        match (self, fsync) {
+            (Self::Create, None) => Some("create + sync"),
+            (Self::Unlink, _) => Some("unlink + sync"),
+            (Self::Create, Some(_)) | (Self::Walk, _) => None,
         }
     }
 }
@@ -73,6 +75,8 @@ pub(crate) struct Plan {
     pub(crate) files: u64,
     /// Directories of each thread.
     pub(crate) dirs: usize,
+    /// Bytes that each file gets and has durable; none: it stays empty.
+    pub(crate) fsync: Option<u64>,
 }
 
 /// What a phase took.
@@ -96,7 +100,10 @@ struct Scene {
 impl Scene {
     fn set(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
         let most = config.threads.iter().copied().max().unwrap_or(1) as u64;
-        let bytes = (most * config.files * BYTES_A_FILE).max(VOLUME_BYTES_MIN).next_multiple_of(1 << 20);
+        let bytes =
+            (most * config.files * (BYTES_A_FILE + config.fsync.unwrap_or(0).next_multiple_of(BYTES_A_FILE)))
+                .max(VOLUME_BYTES_MIN)
+                .next_multiple_of(1 << 20);
         // A group for each thread, as directories go to one group after the other.
         let groups = u32::try_from(most).unwrap_or(u32::MAX).max(4);
         observer.note("making a volume");
@@ -122,7 +129,8 @@ pub(crate) fn run(config: &Config, observer: &mut dyn Observer, report: &mut Rep
     let mut locks = config.lockstat.then(Tracker::start);
     for round in 0..config.rounds {
         for &threads in &config.threads {
-            let plan = Plan { round, threads, files: config.files, dirs: config.dirs };
+            let Config { files, dirs, fsync, .. } = *config;
+            let plan = Plan { round, threads, files, dirs, fsync };
             for tree in &mut scene.trees {
                 let label = tree.label().clone();
                 observer.step(&format!("{label} × {threads}"));
@@ -157,13 +165,18 @@ impl Watch for Recorder<'_> {
 
     fn end(&mut self, phase: Phase) {
         if let Some(locks) = &mut self.locks {
-            locks.attribute(&format!("{} {} × {}", self.label, phase.name(), self.plan.threads));
+            locks.attribute(&format!(
+                "{} {} × {}",
+                self.label,
+                phase.name(self.plan.fsync),
+                self.plan.threads
+            ));
         }
     }
 
     fn timed(&mut self, timed: &Timed) {
-        self.add(timed.phase.name(), timed.ops, timed.wall);
-        if let Some(op) = timed.phase.synced_name() {
+        self.add(timed.phase.name(self.plan.fsync), timed.ops, timed.wall);
+        if let Some(op) = timed.phase.synced_name(self.plan.fsync) {
             self.add(op, timed.ops, timed.wall + timed.sync);
         }
     }

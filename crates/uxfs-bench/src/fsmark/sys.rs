@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::target::{Label, mount_of};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use tempfile::TempDir;
@@ -61,11 +62,23 @@ impl Tree for SysTree {
     }
 }
 
+impl SysDir {
+    fn made(&self, name: &[u8]) -> Result<OwnedFd> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.0, name, flags, Mode::from_raw_mode(0o644)).map_err(failed("open"))
+    }
+}
+
 impl TreeDir for SysDir {
     fn create(&mut self, name: &[u8]) -> Result<()> {
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
         // Closed as it is dropped.
-        rustix::fs::openat(&self.0, name, flags, Mode::from_raw_mode(0o644)).map(drop).map_err(failed("open"))
+        self.made(name).map(drop)
+    }
+
+    fn create_durably(&mut self, name: &[u8], content: &[u8]) -> Result<()> {
+        let mut file = std::fs::File::from(self.made(name)?);
+        file.write_all(content).map_err(Error::host("write"))?;
+        file.sync_all().map_err(Error::host("fsync"))
     }
 
     fn walk(&mut self, each: &mut dyn FnMut(Seen)) -> Result<()> {

@@ -22,6 +22,8 @@ pub(crate) struct Seen {
 pub(crate) trait TreeDir: Send {
     /// Makes an empty file.
     fn create(&mut self, name: &[u8]) -> Result<()>;
+    /// Makes a file with this content, which is durable then.
+    fn create_durably(&mut self, name: &[u8], content: &[u8]) -> Result<()>;
     /// Lists the directory and looks at everything in it.
     fn walk(&mut self, each: &mut dyn FnMut(Seen)) -> Result<()>;
     /// Removes a file.
@@ -106,7 +108,7 @@ impl<T: Tree> AnyTree for Named<T> {
 impl<T> Named<T> {
     /// Every phase goes over every file once.
     fn check(&self, timed: &Timed, plan: Plan) -> Result<()> {
-        self.expect(timed.phase.name(), plan.files * plan.threads as u64, timed.ops)
+        self.expect(timed.phase.name(plan.fsync), plan.files * plan.threads as u64, timed.ops)
     }
 
     fn expect(&self, when: &'static str, expected: u64, found: u64) -> Result<()> {
@@ -122,15 +124,19 @@ fn work<D: TreeDir>(phase: Phase, plan: Plan, dirs: &mut [D]) -> Result<u64> {
     let mut ops = 0;
     if phase == Phase::Walk {
         for dir in dirs {
-            dir.walk(&mut |seen| ops += u64::from(seen.is_file && seen.size == 0))?;
+            dir.walk(&mut |seen| ops += u64::from(seen.is_file && seen.size == plan.fsync.unwrap_or(0)))?;
         }
         return Ok(ops);
     }
     let (mut name, count) = (Name::default(), dirs.len() as u64);
+    let content = plan.fsync.map(|bytes| vec![1; bytes as usize]);
     for (nth, dir) in (0..).zip(dirs) {
         for file in (nth..plan.files).step_by(count as usize) {
             match phase {
-                Phase::Create => dir.create(name.of(file))?,
+                Phase::Create => match &content {
+                    None => dir.create(name.of(file))?,
+                    Some(content) => dir.create_durably(name.of(file), content)?,
+                },
                 _ => dir.unlink(name.of(file))?,
             }
             ops += 1;

@@ -111,6 +111,15 @@ impl TreeDir for UxfsDir {
         self.dir.create_file(name, &self.new).map(drop).map_err(Error::volume)
     }
 
+    fn create_durably(&mut self, name: &[u8], content: &[u8]) -> Result<()> {
+        let durably = || {
+            let file = self.dir.create_file(name, &self.new)?.open()?;
+            file.write_at(content, 0)?;
+            file.sync()
+        };
+        durably().map_err(Error::volume)
+    }
+
     fn walk(&mut self, each: &mut dyn FnMut(Seen)) -> Result<()> {
         for entry in self.dir.entries() {
             // By its number, as every walker in process does: the name has been looked up already.

@@ -119,6 +119,9 @@ pub struct Args {
     /// Directories of each thread of `fsmark`, over which its files are spread.
     #[arg(long, value_name = "N", default_value_t = 1)]
     dirs: usize,
+    /// Give each file of `fsmark` so much content when it is made, and make it durable before the next.
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    fsync: Option<u64>,
     /// Give the volumes of `fsmark`, `fxmark`, `dbench`, `handles` and `cow` the features of this kernel release, and others by name, the kernel's
     /// volume too. Unsaid: those of 6.1, and for the kernel what mkfs.xfs makes.
     #[arg(long, value_name = "RELEASE[+FEATURE…]")]
@@ -222,6 +225,7 @@ impl Args {
             clients: self.clients.clone(),
             fxmark: self.fxmark.clone(),
             dirs: self.dirs,
+            fsync: self.fsync,
             compat: self.compat.clone(),
             rounds: self.rounds,
             min_time: Duration::from_millis(self.min_time),
@@ -249,6 +253,9 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     {
         let what = "--keep: this workload leaves no volume that could be kept";
         return Err(Failure::new(Exit::Usage, what));
+    }
+    if args.fsync.is_some() && !workloads.contains(&Workload::FsMark) {
+        return Err(Failure::new(Exit::Usage, "--fsync: only fsmark makes files durable one by one"));
     }
     if !args.fxmark.is_empty() && !workloads.contains(&Workload::FxMark) {
         return Err(Failure::new(Exit::Usage, "--workload: only fxmark has workloads of its own"));
