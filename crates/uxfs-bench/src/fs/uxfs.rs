@@ -96,11 +96,12 @@ impl Directory for UxfsDir {
     }
 
     fn create(&self, name: &[u8]) -> Result<File> {
-        self.dir.create_file(name, &self.new).and_then(|node| node.open()).map_err(Error::volume)
+        let made = self.dir.create_file(name, &self.new).and_then(|node| node.open());
+        made.map(|file| file.buffered()).map_err(Error::volume)
     }
 
     fn open(&self, name: &[u8]) -> Result<File> {
-        self.find(name, |node| node.open())?.ok_or_else(|| missing(name))
+        self.find(name, |node| node.open().map(|file| file.buffered()))?.ok_or_else(|| missing(name))
     }
 
     fn make_dir(&self, name: &[u8]) -> Result<Self> {
