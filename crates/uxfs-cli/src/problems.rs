@@ -54,6 +54,12 @@ impl Problems {
         }
     }
 
+    /// How many there were.
+    #[cfg(test)]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
     /// How a verb ends that did what it could.
     pub fn exit(&self) -> Exit {
         if self.count == 0 { Exit::Ok } else { Exit::Partial }
