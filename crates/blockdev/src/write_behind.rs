@@ -90,7 +90,9 @@ struct Run {
 #[derive(Clone, Debug)]
 struct UnderWay {
     at: u64,
-    buf: Arc<AlignedBuf>,
+    /// The bytes, one run behind the other.
+    runs: Arc<[Run]>,
+    len: usize,
     since: u64,
 }
 
@@ -135,23 +137,30 @@ impl Shared {
 
     /// Writes what comes until the end.
     fn write_what_waits(&self) {
+        let mut gathered = AlignedBuf::zeroed(REQUEST_BYTES);
         let mut state = self.lock();
         loop {
             if state.ended && state.waiting.is_empty() {
                 return;
             }
             let is_due = state.ended || state.hurry > 0 || state.bytes >= WAKE_BYTES;
-            let Some(UnderWay { at, buf, .. }) = is_due.then(|| state.begin_request()).flatten() else {
+            let Some(request) = is_due.then(|| state.begin_request()).flatten() else {
                 state = self.wait(state);
                 continue;
             };
             drop(state);
-            let write = || self.inner.write(at, &buf, Durability::Volatile);
-            let written = caught("write", at, buf.len(), write);
+            let (at, len) = (request.at, request.len);
+            let buf = &mut gathered[..len];
+            request.copy_to(buf);
+            let written = caught("write", at, len, || self.inner.write(at, buf, Durability::Volatile));
             state = self.lock();
             state.under_way.retain(|other| other.at != at);
             state.note(written);
             self.changed.notify_all();
+            drop(state);
+            // The memory of what was written is given back with nothing held.
+            drop(request);
+            state = self.lock();
         }
     }
 
@@ -243,15 +252,10 @@ impl State {
             end = range.end;
         }
         let since = runs.iter().map(|run| run.since).min()?;
-        let mut buf = AlignedBuf::zeroed((end - start) as usize);
-        let mut done = 0;
-        for run in runs {
-            buf[done..done + run.bytes.len()].copy_from_slice(&run.bytes);
-            done += run.bytes.len();
-        }
-        self.bytes -= done;
+        let len = (end - start) as usize;
+        self.bytes -= len;
         self.cursor = end;
-        let request = UnderWay { at: start, buf: Arc::new(buf), since };
+        let request = UnderWay { at: start, runs: runs.into(), len, since };
         self.under_way.push(request.clone());
         Some(request)
     }
@@ -294,6 +298,11 @@ impl State {
             && at + run.bytes.len() as u64 == offset
             && run.bytes.len() + buf.len() <= LARGE_BYTES
         {
+            let len = run.bytes.len() + buf.len();
+            if len > run.bytes.capacity() {
+                // More is likely to follow: it moves twice at most, and not each time that it has doubled.
+                run.bytes.reserve_exact((len * 8).min(LARGE_BYTES) - run.bytes.len());
+            }
             run.bytes.extend_from_slice(buf);
             run.since = run.since.min(since);
             self.bytes += buf.len();
@@ -311,7 +320,13 @@ impl State {
                 found.push((from, bytes[(from - at) as usize..(to - at) as usize].to_vec()));
             }
         };
-        self.under_way.iter().for_each(|other| part(other.at, &other.buf));
+        for other in &self.under_way {
+            let mut at = other.at;
+            for run in &*other.runs {
+                part(at, &run.bytes);
+                at = run.range(at).end;
+            }
+        }
         let before = self.waiting.range(..range.start).next_back();
         let inside = self.waiting.range(range.clone());
         before.into_iter().chain(inside).for_each(|(at, run)| part(*at, &run.bytes));
@@ -321,7 +336,17 @@ impl State {
 
 impl UnderWay {
     fn end(&self) -> u64 {
-        self.at + self.buf.len() as u64
+        self.at + self.len as u64
+    }
+
+    fn copy_to(&self, buf: &mut [u8]) {
+        let mut rest = buf;
+        for run in &*self.runs {
+            let (part, behind) = rest.split_at_mut(run.bytes.len());
+            part.copy_from_slice(&run.bytes);
+            rest = behind;
+        }
+        debug_assert!(rest.is_empty(), "a request is as long as its runs");
     }
 }
 

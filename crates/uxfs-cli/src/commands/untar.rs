@@ -5,6 +5,7 @@ use crate::edit;
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::fill::archive::FromArchive;
 use crate::fill::{Existing, Filler, Reflink, Rules};
+use crate::host::ahead::ahead;
 use crate::host::attributes::Keep;
 use crate::host::stream;
 use crate::interrupt::Patient;
@@ -15,7 +16,7 @@ use crate::problems::{Problems, complain};
 use crate::progress;
 use crate::trust::{Devices, TrustArgs};
 use std::fs::File;
-use std::io::{BufReader, IsTerminal, Read};
+use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
 /// Arguments of `untar`.
@@ -86,7 +87,7 @@ fn input(path: Option<&Path>, image: &Path) -> Result<Box<dyn Read>> {
     if let Some(path) = path.filter(|path| path.as_os_str() != "-") {
         let file = File::open(path).map_err(|error| Failure::of_host(path, error))?;
         stream::refuse_image(&file, &host_name(path), image)?;
-        return Ok(Box::new(BufReader::with_capacity(1 << 20, Patient::new(file))));
+        return Ok(ahead(Patient::new(file)));
     }
     let stdin = std::io::stdin();
     if stdin.is_terminal() {
@@ -94,5 +95,5 @@ fn input(path: Option<&Path>, image: &Path) -> Result<Box<dyn Read>> {
         return Err(Failure::new(Exit::Usage, what));
     }
     stream::refuse_image(&stdin, "standard input", image)?;
-    Ok(Box::new(BufReader::with_capacity(1 << 20, Patient::new(stdin))))
+    Ok(ahead(Patient::new(stdin)))
 }

@@ -7,6 +7,7 @@
 //! socket in the place of a file. However deep the tree, one directory is open at a time: the way back up is `..`,
 //! believed only where it is the directory that was come from.
 
+pub mod ahead;
 pub mod attributes;
 pub mod links;
 mod new;
