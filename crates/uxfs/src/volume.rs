@@ -137,7 +137,9 @@ impl Volume {
             .map_err(|error| explain(error, &*device))?;
         let flusher = FlushDevice::new(Arc::clone(&device), options.flushing);
         let (locking, open_files) = (options.locking, OpenFiles::default());
-        let pages = PageCache::new(options.cache_size);
+        let (all, metadata) = (options.cache_size, Arc::downgrade(&engine));
+        let share = move |used| metadata.upgrade().map_or(all, |engine| engine.share_memory(used));
+        let pages = PageCache::sharing(all, share);
         let (writers, told) = (OnceLock::new(), pages.sync_cursor());
         if options.repeatable.is_some() {
             // No thread does anything unasked.

@@ -8,6 +8,9 @@
 //! whoever begins a change has changes written back then; twice as far makes it *swamped*, and they wait for that. An
 //! entry that is too heavy for any shard, as a file of a million extents, crowds nobody: it would be as heavy once it is
 //! written.
+//!
+//! The limit may be lowered and raised again ([`Cache::set_limit`]), up to the one that the cache was made with: memory that
+//! something else takes for a while.
 
 use crate::keyed_hash::KeyedHash;
 use fileio::lockstat::{Counted, LockClass, Mode, Users};
@@ -16,7 +19,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes that a shard has at least, as long as there are enough for two.
 const MIN_SHARD_BYTES: u64 = 1 << 20;
@@ -50,6 +53,9 @@ pub(crate) struct Cache<K, V> {
     shards: Box<[Shard<K, V>]>,
     /// Random keys: numbers in an image cannot be chosen to collide.
     hasher: KeyedHash,
+    /// What a shard may weigh now, and when nobody else needs memory.
+    shard_limit: AtomicU64,
+    shard_limit_max: u64,
     /// By how much a shard may exceed its limit before it is crowded.
     shard_slack: u64,
     /// How many shards are crowded, and swamped.
@@ -70,9 +76,9 @@ struct Ring<K, V> {
     entries: Vec<Entry<K, V>>,
     hand: usize,
     weight: u64,
-    /// What the shard may weigh.
-    limit: u64,
-    /// What the entries weigh that are heavier than the limit each.
+    /// What the shard may weigh at most.
+    limit_max: u64,
+    /// What the entries weigh that are heavier than that each.
     giants: u64,
     /// Two whole rounds made too little room, and nobody has made enough since.
     stuck: bool,
@@ -100,7 +106,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
                 entries: Vec::new(),
                 hand: 0,
                 weight: 0,
-                limit: limit / count as u64,
+                limit_max: limit / count as u64,
                 giants: 0,
                 stuck: false,
                 crowded: false,
@@ -112,6 +118,8 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
         Self {
             shards: std::iter::repeat_with(shard).take(count).collect(),
             hasher: KeyedHash::new(),
+            shard_limit: AtomicU64::new(limit / count as u64),
+            shard_limit_max: limit / count as u64,
             shard_slack: u64::MAX,
             crowded: AtomicUsize::new(0),
             swamped: AtomicUsize::new(0),
@@ -121,6 +129,25 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
     /// By how many bytes changes that must stay may exceed the limit before the cache is crowded.
     pub(crate) fn set_slack(&mut self, bytes: u64) {
         self.shard_slack = bytes / self.shards.len() as u64;
+    }
+
+    /// Has all entries weigh `bytes` together at most, but no more than the cache was made for; who is too many goes at once.
+    pub(crate) fn set_limit(&self, bytes: u64) {
+        let limit = (bytes / self.shards.len() as u64).min(self.shard_limit_max);
+        if self.shard_limit.swap(limit, Ordering::Relaxed) <= limit {
+            return;
+        }
+        for shard in self.shards.iter().filter(|shard| shard.read().weight > limit) {
+            let mut ring = shard.write();
+            let dropped = ring.make_room(0, limit);
+            self.judge(&mut ring);
+            drop(ring);
+            drop(dropped);
+        }
+    }
+
+    fn shard_limit(&self) -> u64 {
+        self.shard_limit.load(Ordering::Relaxed)
     }
 
     /// Whether changes that wait to be written take far more than the limit.
@@ -135,14 +162,14 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
 
     /// Puts an entry into a ring that is locked; gives back those that had to go.
     fn enter(&self, ring: &mut Ring<K, V>, key: K, value: V, weight: u64) -> Vec<V> {
-        let dropped = ring.insert(key, value, weight);
+        let dropped = ring.insert(key, value, weight, self.shard_limit());
         self.judge(ring);
         dropped
     }
 
     /// Counts a ring whose weight has changed among the crowded, and the swamped.
     fn judge(&self, ring: &mut Ring<K, V>) {
-        let beyond = (ring.weight - ring.giants).saturating_sub(ring.limit);
+        let beyond = (ring.weight - ring.giants).saturating_sub(self.shard_limit());
         note(&mut ring.crowded, beyond > self.shard_slack, &self.crowded);
         note(&mut ring.swamped, beyond > self.shard_slack.saturating_mul(2), &self.swamped);
     }
@@ -155,7 +182,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
             }
             let mut ring = shard.write();
             ring.stuck = false;
-            let dropped = ring.make_room(0);
+            let dropped = ring.make_room(0, self.shard_limit());
             self.judge(&mut ring);
             drop(ring);
             drop(dropped);
@@ -288,15 +315,15 @@ impl<K, V> Shard<K, V> {
 
 impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
     /// Puts an entry in and gives back those that had to go.
-    fn insert(&mut self, key: K, value: V, weight: u64) -> Vec<V> {
+    fn insert(&mut self, key: K, value: V, weight: u64, limit: u64) -> Vec<V> {
         let mut dropped = Vec::new();
         if let Some(&slot) = self.slots.get(&key) {
             dropped.push(self.remove(slot));
         }
-        if weight > self.limit && !value.must_stay() {
+        if weight > limit && !value.must_stay() {
             return dropped;
         }
-        dropped.extend(self.make_room(weight));
+        dropped.extend(self.make_room(weight, limit));
         self.slots.insert(key, self.entries.len());
         self.entries.push(Entry { key, value, weight, used: AtomicBool::new(false) });
         self.weight += weight;
@@ -305,22 +332,22 @@ impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
     }
 
     /// Has entries go until `weight` more fit in, or all that are left must stay.
-    fn make_room(&mut self, weight: u64) -> Vec<V> {
+    fn make_room(&mut self, weight: u64, limit: u64) -> Vec<V> {
         let mut dropped = Vec::new();
-        while self.weight + weight > self.limit {
+        while self.weight + weight > limit {
             let Some(victim) = self.victim() else {
                 self.stuck = true;
                 break;
             };
             dropped.push(self.remove(victim));
         }
-        self.stuck &= self.weight + weight > self.limit;
+        self.stuck &= self.weight + weight > limit;
         dropped
     }
 
     /// The part of a weight that no shard has room for: all or nothing.
     fn giant(&self, weight: u64) -> u64 {
-        if weight > self.limit { weight } else { 0 }
+        if weight > self.limit_max { weight } else { 0 }
     }
 
     /// The next entry that may go and was not used since the hand passed it last. Two rounds clear every bit: if
@@ -374,6 +401,21 @@ mod tests {
         }
         let kept = (0..10_000).filter(|key| cache.get(key) == Some(*key)).count();
         assert!((900..=1024).contains(&kept), "{kept} of 1024 possible");
+    }
+
+    #[test]
+    fn a_limit_is_lowered_and_raised_again() {
+        let cache = Cache::<u64, u64>::new(4 << 20, 4, &CLASS);
+        let fill = || (0..2000).for_each(|key| cache.insert(key, key, 4096));
+        fill();
+        let full = cache.weight();
+        cache.set_limit(1 << 20);
+        assert!(cache.weight() <= 1 << 20 && cache.weight() > 900 << 10, "{}", cache.weight());
+        fill();
+        assert!(cache.weight() <= 1 << 20);
+        cache.set_limit(u64::MAX);
+        fill();
+        assert!(cache.weight() <= 4 << 20 && cache.weight() >= full - (512 << 10), "{}", cache.weight());
     }
 
     #[test]

@@ -79,6 +79,8 @@ pub struct Volume {
     inodes: Cache<InodeNumber, Arc<InodeEntry>>,
     groups: Groups,
     write: Option<WriteSide>,
+    /// What all caches of the volume may take together.
+    cache_size: u64,
     log_clean: bool,
     /// Whether the copies of the superblock had to be made to follow it when the volume was opened.
     copies_settled: AtomicBool,
@@ -184,10 +186,10 @@ impl Volume {
         let half = options.cache_size / 2;
         let mut bufs = BufCache::new(Arc::clone(&device), &geometry, half);
         let mut inodes = Cache::new(half, INODE_SHARDS, &INODE_SHARD_LOCK);
-        // Beyond the limit of a cache, changes may take as much again, or twice what the log has: from half of that on they
-        // are written back. An item is larger in memory than in the log, most of all a lone inode: its whole cluster.
+        // Beyond the limit of a cache, changes may take half as much again, or twice what the log has: from half of that on
+        // they are written back. An item is larger in memory than in the log, most of all a lone inode: its whole cluster.
         let log_bytes = u64::from(superblock.raw().logblocks.get()) << geometry.block_log;
-        let slack = log_bytes.min(half / 2);
+        let slack = log_bytes.min(half / 4);
         bufs.set_slack(slack);
         inodes.set_slack(slack);
         let write = match ends {
@@ -209,6 +211,7 @@ impl Volume {
             inodes,
             groups: Groups::new(geometry.ag_count(), options.writable),
             write,
+            cache_size: options.cache_size,
             log_clean,
             copies_settled: AtomicBool::new(false),
             recovery: report,
@@ -236,6 +239,16 @@ impl Volume {
             volume.copies_settled.store(settled, Ordering::Relaxed);
         }
         Ok(volume)
+    }
+
+    /// Others use so many bytes of the memory that caches may have together; how many they may. Each side may have what the
+    /// other one leaves, and has half of it in any case.
+    pub fn share_memory(&self, others: u64) -> u64 {
+        let (all, half) = (self.cache_size, self.cache_size / 2);
+        let own = all - others.min(half);
+        self.bufs.set_limit(own / 2);
+        self.inodes.set_limit(own / 2);
+        all - (self.bufs.weight() + self.inodes.weight()).min(half)
     }
 
     /// The volume's shape.

@@ -59,9 +59,17 @@ struct Waiting {
     is_stopped: bool,
 }
 
+/// What pages may take, told how much they take: others have the rest of the memory.
+type Share = Box<dyn Fn(u64) -> u64 + Send + Sync>;
+
 /// The page cache of a volume.
 pub struct PageCache {
-    limit: u64,
+    limit: AtomicU64,
+    /// Says what the limit is, if that depends on others.
+    share: Option<Share>,
+    /// What pages took when that was asked last, and after how much more or less it is asked again.
+    asked: AtomicU64,
+    step: u64,
     used: AtomicU64,
     dirty: AtomicU64,
     clock: Mutex<VecDeque<Folio>>,
@@ -75,7 +83,7 @@ impl std::fmt::Debug for PageCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (used, dirty) = (self.used(), self.dirty());
         f.debug_struct("PageCache")
-            .field("limit", &self.limit)
+            .field("limit", &self.limit())
             .field("used", &used)
             .field("dirty", &dirty)
             .finish()
@@ -85,8 +93,21 @@ impl std::fmt::Debug for PageCache {
 impl PageCache {
     /// A cache of at most `limit` bytes, but for what is being read or written right now.
     pub fn new(limit: u64) -> Arc<Self> {
+        Self::make(limit, None)
+    }
+
+    /// A cache that has memory in common with others. `share` is told now and then how much pages take, and says how much
+    /// they may; all together have `all`. It is called by whoever reads or writes, who may hold bytes of files.
+    pub fn sharing(all: u64, share: impl Fn(u64) -> u64 + Send + Sync + 'static) -> Arc<Self> {
+        Self::make(all, Some(Box::new(share)))
+    }
+
+    fn make(limit: u64, share: Option<Share>) -> Arc<Self> {
         Arc::new(Self {
-            limit,
+            limit: AtomicU64::new(limit),
+            share,
+            asked: AtomicU64::new(0),
+            step: (limit / 64).clamp(1, 1 << 20),
             used: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
             clock: Mutex::default(),
@@ -108,17 +129,30 @@ impl PageCache {
 
     /// The bound in bytes.
     pub fn limit(&self) -> u64 {
-        self.limit
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Asks for the limit, which goes with what others take.
+    fn ask_for_limit(&self) {
+        if let Some(share) = &self.share {
+            let used = self.used();
+            self.asked.store(used, Ordering::Relaxed);
+            self.limit.store(share(used), Ordering::Relaxed);
+        }
+    }
+
+    fn has_changed_much(&self, used: u64) -> bool {
+        self.share.is_some() && used.abs_diff(self.asked.load(Ordering::Relaxed)) >= self.step
     }
 
     /// From how many dirty bytes on they are written back at once.
     fn dirty_background(&self) -> u64 {
-        self.limit / 8
+        self.limit() / 8
     }
 
     /// How many there are at most, but for what is being written right now.
     fn dirty_max(&self) -> u64 {
-        self.limit / 2
+        self.limit() / 2
     }
 
     pub(super) fn dirty_changed(&self, by: i64) {
@@ -142,8 +176,20 @@ impl PageCache {
         }
         clock.push_back(Folio { file, pages });
         drop(clock);
-        if used > self.limit {
+        if self.has_changed_much(used) {
+            self.ask_for_limit();
+        }
+        if used > self.limit() {
             self.shrink(bytes);
+        }
+    }
+
+    /// Lets folios go that take memory which others have needed since.
+    pub(super) fn keep_bound(&self) {
+        self.ask_for_limit();
+        let over = self.used().saturating_sub(self.limit());
+        if over > 0 {
+            self.shrink(over);
         }
     }
 
@@ -155,7 +201,7 @@ impl PageCache {
     /// Lets folios go until the bound is kept, or until some were looked at in vain.
     fn shrink(&self, bytes: u64) {
         let mut looks = LOOKS.max((bytes >> 12) as usize * 2);
-        while self.used() > self.limit && looks > 0 {
+        while self.used() > self.limit() && looks > 0 {
             looks -= 1;
             let Some(folio) = self.clock.lock().pop_front() else { return };
             // Of a file that is closed, nothing is left.
@@ -168,7 +214,7 @@ impl PageCache {
 
     /// Waits until a few more pages may become dirty. The caller holds nothing.
     pub(super) fn make_room(&self) {
-        if self.used() > self.limit {
+        if self.used() > self.limit() {
             self.shrink(1 << 20);
         }
         let mut vain = 0;
@@ -330,10 +376,58 @@ mod tests {
         }
     }
 
+    /// A file whose folios go one by one.
+    struct Lasting(Arc<PageCache>);
+
+    impl CachedFile for Lasting {
+        fn evict(&self, _: Range<u64>) -> Evicted {
+            self.0.went(4096);
+            Evicted::Gone
+        }
+        fn write_some_back(&self) -> bool {
+            true
+        }
+        fn write_all_back(&self) -> Result<(), Failure> {
+            Ok(())
+        }
+        fn is_dirty(&self) -> bool {
+            false
+        }
+        fn set_waiting(&self, _: bool) -> bool {
+            false
+        }
+    }
+
     impl Drop for File {
         fn drop(&mut self) {
             self.0.went(4096);
         }
+    }
+
+    /// What others take, pages give up: at once where these grow, and otherwise when it is asked.
+    #[test]
+    fn pages_have_what_others_leave() {
+        let others = Arc::new(AtomicU64::new(0));
+        let told = Arc::new(AtomicU64::new(0));
+        let (left, seen) = (Arc::clone(&others), Arc::clone(&told));
+        let pool = PageCache::sharing(1 << 20, move |used| {
+            seen.store(used, Ordering::Relaxed);
+            (1 << 20) - left.load(Ordering::Relaxed)
+        });
+        assert_eq!(pool.limit(), 1 << 20);
+        others.store(1 << 19, Ordering::Relaxed);
+        let file: Arc<dyn CachedFile> = Arc::new(Lasting(Arc::clone(&pool)));
+        for page in 0..1000 {
+            pool.came(Arc::downgrade(&file), page..page + 1, 4096);
+            assert!(pool.used() <= (1 << 19) + 4096, "{} at {page}", pool.used());
+        }
+        assert!(told.load(Ordering::Relaxed) > (1 << 19) - (1 << 15));
+        others.store(3 << 18, Ordering::Relaxed);
+        pool.keep_bound();
+        assert!(pool.used() <= 1 << 18);
+        others.store(0, Ordering::Relaxed);
+        pool.keep_bound();
+        assert_eq!(pool.limit(), 1 << 20);
     }
 
     /// An entry for each folio of each file that was ever closed stayed, as long as the bound was kept.

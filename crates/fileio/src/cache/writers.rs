@@ -25,6 +25,7 @@ impl Writers {
             let work = move || {
                 while cache.wait_for_work() {
                     while cache.write_one_back(false) {}
+                    cache.keep_bound();
                 }
             };
             let thread = thread::Builder::new().name(format!("uxfs-write-{index}")).spawn(work)?;

@@ -121,6 +121,11 @@ impl BufCache {
         self.journal = Some(journal);
     }
 
+    /// Has all buffers in memory take `bytes` at most, but no more than the cache was made for.
+    pub(crate) fn set_limit(&self, bytes: u64) {
+        self.cache.set_limit(bytes);
+    }
+
     /// By how many bytes changes that must stay may exceed the limit before the cache is crowded.
     pub(crate) fn set_slack(&mut self, bytes: u64) {
         self.cache.set_slack(bytes);
