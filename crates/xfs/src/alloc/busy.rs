@@ -4,14 +4,17 @@
 //! past the journal would be damage. So blocks stay busy from the commit that freed them until the checkpoint that
 //! holds it is on disk.
 //!
-//! Invariants: the extents of a group do not overlap; a block that is freed again is busy for the later commit alone
-//! (its checkpoint cannot reach the disk before the earlier one's).
+//! Invariants:
+//! - the extents of a group do not overlap; a block that is freed again is busy for the later commit alone (its checkpoint
+//!   cannot reach the disk before the earlier one's);
+//! - what is busy is also kept as runs that do not touch: small files that were removed lie one behind the other, and who
+//!   looks for free blocks passes over all of them at once.
 
 use super::Run;
 use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Bound;
+use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xfs_format::types::AgNumber;
@@ -64,13 +67,66 @@ struct Entry {
     id: u64,
 }
 
-impl Entry {
-    fn run(&self, start: u32) -> Run {
-        Run::new(start, self.len)
-    }
+type Entries = BTreeMap<u32, Entry>;
+
+/// What is busy in a group.
+#[derive(Debug, Default)]
+struct Busy {
+    /// By the commits that freed it.
+    entries: Entries,
+    /// All of it: the length of each run, by where it begins. None touches another.
+    runs: BTreeMap<u32, u32>,
 }
 
-type Runs = BTreeMap<u32, Entry>;
+impl Busy {
+    fn mark(&mut self, run: Run, id: u64) {
+        cut(&mut self.entries, run, |_| true);
+        self.entries.insert(run.start.0, Entry { len: run.len, id });
+        self.cover(run);
+    }
+
+    fn release(&mut self, run: Run, id: u64) {
+        for part in cut(&mut self.entries, run, |of| of == id) {
+            self.uncover(part);
+        }
+        debug_assert_eq!(self.entries.is_empty(), self.runs.is_empty(), "both have what is busy");
+    }
+
+    /// The run that has block `at`.
+    fn run_at(&self, at: u32) -> Option<Run> {
+        self.run_from(..=at).filter(|run| run.end() > at.into())
+    }
+
+    fn run_from(&self, starts: impl RangeBounds<u32>) -> Option<Run> {
+        self.runs.range(starts).next_back().map(|(&start, &len)| Run::new(start, len))
+    }
+
+    /// Adds a run, and joins it with those that it overlaps or touches.
+    fn cover(&mut self, run: Run) {
+        let (mut start, mut end) = (u64::from(run.start.0), run.end());
+        let last = u32::try_from(end).unwrap_or(u32::MAX);
+        while let Some(near) = self.run_from(..=last).filter(|near| near.end() >= start) {
+            self.runs.remove(&near.start.0);
+            (start, end) = (start.min(near.start.0.into()), end.max(near.end()));
+        }
+        if let Some(all) = Run::between(start, end) {
+            self.runs.insert(all.start.0, all.len);
+        }
+    }
+
+    /// Takes a run out, all of which is busy.
+    fn uncover(&mut self, run: Run) {
+        let Some(whole) = self.run_at(run.start.0).filter(|whole| whole.end() >= run.end()) else {
+            debug_assert!(false, "what was busy is covered");
+            return;
+        };
+        self.runs.remove(&whole.start.0);
+        let before = Run::between(whole.start.0.into(), run.start.0.into());
+        for rest in [before, Run::between(run.end(), whole.end())].into_iter().flatten() {
+            self.runs.insert(rest.start.0, rest.len);
+        }
+    }
+}
 
 const SHARDS: usize = 16;
 
@@ -78,17 +134,17 @@ static SHARD: LockClass = LockClass::new("busy extents");
 
 #[derive(Debug, Default)]
 struct Shard {
-    groups: RwLock<HashMap<AgNumber, Runs>>,
+    groups: RwLock<HashMap<AgNumber, Busy>>,
     users: Users,
 }
 
 impl Shard {
-    fn read(&self) -> Counted<RwLockReadGuard<'_, HashMap<AgNumber, Runs>>> {
+    fn read(&self) -> Counted<RwLockReadGuard<'_, HashMap<AgNumber, Busy>>> {
         let groups = &self.groups;
         SHARD.lock_by(&self.users, Mode::Shared, || groups.try_read(), || groups.read())
     }
 
-    fn write(&self) -> Counted<RwLockWriteGuard<'_, HashMap<AgNumber, Runs>>> {
+    fn write(&self) -> Counted<RwLockWriteGuard<'_, HashMap<AgNumber, Busy>>> {
         let groups = &self.groups;
         SHARD.lock_by(&self.users, Mode::Exclusive, || groups.try_write(), || groups.write())
     }
@@ -116,9 +172,7 @@ impl BusyExtents {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         for &(ag, run) in &runs {
             let mut shard = self.shard(ag).write();
-            let group = shard.entry(ag).or_default();
-            cut(group, run, |_| true);
-            group.insert(run.start.0, Entry { len: run.len, id });
+            shard.entry(ag).or_default().mark(run, id);
         }
         self.count.fetch_add(runs.len() as u64, Ordering::Relaxed);
         BusyMark { id, runs }
@@ -134,8 +188,8 @@ impl BusyExtents {
         for &(ag, run) in &mark.runs {
             let mut shard = self.shard(ag).write();
             if let Some(group) = shard.get_mut(&ag) {
-                cut(group, run, |id| id == mark.id);
-                if group.is_empty() {
+                group.release(run, mark.id);
+                if group.runs.is_empty() {
                     shard.remove(&ag);
                 }
             }
@@ -148,24 +202,21 @@ impl BusyExtents {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// The first busy run that ends behind block `at`.
+    /// The first busy run that ends behind block `at`. No other adjoins it.
     pub fn behind(&self, ag: AgNumber, at: u32) -> Option<Run> {
         self.look(ag, |group| {
-            let over =
-                group.range(..=at).next_back().filter(|(start, entry)| entry.run(**start).end() > at.into());
-            over.or_else(|| group.range(at..).next()).map(|(&start, entry)| entry.run(start))
+            let next = || group.runs.range(at..).next().map(|(&start, &len)| Run::new(start, len));
+            group.run_at(at).or_else(next)
         })
     }
 
-    /// The last busy run that begins before block `end`.
+    /// The last busy run that begins before block `end`. No other adjoins it.
     pub fn before(&self, ag: AgNumber, end: u64) -> Option<Run> {
         let end = u32::try_from(end).map_or(Bound::Unbounded, Bound::Excluded);
-        self.look(ag, |group| {
-            group.range((Bound::Unbounded, end)).next_back().map(|(&start, entry)| entry.run(start))
-        })
+        self.look(ag, |group| group.run_from((Bound::Unbounded, end)))
     }
 
-    fn look(&self, ag: AgNumber, look: impl FnOnce(&Runs) -> Option<Run>) -> Option<Run> {
+    fn look(&self, ag: AgNumber, look: impl FnOnce(&Busy) -> Option<Run>) -> Option<Run> {
         if !self.any() {
             return None;
         }
@@ -178,7 +229,7 @@ impl BusyExtents {
 }
 
 /// The parts of `run` that entries cover, and whose they are.
-fn overlaps(group: &Runs, run: Run) -> impl Iterator<Item = (Run, u64)> + '_ {
+fn overlaps(group: &Entries, run: Run) -> impl Iterator<Item = (Run, u64)> + '_ {
     let before = group.range(..run.start.0).next_back();
     let behind = group.range(run.start.0..).take_while(move |(start, _)| u64::from(**start) < run.end());
     before.into_iter().chain(behind).filter_map(move |(&start, entry)| {
@@ -188,10 +239,10 @@ fn overlaps(group: &Runs, run: Run) -> impl Iterator<Item = (Run, u64)> + '_ {
     })
 }
 
-/// Takes `run` out of the entries whose number passes `which`.
-fn cut(group: &mut Runs, run: Run, which: impl Fn(u64) -> bool) {
+/// Takes `run` out of the entries whose number passes `which`; gives what was taken.
+fn cut(group: &mut Entries, run: Run, which: impl Fn(u64) -> bool) -> Vec<Run> {
     let hit: Vec<_> = overlaps(group, run).filter(|&(_, id)| which(id)).collect();
-    for (part, id) in hit {
+    for &(part, id) in &hit {
         // An entry begins at or before its part.
         let Some((&start, &entry)) = group.range(..=part.start.0).next_back() else { continue };
         let whole = Run::new(start, entry.len);
@@ -203,6 +254,7 @@ fn cut(group: &mut Runs, run: Run, which: impl Fn(u64) -> bool) {
             group.insert(rest.start.0, Entry { len: rest.len, id });
         }
     }
+    hit.into_iter().map(|(part, _)| part).collect()
 }
 
 #[cfg(test)]
@@ -222,12 +274,59 @@ mod tests {
         let busy = BusyExtents::default();
         let first = busy.mark(vec![(AG, Run::new(10, 10)), (AgNumber(4), Run::new(1, 1))]);
         let second = busy.mark(vec![(AG, Run::new(14, 2))]);
-        assert_eq!(all(&busy, AG), [(10, 4), (14, 2), (16, 4)]);
+        assert_eq!(all(&busy, AG), [(10, 10)]);
         busy.release(first);
         assert_eq!(all(&busy, AG), [(14, 2)]);
         assert!(all(&busy, AgNumber(4)).is_empty());
         busy.release(second);
         assert!(!busy.any() && all(&busy, AG).is_empty());
+    }
+
+    /// A walk among the blocks of small files that were removed met each of them, and gave up before it came to the end.
+    #[test]
+    fn what_adjoins_is_passed_over_at_once() {
+        let busy = BusyExtents::default();
+        let marks: Vec<_> = (0..100).map(|nth| busy.mark(vec![(AG, Run::new(nth * 4, 4))])).collect();
+        assert_eq!(all(&busy, AG), [(0, 400)]);
+        assert_eq!(busy.before(AG, 300), Some(Run::new(0, 400)));
+        let mut left = Vec::new();
+        for (nth, mark) in marks.into_iter().enumerate() {
+            if nth % 10 == 0 { left.push(mark) } else { busy.release(mark) }
+        }
+        assert_eq!(all(&busy, AG), (0..10).map(|nth| (nth * 40, 4)).collect::<Vec<_>>());
+        left.into_iter().for_each(|mark| busy.release(mark));
+        assert!(!busy.any() && all(&busy, AG).is_empty());
+    }
+
+    /// Against a model that knows of each block which commit freed it last.
+    #[test]
+    fn runs_are_those_of_all_blocks_that_are_busy() {
+        const BLOCKS: u32 = 64;
+        for seed in 0..200 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let (busy, mut blocks, mut marks) = (BusyExtents::default(), [0; BLOCKS as usize], Vec::new());
+            for step in 0..60 {
+                if marks.is_empty() || rng.bool() {
+                    let start = rng.u32(..BLOCKS);
+                    let run = Run::new(start, rng.u32(1..=(BLOCKS - start).min(12)));
+                    let mark = busy.mark(vec![(AG, run)]);
+                    blocks[start as usize..run.end() as usize].fill(mark.id);
+                    marks.push(mark);
+                } else {
+                    let mark = marks.swap_remove(rng.usize(..marks.len()));
+                    blocks.iter_mut().filter(|of| **of == mark.id).for_each(|of| *of = 0);
+                    busy.release(mark);
+                }
+                let is_busy = |at: &u32| blocks[*at as usize] > 0;
+                let covered = |run: &(u32, u32)| run.0..run.0 + run.1;
+                let found: Vec<u32> = all(&busy, AG).iter().flat_map(covered).collect();
+                assert_eq!(
+                    found,
+                    (0..BLOCKS).filter(is_busy).collect::<Vec<_>>(),
+                    "seed {seed}, step {step}"
+                );
+            }
+        }
     }
 
     #[test]
