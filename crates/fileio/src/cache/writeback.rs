@@ -232,7 +232,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// Writes runs of dirty blocks; gives those of which the map has to be told.
     fn write_blocks(&self, dirty: &[Range<u64>]) -> Outcome<Vec<Range<u64>>, M> {
         let mut fresh = Vec::new();
-        let mut batch = Batch::default();
+        let len = dirty.iter().map(|blocks| blocks.end - blocks.start).sum::<u64>() as usize;
+        let mut batch = Batch { left: len, ..Batch::default() };
         for blocks in dirty {
             self.allocate_delayed(blocks)?;
             let mut at = blocks.start;
@@ -355,6 +356,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 struct Batch {
     start: u64,
     len: usize,
+    /// Bytes that are still to come.
+    left: usize,
     buf: Option<AlignedBuf>,
 }
 
@@ -369,14 +372,19 @@ impl Batch {
         if self.len > 0 && (device != self.start + self.len as u64 || !fits) {
             self.send(file)?;
         }
-        if piece.len() >= ALONE_BYTES {
+        debug_assert!(piece.len() <= self.left, "no more comes than was said");
+        let rest = self.left;
+        self.left -= piece.len();
+        // Nothing to gather it with.
+        let is_alone = self.len == 0 && self.left == 0;
+        if is_alone || piece.len() >= ALONE_BYTES {
             self.send(file)?;
             return file.send(device, piece);
         }
         if self.len == 0 {
             self.start = device;
         }
-        let buf = self.buf.get_or_insert_with(|| AlignedBuf::zeroed(RUN_BYTES_MAX as usize));
+        let buf = self.buf.get_or_insert_with(|| AlignedBuf::zeroed(rest.min(RUN_BYTES_MAX as usize)));
         buf[self.len..self.len + piece.len()].copy_from_slice(piece);
         self.len += piece.len();
         Ok(())
