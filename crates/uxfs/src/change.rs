@@ -236,7 +236,9 @@ impl Dir {
         };
         let (from, to) = ((&node.handle, name), (&to.node().handle, new_name));
         let rename = || node.volume.engine().rename(from, to, how, node.volume.now());
-        node.volume.with_room(|| rename().map_err(|error| named(error, name)))
+        let nameless = node.volume.with_room(|| rename().map_err(|error| named(error, name)))?;
+        node.volume.let_go(nameless);
+        Ok(())
     }
 
     fn create(&self, name: &[u8], new: namespace::NewInode) -> Result<Node> {
@@ -249,7 +251,8 @@ impl Dir {
     fn remove(&self, name: &[u8], what: namespace::Removal) -> Result<()> {
         let node = self.node();
         let done = node.volume.engine().remove(&node.handle, name, what, node.volume.now());
-        done.map_err(|error| named(error, name))
+        node.volume.let_go(done.map_err(|error| named(error, name))?);
+        Ok(())
     }
 }
 

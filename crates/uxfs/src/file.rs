@@ -91,7 +91,13 @@ impl File {
     /// [`queue`](Self::queue) of the file, nothing of it is kept in memory, and all go to the device.
     #[must_use]
     pub fn buffered(&self) -> Self {
-        self.node.volume.start_writers();
+        let volume = &self.node.volume;
+        volume.start_writers();
+        volume.open_files().keep(self.node.ino(), &self.data);
+        // Behind that: who takes the last name lets go of what is kept then.
+        if self.entry().peek().nlink() == 0 {
+            volume.let_go(Some(self.node.handle.ino()));
+        }
         Self { is_buffered: true, ..self.again() }
     }
 

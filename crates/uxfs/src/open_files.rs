@@ -4,16 +4,21 @@
 //! Invariants:
 //! - a file that any handle keeps open is here; of those that none does, at most as many are here as of the others, and
 //!   [`SLACK`] more, however many were opened;
+//! - the last [`KEPT`] that were read or written through pages stay open when their handles are closed, so that who opens one
+//!   anew finds its pages; but for those without a name;
 //! - nothing is opened or closed under the table's lock, as both may read the volume and change it.
 
 use crate::error::Result;
 use fileio::BufferedFile;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use xfs::bmap::FileMap;
 
 /// Closed files that are kept without a look at whether they are.
 const SLACK: usize = 64;
+
+/// Files that are kept open for their pages.
+const KEPT: usize = 1024;
 
 /// The data path of one open file.
 pub(crate) type Data = BufferedFile<FileMap>;
@@ -26,14 +31,25 @@ pub(crate) struct OpenFiles<T = Data> {
 
 #[derive(Debug)]
 struct Table<T> {
-    by_inode: HashMap<u64, Weak<T>>,
+    by_inode: HashMap<u64, Open<T>>,
     /// How many may be here before the closed ones are dropped.
     limit: usize,
+    /// The numbers of those that are kept, the oldest in front, and of some that are not any more.
+    kept: VecDeque<u64>,
+}
+
+/// A file that some handle has open, or had.
+#[derive(Debug)]
+struct Open<T> {
+    data: Weak<T>,
+    kept: Option<Arc<T>>,
+    /// Whether it was opened again since it was kept, or looked at for that.
+    was_used: bool,
 }
 
 impl<T> Default for OpenFiles<T> {
     fn default() -> Self {
-        Self { table: Mutex::new(Table { by_inode: HashMap::new(), limit: 0 }) }
+        Self { table: Mutex::new(Table { by_inode: HashMap::new(), limit: 0, kept: VecDeque::new() }) }
     }
 }
 
@@ -48,6 +64,34 @@ impl<T> OpenFiles<T> {
         Ok(self.with(|table| table.get(ino).unwrap_or_else(|| table.insert(ino, &opened))))
     }
 
+    /// Keeps a file that a handle has open, for who opens it next.
+    pub(crate) fn keep(&self, ino: u64, data: &Arc<T>) {
+        let gone = self.with(|table| table.keep(ino, data));
+        // Perhaps the last handle of another.
+        drop(gone);
+    }
+
+    /// Keeps a file no more that has lost its last name. If no handle has it open, and `is_unwanted` says that nobody else has
+    /// it, nor will open it, it is closed here with all that is dirty of it.
+    pub(crate) fn let_go(&self, ino: u64, is_unwanted: impl FnOnce(&Arc<T>) -> bool) {
+        let gone = self.with(|table| {
+            let open = table.by_inode.get_mut(&ino)?;
+            let data = open.kept.take().or_else(|| open.data.upgrade())?;
+            if is_unwanted(&data) {
+                table.by_inode.remove(&ino);
+            }
+            Some(data)
+        });
+        drop(gone);
+    }
+
+    /// Keeps none from now on, as the volume ends.
+    pub(crate) fn keep_none(&self) {
+        let gone: Vec<_> =
+            self.with(|table| table.by_inode.values_mut().filter_map(|open| open.kept.take()).collect());
+        drop(gone);
+    }
+
     /// All that are open now and that `is_known` does not know, by their inodes' numbers. If there are none, `then` is done
     /// before another is opened.
     pub(crate) fn others(
@@ -58,7 +102,7 @@ impl<T> OpenFiles<T> {
         self.with(|table| {
             let unknown = table.by_inode.iter().filter(|(ino, _)| !is_known(**ino));
             let others: BTreeMap<_, _> =
-                unknown.filter_map(|(ino, file)| Some((*ino, file.upgrade()?))).collect();
+                unknown.filter_map(|(ino, open)| Some((*ino, open.data.upgrade()?))).collect();
             if others.is_empty() {
                 then();
             }
@@ -73,16 +117,39 @@ impl<T> OpenFiles<T> {
 
 impl<T> Table<T> {
     fn get(&self, ino: u64) -> Option<Arc<T>> {
-        self.by_inode.get(&ino)?.upgrade()
+        self.by_inode.get(&ino)?.data.upgrade()
     }
 
     fn insert(&mut self, ino: u64, data: &Arc<T>) -> Arc<T> {
         if self.by_inode.len() >= self.limit {
-            self.by_inode.retain(|_, data| data.strong_count() > 0);
+            self.by_inode.retain(|_, open| open.data.strong_count() > 0);
             self.limit = 2 * self.by_inode.len() + SLACK;
         }
-        self.by_inode.insert(ino, Arc::downgrade(data));
+        self.by_inode.insert(ino, Open { data: Arc::downgrade(data), kept: None, was_used: false });
         Arc::clone(data)
+    }
+
+    /// Gives what is not kept any more instead, to be dropped without the lock.
+    fn keep(&mut self, ino: u64, data: &Arc<T>) -> Option<Arc<T>> {
+        let open =
+            self.by_inode.get_mut(&ino).filter(|open| Weak::ptr_eq(&open.data, &Arc::downgrade(data)))?;
+        if open.kept.is_some() {
+            open.was_used = true;
+            return None;
+        }
+        open.kept = Some(Arc::clone(data));
+        self.kept.push_back(ino);
+        while self.kept.len() > KEPT {
+            let oldest = self.kept.pop_front()?;
+            let Some(open) = self.by_inode.get_mut(&oldest).filter(|open| open.kept.is_some()) else {
+                continue;
+            };
+            if !std::mem::take(&mut open.was_used) {
+                return open.kept.take();
+            }
+            self.kept.push_back(oldest);
+        }
+        None
     }
 }
 
@@ -91,29 +158,37 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    type Files = Arc<OpenFiles<Closes>>;
+
     /// A file whose closing looks at the table, as one without names does: it is freed.
-    struct Closes<'a> {
-        files: &'a OpenFiles<Closes<'a>>,
-        closed: &'a AtomicU32,
+    struct Closes {
+        files: Weak<OpenFiles<Closes>>,
+        closed: Arc<AtomicU32>,
     }
 
-    impl Drop for Closes<'_> {
+    impl Drop for Closes {
         fn drop(&mut self) {
-            assert!(self.files.table.try_lock().is_ok(), "closed under the table's lock");
+            if let Some(files) = self.files.upgrade() {
+                assert!(files.table.try_lock().is_ok(), "closed under the table's lock");
+            }
             self.closed.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    fn opens(files: &Files, closed: &Arc<AtomicU32>) -> impl Fn() -> Result<Arc<Closes>> + use<> {
+        let (files, closed) = (Arc::downgrade(files), Arc::clone(closed));
+        move || Ok(Arc::new(Closes { files: Weak::clone(&files), closed: Arc::clone(&closed) }))
     }
 
     /// Of two threads that opened a file at once, the slower one closed its own under the lock: a transaction, with log
     /// space to wait for, and nobody could open any file meanwhile.
     #[test]
     fn whoever_comes_second_closes_its_file_without_the_lock() {
-        let closed = AtomicU32::new(0);
-        let files = OpenFiles::default();
-        let open = || Ok(Arc::new(Closes { files: &files, closed: &closed }));
+        let (files, closed) = (Files::default(), Arc::default());
+        let open = opens(&files, &closed);
         let mut first = None;
         let second = files.get_or_open(7, || {
-            first = Some(files.get_or_open(7, open));
+            first = Some(files.get_or_open(7, &open));
             open()
         });
         let (first, second) = (first.expect("it was called").expect("open"), second.expect("open"));
@@ -121,5 +196,38 @@ mod tests {
         assert_eq!(closed.load(Ordering::Relaxed), 1);
         drop((first, second));
         assert_eq!(closed.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn so_many_are_kept_and_those_that_are_opened_again_for_longer() {
+        let (files, closed) = (Files::default(), Arc::default());
+        let open = opens(&files, &closed);
+        let mut use_one = |ino| files.keep(ino, &files.get_or_open(ino, &open).expect("open"));
+        (0..KEPT as u64).for_each(&mut use_one);
+        assert_eq!(closed.load(Ordering::Relaxed), 0);
+        use_one(0);
+        (0..10).for_each(|nth| use_one(KEPT as u64 + nth));
+        assert_eq!(closed.load(Ordering::Relaxed), 10);
+        use_one(0);
+        assert_eq!(closed.load(Ordering::Relaxed), 10, "it was there still");
+        files.keep_none();
+        assert_eq!(closed.load(Ordering::Relaxed), KEPT as u32 + 10);
+    }
+
+    #[test]
+    fn what_lost_its_name_is_kept_no_more() {
+        let (files, closed) = (Files::default(), Arc::default());
+        let open = opens(&files, &closed);
+        let handle = files.get_or_open(7, &open).expect("open");
+        files.keep(7, &handle);
+        files.let_go(7, |_| false);
+        assert_eq!(closed.load(Ordering::Relaxed), 0, "a handle has it");
+        assert!(Arc::ptr_eq(&handle, &files.get_or_open(7, &open).expect("open")));
+        drop(handle);
+        assert_eq!(closed.load(Ordering::Relaxed), 1);
+        // What nobody will open is not found any more, whoever has it still.
+        let handle = files.get_or_open(7, &open).expect("open");
+        files.let_go(7, |_| true);
+        assert!(!Arc::ptr_eq(&handle, &files.get_or_open(7, &open).expect("open")));
     }
 }

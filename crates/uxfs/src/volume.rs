@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+use xfs::bmap::FileMap;
 use xfs_format::types::InodeNumber;
 
 /// The smallest sector that any volume or device has.
@@ -74,6 +75,7 @@ impl Drop for Shared {
         // What was not synced is lost, as in a crash. They use the engine.
         self.pages.abandon();
         drop(self.writers.take());
+        self.open_files.keep_none();
         self.engine.stop_covering();
     }
 }
@@ -406,6 +408,13 @@ impl Volume {
 
     pub(crate) fn open_files(&self) -> &OpenFiles {
         &self.shared.open_files
+    }
+
+    /// Keeps no file in memory that has no name any more and that no handle has open.
+    pub(crate) fn let_go(&self, nameless: Option<InodeNumber>) {
+        if let Some(ino) = nameless {
+            self.open_files().let_go(ino.0, |data| data.is_unwanted(FileMap::begin_end));
+        }
     }
 
     /// The inode that a directory entry names: if it is not in use, the directory is damaged.

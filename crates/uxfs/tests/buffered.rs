@@ -4,12 +4,12 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, Fault, FaultDevice, MemoryDevice, Op, Repeat};
+use blockdev::{BlockDevice, Counter, Fault, FaultDevice, MemoryDevice, Op, Repeat};
 use common::files::{Random, new_file, remove};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use uxfs::{
-    ErrorKind, ExchangeOptions, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, check_device,
+    ErrorKind, ExchangeOptions, File, MkfsFeatures, MkfsOptions, OpenOptions, Rename, Volume, check_device,
     mkfs_device,
 };
 
@@ -355,6 +355,113 @@ fn a_file_that_is_closed_or_removed_dirty_ends_well() {
     for nth in 0..300 {
         assert!(content(&volume.open_file(format!("kept {nth}")).expect("there")) == vec![7; 5000]);
     }
+}
+
+/// Pages went with the last handle, so that who opened a small file to read it read it from the device each time.
+#[test]
+fn who_opens_a_file_again_finds_its_pages() {
+    let counted = Arc::new(Counter::new(memory(64 << 20)));
+    let device: Arc<dyn BlockDevice> = Arc::clone(&counted) as _;
+    made_on(&device);
+    let volume = open(&device);
+    let file = new_file(&volume, "file").buffered();
+    file.write_at(&[7; 50_000], 0).expect("written");
+    file.sync().expect("synced");
+    drop(file);
+    let before = counted.counts().read_bytes;
+    for _ in 0..3 {
+        let again = volume.open_file("file").expect("there").buffered();
+        assert!(content(&again) == vec![7; 50_000]);
+    }
+    assert_eq!(counted.counts().read_bytes, before);
+    // What went past the pages meanwhile shows.
+    volume.open_file("file").expect("there").write_at(&[8; 5000], 1000).expect("written");
+    let again = volume.open_file("file").expect("there").buffered();
+    assert!(content(&again)[1000..6000] == [8; 5000]);
+    // As a crash: nothing keeps the volume open.
+    drop((again, volume));
+    is_sound(&device);
+    let volume = open(&device);
+    assert_eq!(volume.open_file("file").expect("there").size(), 50_000);
+}
+
+/// A file that lost its name and that no handle has open was written back all the same, and kept its blocks until then.
+#[test]
+fn what_is_dirty_of_a_file_that_is_gone_is_written_by_nobody() {
+    let counted = Arc::new(Counter::new(memory(64 << 20)));
+    let device: Arc<dyn BlockDevice> = Arc::clone(&counted) as _;
+    made_on(&device);
+    let volume = open(&device);
+    let is_gone = |name: &str| volume.open_file(name).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    new_file(&volume, "first").buffered().write_at(&[1; 10_000], 0).expect("written");
+    volume.sync().expect("synced");
+    let (free, before) = (volume.info().expect("info").free_blocks, counted.counts().written_bytes);
+    let synced = new_file(&volume, "synced").buffered();
+    synced.write_at(&vec![2; 1 << 20], 0).expect("written");
+    synced.sync().expect("synced");
+    drop(synced);
+    let midway = counted.counts().written_bytes;
+    assert!(midway - before >= 1 << 20);
+    for nth in 0..20 {
+        let name = format!("dirty {nth}");
+        new_file(&volume, &name).buffered().write_at(&vec![3; 1 << 20], 0).expect("written");
+        remove(&volume, &name);
+        assert!(is_gone(&name));
+    }
+    // Replaced by a name that another had.
+    new_file(&volume, "replaced").buffered().write_at(&vec![4; 1 << 20], 0).expect("written");
+    let root = volume.open_dir("/").expect("a root");
+    root.rename(b"first", &root, b"replaced", Rename::Replace).expect("renamed");
+    remove(&volume, "synced");
+    volume.sync().expect("synced");
+    let written = counted.counts().written_bytes - midway;
+    assert!(written < 1 << 20, "{written} bytes");
+    assert_eq!(volume.info().expect("info").free_blocks, free);
+    // One that a handle has open is written back when it is synced, and read.
+    let open = new_file(&volume, "open").buffered();
+    open.write_at(&[5; 10_000], 0).expect("written");
+    remove(&volume, "open");
+    assert!(content(&open) == vec![5; 10_000]);
+    open.sync().expect("synced");
+    drop(open);
+    volume.sync().expect("synced");
+    assert_eq!(volume.info().expect("info").free_blocks, free);
+    volume.close().expect("closed");
+    drop(volume);
+    is_sound(&device);
+}
+
+/// Who opens a file by its node as it is removed has all of it, or is told that it is gone.
+#[test]
+fn a_dirty_file_that_is_opened_as_it_is_removed_is_whole_or_gone() {
+    let device = memory(64 << 20);
+    made_on(&device);
+    let volume = open(&device);
+    let (mut whole, mut gone) = (0, 0);
+    for nth in 0..2000 {
+        let file = new_file(&volume, "file").buffered();
+        file.write_at(&[nth as u8; 9000], 0).expect("written");
+        let node = file.node().clone();
+        drop(file);
+        std::thread::scope(|scope| {
+            let opener = scope.spawn(|| node.open());
+            remove(&volume, "file");
+            match opener.join().expect("no panic") {
+                Ok(file) => {
+                    assert!(content(&file) == vec![nth as u8; 9000], "round {nth}");
+                    whole += 1;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Stale);
+                    gone += 1;
+                }
+            }
+        });
+    }
+    println!("{whole} whole, {gone} gone");
+    volume.close().expect("closed");
+    drop(volume);
+    is_sound(&device);
 }
 
 /// A volume that is dropped is as after a crash: what was synced is there.

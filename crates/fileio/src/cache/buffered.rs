@@ -14,7 +14,7 @@ use rangelock::{Mode, RangeLock};
 
 use super::failures::{Failures, SyncCursor};
 use super::pages::Pages;
-use super::pool::{CachedFile, PageCache};
+use super::pool::{CachedFile, NO_TICKET, PageCache};
 use crate::direct::{Kind, Outcome};
 use crate::lock::Held;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,7 +45,8 @@ pub struct BufferedFile<M: DelayedAllocation + 'static> {
     pub(super) is_ahead: AtomicBool,
     /// Whether somebody holds the end of the file to change it; changed with `telling` held.
     pub(super) is_end_held: AtomicBool,
-    is_waiting: AtomicBool,
+    /// In the line of those that wait to be written back.
+    ticket: AtomicU64,
     pub(super) this: Weak<Self>,
 }
 
@@ -66,7 +67,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             window: AtomicU64::new(0),
             is_ahead: AtomicBool::new(false),
             is_end_held: AtomicBool::new(false),
-            is_waiting: AtomicBool::new(false),
+            ticket: AtomicU64::new(NO_TICKET),
             this: this.clone(),
         })
     }
@@ -477,8 +478,23 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         holes.iter().for_each(|hole| self.map().unreserve(hole.end - hole.start));
     }
 
+    /// Whether what is dirty of the file will never be written back: nobody else has a reference to it, and `ends` says that
+    /// nobody will open it any more. The caller sees to it that nobody gets a reference meanwhile, and then drops the last one.
+    pub fn is_unwanted(self: &Arc<Self>, ends: impl FnOnce(&M) -> bool) -> bool {
+        let file: Arc<dyn CachedFile> = Arc::clone(self) as _;
+        let was_waiting = self.pages.pool().take_out(&file);
+        drop(file);
+        if was_waiting && Arc::strong_count(self) == 1 && ends(self.map()) {
+            return true;
+        }
+        if was_waiting && self.pages.is_dirty() {
+            self.wait_to_be_written();
+        }
+        false
+    }
+
     fn wait_to_be_written(&self) {
-        if self.is_waiting.load(Ordering::SeqCst) {
+        if self.ticket.load(Ordering::SeqCst) != NO_TICKET {
             return;
         }
         point("a file is about to wait to be written back");
@@ -510,8 +526,8 @@ impl<M: DelayedAllocation + 'static> CachedFile for BufferedFile<M> {
         self.pages.is_dirty()
     }
 
-    fn set_waiting(&self, is_waiting: bool) -> bool {
-        self.is_waiting.swap(is_waiting, Ordering::SeqCst)
+    fn ticket(&self) -> &AtomicU64 {
+        &self.ticket
     }
 }
 

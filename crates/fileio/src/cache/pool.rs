@@ -6,7 +6,7 @@
 //! - a file with dirty pages is waiting here or being written back, and kept in memory by that;
 //! - a folio is let go only while nobody holds any byte of it; one that is dirty stays.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -43,8 +43,9 @@ pub(super) trait CachedFile: Send + Sync {
     fn write_all_back(&self) -> Result<(), Failure>;
     /// Whether it has dirty pages.
     fn is_dirty(&self) -> bool;
-    /// Says that it waits to be written back, or not any more; what it said before.
-    fn set_waiting(&self, is_waiting: bool) -> bool;
+    /// Its ticket in the line of those that wait to be written back; [`NO_TICKET`] while it does not. Changed by the pool alone,
+    /// under the line's lock.
+    fn ticket(&self) -> &AtomicU64;
 }
 
 struct Folio {
@@ -52,8 +53,13 @@ struct Folio {
     pages: Range<u64>,
 }
 
+/// That of a file that does not wait.
+pub(super) const NO_TICKET: u64 = 0;
+
 struct Waiting {
-    files: VecDeque<(Instant, Arc<dyn CachedFile>)>,
+    /// By their tickets: those that have waited longest come first.
+    files: BTreeMap<u64, (Instant, Arc<dyn CachedFile>)>,
+    last_ticket: u64,
     /// Those that somebody is writing back.
     active: Vec<Arc<dyn CachedFile>>,
     is_stopped: bool,
@@ -61,6 +67,24 @@ struct Waiting {
 
 /// What pages may take, told how much they take: others have the rest of the memory.
 type Share = Box<dyn Fn(u64) -> u64 + Send + Sync>;
+
+impl Waiting {
+    /// A file waits, unless it does already, or nobody writes back any more.
+    fn push(&mut self, since: Instant, file: Arc<dyn CachedFile>) {
+        if self.is_stopped || file.ticket().load(Ordering::SeqCst) != NO_TICKET {
+            return;
+        }
+        self.last_ticket += 1;
+        file.ticket().store(self.last_ticket, Ordering::SeqCst);
+        self.files.insert(self.last_ticket, (since, file));
+    }
+
+    /// A file does not wait any more; gives the line's reference, if it did.
+    fn remove(&mut self, file: &Arc<dyn CachedFile>) -> Option<Arc<dyn CachedFile>> {
+        let ticket = file.ticket().swap(NO_TICKET, Ordering::SeqCst);
+        self.files.remove(&ticket).map(|(_, file)| file)
+    }
+}
 
 /// The page cache of a volume.
 pub struct PageCache {
@@ -111,7 +135,12 @@ impl PageCache {
             used: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
             clock: Mutex::default(),
-            waiting: Mutex::new(Waiting { files: VecDeque::new(), active: Vec::new(), is_stopped: false }),
+            waiting: Mutex::new(Waiting {
+                files: BTreeMap::new(),
+                last_ticket: NO_TICKET,
+                active: Vec::new(),
+                is_stopped: false,
+            }),
             changed: Condvar::new(),
             failures: Failures::default(),
         })
@@ -230,10 +259,14 @@ impl PageCache {
 
     /// A file has dirty pages: it waits, unless it does already. Who finds that it does, finds it in the list, too.
     pub(super) fn enqueue(&self, file: Arc<dyn CachedFile>) {
-        let mut waiting = self.waiting.lock();
-        if !waiting.is_stopped && !file.set_waiting(true) {
-            waiting.files.push_back((Instant::now(), file));
-        }
+        self.waiting.lock().push(Instant::now(), file);
+    }
+
+    /// A file that nobody wants any more waits no longer, whatever is dirty of it; `false` if it did not wait, or somebody is
+    /// writing it back.
+    pub(super) fn take_out(&self, file: &Arc<dyn CachedFile>) -> bool {
+        let gone = self.waiting.lock().remove(file);
+        gone.is_some()
     }
 
     /// Writes some of the file back that has waited longest, unless it has not waited long and there is room; whether there
@@ -243,19 +276,20 @@ impl PageCache {
         let is_due = |since: &Instant| {
             at_once || self.dirty() >= self.dirty_background() || since.elapsed() >= AGE_MAX
         };
-        if waiting.is_stopped || !waiting.files.front().is_some_and(|(since, _)| is_due(since)) {
+        if waiting.is_stopped || !waiting.files.first_key_value().is_some_and(|(_, (since, _))| is_due(since))
+        {
             return false;
         }
-        let Some((since, file)) = waiting.files.pop_front() else { return false };
+        let Some((_, (since, file))) = waiting.files.pop_first() else { return false };
         waiting.active.push(Arc::clone(&file));
         // Under the lock: who finds it waiting finds it here.
-        file.set_waiting(false);
+        file.ticket().store(NO_TICKET, Ordering::SeqCst);
         drop(waiting);
         let could_be = file.write_some_back();
         let mut waiting = self.waiting.lock();
         // Before it is anybody's to drop: a dirty file always waits.
-        if file.is_dirty() && !file.set_waiting(true) && !waiting.is_stopped {
-            waiting.files.push_back((since, Arc::clone(&file)));
+        if file.is_dirty() {
+            waiting.push(since, Arc::clone(&file));
         }
         let index = waiting.active.iter().position(|active| Arc::ptr_eq(active, &file));
         let active = index.map(|index| waiting.active.swap_remove(index));
@@ -269,16 +303,17 @@ impl PageCache {
     /// A file was written back: it does not wait any more, unless it is dirty again.
     pub(super) fn dequeue(&self, file: &Arc<dyn CachedFile>) {
         let mut waiting = self.waiting.lock();
-        let was_waiting = file.set_waiting(false);
+        let Some(ticket) =
+            Some(file.ticket().swap(NO_TICKET, Ordering::SeqCst)).filter(|&it| it != NO_TICKET)
+        else {
+            return;
+        };
+        // Who made it dirty before may have found that it waits, and so it does.
         if file.is_dirty() {
-            if was_waiting {
-                file.set_waiting(true);
-            }
+            file.ticket().store(ticket, Ordering::SeqCst);
             return;
         }
-        let index =
-            waiting.files.iter().position(|(_, waits)| Arc::ptr_eq(waits, file)).filter(|_| was_waiting);
-        let gone = index.and_then(|index| waiting.files.remove(index));
+        let gone = waiting.files.remove(&ticket);
         drop(waiting);
         drop(gone);
     }
@@ -295,7 +330,7 @@ impl PageCache {
     /// Writes all pages of all files back that are dirty now. The first failure of those, but all are tried.
     pub fn write_every_file_back(&self) -> Result<(), Failure> {
         let waiting = self.waiting.lock();
-        let mut files: Vec<_> = waiting.files.iter().map(|(_, file)| Arc::clone(file)).collect();
+        let mut files: Vec<_> = waiting.files.values().map(|(_, file)| Arc::clone(file)).collect();
         files.extend(waiting.active.iter().cloned());
         drop(waiting);
         let mut done = Ok(());
@@ -356,7 +391,7 @@ mod tests {
     use super::*;
 
     /// A file of one folio.
-    struct File(Arc<PageCache>);
+    struct File(Arc<PageCache>, AtomicU64);
 
     impl CachedFile for File {
         fn evict(&self, _: Range<u64>) -> Evicted {
@@ -371,13 +406,13 @@ mod tests {
         fn is_dirty(&self) -> bool {
             false
         }
-        fn set_waiting(&self, _: bool) -> bool {
-            false
+        fn ticket(&self) -> &AtomicU64 {
+            &self.1
         }
     }
 
     /// A file whose folios go one by one.
-    struct Lasting(Arc<PageCache>);
+    struct Lasting(Arc<PageCache>, AtomicU64);
 
     impl CachedFile for Lasting {
         fn evict(&self, _: Range<u64>) -> Evicted {
@@ -393,8 +428,8 @@ mod tests {
         fn is_dirty(&self) -> bool {
             false
         }
-        fn set_waiting(&self, _: bool) -> bool {
-            false
+        fn ticket(&self) -> &AtomicU64 {
+            &self.1
         }
     }
 
@@ -416,7 +451,7 @@ mod tests {
         });
         assert_eq!(pool.limit(), 1 << 20);
         others.store(1 << 19, Ordering::Relaxed);
-        let file: Arc<dyn CachedFile> = Arc::new(Lasting(Arc::clone(&pool)));
+        let file: Arc<dyn CachedFile> = Arc::new(Lasting(Arc::clone(&pool), AtomicU64::new(NO_TICKET)));
         for page in 0..1000 {
             pool.came(Arc::downgrade(&file), page..page + 1, 4096);
             assert!(pool.used() <= (1 << 19) + 4096, "{} at {page}", pool.used());
@@ -435,7 +470,7 @@ mod tests {
     fn closed_files_leave_nothing_behind() {
         let pool = PageCache::new(1 << 20);
         for _ in 0..100_000 {
-            let file: Arc<dyn CachedFile> = Arc::new(File(Arc::clone(&pool)));
+            let file: Arc<dyn CachedFile> = Arc::new(File(Arc::clone(&pool), AtomicU64::new(NO_TICKET)));
             pool.came(Arc::downgrade(&file), 0..1, 4096);
         }
         assert_eq!(pool.used(), 0);

@@ -15,6 +15,7 @@ use fileio::{
     CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged,
 };
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use xfs_format::types::{FileBlock, FsBlock};
 
@@ -26,6 +27,8 @@ pub struct FileMap {
     life: Life,
     /// Set once it is known that nothing of the file is shared but what is marked so.
     marked: OnceLock<()>,
+    /// Whether the end of the file has begun, which whoever drops this brings to its end.
+    ends: AtomicBool,
 }
 
 /// A run of the file's blocks.
@@ -69,7 +72,17 @@ impl FileMap {
     }
 
     fn of(volume: Arc<Volume>, entry: Arc<InodeEntry>, life: Life) -> Self {
-        Self { volume, entry, life, marked: OnceLock::new() }
+        Self { volume, entry, life, marked: OnceLock::new(), ends: AtomicBool::new(false) }
+    }
+
+    /// Begins the end of a file without names that nobody has open but by this map, which is to be dropped then: nobody opens it
+    /// any more, and dropping this frees it. `false` where it is not so, or where that cannot be said without a wait.
+    pub fn begin_end(&self) -> bool {
+        // What is staged for it is given back by a file that is open.
+        let may_end = self.volume.is_writable() && self.entry.copying_if_any().is_none();
+        let ends = may_end && self.entry.begin_inactivation_by_last(self.life);
+        self.ends.fetch_or(ends, Ordering::AcqRel);
+        ends
     }
 
     /// Whether it is the map of the file that `file` stands for.
@@ -233,6 +246,10 @@ impl FileMap {
 impl Drop for FileMap {
     /// The last to close a file without names frees it. What fails here is left to recovery, as after a crash.
     fn drop(&mut self) {
+        if *self.ends.get_mut() {
+            let _ = self.volume.free_ending(&self.entry, self.life);
+            return;
+        }
         if self.volume.is_writable() && self.entry.peek().nlink() > 0 {
             let _ = self.volume.log_times(&self.entry);
         }

@@ -246,6 +246,20 @@ impl InodeEntry {
         unused.then(|| inode.life())
     }
 
+    /// Begins the end of a file that has no name, for the only one who has it open: it is not open any more then. `false` also
+    /// where that cannot be said without a wait for somebody.
+    pub(crate) fn begin_inactivation_by_last(&self, life: Life) -> bool {
+        let Some(_locked) = self.try_lock() else { return false };
+        let inode = self.peek();
+        let is_going = inode.life() == life && !inode.is_free() && inode.nlink() == 0;
+        let is_last = is_going && !self.is_ending(&inode) && self.opens.load(Ordering::Acquire) == 1;
+        if is_last {
+            self.opens.store(0, Ordering::SeqCst);
+            self.end(life);
+        }
+        is_last
+    }
+
     /// Ends the life that the inode is in, whoever has it open or has begun that: the volume is being closed, and nobody
     /// has it any more.
     pub(crate) fn take_inactivation(&self) -> Life {

@@ -26,18 +26,32 @@ impl Volume {
         let gone = inode.is_free() || inode.nlink() > 0;
         drop(inode);
         let life = if gone { None } else { entry.begin_inactivation() };
-        match life.map(|life| (life, self.inactivate(entry, life))) {
+        life.map_or(Ok(()), |life| self.free_ending(entry, life))
+    }
+
+    /// Frees an inode whose end in this life the caller has begun.
+    pub(crate) fn free_ending(self: &Arc<Self>, entry: &Arc<InodeEntry>, life: Life) -> Result<()> {
+        match self.inactivate(entry, life) {
             // Who closes the volume did the rest.
-            Some((life, Err(Error::Shutdown(_)))) if entry.peek().life() != life => Ok(()),
-            Some((_, done)) => {
+            Err(Error::Shutdown(_)) if entry.peek().life() != life => Ok(()),
+            done => {
                 if done.is_err() {
                     // So that who closes the volume finds it.
                     self.write_side()?.unfinished.lock().push(Arc::clone(entry));
                 }
                 done
             }
-            None => Ok(()),
         }
+    }
+
+    /// As [`release_if_unused`](Self::release_if_unused), of an inode that has just lost a name; gives its number if that was
+    /// the last one and somebody has it open still.
+    pub(super) fn lost_name(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<Option<InodeNumber>> {
+        let inode = entry.peek();
+        let is_nameless = !inode.is_free() && inode.nlink() == 0;
+        drop(inode);
+        self.release_if_unused(entry)?;
+        Ok((is_nameless && entry.is_open()).then(|| entry.ino()))
     }
 
     /// Frees every inode that has no names, whoever has it open, or was in the middle of freeing it. For a volume that is

@@ -27,14 +27,14 @@ pub enum Removal {
 
 impl Volume {
     /// Removes a name. What it stood for is freed with its last name, as soon as nobody has it open; it stays, and its
-    /// name, if others share its blocks.
+    /// name, if others share its blocks. Gives its number where it lost its last name and somebody has it open.
     pub fn remove(
         self: &Arc<Self>,
         dir: &InodeHandle,
         name: &[u8],
         what: Removal,
         now: Timestamp,
-    ) -> Result<()> {
+    ) -> Result<Option<InodeNumber>> {
         check_name(name)?;
         loop {
             let (child, seen) = self.child_of(dir, name)?;
@@ -56,7 +56,7 @@ impl Volume {
             touch(&mut trans, dir.ino(), true, now);
             trans.commit()?;
             point("a name is gone");
-            return self.release_if_unused(&child);
+            return self.lost_name(&child);
         }
     }
 

@@ -38,22 +38,22 @@ struct End<'a> {
 }
 
 impl Volume {
-    /// Moves a name, in one step.
+    /// Moves a name, in one step. Gives the number of an inode that lost its last name by that and that somebody has open.
     pub fn rename(
         self: &Arc<Self>,
         (from_dir, from): (&InodeHandle, &[u8]),
         (to_dir, to): (&InodeHandle, &[u8]),
         how: RenameFlags,
         now: Timestamp,
-    ) -> Result<()> {
+    ) -> Result<Option<InodeNumber>> {
         check_name(from)?;
         check_name(to)?;
         let (source, target) = (End { dir: from_dir, name: from }, End { dir: to_dir, name: to });
         loop {
             if let Some(replaced) = self.try_rename(&source, &target, how, now)? {
                 return match replaced {
-                    Some(entry) => self.release_if_unused(&entry),
-                    None => Ok(()),
+                    Some(entry) => self.lost_name(&entry),
+                    None => Ok(None),
                 };
             }
         }
