@@ -86,6 +86,8 @@ pub struct Volume {
     copies_settled: AtomicBool,
     /// What recovery found and did when the volume was opened.
     recovery: OnceLock<recovery::Report>,
+    /// Blocks that a file's map may need for an extent more, and to tell of its data: once it was asked.
+    pub(crate) map_change: OnceLock<u64>,
     /// Keeps every other writer of this process out until the volume is closed. Let go of last.
     claim: Mutex<Option<Arc<Claim>>>,
 }
@@ -121,6 +123,8 @@ pub(crate) struct WriteSide {
     pub(crate) staging: Mutex<BTreeMap<InodeNumber, Arc<InodeEntry>>>,
     /// Inodes without names whose end has begun, and failed on the way: who closes the volume tries again.
     pub(crate) unfinished: Mutex<Vec<Arc<InodeEntry>>>,
+    /// Set once the log was found to be large enough for whatever changes a file's blocks.
+    pub(crate) log_suffices: OnceLock<()>,
     /// Held by whoever changes label or size.
     pub(crate) altering: Mutex<()>,
     /// Held by whoever moves a directory from one directory to another.
@@ -218,6 +222,7 @@ impl Volume {
             device,
             superblock,
             geometry,
+            map_change: OnceLock::new(),
             claim: Mutex::new(claim),
         });
         if let Some(write) = &volume.write {
@@ -784,6 +789,7 @@ impl WriteSide {
             attributes_said,
             staging: Mutex::default(),
             unfinished: Mutex::default(),
+            log_suffices: OnceLock::new(),
             altering: Mutex::default(),
             moves,
         })

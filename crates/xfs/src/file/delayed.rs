@@ -98,7 +98,9 @@ impl Volume {
 
     /// Blocks that a map may need for an extent more, and to tell of its data.
     fn map_change(&self) -> u64 {
-        need_for_extent(self, 0).reservation().blocks + need_to_mark(self).reservation().blocks
+        *self.map_change.get_or_init(|| {
+            need_for_extent(self, 0).reservation().blocks + need_to_mark(self).reservation().blocks
+        })
     }
 }
 

@@ -79,9 +79,15 @@ impl Volume {
 
     /// [`Error::LogTooSmall`] if it is for any of the transactions that change a file's blocks.
     pub(crate) fn check_log_for_blocks(self: &Arc<Self>) -> Result<()> {
+        let suffices = &self.write_side()?.log_suffices;
+        // Neither the log's size changes nor what is needed.
+        if suffices.get().is_some() {
+            return Ok(());
+        }
         for need in [remove::need_to_remove(self), allocate::need_to_mark(self), shift::need_to_shift(self)] {
             Trans::check_log(self, need.reservation())?;
         }
+        let _first = suffices.set(());
         Ok(())
     }
 
