@@ -272,7 +272,7 @@ impl Pages {
         self.each(blocks, |folio, bytes, _| folio.set(Mark::Present, folio.blocks_of(&bytes)));
     }
 
-    /// What is present and clean of whole blocks is forgotten. None of them is dirty.
+    /// What is present and clean of whole blocks is forgotten, and folios that have no other blocks go. None of them is dirty.
     ///
     /// # Safety
     /// The caller holds these blocks exclusively.
@@ -280,17 +280,34 @@ impl Pages {
         let mut at = blocks.start;
         while let Some(page) = self.index.next_folio(self.page_of(at)).filter(|_| at < blocks.end) {
             at = at.max(page << self.page_log);
-            let end = blocks.end.min((page + 1) << self.page_log);
-            self.each(at..end, |folio, bytes, _| {
-                let blocks = folio.blocks_of(&bytes);
-                debug_assert!(
-                    !folio.any(Mark::Dirty, blocks.clone()),
-                    "what is dirty is written back before"
-                );
-                folio.clear(Mark::Present, blocks);
-            });
-            at = (page + 1) << self.page_log;
+            if at >= blocks.end {
+                break;
+            }
+            let most = usize::try_from(blocks.end - at).unwrap_or(usize::MAX);
+            // SAFETY: the caller's promise.
+            let Some((folio, start, len)) = (unsafe { self.find(at, most) }) else { break };
+            let gone = folio.blocks_of(&(start..start + len));
+            debug_assert!(!folio.any(Mark::Dirty, gone.clone()), "what is dirty is written back before");
+            if len == folio.len() {
+                // SAFETY: the caller holds all of it exclusively.
+                unsafe { self.remove(folio) };
+            } else {
+                folio.clear(Mark::Present, gone);
+            }
+            at += len as u64;
         }
+    }
+
+    /// Takes a folio out of memory.
+    ///
+    /// # Safety
+    /// The caller holds all of its bytes exclusively, and has looked it up since.
+    unsafe fn remove(&self, folio: *const Folio) {
+        let change = self.change.lock();
+        // SAFETY: the caller's promise.
+        let folio = unsafe { self.index.remove(folio, &Changing::with(&change)) };
+        drop(change);
+        self.pool.went(folio.len() as u64);
     }
 
     /// Present blocks become dirty.
@@ -397,11 +414,8 @@ impl Pages {
         if folio.take_use() || folio.any_at_all(Mark::Dirty) {
             return false;
         }
-        let change = self.change.lock();
         // SAFETY: the caller's promise.
-        let folio = unsafe { self.index.remove(folio, &Changing::with(&change)) };
-        drop(change);
-        self.pool.went(folio.len() as u64);
+        unsafe { self.remove(folio) };
         true
     }
 
