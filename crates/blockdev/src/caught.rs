@@ -62,6 +62,10 @@ impl BlockDevice for Caught {
         self.0.has_fua()
     }
 
+    fn has_write_cache(&self) -> bool {
+        self.0.has_write_cache()
+    }
+
     fn catches_panics(&self) -> bool {
         true
     }

@@ -44,6 +44,11 @@ pub trait BlockDevice: Send + Sync + Debug {
     fn has_fua(&self) -> bool {
         false
     }
+    /// Whether what was written may wait in a cache for a flush. Where nothing does, a flush costs nothing, and nobody need
+    /// share one. Whoever stands before another device, and makes nothing else of writes and flushes, says what that one says.
+    fn has_write_cache(&self) -> bool {
+        true
+    }
     /// Whether what goes wrong inside comes out as an error, and never as a panic. Whoever stands before another device, and
     /// panics at nothing itself, says what that one says.
     fn catches_panics(&self) -> bool {

@@ -172,7 +172,7 @@ impl MemoryDevice {
     }
 
     fn sync(&self, op: &'static str, offset: u64, len: usize) -> Result<(), DeviceError> {
-        if !self.file.as_ref().is_some_and(|f| f.needs_sync) || len == 0 {
+        if !self.has_write_cache() || len == 0 {
             return Ok(());
         }
         // Ranges to sync start on a page, and hosts differ in how large these are.
@@ -258,6 +258,10 @@ impl BlockDevice for MemoryDevice {
 
     fn has_fua(&self) -> bool {
         true
+    }
+
+    fn has_write_cache(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.needs_sync)
     }
 
     fn prefetches(&self) -> bool {

@@ -89,6 +89,10 @@ impl BlockDevice for Window {
         self.inner.has_fua()
     }
 
+    fn has_write_cache(&self) -> bool {
+        self.inner.has_write_cache()
+    }
+
     fn prefetches(&self) -> bool {
         self.inner.prefetches()
     }

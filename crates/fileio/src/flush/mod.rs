@@ -22,7 +22,8 @@ pub enum Flushing {
     Serialized,
     /// Each his own, at once: the device gets as many as there are threads.
     Concurrent,
-    /// One for everyone who waits ([`SharedFlush`]).
+    /// One for everyone who waits ([`SharedFlush`]); his own where that costs nothing
+    /// ([`has_write_cache`](BlockDevice::has_write_cache)).
     #[default]
     Shared,
 }
@@ -76,6 +77,8 @@ impl FromStr for Flushing {
 pub struct FlushDevice {
     inner: Arc<dyn BlockDevice>,
     flushing: Flushing,
+    /// Whether a flush costs nothing, so that to share one costs more.
+    is_free: bool,
     one_at_a_time: Mutex<()>,
     shared: SharedFlush,
 }
@@ -83,7 +86,8 @@ pub struct FlushDevice {
 impl FlushDevice {
     /// `inner`, whose flushes are carried out so.
     pub fn new(inner: Arc<dyn BlockDevice>, flushing: Flushing) -> Self {
-        Self { inner, flushing, one_at_a_time: Mutex::default(), shared: SharedFlush::default() }
+        let is_free = !inner.has_write_cache();
+        Self { inner, flushing, is_free, one_at_a_time: Mutex::default(), shared: SharedFlush::default() }
     }
 
     fn flush_alone(&self) -> Result<(), DeviceError> {
@@ -108,6 +112,7 @@ impl Layer for FlushDevice {
         match self.flushing {
             Flushing::Serialized => self.flush_alone(),
             Flushing::Concurrent => self.inner.flush(),
+            Flushing::Shared if self.is_free => self.inner.flush(),
             Flushing::Shared => self.shared.flush(|| self.inner.flush()),
         }
     }
