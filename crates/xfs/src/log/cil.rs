@@ -70,6 +70,15 @@ pub(super) struct Closed {
     parts: Vec<Vec<Entry>>,
 }
 
+#[cfg(all(test, not(shuttle)))]
+impl Closed {
+    /// One that has nothing in it.
+    pub(super) fn empty(seq: u64) -> Self {
+        let (items, landed, parts) = (Vec::new(), Vec::new(), Vec::new());
+        Self { seq, items, landed, paid: 0, covering: false, parts }
+    }
+}
+
 impl std::fmt::Debug for Closed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Closed").field("seq", &self.seq).field("paid", &self.paid).finish_non_exhaustive()

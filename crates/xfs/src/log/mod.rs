@@ -496,6 +496,7 @@ impl Journal {
         let due = joined.full && core.pace == Pace::Background;
         if due || core.lacks_space() {
             core.orders.push(joined.seq);
+            core.pipe.grown();
         }
         Ok(CommitSeq(joined.seq))
     }

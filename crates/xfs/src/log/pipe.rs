@@ -4,6 +4,11 @@
 //! One thread writes a checkpoint's records up to the one with the commit, which it hands over; the other flushes
 //! the device, writes that one durably, and lands the checkpoint, while the first is at the next one's records.
 //!
+//! Of a checkpoint that fits into one record, nothing is written before its turn comes. So it stays open while the device
+//! is flushed for the one before it: whoever commits meanwhile shares it, and its flushes. It is closed while the record of
+//! the one before it is being written. Where that record becomes durable by a flush behind it, the same flush is the one that
+//! comes before the next record: then a checkpoint costs one flush.
+//!
 //! Rules that recovery relies on:
 //! - no more records lie in the log without a flush behind them than recovery looks through for holes and wrong
 //!   checksums;
@@ -14,7 +19,7 @@
 use super::cil::Closed;
 use super::layout::{Layout, Pos};
 use super::record::Record;
-use super::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
+use super::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use std::collections::VecDeque;
 use xfs_format::log::BLOCK_SIZE;
 use xfs_format::types::Lsn;
@@ -34,6 +39,17 @@ pub(super) struct Sealed {
     pub(super) at: Pos,
     /// Block of the record before.
     pub(super) previous: u32,
+    /// The flush that its last record needs before it, if that has begun: it is over when the checkpoint's turn comes.
+    pub(super) behind: Option<Behind>,
+}
+
+/// What held when a flush began: a record that is written behind that flush may rely on it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Behind {
+    /// The tail: what had been written back is stable.
+    pub(super) tail: Pos,
+    /// How many records that were admitted as they come are stable.
+    pub(super) flushed: u64,
 }
 
 /// How a record is to be written.
@@ -45,11 +61,21 @@ pub(super) enum Admission {
     Durable,
 }
 
+/// What the thread that commits is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// It takes the next checkpoint at once.
+    Rest,
+    /// A flush, before a checkpoint's last record or behind it.
+    Flush,
+    /// A checkpoint's last record.
+    Record,
+}
+
 #[derive(Debug)]
 struct State {
     queue: VecDeque<Sealed>,
-    /// The last record of a checkpoint is being written.
-    committing: bool,
+    committer: At,
     /// No checkpoint comes any more.
     finished: bool,
     dead: bool,
@@ -67,6 +93,8 @@ pub(super) struct Pipe {
     changed: Condvar,
     /// The last checkpoint whose flush has begun.
     flushing: AtomicU64,
+    /// Whether somebody waits until it is better to close a checkpoint.
+    is_turn_awaited: AtomicBool,
     unflushed_max: u64,
     log_blocks: u64,
     record_blocks: u64,
@@ -77,7 +105,7 @@ impl Pipe {
     pub(super) fn new(layout: &Layout, tail: Pos) -> Self {
         let state = State {
             queue: VecDeque::new(),
-            committing: false,
+            committer: At::Rest,
             finished: false,
             dead: false,
             admitted: 0,
@@ -89,6 +117,7 @@ impl Pipe {
             state: Mutex::new(state),
             changed: Condvar::new(),
             flushing: AtomicU64::new(0),
+            is_turn_awaited: AtomicBool::new(false),
             unflushed_max: layout.unflushed_max().into(),
             log_blocks: layout.blocks.into(),
             record_blocks: u64::from(layout.record_max()) / BLOCK_SIZE as u64,
@@ -122,7 +151,7 @@ impl Pipe {
     }
 
     fn is_full(&self, state: &State) -> bool {
-        let commits = state.queue.len() as u64 + u64::from(state.committing);
+        let commits = state.queue.len() as u64 + u64::from(state.committer != At::Rest);
         state.admitted - state.flushed + commits >= self.unflushed_max
     }
 
@@ -133,11 +162,34 @@ impl Pipe {
             if state.dead {
                 return None;
             }
-            let idle = state.queue.is_empty() && !state.committing;
+            let idle = state.queue.is_empty() && state.committer == At::Rest;
             if idle || !(self.is_near(&state, end) || self.is_full(&state)) {
                 return Some(state);
             }
             state = wait(&self.changed, state);
+        }
+    }
+
+    /// Waits until a checkpoint that fits into one record had better be closed, or until it does not fit any more.
+    pub(super) fn wait_for_turn(&self, fits: impl Fn() -> bool) {
+        let mut state = lock(&self.state);
+        self.is_turn_awaited.store(true, Ordering::SeqCst);
+        while !state.dead && !Self::is_turn(&state) && fits() {
+            state = wait(&self.changed, state);
+        }
+        self.is_turn_awaited.store(false, Ordering::SeqCst);
+    }
+
+    /// No other checkpoint waits to be committed, nor is it too late for the flush that is under way.
+    fn is_turn(state: &State) -> bool {
+        state.queue.is_empty() && state.committer != At::Flush
+    }
+
+    /// The open checkpoint may have become too large for one record.
+    pub(super) fn grown(&self) {
+        if self.is_turn_awaited.load(Ordering::SeqCst) {
+            let _state = lock(&self.state);
+            self.changed.notify_all();
         }
     }
 
@@ -156,11 +208,27 @@ impl Pipe {
         let mut state = lock(&self.state);
         state.tail = state.tail.max(tail);
         state.flushed = state.flushed.max(flushed);
-        state.committing = false;
+        state.committer = At::Rest;
         self.changed.notify_all();
     }
 
-    /// The flush that makes a checkpoint's commit record safe to write begins behind this.
+    /// The device is about to be flushed; nothing that was handed over before needs another flush before its last record.
+    /// `tail` is asked at once.
+    pub(super) fn flush_begins(&self, tail: impl FnOnce() -> Pos) -> Behind {
+        let mut state = lock(&self.state);
+        state.committer = At::Flush;
+        let behind = Behind { tail: tail(), flushed: state.completed };
+        state.queue.iter_mut().for_each(|sealed| sealed.behind = Some(behind));
+        behind
+    }
+
+    /// The last record of a checkpoint is about to be written, behind its flush.
+    pub(super) fn record_begins(&self) {
+        lock(&self.state).committer = At::Record;
+        self.changed.notify_all();
+    }
+
+    /// The last flush of those that a checkpoint needs begins behind this.
     pub(super) fn flushes_for(&self, seq: u64) {
         self.flushing.fetch_max(seq, Ordering::SeqCst);
     }
@@ -177,7 +245,7 @@ impl Pipe {
         let mut state = lock(&self.state);
         loop {
             if let Some(sealed) = state.queue.pop_front() {
-                state.committing = true;
+                state.committer = At::Flush;
                 return Some(sealed);
             }
             if state.finished {
@@ -203,6 +271,7 @@ impl Pipe {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use blockdev::AlignedBuf;
 
     #[test]
     fn only_so_much_is_written_without_a_flush() {
@@ -215,6 +284,71 @@ mod tests {
         assert_eq!(pipe.admit(Pos(100_064)), Some(Admission::Durable));
         pipe.durable(Pos(100_007), pipe.completed_so_far());
         assert_eq!(pipe.admit(Pos(100_064)), Some(Admission::Volatile(Pos(100_007))));
+    }
+
+    fn pipe() -> Pipe {
+        Pipe::new(&Layout::for_tests(100_000, 512, 32 << 10), Pos(100_000))
+    }
+
+    fn sealed(seq: u64) -> Sealed {
+        let layout = Layout::for_tests(100_000, 512, 32 << 10);
+        let record = Record::new(&layout, AlignedBuf::zeroed(layout.record_max() as usize));
+        let (at, end) = (Pos(100_000 + seq), Pos(100_001 + seq));
+        let closed = Closed::empty(seq);
+        Sealed { closed, start: Lsn(seq), end, bytes: 512, record, at, previous: 0, behind: None }
+    }
+
+    /// What is handed over when a flush has begun is not behind it.
+    #[test]
+    fn a_flush_serves_what_was_there_before() {
+        let pipe = pipe();
+        assert!(pipe.hand_over(sealed(1)).is_ok());
+        assert!(pipe.next().is_some_and(|first| first.behind.is_none()));
+        pipe.record_begins();
+        assert!(pipe.hand_over(sealed(2)).is_ok());
+        pipe.completed();
+        pipe.flush_begins(|| Pos(100_001));
+        assert!(pipe.hand_over(sealed(3)).is_ok());
+        pipe.completed();
+        pipe.durable(Pos(100_000), 0);
+        let behind = pipe.next().and_then(|second| second.behind).expect("the flush behind the first");
+        assert_eq!((behind.tail, behind.flushed), (Pos(100_001), 1), "as it was when the flush began");
+        pipe.record_begins();
+        pipe.durable(behind.tail, behind.flushed);
+        assert!(pipe.next().is_some_and(|third| third.behind.is_none()), "too late for that flush");
+    }
+
+    /// A checkpoint stays open while others may still join it at no cost.
+    #[test]
+    fn a_checkpoint_is_closed_while_the_record_before_it_is_written() {
+        let pipe = pipe();
+        let is_turn = || Pipe::is_turn(&lock(&pipe.state));
+        assert!(is_turn(), "nothing is under way");
+        assert!(pipe.hand_over(sealed(1)).is_ok());
+        assert!(!is_turn(), "one waits already");
+        assert!(pipe.next().is_some());
+        assert!(!is_turn(), "the flush before its record");
+        pipe.record_begins();
+        assert!(is_turn());
+        pipe.flush_begins(|| Pos(100_000));
+        assert!(!is_turn(), "the flush behind it");
+        pipe.durable(Pos(100_000), 0);
+        assert!(is_turn());
+    }
+
+    #[test]
+    fn one_that_has_grown_is_closed_at_once() {
+        let (pipe, is_large) = (pipe(), AtomicBool::new(false));
+        pipe.flush_begins(|| Pos(100_000));
+        std::thread::scope(|scope| {
+            let closes = scope.spawn(|| pipe.wait_for_turn(|| !is_large.load(Ordering::SeqCst)));
+            while !pipe.is_turn_awaited.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            is_large.store(true, Ordering::SeqCst);
+            pipe.grown();
+            closes.join().unwrap();
+        });
     }
 
     #[test]

@@ -93,6 +93,9 @@ impl Writer {
     }
 
     fn push(&mut self) {
+        let core = &*self.core;
+        let record_max = u64::from(core.layout.record_max());
+        core.pipe.wait_for_turn(|| core.cil.paid() < record_max);
         let Some(closed) = self.core.cil.close(&mut self.spares) else { return };
         self.core.orders.switched();
         self.checkpoint(closed);
@@ -112,6 +115,7 @@ impl Writer {
                     record,
                     at,
                     previous,
+                    behind: None,
                 };
                 if let Err(sealed) = self.core.pipe.hand_over(sealed) {
                     self.core.abort(sealed.closed);
@@ -268,15 +272,41 @@ impl Committer {
         Self { core }
     }
 
+    /// Writes the last record of a checkpoint behind a flush and for good; gives the tail that it names.
+    ///
+    /// A device without [durable writes](blockdev::BlockDevice::has_fua) is flushed behind the record. That flush is the one
+    /// before the record of each checkpoint that has been handed over by then.
+    fn commit(&self, sealed: &mut Sealed) -> Result<Pos, Failure> {
+        let core = &*self.core;
+        let has_fua = core.device.has_fua();
+        if has_fua {
+            core.pipe.flushes_for(sealed.closed.seq);
+        }
+        let behind = match sealed.behind {
+            Some(behind) => behind,
+            None => {
+                let behind = core.pipe.flush_begins(|| core.ail.tail());
+                core.device.flush()?;
+                behind
+            }
+        };
+        core.pipe.record_begins();
+        let durability = if has_fua { Durability::Fua } else { Durability::Volatile };
+        write_record(core, &mut sealed.record, sealed.at, behind.tail, sealed.previous, durability)?;
+        if !has_fua {
+            core.pipe.flushes_for(sealed.closed.seq);
+            core.pipe.flush_begins(|| core.ail.tail());
+            core.device.flush()?;
+        }
+        core.pipe.durable(behind.tail, behind.flushed);
+        Ok(behind.tail)
+    }
+
     /// Commits what is handed over until nothing comes any more.
     pub(super) fn run(self) {
         while let Some(mut sealed) = self.core.pipe.next() {
-            let written = if self.core.down().is_some() {
-                Err(Failure::Down)
-            } else {
-                self.core.pipe.flushes_for(sealed.closed.seq);
-                write_durably(&self.core, &mut sealed.record, sealed.at, sealed.previous)
-            };
+            let written =
+                if self.core.down().is_some() { Err(Failure::Down) } else { self.commit(&mut sealed) };
             match written {
                 Ok(tail) => self.core.land(sealed, tail),
                 Err(failure) => {
