@@ -212,11 +212,14 @@ impl Pipe {
         self.changed.notify_all();
     }
 
-    /// The device is about to be flushed; nothing that was handed over before needs another flush before its last record.
-    /// `tail` is asked at once.
-    pub(super) fn flush_begins(&self, tail: impl FnOnce() -> Pos) -> Behind {
+    /// The device is about to be flushed; nothing that was handed over before needs another flush before its last record, and
+    /// none at all if `is_only`. `tail` is asked at once.
+    pub(super) fn flush_begins(&self, is_only: bool, tail: impl FnOnce() -> Pos) -> Behind {
         let mut state = lock(&self.state);
         state.committer = At::Flush;
+        if let Some(last) = state.queue.back().filter(|_| is_only) {
+            self.flushes_for(last.closed.seq);
+        }
         let behind = Behind { tail: tail(), flushed: state.completed };
         state.queue.iter_mut().for_each(|sealed| sealed.behind = Some(behind));
         behind
@@ -307,7 +310,7 @@ mod tests {
         pipe.record_begins();
         assert!(pipe.hand_over(sealed(2)).is_ok());
         pipe.completed();
-        pipe.flush_begins(|| Pos(100_001));
+        pipe.flush_begins(false, || Pos(100_001));
         assert!(pipe.hand_over(sealed(3)).is_ok());
         pipe.completed();
         pipe.durable(Pos(100_000), 0);
@@ -316,6 +319,19 @@ mod tests {
         pipe.record_begins();
         pipe.durable(behind.tail, behind.flushed);
         assert!(pipe.next().is_some_and(|third| third.behind.is_none()), "too late for that flush");
+    }
+
+    /// Whoever wrote data when that flush had begun would count on another one before the second record, which never comes.
+    #[test]
+    fn a_flush_for_several_is_the_last_of_each() {
+        for is_only in [true, false] {
+            let pipe = pipe();
+            (1..=3).for_each(|seq| assert!(pipe.hand_over(sealed(seq)).is_ok()));
+            assert!(pipe.next().is_some());
+            pipe.flush_begins(is_only, || Pos(100_000));
+            assert_eq!(pipe.last_flushed_for(), if is_only { 3 } else { 0 });
+            assert!(pipe.next().is_some_and(|second| second.behind.is_some()));
+        }
     }
 
     /// A checkpoint stays open while others may still join it at no cost.
@@ -330,7 +346,7 @@ mod tests {
         assert!(!is_turn(), "the flush before its record");
         pipe.record_begins();
         assert!(is_turn());
-        pipe.flush_begins(|| Pos(100_000));
+        pipe.flush_begins(false, || Pos(100_000));
         assert!(!is_turn(), "the flush behind it");
         pipe.durable(Pos(100_000), 0);
         assert!(is_turn());
@@ -339,7 +355,7 @@ mod tests {
     #[test]
     fn one_that_has_grown_is_closed_at_once() {
         let (pipe, is_large) = (pipe(), AtomicBool::new(false));
-        pipe.flush_begins(|| Pos(100_000));
+        pipe.flush_begins(false, || Pos(100_000));
         std::thread::scope(|scope| {
             let closes = scope.spawn(|| pipe.wait_for_turn(|| !is_large.load(Ordering::SeqCst)));
             while !pipe.is_turn_awaited.load(Ordering::SeqCst) {

@@ -285,7 +285,7 @@ impl Committer {
         let behind = match sealed.behind {
             Some(behind) => behind,
             None => {
-                let behind = core.pipe.flush_begins(|| core.ail.tail());
+                let behind = core.pipe.flush_begins(has_fua, || core.ail.tail());
                 core.device.flush()?;
                 behind
             }
@@ -295,7 +295,7 @@ impl Committer {
         write_record(core, &mut sealed.record, sealed.at, behind.tail, sealed.previous, durability)?;
         if !has_fua {
             core.pipe.flushes_for(sealed.closed.seq);
-            core.pipe.flush_begins(|| core.ail.tail());
+            core.pipe.flush_begins(false, || core.ail.tail());
             core.device.flush()?;
         }
         core.pipe.durable(behind.tail, behind.flushed);
