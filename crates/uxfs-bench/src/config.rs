@@ -17,6 +17,8 @@ pub enum Workload {
     RandRw,
     /// The same through the page cache, which holds all of the file, one request at a time.
     Buffered,
+    /// Threads read, then overwrite, each a part of one file in order, through the page cache, which holds all of the file.
+    Seq,
     /// Threads lock and unlock ranges of their own of one range lock; no file.
     RangeLock,
     /// Threads make empty files in directories of their own, look at all of them, and remove them.
@@ -46,6 +48,7 @@ impl Workload {
             Self::Overwrite => "overwrite",
             Self::RandRw => "randrw",
             Self::Buffered => "randrw-buffered",
+            Self::Seq => "seq",
             Self::RangeLock => "rangelock",
             Self::FsMark => "fsmark",
             Self::FxMark => "fxmark",
@@ -168,6 +171,8 @@ pub struct Config {
     pub size: u64,
     /// Pages that all threads together go over in one pass.
     pub pages: u64,
+    /// Bytes of a request of `seq`.
+    pub block: u64,
     /// Clones of a file that `cow` makes in a row.
     pub clones: usize,
     /// Requests that each thread keeps in flight, each count measured; none: 1 for `overwrite`, 128 for `randrw`.
@@ -218,6 +223,7 @@ impl Default for Config {
             memcpy: false,
             size: 1 << 30,
             pages: 262_144,
+            block: 1 << 20,
             clones: 16,
             depths: Vec::new(),
             files: 10_000,
@@ -249,6 +255,8 @@ impl Config {
     const MAX_DIRS: usize = 10_000;
     /// Most bytes that such a file may get.
     const MAX_FSYNC: u64 = 1 << 20;
+    /// Most bytes of a request of `seq`.
+    const MAX_BLOCK: u64 = 64 << 20;
     /// Longest flush that can be asked for.
     const MAX_FLUSH: Duration = Duration::from_secs(1);
 
@@ -273,6 +281,10 @@ impl Config {
         if u32::try_from(self.file_pages()).is_err() {
             return wrong("the size must be less than 16 TiB".to_owned());
         }
+        let page = PAGE as u64;
+        if !(page..=Self::MAX_BLOCK).contains(&self.block) || !self.block.is_multiple_of(page) {
+            return wrong(format!("a block has {page} to {} bytes, a multiple of {page}", Self::MAX_BLOCK));
+        }
         if self.pages == 0 || self.rounds == 0 || self.clones == 0 {
             return wrong("there must be at least one page, one clone and one round".to_owned());
         }
@@ -292,6 +304,15 @@ impl Config {
     /// Pages of the file.
     pub fn file_pages(&self) -> u64 {
         self.size / PAGE as u64
+    }
+
+    /// Pages of a request of a workload on files.
+    pub(crate) fn span(&self, workload: Workload) -> u32 {
+        match workload {
+            // Checked to be few.
+            Workload::Seq => (self.block / PAGE as u64) as u32,
+            _ => 1,
+        }
     }
 
     /// The lockings of a workload on files.
@@ -327,7 +348,7 @@ impl Config {
     pub(crate) fn depths(&self, workload: Workload) -> Vec<u32> {
         match (self.depths.is_empty(), workload) {
             // There is no queue through the page cache.
-            (_, Workload::Buffered) => vec![1],
+            (_, Workload::Buffered | Workload::Seq) => vec![1],
             (false, _) => self.depths.clone(),
             (true, Workload::RandRw) => vec![128],
             (true, _) => vec![1],
@@ -375,6 +396,9 @@ mod tests {
             Config { size: 4097, ..Config::default() },
             Config { size: 1 << 50, ..Config::default() },
             Config { pages: 0, ..Config::default() },
+            Config { block: 0, ..Config::default() },
+            Config { block: 6 << 10, ..Config::default() },
+            Config { block: 1 << 30, ..Config::default() },
             Config { clones: 0, ..Config::default() },
             Config { rounds: 0, ..Config::default() },
             Config { files: 0, ..Config::default() },

@@ -11,6 +11,7 @@
 use crate::error::{Error, Result};
 use crate::work::{Op, Work};
 use blockdev::AlignedBuf;
+use std::collections::HashMap;
 
 /// Bytes of a page, the unit of all the workloads on files.
 pub const PAGE: usize = 4096;
@@ -32,7 +33,7 @@ const fn dice(page: u64, generation: u32) -> u64 {
     mix(page ^ ((generation as u64) << 40))
 }
 
-/// Which of the generation's words a page gets.
+/// Which of the generation's words a page gets, if it is a request.
 pub(crate) const fn class(page: u64, generation: u32) -> usize {
     (dice(page, generation) % CLASSES as u64) as usize
 }
@@ -58,16 +59,17 @@ pub(crate) fn fill(buf: &mut [u8], word: u64) {
 pub(crate) struct Sources([AlignedBuf; CLASSES]);
 
 impl Sources {
-    pub(crate) fn new(generation: u32) -> Self {
+    /// For requests of so many bytes.
+    pub(crate) fn new(generation: u32, bytes: usize) -> Self {
         Self(std::array::from_fn(|class| {
-            let mut buf = AlignedBuf::zeroed(PAGE);
+            let mut buf = AlignedBuf::zeroed(bytes);
             fill(&mut buf, word(class, generation));
             buf
         }))
     }
 
-    /// What a page gets in this generation.
-    pub(crate) fn page(&self, page: u64, generation: u32) -> &[u8] {
+    /// What a request gets in this generation that begins with a page.
+    pub(crate) fn request(&self, page: u64, generation: u32) -> &[u8] {
         &self.0[class(page, generation)]
     }
 }
@@ -77,12 +79,18 @@ impl Sources {
 pub struct Content {
     generations: Vec<u32>,
     newest: u32,
+    /// Of generations that had requests of more than a page, how many pages. All of a request is of its first page's class.
+    spans: HashMap<u32, u32>,
 }
 
 impl Content {
     /// A file of this many pages, all zeroes.
     pub fn zeroed(pages: u64) -> Self {
-        Self { generations: vec![0; usize::try_from(pages).unwrap_or(usize::MAX)], newest: 0 }
+        Self {
+            generations: vec![0; usize::try_from(pages).unwrap_or(usize::MAX)],
+            newest: 0,
+            spans: HashMap::new(),
+        }
     }
 
     /// Pages of the file.
@@ -103,14 +111,18 @@ impl Content {
 
     /// Takes note of what a run has written.
     pub(crate) fn apply(&mut self, work: &Work<'_>) {
+        if work.span > 1 {
+            self.spans.insert(work.generation, work.span);
+        }
         for &page in work.pages {
             let writes = match work.op {
                 Op::Read => false,
                 Op::Write => true,
                 Op::Mixed => is_write(u64::from(page), work.generation),
             };
-            if let (true, Some(slot)) = (writes, self.generations.get_mut(page as usize)) {
-                *slot = work.generation;
+            let pages = page as usize..page as usize + work.span as usize;
+            if let (true, Some(slots)) = (writes, self.generations.get_mut(pages)) {
+                slots.fill(work.generation);
             }
         }
     }
@@ -118,7 +130,8 @@ impl Content {
     /// The word that fills a page.
     pub fn expected(&self, page: u64) -> u64 {
         let generation = self.generation(page);
-        word(class(page, generation), generation)
+        let span = u64::from(self.spans.get(&generation).copied().unwrap_or(1));
+        word(class(page - page % span, generation), generation)
     }
 
     fn generation(&self, page: u64) -> u32 {
@@ -160,7 +173,7 @@ mod tests {
     use super::*;
 
     fn run(pages: &[u32], op: Op, generation: u32) -> Work<'_> {
-        Work { pages, op, generation, threads: 1, depth: 1, passes: 1 }
+        Work { pages, op, generation, threads: 1, depth: 1, passes: 1, span: 1 }
     }
 
     #[test]
@@ -189,6 +202,23 @@ mod tests {
         }
         content.apply(&run(&pages, Op::Read, second + 1));
         assert_eq!(content.generation(40), first);
+    }
+
+    #[test]
+    fn all_pages_of_a_request_hold_its_word() {
+        let mut content = Content::zeroed(64);
+        let first = content.next_generation();
+        content.apply(&run(&(0..64).collect::<Vec<u32>>(), Op::Write, first));
+        let second = content.next_generation();
+        content.apply(&Work { span: 16, ..run(&[0, 32], Op::Write, second) });
+        for page in 0..64 {
+            let (from, generation) =
+                if page / 16 % 2 == 0 { (page / 16 * 16, second) } else { (page, first) };
+            assert_eq!(content.expected(page), word(class(from, generation), generation), "{page}");
+        }
+        let sources = Sources::new(second, 16 * PAGE);
+        let held: Vec<u8> = (32..48).flat_map(|page| content.page(page)).collect();
+        assert!(sources.request(32, second) == held);
     }
 
     #[test]

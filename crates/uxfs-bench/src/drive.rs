@@ -86,8 +86,8 @@ fn writes(work: &Work<'_>, page: u64) -> bool {
 /// One thread, one request at a time.
 fn blocking<P: Port>(mut port: P, work: &Work<'_>, thread: usize, barrier: &Barrier) -> Result<Done> {
     let share = work.share(thread);
-    let sources = Sources::new(work.generation);
-    let mut sink = AlignedBuf::zeroed(PAGE);
+    let sources = Sources::new(work.generation, work.request_bytes());
+    let mut sink = AlignedBuf::zeroed(work.request_bytes());
     let (mut reads, mut written) = (Tally::default(), Tally::default());
     barrier.wait();
     let start = Instant::now();
@@ -97,7 +97,7 @@ fn blocking<P: Port>(mut port: P, work: &Work<'_>, thread: usize, barrier: &Barr
             let at = At { nth, offset: page * PAGE as u64 };
             let timed = nth.is_multiple_of(SAMPLE).then(Instant::now);
             let tally = if writes(work, page) {
-                port.write(at, sources.page(page, work.generation))?;
+                port.write(at, sources.request(page, work.generation))?;
                 &mut written
             } else {
                 port.read(at, &mut sink)?;
@@ -130,6 +130,7 @@ fn queued(
     thread: usize,
     barrier: &Barrier,
 ) -> Result<Done> {
+    debug_assert_eq!(work.span, 1, "requests of a queue are pages");
     let share = work.share(thread);
     let depth = work.depth as usize;
     let mut slots = vec![Slot::default(); depth];

@@ -22,6 +22,8 @@ pub struct Measurement {
     pub threads: usize,
     /// Requests that each thread keeps in flight.
     pub depth: u32,
+    /// Bytes that one operation moves; none for locks.
+    pub bytes: Option<u64>,
     /// Operations a second, all threads together.
     pub ops_per_s: f64,
     /// The same in MiB/s; none for locks.
@@ -88,6 +90,7 @@ impl Series {
             op: self.op,
             threads: self.threads,
             depth: self.depth,
+            bytes: (self.bytes > 0).then_some(self.bytes),
             ops_per_s,
             mib_per_s: (self.bytes > 0).then(|| ops_per_s * self.bytes as f64 / f64::from(1 << 20)),
             p50_us: of(|sample| sample.p50_us),
@@ -166,7 +169,7 @@ mod tests {
         let json = serde_json::to_value(&lines[0]).expect("plain data");
         let expected = serde_json::json!({
             "workload": "overwrite", "target": "uxfs", "device": "memory", "locking": "range", "op": "read",
-            "threads": 1, "depth": 1, "ops_per_s": 512.0, "mib_per_s": 2.0, "p50_us": 1.0, "p99_us": null,
+            "threads": 1, "depth": 1, "bytes": 4096, "ops_per_s": 512.0, "mib_per_s": 2.0, "p50_us": 1.0, "p99_us": null,
             "p999_us": null, "median_of": 3,
         });
         assert_eq!(json, expected);

@@ -4,7 +4,7 @@
 //! report holds medians over the rounds. After the last round of a workload the content of every file is checked.
 
 use crate::config::{Config, Versus, Workload};
-use crate::content::Content;
+use crate::content::{Content, PAGE};
 use crate::cow;
 use crate::dbench;
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use crate::osync;
 use crate::setup::{Compared, Shape};
 use crate::target::{AnyTarget, Label, Measured, MemcpyTarget, SysTarget};
 use crate::volume::OwnVolume;
-use crate::work::{Op, Work, random_pages};
+use crate::work::{Op, Work, pages_in_order, random_pages};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -60,6 +60,9 @@ pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer)
     if workloads == [Workload::Cow] && config.versus.contains(&Versus::KernelExt4) {
         return Err(Error::Usage("cow: ext4 has no files that share blocks".to_owned()));
     }
+    if workloads.contains(&Workload::Seq) && config.block > config.size.min(config.pages * PAGE as u64) {
+        return Err(Error::Usage("seq: a block is larger than what is gone over".to_owned()));
+    }
     interrupt::install()?;
     if config.lockstat {
         fileio::lockstat::enable();
@@ -96,9 +99,9 @@ pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer)
                 osync::run(config, observer, &mut report)?;
                 continue;
             }
-            Workload::Overwrite | Workload::RandRw | Workload::Buffered => {}
+            Workload::Overwrite | Workload::RandRw | Workload::Buffered | Workload::Seq => {}
         }
-        let buffered = workload == Workload::Buffered;
+        let buffered = matches!(workload, Workload::Buffered | Workload::Seq);
         if scene.as_ref().is_some_and(|scene: &Scene| scene.buffered != buffered) {
             finish(scene.take(), config, observer, &mut report)?;
         }
@@ -198,7 +201,7 @@ pub(crate) fn on_files(
         Workload::RandRw | Workload::Buffered => &[Op::Mixed],
         _ => &[Op::Read, Op::Write],
     };
-    let depths = config.depths(workload);
+    let (depths, span) = (config.depths(workload), config.span(workload));
     let steps = config.rounds * depths.len() * config.threads.len() * ops.len() * targets.len();
     for target in targets.iter_mut() {
         observer.note(&format!("writing the file of {}", target.label()));
@@ -207,18 +210,17 @@ pub(crate) fn on_files(
     observer.start(workload.name(), steps as u64);
     let mut collector = Collector::default();
     for depth in depths {
-        let passes = calibrate(config, targets, depth)?;
+        let passes = calibrate(config, workload, targets, depth)?;
         if let Some(locks) = &mut locks {
             locks.skip();
         }
         for round in 0..config.rounds {
-            let pages =
-                random_pages(config.file_pages(), config.pages, config.seed.wrapping_add(round as u64));
+            let pages = pages(config, workload, round);
             for &threads in &config.threads {
                 for &op in ops {
                     for (target, &passes) in targets.iter_mut().zip(&passes) {
                         observer.step(&format!("{} {} × {threads}", target.label(), op.name()));
-                        let work = Work { pages: &pages, op, generation: 0, threads, depth, passes };
+                        let work = Work { pages: &pages, op, generation: 0, threads, depth, passes, span };
                         measure(&mut collector, workload, *target, work)?;
                         if let Some(locks) = &mut locks {
                             locks.attribute(&target.label().to_string());
@@ -235,15 +237,28 @@ pub(crate) fn on_files(
     Ok(collector.finish())
 }
 
+/// The first pages of a round's requests.
+fn pages(config: &Config, workload: Workload, round: usize) -> Vec<u32> {
+    match workload {
+        Workload::Seq => pages_in_order(config.file_pages(), config.pages, config.span(workload)),
+        _ => random_pages(config.file_pages(), config.pages, config.seed.wrapping_add(round as u64)),
+    }
+}
+
 /// How often each target goes over the pages, so that a measurement takes long enough. Warms up, too.
-fn calibrate(config: &Config, targets: &mut [&mut dyn AnyTarget], depth: u32) -> Result<Vec<u32>> {
+fn calibrate(
+    config: &Config,
+    workload: Workload,
+    targets: &mut [&mut dyn AnyTarget],
+    depth: u32,
+) -> Result<Vec<u32>> {
     const MAX_PASSES: f64 = 64.0;
-    let pages = random_pages(config.file_pages(), config.pages, config.seed);
+    let (pages, span) = (pages(config, workload, 0), config.span(workload));
     let threads = config.threads.first().copied().unwrap_or(1);
     targets
         .iter_mut()
         .map(|target| {
-            let work = Work { pages: &pages, op: Op::Read, generation: 0, threads, depth, passes: 1 };
+            let work = Work { pages: &pages, op: Op::Read, generation: 0, threads, depth, passes: 1, span };
             let wall = target.measure(work)?.wall.as_secs_f64().max(1e-6);
             Ok((config.min_time.as_secs_f64() / wall).ceil().clamp(1.0, MAX_PASSES) as u32)
         })
@@ -268,7 +283,7 @@ fn measure(
             op: op.name(),
             threads: work.threads,
             depth: if target.has_queue() { work.depth } else { 1 },
-            bytes: crate::content::PAGE as u64,
+            bytes: work.request_bytes() as u64,
             samples: Vec::new(),
         };
         collector.add(line, Sample::new(&outcome, tally));

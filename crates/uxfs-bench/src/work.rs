@@ -1,5 +1,6 @@
 //! One measured run on a file, and what it gave.
 
+use crate::content::PAGE;
 use hdrhistogram::Histogram;
 use std::time::Duration;
 
@@ -41,6 +42,9 @@ pub struct Work<'a> {
     pub depth: u32,
     /// How often each thread goes over its share.
     pub passes: u32,
+    /// Pages of a request; the pages above are the first ones of theirs, and each a multiple of it. Queues have requests of
+    /// one page.
+    pub span: u32,
 }
 
 impl<'a> Work<'a> {
@@ -48,6 +52,11 @@ impl<'a> Work<'a> {
     pub(crate) fn share(&self, thread: usize) -> &'a [u32] {
         let edge = |nth: usize| self.pages.len() * nth / self.threads;
         &self.pages[edge(thread)..edge(thread + 1)]
+    }
+
+    /// Bytes of a request.
+    pub(crate) fn request_bytes(&self) -> usize {
+        self.span as usize * PAGE
     }
 }
 
@@ -57,6 +66,13 @@ pub fn random_pages(file_pages: u64, count: u64, seed: u64) -> Vec<u32> {
     fastrand::Rng::with_seed(seed).shuffle(&mut pages);
     pages.truncate(usize::try_from(count).unwrap_or(usize::MAX));
     pages
+}
+
+/// The first pages of requests of `span` pages, in the order of the file; `count` pages in all (at most all that make whole
+/// requests).
+pub fn pages_in_order(file_pages: u64, count: u64, span: u32) -> Vec<u32> {
+    let pages = u32::try_from(file_pages.min(count)).unwrap_or(u32::MAX);
+    (0..pages / span).map(|request| request * span).collect()
 }
 
 /// Times of single requests in nanoseconds, from samples.
@@ -120,10 +136,19 @@ mod tests {
     }
 
     #[test]
+    fn an_order_holds_the_whole_requests_of_a_file() {
+        assert_eq!(pages_in_order(10, 100, 1), (0..10).collect::<Vec<u32>>());
+        assert_eq!(pages_in_order(1000, 1000, 256), [0, 256, 512]);
+        assert_eq!(pages_in_order(1000, 600, 256), [0, 256]);
+        assert!(pages_in_order(255, 255, 256).is_empty());
+    }
+
+    #[test]
     fn shares_cover_all_pages_without_overlap() {
         let pages: Vec<u32> = (0..103).collect();
         for threads in [1, 2, 3, 16, 103, 150] {
-            let work = Work { pages: &pages, op: Op::Read, generation: 1, threads, depth: 1, passes: 1 };
+            let work =
+                Work { pages: &pages, op: Op::Read, generation: 1, threads, depth: 1, passes: 1, span: 1 };
             let all: Vec<u32> = (0..threads).flat_map(|t| work.share(t).to_vec()).collect();
             assert_eq!(all, pages, "{threads} threads");
         }

@@ -2,6 +2,7 @@
 //! `xfs_repair` see it. Needs root and xfsprogs, as the kernel has to mount the volume.
 
 use oracles::{Mounted, xfsprogs::Release};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -109,6 +110,33 @@ fn mixed_queues_in_memory_leave_a_sound_volume() {
         assert_lines(&report, "randrw", "uxfs", Some(locking), 128);
     }
     check_volume(&image, dir.path(), &report.content.expect("a file was written"));
+}
+
+#[test]
+fn a_file_is_gone_over_in_order_by_requests_of_a_block() {
+    for block in [4 << 10, 1 << 20] {
+        let dir = TempDir::new().expect("a directory");
+        let image = dir.path().join("kept.img");
+        // Three threads have parts of different lengths.
+        let config = Config {
+            block,
+            locking: vec![Locking::Range],
+            memcpy: true,
+            versus: vec![Versus::Dir(dir.path().to_owned())],
+            keep: Some(image.clone()),
+            ..config()
+        };
+        let report = run(&config, &[Workload::Seq], &mut Silent).expect("it runs");
+        let targets: BTreeSet<&str> = report.measurements.iter().map(|line| &*line.target).collect();
+        assert_eq!(targets.len(), 3, "{targets:?}");
+        assert_eq!(report.measurements.len(), 3 * 2 * 2, "each reads and writes, with one thread and three");
+        for line in &report.measurements {
+            assert_eq!((line.workload, line.bytes, line.median_of), ("seq", Some(block), 2));
+            let mib = line.mib_per_s.expect("blocks have a size");
+            assert!((mib - line.ops_per_s * block as f64 / f64::from(1 << 20)).abs() <= mib * 1e-9);
+        }
+        check_volume(&image, dir.path(), &report.content.expect("a file was written"));
+    }
 }
 
 #[test]

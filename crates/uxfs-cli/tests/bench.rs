@@ -57,11 +57,12 @@ fn json_lines_have_all_fields_and_a_page_has_all_lines() {
         for field in ["threads", "depth", "ops_per_s", "median_of"] {
             assert!(line[field].as_f64().is_some_and(|n| n > 0.0), "{field}: {line}");
         }
-        for field in ["locking", "mib_per_s", "p50_us", "p99_us", "p999_us"] {
+        for field in ["locking", "bytes", "mib_per_s", "p50_us", "p99_us", "p999_us"] {
             assert!(line.get(field).is_some(), "{field}: {line}");
         }
     }
-    for workload in ["overwrite", "randrw", "rangelock", "fsmark", "handles", "fxmark", "osync", "cow"] {
+    for workload in ["overwrite", "randrw", "seq", "rangelock", "fsmark", "handles", "fxmark", "osync", "cow"]
+    {
         assert!(lines.iter().any(|line| line["workload"] == workload), "{workload}: {text}");
     }
     for target in ["uxfs", "raw", "memcpy"] {
@@ -269,13 +270,27 @@ fn random_reads_and_writes_go_through_page_caches_or_past_them() {
 }
 
 #[test]
+fn one_file_is_read_and_written_in_order_by_requests_of_a_size() {
+    let small = ["--size=4M", "--threads=1,2", "--locking=range", "--rounds=1", "--min-time=0"];
+    for (block, said) in [("4K", "4 KiB a request"), ("1M", "1024 KiB a request")] {
+        let block = format!("--block={block}");
+        let out = output(&[&["bench", "seq", &block], &small[..]].concat());
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let text = String::from_utf8(out.stdout).expect("text");
+        for part in [said, "range ÷ memcpy", "range ÷ its reads"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}
+
+#[test]
 fn wrong_command_lines_are_refused_before_anything_is_made() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("device");
     let precious = b"precious".repeat(512);
     std::fs::write(&file, &precious).expect("room");
     let device = format!("--device={}", file.display());
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 22] = [
         (&["bench", "osync", &device], "--force"),
         (&["bench", "osync", "--force", &device], "has 4096 bytes"),
         (&["bench", "osync", "--sync=jbd"], "no way to flush is called"),
@@ -284,6 +299,8 @@ fn wrong_command_lines_are_refused_before_anything_is_made() {
         (&["bench", "overwrite", "--locking=none"], "no locking is called"),
         (&["bench", "overwrite", "--threads=0"], "thread counts"),
         (&["bench", "overwrite", "--size=4095"], "multiple of 4096"),
+        (&["bench", "seq", "--block=6K"], "a multiple of 4096"),
+        (&["bench", "seq", "--block=2M", "--size=1M"], "a block is larger"),
         (&["bench", "fsmark", "--files=0"], "from 1 to"),
         (&["bench", "fsmark", "--fsync=2M"], "from 0 to 1048576 bytes"),
         (&["bench", "osync", "--fsync=4K"], "--fsync: only fsmark"),

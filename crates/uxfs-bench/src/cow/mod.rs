@@ -130,7 +130,7 @@ impl<T: Site> AnySite for Named<T> {
 fn overwrite<T: Target>(file: &mut T, plan: Plan<'_>, content: &mut Content) -> Result<(u64, Duration)> {
     let depth = if file.has_queue() { plan.depth } else { 1 };
     let (pages, threads, generation) = (plan.pages, plan.threads, content.next_generation());
-    let work = Work { pages, op: Op::Write, generation, threads, depth, passes: 1 };
+    let work = Work { pages, op: Op::Write, generation, threads, depth, passes: 1, span: 1 };
     let outcome = drive::run(file, &work)?;
     content.apply(&work);
     Ok((outcome.writes.ops, outcome.wall))

@@ -90,7 +90,8 @@ pub(crate) fn scene<'a>(config: &'a Config, workload: Workload, recorder: &Recor
 /// Operations a second of one thread.
 fn alone(config: &Config, target: &mut dyn AnyTarget, op: Op, depth: u32) -> Result<f64> {
     let pages = random_pages(config.file_pages(), config.pages.min(SLICE_PAGES), config.seed);
-    let outcome = target.measure(Work { pages: &pages, op, generation: 0, threads: 1, depth, passes: 1 })?;
+    let outcome =
+        target.measure(Work { pages: &pages, op, generation: 0, threads: 1, depth, passes: 1, span: 1 })?;
     Ok((outcome.reads.ops + outcome.writes.ops) as f64 / outcome.wall.as_secs_f64().max(1e-9))
 }
 

@@ -57,6 +57,12 @@ pub(super) fn workload(name: &str) -> About {
              written back.",
             Some("See the one before."),
         ),
+        "seq" => (
+            "One file in order, through page caches",
+            "Threads read, then overwrite, each a part of one file, from its beginning to its end, in requests that are all of \
+             one size; page caches hold the file.",
+            None,
+        ),
         "rangelock" => (
             "Range locks alone",
             "Threads lock and unlock 100 ranges of their own of one lock, and there is no file.",

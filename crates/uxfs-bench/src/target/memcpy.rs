@@ -25,21 +25,21 @@ impl MemcpyTarget {
     }
 }
 
-/// A thread's pages, in the order of its requests.
+/// What each of a thread's requests copies, in their order.
 pub struct MemcpyPort<'a> {
-    pages: Vec<&'a mut [u8]>,
+    requests: Vec<&'a mut [u8]>,
 }
 
 impl Port for MemcpyPort<'_> {
     fn read(&mut self, at: At, buf: &mut [u8]) -> Result<()> {
-        buf.copy_from_slice(self.pages[at.nth]);
+        buf.copy_from_slice(self.requests[at.nth]);
         // Nobody looks at the bytes; without this the copy may be left out.
         std::hint::black_box(buf);
         Ok(())
     }
 
     fn write(&mut self, at: At, buf: &[u8]) -> Result<()> {
-        self.pages[at.nth].copy_from_slice(buf);
+        self.requests[at.nth].copy_from_slice(buf);
         Ok(())
     }
 }
@@ -48,17 +48,19 @@ impl Target for MemcpyTarget {
     type Port<'a> = MemcpyPort<'a>;
 
     fn ports<'a>(&'a mut self, work: &Work<'_>) -> Result<Vec<MemcpyPort<'a>>> {
-        let mut pages: Vec<Option<&'a mut [u8]>> = self.area.chunks_exact_mut(PAGE).map(Some).collect();
+        let requests = self.area.chunks_exact_mut(work.request_bytes());
+        let mut requests: Vec<Option<&'a mut [u8]>> = requests.map(Some).collect();
         (0..work.threads)
             .map(|thread| {
                 let mut own = Vec::with_capacity(work.share(thread).len());
                 for &page in work.share(thread) {
-                    let page = pages.get_mut(page as usize).and_then(Option::take).ok_or_else(|| {
+                    let nth = (page / work.span) as usize;
+                    let request = requests.get_mut(nth).and_then(Option::take).ok_or_else(|| {
                         Error::Usage(format!("page {page} is outside the area, or used twice"))
                     })?;
-                    own.push(page);
+                    own.push(request);
                 }
-                Ok(MemcpyPort { pages: own })
+                Ok(MemcpyPort { requests: own })
             })
             .collect()
     }

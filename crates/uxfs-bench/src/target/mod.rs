@@ -34,9 +34,9 @@ pub struct At {
 
 /// One thread's way to the file, one request at a time.
 pub trait Port: Send {
-    /// Reads a page.
+    /// Reads a request's pages.
     fn read(&mut self, at: At, buf: &mut [u8]) -> Result<()>;
-    /// Overwrites a page.
+    /// Overwrites them.
     fn write(&mut self, at: At, buf: &[u8]) -> Result<()>;
 }
 
@@ -153,7 +153,15 @@ impl<T: Target> AnyTarget for Measured<T> {
         if fresh {
             let pages: Vec<u32> = (0..u32::try_from(pages).unwrap_or(u32::MAX)).collect();
             let depth = if self.target.has_queue() { 32 } else { 1 };
-            self.measure(Work { pages: &pages, op: Op::Write, generation: 0, threads: 1, depth, passes: 1 })?;
+            self.measure(Work {
+                pages: &pages,
+                op: Op::Write,
+                generation: 0,
+                threads: 1,
+                depth,
+                passes: 1,
+                span: 1,
+            })?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::io::Write;
 use uxfs_bench::Measurement;
 
 /// Columns, by the names that JSON has for them.
-const COLUMNS: [&str; 13] = [
+const COLUMNS: [&str; 14] = [
     "workload",
     "target",
     "device",
@@ -14,6 +14,7 @@ const COLUMNS: [&str; 13] = [
     "op",
     "threads",
     "depth",
+    "bytes",
     "ops_per_s",
     "mib_per_s",
     "p50_us",
@@ -62,6 +63,7 @@ mod tests {
             op: "device write",
             threads: 64,
             depth: 1,
+            bytes: Some(65536),
             ops_per_s: 1.5,
             mib_per_s: Some(0.25),
             p50_us: Some(2.0),
@@ -75,7 +77,7 @@ mod tests {
         print(&mut out, &[line]).unwrap();
         let text = String::from_utf8(out).unwrap();
         let expected =
-            "osync,device,\"memory, \"\"flush\"\" 1 ms\",,device write,64,1,1.5,0.25,2.0,3.0,4.0,5\r\n";
+            "osync,device,\"memory, \"\"flush\"\" 1 ms\",,device write,64,1,65536,1.5,0.25,2.0,3.0,4.0,5\r\n";
         assert_eq!(text.split_once("\r\n").unwrap().1, expected);
     }
 }

@@ -30,6 +30,8 @@ enum Asked {
     Overwrite,
     /// Random reads and overwrites of one file at once, half and half; with --direct, many in flight
     Randrw,
+    /// Read, then overwrite, one file in order, in requests of --block, through page caches that hold it
+    Seq,
     /// Lock and unlock ranges of one range lock; no file
     Rangelock,
     /// Make empty files in directories of each thread's own, look at all of them, remove them
@@ -100,9 +102,12 @@ pub struct Args {
     /// Size of the file.
     #[arg(long, value_name = "BYTES", value_parser = parse_size, default_value = "1G")]
     size: u64,
-    /// Random 4 KiB pages that the threads share among them.
+    /// 4 KiB pages that the threads share among them: random ones, but for `seq`.
     #[arg(long, value_name = "N", default_value_t = 262_144)]
     pages: u64,
+    /// Bytes of a request of `seq`.
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, default_value = "1M")]
+    block: u64,
     /// Clones that `cow` makes of its file in a row; the first ones find caches cold.
     #[arg(long, value_name = "N", default_value_t = 16)]
     clones: usize,
@@ -175,6 +180,7 @@ impl Args {
             Asked::Rangelock => Workload::RangeLock,
             Asked::Randrw if self.direct => Workload::RandRw,
             Asked::Randrw => Workload::Buffered,
+            Asked::Seq => Workload::Seq,
             Asked::Fsmark => Workload::FsMark,
             Asked::Handles => Workload::Handles,
             Asked::Fxmark => Workload::FxMark,
@@ -183,10 +189,10 @@ impl Args {
             Asked::Osync => Workload::OSync,
             Asked::All => {
                 use Workload::{
-                    Buffered, Cow, Dbench, FsMark, FxMark, Handles, OSync, Overwrite, RandRw, RangeLock,
+                    Buffered, Cow, Dbench, FsMark, FxMark, Handles, OSync, Overwrite, RandRw, RangeLock, Seq,
                 };
                 return Ok(vec![
-                    Overwrite, OSync, FsMark, RandRw, Buffered, RangeLock, Handles, FxMark, Dbench, Cow,
+                    Overwrite, OSync, FsMark, RandRw, Buffered, Seq, RangeLock, Handles, FxMark, Dbench, Cow,
                 ]);
             }
         };
@@ -219,6 +225,7 @@ impl Args {
             memcpy: self.memcpy || in_memory,
             size: self.size,
             pages: self.pages,
+            block: self.block,
             clones: self.clones,
             depths: self.depth.clone(),
             files: self.files,

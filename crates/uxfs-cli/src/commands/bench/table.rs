@@ -16,7 +16,8 @@ pub fn print_measurements(out: &mut impl Write, lines: &[Measurement], verbose: 
         let of_table: Vec<&Measurement> =
             lines.iter().filter(|line| key(lines, line) == (workload, depth, model)).collect();
         let model = model.map(|model| format!("; {model}")).unwrap_or_default();
-        writeln!(out, "\n{}", title(&format!("{}{model}", subject(workload, depth)), &of_table))?;
+        let bytes = of_table.iter().find_map(|line| line.bytes).unwrap_or(0);
+        writeln!(out, "\n{}", title(&format!("{}{model}", subject(workload, depth, bytes)), &of_table))?;
         writeln!(out, "{}", table(&of_table, verbose))?;
     }
     Ok(())
@@ -53,8 +54,8 @@ fn title(what: &str, lines: &[&Measurement]) -> String {
     format!("{what} (operations a second, medians of {rounds})")
 }
 
-/// What a workload measures.
-fn subject(workload: &str, depth: u32) -> String {
+/// What a workload measures, whose requests are of so many bytes.
+fn subject(workload: &str, depth: u32, bytes: u64) -> String {
     match workload {
         "overwrite" => {
             format!("overwrite: random 4 KiB pages of one file, direct, {depth} in flight per thread")
@@ -64,6 +65,10 @@ fn subject(workload: &str, depth: u32) -> String {
         }
         "randrw-buffered" => {
             "randrw: 50/50 random 4 KiB pages of one file, through page caches that hold it".to_owned()
+        }
+        "seq" => {
+            let kib = bytes >> 10;
+            format!("seq: one file in order, {kib} KiB a request, through page caches that hold it")
         }
         "rangelock" => "rangelock: lock and unlock pairs, each thread on 100 ranges of its own".to_owned(),
         "fsmark" => {
@@ -301,6 +306,7 @@ mod tests {
             op,
             threads,
             depth: 1,
+            bytes: Some(4096),
             ops_per_s,
             mib_per_s: None,
             p50_us: Some(0.25),
