@@ -50,7 +50,7 @@ impl Folio {
     pub(super) fn new(first: u64, pages: u64, page_log: u32, block_log: u32) -> Self {
         let len = (pages << page_log) as usize;
         let blocks = len >> block_log;
-        let mut memory = AlignedBuf::zeroed(len);
+        let mut memory = AlignedBuf::large(len);
         let start = NonNull::from(&mut *memory).cast();
         let words = blocks.div_ceil(64) * MARKS;
         let marks = (0..words).map(|_| AtomicU64::new(0)).collect();

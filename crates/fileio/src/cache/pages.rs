@@ -19,8 +19,8 @@ use crate::sync::parking::Mutex;
 
 /// The size of a page, unless blocks are larger.
 const PAGE_LOG_MIN: u32 = 12;
-/// The largest folio, in bytes.
-const FOLIO_BYTES_MAX: u64 = 1 << 20;
+/// The largest folio, in bytes: what hosts have as large pages.
+const FOLIO_BYTES_MAX: u64 = 2 << 20;
 
 /// See above.
 #[derive(Debug)]

@@ -21,7 +21,10 @@ impl MemcpyTarget {
         let bytes = usize::try_from(pages).ok().and_then(|pages| pages.checked_mul(PAGE));
         let bytes =
             bytes.ok_or_else(|| Error::Usage("the size is larger than the address space".to_owned()))?;
-        Ok(Self { area: AlignedBuf::large(bytes) })
+        let mut area = AlignedBuf::large(bytes);
+        // It takes memory now, and not while the clock runs.
+        area.fill(0);
+        Ok(Self { area })
     }
 }
 
