@@ -14,27 +14,12 @@ use crate::check::Geometry;
 use crate::file::host;
 use crate::flushes::Flushes;
 use crate::lock::Lock;
+use crate::prefetch::prefetch_memory;
 use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place, Storage};
 
 /// How much of a request is brought near before it starts: what the processor can wait for at once; it finds
 /// the rest by itself once the copy runs.
 const PREFETCH_BYTES: usize = 512;
-
-/// Asks for the cache lines at `from`.
-///
-/// # Safety
-/// The bytes up to `from + PREFETCH_BYTES` lie in one allocation.
-#[inline]
-unsafe fn prefetch_lines(from: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    for line in 0..PREFETCH_BYTES / 64 {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: the address is within the allocation, as the caller promises.
-        unsafe { _mm_prefetch(from.add(line * 64).cast(), _MM_HINT_T0) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = from;
-}
 
 /// How a memory device is made.
 #[derive(Clone, Debug)]
@@ -272,8 +257,7 @@ impl BlockDevice for MemoryDevice {
     fn prefetch(&self, offset: u64) {
         let end = offset.checked_add(PREFETCH_BYTES as u64);
         if end.is_some_and(|end| end <= self.geometry.size()) {
-            // SAFETY: the range lies inside the mapping, and a prefetch reads nothing.
-            unsafe { prefetch_lines(self.base.as_ptr().add(offset as usize)) };
+            prefetch_memory(self.base.as_ptr().wrapping_add(offset as usize), PREFETCH_BYTES);
         }
     }
 

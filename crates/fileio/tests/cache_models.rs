@@ -19,7 +19,8 @@ use fileio::{
 };
 use growing::{GrowingMap, MapError};
 use shuttle::rand::Rng;
-use shuttle::thread;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner, thread};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,12 +30,16 @@ const FOREIGN: u8 = 0xEE;
 const BLOCKS: u64 = 64;
 /// How often a thread lets others go on, at most, before it does something.
 const PAUSE: u32 = 100;
+/// A node of the index has many atomics, which are large in a model, and is made on the stack.
+const STACK_BYTES: usize = 256 << 10;
 
 fn check(iterations: usize, model: impl Fn() + Send + Sync + 'static) {
     let model = Arc::new(model);
     let again = Arc::clone(&model);
-    shuttle::check_random(move || model(), iterations);
-    shuttle::check_pct(move || again(), iterations, 3);
+    let mut config = Config::default();
+    config.stack_size = STACK_BYTES;
+    Runner::new(RandomScheduler::new(iterations), config.clone()).run(move || model());
+    Runner::new(PctScheduler::new(3, iterations), config).run(move || again());
 }
 
 /// What a power cut must never leave of a file.

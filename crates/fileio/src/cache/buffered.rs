@@ -138,6 +138,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// comes there, with what may be wanted next.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Outcome<usize, M> {
         let Some(range) = self.file.read_range(offset, buf.len()) else { return Ok(0) };
+        self.pages.prefetch(offset, buf.len());
         for _ in 0..3 {
             let held = self.file.lock().hold(range.clone(), Mode::Shared);
             if !self.is_cached() {
@@ -236,6 +237,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// to the device later. That there is too little space for it comes here.
     pub fn write_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(0) };
+        self.pages.prefetch(offset, buf.len());
         self.pages.pool().make_room();
         match self.with_room(|| self.try_write(offset, buf, end)) {
             // Past the pages it takes less: the map is told of all of it at once.

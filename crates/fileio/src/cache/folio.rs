@@ -62,6 +62,20 @@ impl Folio {
         self.first..self.first + self.pages
     }
 
+    /// Where the bytes of a page of it are.
+    pub(super) fn bytes_of_page(&self, page: u64) -> *mut u8 {
+        debug_assert!(self.pages().contains(&page), "one of its pages");
+        let page_len = self.len() / self.pages as usize;
+        self.start.as_ptr().wrapping_add((page - self.first) as usize * page_len)
+    }
+
+    /// Whether all of a page of it is present, and at `bytes`.
+    pub(super) fn is_whole(&self, page: u64, bytes: NonNull<u8>) -> bool {
+        let blocks = self.blocks / self.pages as usize;
+        let first = (page - self.first) as usize * blocks;
+        self.bytes_of_page(page) == bytes.as_ptr() && self.all(Mark::Present, first..first + blocks)
+    }
+
     /// How many bytes it has.
     pub(super) fn len(&self) -> usize {
         self.memory.len()
@@ -92,7 +106,7 @@ impl Folio {
 
     #[inline]
     fn word(&self, mark: Mark, index: usize) -> &AtomicU64 {
-        &self.marks[mark as usize * self.words() + index]
+        &self.marks[index * MARKS + mark as usize]
     }
 
     /// Whether all of `blocks` have the mark.
@@ -191,6 +205,16 @@ impl Folio {
         assert!(at <= self.memory.len() && len <= self.memory.len() - at, "outside of the folio");
         self.start.as_ptr().wrapping_add(at)
     }
+}
+
+/// Fills `buf` from byte `at` of a page on, whose bytes are at `page`.
+///
+/// # Safety
+/// The page is one of a folio, the caller holds these bytes of the file, and they lie in the page.
+#[inline]
+pub(super) unsafe fn copy_out_of_page(page: NonNull<u8>, at: usize, buf: &mut [u8]) {
+    // SAFETY: nobody changes bytes that are held, and `buf` is the caller's own.
+    unsafe { std::ptr::copy_nonoverlapping(page.as_ptr().add(at), buf.as_mut_ptr(), buf.len()) }
 }
 
 /// The words of a set that hold the bits `range`, and which bits of each.

@@ -4,13 +4,16 @@
 //! - a node stays where it is, and what it is, until the index is dropped: who searches meets nothing that is being freed.
 //!   It gets a folio from here only for a page of which they hold a byte in the file's range lock, and a folio leaves the
 //!   index only while all of its bytes are held exclusively;
+//! - a slot says where the bytes of its page are while all of the page is present, and nothing else: that changes only while
+//!   the page is held exclusively;
 //! - folios come and go under the lock `change`, one at a time;
 //! - a dirty page has its bit in its node, and that node's parents have theirs. A parent's bit may be set in vain, and stays
 //!   for good: nobody who looks for a dirty page may find it gone for a moment. Who marks a page sets the bits from below,
 //!   and again if there is a new root by then; who makes a root sets its bit for the old one.
 
 use std::marker::PhantomData;
-use std::ptr;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
 
 use super::folio::Folio;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -22,20 +25,32 @@ const SLOTS: usize = 1 << SLOT_BITS;
 const LEVELS_MAX: usize = 11;
 
 #[derive(Debug)]
+#[repr(align(64))]
 struct Node {
+    slots: [Slot; SLOTS],
+    dirty: AtomicU64,
     /// 0: slots hold folios; if not, nodes of one level less.
     level: u32,
-    dirty: AtomicU64,
-    slots: [AtomicPtr<()>; SLOTS],
+}
+
+/// What a node has of a page, or of the pages below.
+#[derive(Debug)]
+struct Slot {
+    /// A folio, or a node.
+    below: AtomicPtr<()>,
+    /// Of a page all of which is present: where its bytes are. So who reads it need not look at its folio.
+    whole: AtomicPtr<u8>,
+}
+
+impl Slot {
+    fn empty() -> Self {
+        Self { below: AtomicPtr::new(ptr::null_mut()), whole: AtomicPtr::new(ptr::null_mut()) }
+    }
 }
 
 impl Node {
     fn new(level: u32) -> Self {
-        Self {
-            level,
-            dirty: AtomicU64::new(0),
-            slots: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
-        }
+        Self { level, dirty: AtomicU64::new(0), slots: std::array::from_fn(|_| Slot::empty()) }
     }
 
     #[inline]
@@ -52,10 +67,28 @@ impl Node {
     #[inline]
     fn child(&self, slot: usize) -> Option<&Node> {
         debug_assert!(self.level > 0, "nodes");
-        let child = self.slots[slot].load(Ordering::Acquire).cast::<Node>();
+        let child = self.slots[slot].below.load(Ordering::Acquire).cast::<Node>();
         // SAFETY: a slot of a node above the lowest level holds a node or nothing, and nodes live as long as the index.
         unsafe { child.as_ref() }
     }
+}
+
+/// The slot of a page in its node of the lowest level.
+#[inline]
+fn leaf_slot(page: u64) -> usize {
+    page as usize & (SLOTS - 1)
+}
+
+/// The nodes of the lowest level that pages are in: the first page in each, and the bits of all.
+#[inline]
+fn leaves_of(pages: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
+    let mut at = pages.start;
+    std::iter::from_fn(move || {
+        let page = at;
+        let len = (pages.end - page).min((SLOTS - leaf_slot(page)) as u64);
+        at += len;
+        (len > 0).then(|| (page, (u64::MAX >> (SLOTS as u64 - len)) << leaf_slot(page)))
+    })
 }
 
 /// See above.
@@ -91,10 +124,43 @@ impl Index {
         if !node.covers(page) {
             return None;
         }
-        while node.level > 0 {
-            node = node.child(node.slot_of(page))?;
+        // A node's level is in a line of its own, which is far from a processor that has not been here lately.
+        for level in (1..=node.level).rev() {
+            debug_assert_eq!(node.level, level, "a level has nodes of one level");
+            node = node.child((page >> (level * SLOT_BITS)) as usize & (SLOTS - 1))?;
         }
         Some(node)
+    }
+
+    /// The folio of a page of which all is present, and where that page's bytes are.
+    ///
+    /// # Safety
+    /// As for [`folio`](Self::folio).
+    #[inline]
+    pub(super) unsafe fn whole(&self, page: u64) -> Option<(&Folio, NonNull<u8>)> {
+        let slot = &self.leaf(page)?.slots[leaf_slot(page)];
+        let bytes = NonNull::new(slot.whole.load(Ordering::Acquire))?;
+        let folio = slot.below.load(Ordering::Acquire).cast::<Folio>();
+        // SAFETY: a slot of a leaf holds a folio or nothing, and it stays while one of its bytes is held.
+        let folio = unsafe { folio.as_ref() }?;
+        debug_assert!(folio.is_whole(page, bytes), "page {page} is present");
+        Some((folio, bytes))
+    }
+
+    /// Where the bytes of a page are of which all is present, or was a moment ago: the caller holds nothing, and may not touch
+    /// them.
+    #[inline]
+    pub(super) fn address_of_whole(&self, page: u64) -> Option<*const u8> {
+        let bytes = self.leaf(page)?.slots[leaf_slot(page)].whole.load(Ordering::Relaxed);
+        (!bytes.is_null()).then_some(bytes.cast_const())
+    }
+
+    /// All of a page is present in `folio`, which is that page's, or not any more. The caller holds the page exclusively.
+    pub(super) fn set_whole(&self, page: u64, folio: Option<&Folio>) {
+        let bytes = folio.map_or(ptr::null_mut(), |folio| folio.bytes_of_page(page));
+        if let Some(leaf) = self.leaf(page) {
+            leaf.slots[leaf_slot(page)].whole.store(bytes, Ordering::Release);
+        }
     }
 
     /// The folio of a page.
@@ -104,20 +170,20 @@ impl Index {
     #[inline]
     pub(super) unsafe fn folio(&self, page: u64) -> Option<&Folio> {
         let leaf = self.leaf(page)?;
-        let folio = leaf.slots[leaf.slot_of(page)].load(Ordering::Acquire).cast::<Folio>();
+        let folio = leaf.slots[leaf_slot(page)].below.load(Ordering::Acquire).cast::<Folio>();
         // SAFETY: a slot of a leaf holds a folio or nothing, and it stays while one of its bytes is held.
         unsafe { folio.as_ref() }
     }
 
     /// Whether a page has no folio.
     pub(super) fn is_free(&self, page: u64) -> bool {
-        self.leaf(page).is_none_or(|leaf| leaf.slots[leaf.slot_of(page)].load(Ordering::Acquire).is_null())
+        self.leaf(page).is_none_or(|leaf| leaf.slots[leaf_slot(page)].below.load(Ordering::Acquire).is_null())
     }
 
     /// How many pages the folio of a page has; 0 if it has none. The caller has the lock `change`, so that none goes.
     pub(super) fn folio_len(&self, page: u64) -> u64 {
         let Some(leaf) = self.leaf(page) else { return 0 };
-        let folio = leaf.slots[leaf.slot_of(page)].load(Ordering::Acquire).cast::<Folio>();
+        let folio = leaf.slots[leaf_slot(page)].below.load(Ordering::Acquire).cast::<Folio>();
         // SAFETY: a slot of a leaf holds a folio or nothing, and none leaves the index without the lock.
         unsafe { folio.as_ref() }.map_or(0, |folio| folio.pages().end - folio.pages().start)
     }
@@ -128,7 +194,9 @@ impl Index {
         let folio = Box::into_raw(folio);
         for page in pages {
             let leaf = self.make_leaf(page, changing);
-            let before = leaf.slots[leaf.slot_of(page)].swap(folio.cast(), Ordering::AcqRel);
+            let slot = &leaf.slots[leaf_slot(page)];
+            debug_assert!(slot.whole.load(Ordering::Acquire).is_null(), "no block of a new folio is present");
+            let before = slot.below.swap(folio.cast(), Ordering::AcqRel);
             debug_assert!(before.is_null(), "a page has one folio");
         }
     }
@@ -142,7 +210,9 @@ impl Index {
         let pages = unsafe { (*folio).pages() };
         for page in pages {
             let leaf = self.leaf(page).expect("a folio that is in the index has leaves");
-            leaf.slots[leaf.slot_of(page)].store(ptr::null_mut(), Ordering::Release);
+            let slot = &leaf.slots[leaf_slot(page)];
+            slot.whole.store(ptr::null_mut(), Ordering::Release);
+            slot.below.store(ptr::null_mut(), Ordering::Release);
         }
         // SAFETY: it was put in as a box, and nobody can find it any more.
         unsafe { Box::from_raw(folio.cast_mut()) }
@@ -155,7 +225,7 @@ impl Index {
         };
         while !root.covers(page) {
             let above = Node::new(root.level + 1);
-            above.slots[0].store(ptr::from_ref(root).cast_mut().cast(), Ordering::Release);
+            above.slots[0].below.store(ptr::from_ref(root).cast_mut().cast(), Ordering::Release);
             // Who marks a page right now may not know of the new root.
             above.dirty.store(1, Ordering::SeqCst);
             root = self.publish_root(above);
@@ -165,7 +235,7 @@ impl Index {
             let slot = node.slot_of(page);
             if node.child(slot).is_none() {
                 let child = Box::into_raw(Box::new(Node::new(node.level - 1)));
-                node.slots[slot].store(child.cast(), Ordering::Release);
+                node.slots[slot].below.store(child.cast(), Ordering::Release);
             }
             node = node.child(slot).expect("it was just made");
         }
@@ -177,9 +247,14 @@ impl Index {
         self.root().expect("it was just made")
     }
 
-    /// Marks a page that has a folio as dirty; whether it was not.
-    pub(super) fn mark_dirty(&self, page: u64) -> bool {
-        let mut is_new = false;
+    /// Marks pages that have folios as dirty; gives how many were not.
+    pub(super) fn mark_dirty(&self, pages: Range<u64>) -> u64 {
+        leaves_of(pages).map(|(page, bits)| self.mark_dirty_in_leaf(page, bits)).sum()
+    }
+
+    /// The same for pages of the lowest node that has `page`, which is one of them.
+    fn mark_dirty_in_leaf(&self, page: u64, bits: u64) -> u64 {
+        let mut new = 0;
         loop {
             let root = self.root.load(Ordering::SeqCst);
             let mut path = [None; LEVELS_MAX];
@@ -189,24 +264,25 @@ impl Index {
                 at = if node.level > 0 { node.child(node.slot_of(page)) } else { None };
             }
             for node in path.into_iter().flatten() {
-                let bit = 1 << node.slot_of(page);
-                let is_set = node.dirty.load(Ordering::SeqCst) & bit != 0;
-                if !is_set {
-                    let before = node.dirty.fetch_or(bit, Ordering::SeqCst);
-                    is_new |= node.level == 0 && before & bit == 0;
+                let bits = if node.level == 0 { bits } else { 1 << node.slot_of(page) };
+                if node.dirty.load(Ordering::SeqCst) & bits != bits {
+                    let before = node.dirty.fetch_or(bits, Ordering::SeqCst);
+                    new += if node.level == 0 { u64::from((bits & !before).count_ones()) } else { 0 };
                 }
             }
             if self.root.load(Ordering::SeqCst) == root {
-                return is_new;
+                return new;
             }
         }
     }
 
-    /// Takes the mark of a page; whether it had one.
-    pub(super) fn clear_dirty(&self, page: u64) -> bool {
-        let Some(leaf) = self.leaf(page) else { return false };
-        let bit = 1 << leaf.slot_of(page);
-        leaf.dirty.fetch_and(!bit, Ordering::SeqCst) & bit != 0
+    /// Takes the marks of pages; gives how many had one.
+    pub(super) fn clear_dirty(&self, pages: Range<u64>) -> u64 {
+        let clear = |(page, bits): (u64, u64)| {
+            let leaf = self.leaf(page)?;
+            Some(u64::from((leaf.dirty.fetch_and(!bits, Ordering::SeqCst) & bits).count_ones()))
+        };
+        leaves_of(pages).filter_map(clear).sum()
     }
 
     /// The first dirty page from `page` on.
@@ -263,7 +339,7 @@ fn next_folio(node: &Node, base: u64, from: u64) -> Option<u64> {
     (first..SLOTS).find_map(|slot| {
         let start = base + ((slot as u64) << shift);
         match node.level {
-            0 => (!node.slots[slot].load(Ordering::Acquire).is_null()).then_some(start),
+            0 => (!node.slots[slot].below.load(Ordering::Acquire).is_null()).then_some(start),
             _ => next_folio(node.child(slot)?, start, from),
         }
     })
@@ -275,7 +351,7 @@ fn drain(node: *mut Node, base: u64, gone: &mut impl FnMut(&Folio)) {
     let mut node = unsafe { Box::from_raw(node) };
     let (level, shift) = (node.level, node.level * SLOT_BITS);
     for (index, slot) in node.slots.iter_mut().enumerate() {
-        let (slot, page) = (*slot.get_mut(), base + ((index as u64) << shift));
+        let (slot, page) = (*slot.below.get_mut(), base + ((index as u64) << shift));
         if slot.is_null() {
             continue;
         }
@@ -296,6 +372,7 @@ fn drain(node: *mut Node, base: u64, gone: &mut impl FnMut(&Folio)) {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
+    use super::super::folio::Mark;
     use super::*;
     use parking_lot::Mutex;
     use std::sync::atomic::AtomicBool;
@@ -337,11 +414,11 @@ mod tests {
         let change = change.lock();
         let changing = Changing::with(&change);
         index.insert(folio(3, 1), &changing);
-        assert!(index.mark_dirty(3) && !index.mark_dirty(3));
+        assert!(index.mark_dirty(3..4) == 1 && index.mark_dirty(3..4) == 0);
         assert_eq!(index.next_dirty(100), None);
         for page in [70, 5000, 1 << 30] {
             index.insert(folio(page, 1), &changing);
-            assert!(index.mark_dirty(page));
+            assert_eq!(index.mark_dirty(page..page + 1), 1);
         }
         let mut found = Vec::new();
         let mut at = 0;
@@ -350,10 +427,51 @@ mod tests {
             at = page + 1;
         }
         assert_eq!(found, [3, 70, 5000, 1 << 30]);
-        assert!(index.clear_dirty(70) && !index.clear_dirty(70));
+        assert_eq!([index.clear_dirty(70..71), index.clear_dirty(70..71)], [1, 0]);
         assert_eq!(index.next_dirty(4), Some(5000));
-        assert!(index.mark_dirty(70));
+        assert_eq!(index.mark_dirty(70..71), 1);
         assert_eq!(index.next_dirty(4), Some(70));
+    }
+
+    #[test]
+    fn a_page_is_whole_while_somebody_says_so_and_goes_with_its_folio() {
+        let (index, change) = (Index::new(), Mutex::new(()));
+        let change = change.lock();
+        let changing = Changing::with(&change);
+        index.insert(folio(0, 4), &changing);
+        // SAFETY: this thread has the index alone.
+        let held = unsafe { index.folio(0) }.expect("there");
+        // SAFETY: as above.
+        let whole = |page| unsafe { index.whole(page) }.map(|(_, bytes)| bytes.as_ptr());
+        assert!((0..4).all(|page| whole(page).is_none() && index.address_of_whole(page).is_none()));
+        held.set(Mark::Present, 0..4);
+        (0..3).for_each(|page| index.set_whole(page, Some(held)));
+        index.set_whole(1, None);
+        let bytes = [Some(held.bytes_of_page(0)), None, Some(held.bytes_of_page(2)), None];
+        assert_eq!([0, 1, 2, 3].map(whole), bytes);
+        assert_eq!(held.bytes_of_page(2) as usize - held.bytes_of_page(0) as usize, 8192);
+        // SAFETY: as above.
+        drop(unsafe { index.remove(held, &changing) });
+        index.insert(folio(0, 1), &changing);
+        index.insert(folio(1, 1), &changing);
+        assert!((0..4).all(|page| whole(page).is_none() && index.address_of_whole(page).is_none()));
+    }
+
+    #[test]
+    fn runs_of_pages_are_marked_and_cleared_across_nodes_and_counted_once() {
+        let (index, change) = (Index::new(), Mutex::new(()));
+        let change = change.lock();
+        let changing = Changing::with(&change);
+        index.insert(folio(0, 256), &changing);
+        assert_eq!(index.mark_dirty(60..64), 4);
+        assert_eq!(index.mark_dirty(62..193), 129);
+        assert_eq!(index.mark_dirty(193..193), 0);
+        let dirty = |index: &Index| (0..256).filter(|page| index.next_dirty(*page) == Some(*page)).count();
+        assert_eq!((index.next_dirty(0), dirty(&index)), (Some(60), 133));
+        assert_eq!(index.clear_dirty(0..128), 68);
+        assert_eq!((index.next_dirty(0), dirty(&index)), (Some(128), 65));
+        assert_eq!(index.clear_dirty(128..300), 65);
+        assert_eq!(index.next_dirty(0), None);
     }
 
     /// Who looked beside it took a parent's bit for a moment, and the one who had marked the page did not find it.
@@ -371,9 +489,9 @@ mod tests {
                 }
             });
             for round in 0..400_000 {
-                index.mark_dirty(70);
+                index.mark_dirty(70..71);
                 let found = index.next_dirty(0);
-                index.clear_dirty(70);
+                index.clear_dirty(70..71);
                 is_over.store(found != Some(70), Ordering::Relaxed);
                 assert_eq!(found, Some(70), "round {round}");
             }
@@ -395,12 +513,12 @@ mod tests {
                     let index = &index;
                     scope.spawn(move || {
                         for page in (thread..4096).step_by(131) {
-                            index.mark_dirty(page);
+                            index.mark_dirty(page..page + 1);
                             assert!(
                                 index.next_dirty(page).is_some_and(|found| found <= page),
                                 "round {round}"
                             );
-                            index.clear_dirty(page);
+                            index.clear_dirty(page..page + 1);
                             index.next_dirty(page);
                         }
                     });

@@ -11,7 +11,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use super::folio::{Folio, Mark};
+use blockdev::prefetch_memory;
+
+use super::folio::{self, Folio, Mark};
 use super::index::{Changing, Index};
 use super::pool::{CachedFile, PageCache};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +23,8 @@ use crate::sync::parking::Mutex;
 const PAGE_LOG_MIN: u32 = 12;
 /// The largest folio, in bytes: what hosts have as large pages.
 const FOLIO_BYTES_MAX: u64 = 2 << 20;
+/// How much of a request is fetched before it begins. Of larger ones the processor finds the rest by itself.
+const PREFETCH_BYTES_MAX: usize = 4096;
 
 /// See above.
 #[derive(Debug)]
@@ -108,12 +112,32 @@ impl Pages {
         Some((folio, at, len.min(folio.len() - at)))
     }
 
+    /// Has the processor fetch bytes that are in memory, of one page at most, while their range is being taken: both take
+    /// long where others used them last. Needs no hold.
+    #[inline]
+    pub(super) fn prefetch(&self, offset: u64, len: usize) {
+        if let Some(page) = self.index.address_of_whole(self.page_of(offset)) {
+            let at = (offset & (self.page_size() - 1)) as usize;
+            prefetch_memory(page.wrapping_add(at), len.min(PREFETCH_BYTES_MAX));
+        }
+    }
+
     /// Copies what is present from byte `offset` on, up to the first block that is not; gives how many bytes.
     ///
     /// # Safety
     /// The caller holds these bytes.
     #[inline]
     pub(super) unsafe fn copy_out(&self, offset: u64, buf: &mut [u8]) -> usize {
+        let in_page = (offset & (self.page_size() - 1)) as usize;
+        if buf.len() <= self.page_size() as usize - in_page
+            // SAFETY: the caller's promise.
+            && let Some((folio, page)) = unsafe { self.index.whole(self.page_of(offset)) }
+        {
+            // SAFETY: the caller's promise, and the bytes lie within the page.
+            unsafe { folio::copy_out_of_page(page, in_page, buf) };
+            folio.note_use();
+            return buf.len();
+        }
         let mut done = 0;
         while done < buf.len() {
             let at = offset + done as u64;
@@ -269,7 +293,19 @@ impl Pages {
     /// # Safety
     /// The caller holds these blocks exclusively.
     pub(super) unsafe fn set_present(&self, blocks: Range<u64>) {
-        self.each(blocks, |folio, bytes, _| folio.set(Mark::Present, folio.blocks_of(&bytes)));
+        self.each(blocks, |folio, bytes, at| {
+            folio.set(Mark::Present, folio.blocks_of(&bytes));
+            self.set_whole(at, bytes.len(), Some(folio));
+        });
+    }
+
+    /// Bytes of whole blocks of `folio`, or of any, are all present from now on, or not any more: then who reads a page finds
+    /// it in the index. Where others may hold other blocks of a page, nobody says so of the page.
+    fn set_whole(&self, at: u64, len: usize, folio: Option<&Folio>) {
+        if self.page_log == self.block_log {
+            let pages = self.page_of(at)..self.page_of(at + len as u64 - 1) + 1;
+            pages.for_each(|page| self.index.set_whole(page, folio));
+        }
     }
 
     /// What is present and clean of whole blocks is forgotten, and folios that have no other blocks go. None of them is dirty.
@@ -292,6 +328,7 @@ impl Pages {
                 // SAFETY: the caller holds all of it exclusively.
                 unsafe { self.remove(folio) };
             } else {
+                self.set_whole(at, len, None);
                 folio.clear(Mark::Present, gone);
             }
             at += len as u64;
@@ -320,7 +357,7 @@ impl Pages {
         // Counted before they are marked: who finds a mark set already may look at the count.
         let most = pages.end - pages.start;
         self.dirty.fetch_add(most, Ordering::SeqCst);
-        let new = pages.filter(|page| self.index.mark_dirty(*page)).count() as u64;
+        let new = self.index.mark_dirty(pages);
         crate::testing::point("pages are marked and not counted");
         if new < most {
             self.dirty.fetch_sub(most - new, Ordering::SeqCst);
@@ -337,7 +374,7 @@ impl Pages {
     pub(super) unsafe fn set_clean(&self, pages: Range<u64>) {
         self.each(pages.clone(), |folio, bytes, _| folio.clear(Mark::Dirty, folio.blocks_of(&bytes)));
         let pages = self.page_of(pages.start)..self.page_of(pages.end - 1) + 1;
-        let gone = pages.filter(|page| self.index.clear_dirty(*page)).count() as u64;
+        let gone = self.index.clear_dirty(pages);
         self.dirty.fetch_sub(gone, Ordering::SeqCst);
         self.pool.dirty_changed(-(gone << self.page_log).cast_signed());
     }
