@@ -6,7 +6,7 @@ use crate::metadata;
 use crate::metadata::{DeviceNumber, FileType, Metadata, Timestamp};
 use fileio::{Failure, FileError, Refusal};
 use xfs::inode::{ForkKind, Inode};
-use xfs::volume::Volume;
+use xfs::volume::{InodeEntry, Volume};
 use xfs_format::feature_table;
 use xfs_format::inode::InodeType;
 
@@ -49,6 +49,20 @@ pub(crate) fn metadata(volume: &Volume, inode: &Inode) -> Metadata {
         xflags: metadata::xflags(core.flags.bits(), core.flags2.bits(), inode.has_attrs()),
         extents: inode.extent_count(ForkKind::Data),
     }
+}
+
+/// The same with what is in memory alone, beside the version of the inode in `entry`.
+pub(crate) fn metadata_in_memory(volume: &Volume, entry: &InodeEntry, inode: &Inode) -> Metadata {
+    let mut metadata = metadata(volume, inode);
+    if let Some((mtime, ctime)) = entry.pending_times(inode) {
+        (metadata.mtime, metadata.ctime) = (timestamp(mtime), timestamp(ctime));
+    }
+    if let Some(size) = entry.size_in_memory() {
+        metadata.size = metadata.size.max(size);
+        let sectors = u64::from(metadata.block_size) / 512;
+        metadata.blocks += entry.delayed_blocks().saturating_mul(sectors);
+    }
+    metadata
 }
 
 pub(crate) fn timestamp(time: xfs_format::timestamp::Timestamp) -> Timestamp {

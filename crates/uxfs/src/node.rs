@@ -45,17 +45,7 @@ impl Node {
 
     /// What a version of it says.
     pub(crate) fn metadata_of(&self, inode: &Inode) -> Metadata {
-        let mut metadata = engine::metadata(self.volume.engine(), inode);
-        if let Some((mtime, ctime)) = self.handle.entry().pending_times(inode) {
-            (metadata.mtime, metadata.ctime) = (engine::timestamp(mtime), engine::timestamp(ctime));
-        }
-        // What is in memory alone counts.
-        if let Some(size) = self.handle.entry().size_in_memory() {
-            metadata.size = metadata.size.max(size);
-            let sectors = u64::from(metadata.block_size) / 512;
-            metadata.blocks += self.handle.entry().delayed_blocks().saturating_mul(sectors);
-        }
-        metadata
+        engine::metadata_in_memory(self.volume.engine(), self.handle.entry(), inode)
     }
 
     /// It as a directory.
@@ -119,14 +109,20 @@ impl Node {
 
     /// The entry `name` of it, a directory; `None` if there is no such entry.
     pub(crate) fn child(&self, name: &[u8]) -> Result<Option<Self>> {
-        let (_shared, inode) = self.handle.share()?;
-        let Some(fork) = self.volume.engine().fork(&inode, ForkKind::Data) else {
+        let engine = self.volume.engine();
+        if let Some(handle) = engine.cached_child(&self.handle, name) {
+            return Ok(Some(Self { volume: self.volume.clone(), handle }));
+        }
+        let (shared, inode) = self.handle.share()?;
+        let Some(fork) = engine.fork(&inode, ForkKind::Data) else {
             return Ok(None);
         };
         let Some((ino, _)) = xfs::dir::lookup(&*fork, name)? else {
             return Ok(None);
         };
-        self.volume.node_of_entry(ino.0, name).map(Some)
+        let child = self.volume.node_of_entry(ino.0, name)?;
+        engine.keep_name(&shared, &inode, name, &child.handle);
+        Ok(Some(child))
     }
 }
 

@@ -9,6 +9,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::names::MAX_NAME;
 use crate::node::Node;
 use fileio::testing::point;
+use std::sync::Arc;
+use xfs::dcache::Dentry;
+use xfs::volume::Volume as Engine;
+use xfs_format::inode::InodeType;
 
 /// How many symbolic links one path may lead through.
 pub const MAX_SYMLINKS: u32 = 40;
@@ -27,6 +31,32 @@ pub(crate) fn resolve(root: &Node, path: &[u8], follow: bool) -> Result<Node> {
             other => return other,
         }
     }
+}
+
+/// What `path` names, if all of its names are in memory, and no symbolic link or `..` is among them: found without a lock,
+/// and without writing a line that others use. As far as there is nothing to be said of `path`, too: [`resolve`] does.
+pub(crate) fn cached<'v>(engine: &'v Arc<Engine>, path: &[u8], follow: bool) -> Option<Dentry<'v>> {
+    let mut last: Option<Dentry<'v>> = None;
+    for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
+        let next = match &last {
+            None => engine.dentry(engine.root_id().ok()?, part)?,
+            Some(dir) if dir.kind() == InodeType::Directory => engine.dentry(dir.child(), part)?,
+            Some(_) => return None,
+        };
+        // Where the next was found was the directory that is meant.
+        if last.is_some_and(|dir| !dir.holds()) {
+            return None;
+        }
+        last = Some(next);
+    }
+    let last = last?;
+    let is_end = match last.kind() {
+        InodeType::Directory => true,
+        _ if path.ends_with(b"/") => false,
+        InodeType::Symlink => !follow,
+        _ => true,
+    };
+    is_end.then_some(last)
 }
 
 /// A walk under way.

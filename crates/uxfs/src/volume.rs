@@ -172,12 +172,32 @@ impl Volume {
 
     /// The file of any type that `path` names; a symbolic link at its end is followed.
     pub fn lookup(&self, path: impl AsRef<[u8]>) -> Result<Node> {
-        path::resolve(&self.root()?, path.as_ref(), true)
+        self.walk(path.as_ref(), true)
     }
 
     /// The same, but a symbolic link at the end of `path` is not followed.
     pub fn lookup_nofollow(&self, path: impl AsRef<[u8]>) -> Result<Node> {
-        path::resolve(&self.root()?, path.as_ref(), false)
+        self.walk(path.as_ref(), false)
+    }
+
+    fn walk(&self, path: &[u8], follow: bool) -> Result<Node> {
+        match self.cached(path, follow) {
+            Some(node) => Ok(node),
+            None => path::resolve(&self.root()?, path, follow),
+        }
+    }
+
+    /// What `path` names, if that can be said without a walk.
+    fn cached(&self, path: &[u8], follow: bool) -> Option<Node> {
+        let dentry = path::cached(self.engine(), path, follow)?;
+        Some(Node { volume: self.clone(), handle: self.engine().handle_of(&dentry)? })
+    }
+
+    /// What the volume says of what `path` names, if that can be said without a walk.
+    fn cached_metadata(&self, path: &[u8], follow: bool) -> Option<Metadata> {
+        let engine = self.engine();
+        let dentry = path::cached(engine, path, follow)?;
+        engine.look_at(&dentry, |entry, inode| engine::metadata_in_memory(engine, entry, inode))
     }
 
     /// The file of any type with this inode number.
@@ -188,12 +208,19 @@ impl Volume {
 
     /// What the volume says of the file that `path` names; a symbolic link at its end is followed.
     pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Metadata> {
-        self.at(path.as_ref(), true, |node| node.metadata())
+        self.metadata_at(path.as_ref(), true)
     }
 
     /// The same, but a symbolic link at the end of `path` is not followed.
     pub fn symlink_metadata(&self, path: impl AsRef<[u8]>) -> Result<Metadata> {
-        self.at(path.as_ref(), false, |node| node.metadata())
+        self.metadata_at(path.as_ref(), false)
+    }
+
+    fn metadata_at(&self, path: &[u8], follow: bool) -> Result<Metadata> {
+        match self.cached_metadata(path, follow) {
+            Some(metadata) => Ok(metadata),
+            None => self.at(path, follow, Node::metadata),
+        }
     }
 
     /// Opens a regular file.
@@ -226,6 +253,12 @@ impl Volume {
     /// Does something with what `path` names: with what it names then, if the file that was found is gone before that was
     /// done. A name that is given to one file after the other always has one.
     fn at<R>(&self, path: &[u8], follow: bool, mut work: impl FnMut(&Node) -> Result<R>) -> Result<R> {
+        if let Some(node) = self.cached(path, follow) {
+            match work(&node) {
+                Err(error) if error.kind() == ErrorKind::Stale => {}
+                other => return other,
+            }
+        }
         let root = self.root()?;
         loop {
             match path::resolve(&root, path, follow).and_then(|node| work(&node)) {

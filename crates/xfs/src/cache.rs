@@ -32,14 +32,35 @@ pub(crate) trait Evict {
     /// Whether somebody relies on this entry being found. Asked with the shard's lock held exclusively: nobody gets
     /// the entry from the cache meanwhile.
     fn must_stay(&self) -> bool;
+
+    /// Closes other ways to the entry than this cache; whether there was one, which counts as a use. Asked before
+    /// [`must_stay`](Self::must_stay), as often as not in vain.
+    fn recall(&self) -> bool {
+        false
+    }
+}
+
+/// What is shared, and may be found in another way than in a cache.
+pub(crate) trait Recall {
+    /// See [`Evict::recall`].
+    fn recall(&self) -> bool {
+        false
+    }
 }
 
 /// Shared entries stay while somebody else has them.
-impl<T> Evict for Arc<T> {
+impl<T: Recall> Evict for Arc<T> {
     fn must_stay(&self) -> bool {
         Arc::strong_count(self) > 1
     }
+
+    fn recall(&self) -> bool {
+        (**self).recall()
+    }
 }
+
+#[cfg(test)]
+impl Recall for u64 {}
 
 #[cfg(test)]
 impl Evict for u64 {
@@ -191,12 +212,18 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
 
     /// The value of `key`.
     pub(crate) fn get(&self, key: &K) -> Option<V> {
+        self.get_and(key, |_| ())
+    }
+
+    /// The same, and does something with it while it cannot leave the cache.
+    pub(crate) fn get_and(&self, key: &K, with: impl FnOnce(&V)) -> Option<V> {
         let ring = self.shard(key).read();
         let entry = ring.entries.get(*ring.slots.get(key)?)?;
         // Read first: a bit that is set already costs no write to a line that others read.
         if !entry.used.load(Ordering::Relaxed) {
             entry.used.store(true, Ordering::Relaxed);
         }
+        with(&entry.value);
         Some(entry.value.clone())
     }
 
@@ -264,6 +291,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
     pub(crate) fn remove(&self, key: &K) -> Option<V> {
         let mut ring = self.shard(key).write();
         let slot = *ring.slots.get(key)?;
+        ring.entries.get(slot)?.value.recall();
         Some(ring.remove(slot))
     }
 
@@ -360,7 +388,8 @@ impl<K: Hash + Eq + Copy, V: Evict> Ring<K, V> {
                 self.hand = 0;
             }
             let entry = &mut self.entries[self.hand];
-            if !std::mem::take(entry.used.get_mut()) && !entry.value.must_stay() {
+            let was_used = std::mem::take(entry.used.get_mut()) | entry.value.recall();
+            if !was_used && !entry.value.must_stay() {
                 return Some(self.hand);
             }
             self.hand += 1;

@@ -2,7 +2,7 @@
 //!
 //! One folder a layer, lowest first: `buf` (metadata buffers), `btree` (the short-form trees of a group), `rmap`
 //! (the reverse map's rules), `ialloc` (where inodes are), `inode` (inodes and their cache), `bmap` (block maps of
-//! forks), `dir`, `attr`, and `volume`, which ties them together.
+//! forks), `dir`, `dcache` (names in memory), `attr`, and `volume`, which ties them together.
 #![forbid(unsafe_code)]
 
 pub mod alloc;
@@ -14,6 +14,7 @@ pub mod buf;
 mod cache;
 pub mod check;
 mod da;
+pub mod dcache;
 pub mod dir;
 mod error;
 pub mod file;
@@ -23,6 +24,7 @@ pub mod ialloc;
 mod info;
 pub mod inode;
 mod keyed_hash;
+mod lazy_table;
 pub mod log;
 pub mod mkfs;
 pub mod namespace;

@@ -8,11 +8,12 @@ use crate::alter;
 use crate::bmap::{self, ExtentList, FileMap, InodeFork, SharedRun, Sharing};
 use crate::buf::{AHEAD, BufCache};
 use crate::cache::Cache;
+use crate::dcache::{Dcache, FileId};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::{InodeSource, Inodes};
-use crate::inode::ForkState;
+use crate::inode::{ForkState, RecentInodes};
 use crate::log::{CommitSeq, Designs, Journal, Pace, ShutdownReason, check_headers};
 use crate::recovery::{self, clean};
 use crate::trans::{self, counters::Counters};
@@ -37,6 +38,13 @@ pub use crate::info::{VolumeInfo, VolumeStat};
 pub use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
 
 const INODE_SHARDS: usize = 32;
+
+/// The part of the caches that names in memory take, and the most.
+const DCACHE_PART: u64 = 32;
+const DCACHE_BYTES_MAX: u64 = 16 << 20;
+/// The same of the table of inodes that were looked up lately.
+const RECENT_PART: u64 = 128;
+const RECENT_BYTES_MAX: u64 = 4 << 20;
 
 static INODE_SHARD_LOCK: LockClass = LockClass::new("inode cache");
 
@@ -77,6 +85,11 @@ pub struct Volume {
     geometry: Arc<Geometry>,
     bufs: BufCache,
     inodes: Cache<InodeNumber, Arc<InodeEntry>>,
+    /// Of those, some that were looked up by name lately.
+    pub(crate) recent: Arc<RecentInodes>,
+    pub(crate) dcache: Dcache,
+    /// The root directory, once it was read.
+    pub(crate) root: OnceLock<FileId>,
     groups: Groups,
     write: Option<WriteSide>,
     /// What all caches of the volume may take together.
@@ -187,7 +200,9 @@ impl Volume {
             }
         }
         let geometry = Arc::new(Geometry::from_superblock(&superblock));
-        let half = options.cache_size / 2;
+        let dcache = Dcache::within((options.cache_size / DCACHE_PART).min(DCACHE_BYTES_MAX));
+        let recent = RecentInodes::within((options.cache_size / RECENT_PART).min(RECENT_BYTES_MAX));
+        let half = options.cache_size.saturating_sub(dcache.bytes() + recent.bytes()) / 2;
         let mut bufs = BufCache::new(Arc::clone(&device), &geometry, half);
         let mut inodes = Cache::new(half, INODE_SHARDS, &INODE_SHARD_LOCK);
         // Beyond the limit of a cache, changes may take half as much again, or twice what the log has: from half of that on
@@ -213,6 +228,9 @@ impl Volume {
         let volume = Arc::new(Self {
             bufs,
             inodes,
+            recent,
+            dcache,
+            root: OnceLock::new(),
             groups: Groups::new(geometry.ag_count(), options.writable),
             write,
             cache_size: options.cache_size,
@@ -370,6 +388,14 @@ impl Volume {
     #[allow(dead_code, reason = "its users follow")]
     pub(crate) fn cached_entry(&self, ino: InodeNumber) -> Option<Arc<InodeEntry>> {
         self.inodes.get(&ino)
+    }
+
+    /// The entry of an inode for a look at it, which is found in a quicker way the next time.
+    pub(crate) fn noted_entry(self: &Arc<Self>, ino: InodeNumber) -> Result<Arc<InodeEntry>> {
+        match self.inodes.get_and(&ino, |entry| self.recent.note(entry)) {
+            Some(entry) => Ok(entry),
+            None => self.read_inode(ino),
+        }
     }
 
     /// Has the cache forget an inode, as it may whenever nobody has it and it is written.

@@ -10,6 +10,7 @@
 
 use super::chunks::ChunkMap;
 use super::{Buf, Piece, spare};
+use crate::cache::Recall;
 use crate::log::{ItemState, Journal, Landing, LogItem, Outcome, Push, WriteJob};
 use blockdev::{AlignedBuf, DeviceError};
 use fileio::lockstat::{self, Counted, LockClass, Mode, Users};
@@ -416,6 +417,8 @@ pub(crate) enum Change<'a> {
     /// Its blocks were freed.
     Stale,
 }
+
+impl Recall for MetaBuf {}
 
 impl LogItem for MetaBuf {
     fn state(&self) -> &ItemState {

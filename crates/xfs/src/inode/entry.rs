@@ -11,8 +11,10 @@
 use super::copying::Copying;
 use super::delayed::Delayed;
 use super::lazy_time::{LazyTime, after_overwrite};
+use super::recent::RecentInodes;
 use super::{Inode, Life};
 use crate::buf::{MetaBuf, Overlay};
+use crate::cache::Recall;
 use crate::log::{CommitSeq, ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
 use arc_swap::ArcSwap;
 use fileio::lockstat::{Counted, LockClass, Mode, Users};
@@ -72,6 +74,9 @@ pub struct InodeEntry {
     delayed: OnceLock<Box<Delayed>>,
     /// What the cache takes it to weigh.
     weighed: AtomicU64,
+    /// Where it was noted among those that were looked up lately, if it ever was; whether it may be there still.
+    noted_in: OnceLock<Weak<RecentInodes>>,
+    noted: AtomicBool,
     this: Weak<InodeEntry>,
     /// Of `lock`, of `state`.
     users: Users,
@@ -119,6 +124,8 @@ impl InodeEntry {
             copying: OnceLock::new(),
             delayed: OnceLock::new(),
             weighed: AtomicU64::new(0),
+            noted_in: OnceLock::new(),
+            noted: AtomicBool::new(false),
             this: this.clone(),
             users: Users::new(),
             state_users: Users::new(),
@@ -341,6 +348,12 @@ impl InodeEntry {
         size_of::<Self>() as u64 + self.peek().weight() + copying
     }
 
+    /// It is noted there. The caller has its shard of the cache locked.
+    pub(super) fn note_in(&self, recent: &Weak<RecentInodes>) {
+        self.noted_in.get_or_init(|| Weak::clone(recent));
+        self.noted.store(true, Ordering::Relaxed);
+    }
+
     /// Whether its maps have grown or shrunk so much that the cache should know.
     pub(crate) fn is_misjudged(&self) -> bool {
         let weighed = self.weighed.load(Ordering::Relaxed);
@@ -463,6 +476,20 @@ fn fork_fields(inode: &Inode, wanted: InodeFields) -> InodeFields {
     fields
 }
 
+impl Recall for InodeEntry {
+    /// Asked with its shard of the cache locked exclusively.
+    fn recall(&self) -> bool {
+        let noted = self.noted.load(Ordering::Relaxed);
+        if noted {
+            self.noted.store(false, Ordering::Relaxed);
+            if let Some(recent) = self.noted_in.get().and_then(Weak::upgrade) {
+                recent.recall(self);
+            }
+        }
+        noted
+    }
+}
+
 impl Overlay for InodeEntry {
     fn lay(&self, bytes: &mut [u8]) -> bool {
         let mut state = self.words();
@@ -549,7 +576,7 @@ impl Debug for InodeEntry {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::buf::{Change, Piece};
     use crate::ialloc::CLUSTER;
@@ -557,7 +584,7 @@ mod tests {
     use xfs_format::inode::{CORE_LEN_V3, ForkInfo, InodeCore, InodeFlags, InodeFlags2, InodeType};
     use xfs_format::types::DiskAddr;
 
-    fn free_inode() -> Inode {
+    pub(in crate::inode) fn free_inode(ino: u64) -> Inode {
         let core = InodeCore {
             version: 3,
             mode: 0,
@@ -581,7 +608,7 @@ mod tests {
             data: ForkInfo { format: ForkFormat::Extents, nextents: 0, range: CORE_LEN_V3..512 },
             attr: None,
         };
-        Inode::fresh(InodeNumber(64), core, true)
+        Inode::fresh(InodeNumber(ino), core, true)
     }
 
     /// Each inode of a removed file that was still in memory kept the cluster there that it had been in; and the inode
@@ -598,7 +625,7 @@ mod tests {
         let bytes = Arc::from(vec![0; 16384]);
         let cluster = Arc::new(MetaBuf::new(&[piece], bytes, &CLUSTER, &Arc::default()));
         let site = Site { cluster: Arc::clone(&cluster), offset: 0 };
-        let inode = Arc::new(free_inode());
+        let inode = Arc::new(free_inode(64));
         let entry = InodeEntry::new(InodeNumber(64), Arc::clone(&inode), &Arc::new(geometry(true, 12, 0)));
         entry.pin();
         cluster.pin();

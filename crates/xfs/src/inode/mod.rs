@@ -13,6 +13,7 @@ mod entry;
 mod handle;
 mod kept;
 mod lazy_time;
+mod recent;
 mod runs;
 
 pub(crate) use copying::{BlockSet, Cuts};
@@ -21,8 +22,10 @@ pub(crate) use entry::Site;
 pub use entry::{InodeEntry, InodeLocked, InodeShared};
 pub use handle::{InodeHandle, Life};
 pub(crate) use lazy_time::{Taken as TakenTime, after_overwrite};
+pub(crate) use recent::RecentInodes;
 
 use crate::bmap::ExtentList;
+use crate::dcache::FileId;
 use crate::error::{Error, Result};
 use crate::ialloc::InodeBytes;
 use std::sync::{Arc, OnceLock};
@@ -190,6 +193,11 @@ impl Inode {
     /// The generation, which changes whenever the number is given to another file.
     pub fn generation(&self) -> u32 {
         self.core.generation
+    }
+
+    /// Number and generation, which tell it from all others.
+    pub fn id(&self) -> FileId {
+        FileId { ino: self.ino, generation: self.core.generation }
     }
 
     /// When it was last read.

@@ -141,7 +141,13 @@ impl Volume {
             // Once the inode is unlocked, its number may soon be another file's.
             let made = InodeHandle::new(Arc::clone(&entry), trans.inode(entry.ino()));
             let map = name.is_none().then(|| FileMap::of_new(Arc::clone(self), &made));
-            trans.commit()?;
+            let known = name.map(|name| (trans.inode(dir.ino()).id(), name, trans.inode(entry.ino()).id()));
+            trans.commit_and(|| {
+                // The next thing that is done with it goes by its name.
+                if let Some((dir, name, made)) = known {
+                    self.keep_made(dir, name, made, kind);
+                }
+            })?;
             return Ok((made, map));
         }
     }

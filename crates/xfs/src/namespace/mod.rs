@@ -19,6 +19,7 @@ mod create;
 mod inactive;
 mod link;
 mod locking;
+mod lookup;
 mod parents;
 mod protection;
 mod remove;

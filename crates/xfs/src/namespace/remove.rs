@@ -1,6 +1,7 @@
 //! Names that go, and inodes that go with their last one.
 
 use super::locking::join_all;
+use super::lookup::remove_entry;
 use super::protection::check_may_remove;
 use super::{NameProblem, add_links, check_directory, check_name, lookup, parents, touch};
 use crate::dir::edit as dir_edit;
@@ -52,7 +53,7 @@ impl Volume {
             check_may_remove(trans.inode(dir.ino()), trans.inode(child.ino()))?;
             check_removable(&mut trans, child.ino(), what)?;
             drop_name(&mut trans, (dir.ino(), name), child.ino(), now)?;
-            dir_edit::remove(&mut TransFork::new(&mut trans, dir.ino(), ForkKind::Data), name)?;
+            remove_entry(&mut trans, dir.ino(), name)?;
             touch(&mut trans, dir.ino(), true, now);
             trans.commit()?;
             point("a name is gone");

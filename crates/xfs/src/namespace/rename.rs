@@ -1,6 +1,7 @@
 //! Names that move.
 
 use super::locking::join_all;
+use super::lookup::{remove_entry, replace_entry};
 use super::protection::check_may_remove;
 use super::remove::{check_removable, drop_name};
 use super::{
@@ -135,7 +136,7 @@ impl Volume {
             }
         };
         if how != RenameFlags::Exchange {
-            dir_edit::remove(&mut TransFork::new(&mut trans, dirs.0, ForkKind::Data), source.name)?;
+            remove_entry(&mut trans, dirs.0, source.name)?;
             parents::replace(&mut trans, ino, (dirs.0, source.name), (dirs.1, target.name))?;
             if across && trans.inode(ino).is_dir() {
                 change_parent(&mut trans, ino, dirs.0, dirs.1)?;
@@ -205,12 +206,6 @@ impl Volume {
         }
         Err(NameProblem::IntoItself.into())
     }
-}
-
-fn replace_entry(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8], ino: InodeNumber) -> Result<()> {
-    let ftype = file_type(trans.inode(ino).kind());
-    dir_edit::replace(&mut TransFork::new(trans, dir, ForkKind::Data), name, ino, ftype)?;
-    Ok(())
 }
 
 /// A directory has another parent.

@@ -237,8 +237,16 @@ impl<'v> Trans<'v> {
 
     /// Commits, and carries out what was deferred. On an error before the first commit nothing has changed; after it
     /// the volume is shut down, as half of the work is in the log.
-    pub fn commit(mut self) -> Result<CommitSeq> {
+    pub fn commit(self) -> Result<CommitSeq> {
+        self.commit_and(|| ())
+    }
+
+    /// As [`commit`](Self::commit). If that comes to its end, does something more before the inodes are let go of.
+    pub(crate) fn commit_and(mut self, more: impl FnOnce()) -> Result<CommitSeq> {
         let done = self.commit_all();
+        if done.is_ok() {
+            more();
+        }
         drop(self);
         fileio::testing::point(fileio::testing::COMMITTED);
         done

@@ -1,0 +1,328 @@
+//! Names in memory, so that a path is walked without a lock and without writing: what kernels call the dcache.
+//!
+//! A bounded table of slots, one cache line each, says which inode a name stands for in a directory. Only names that are
+//! there are kept, up to [`NAME_BYTES`] long, and neither `.` nor `..`.
+//!
+//! Invariants:
+//! - a name is put in with its directory locked, behind a look that found it or behind the commit that made it; and taken
+//!   out with the directory locked exclusively, before the change that takes it from its inode is published. So what is in the table is true at
+//!   every moment that it can be read there: nobody puts in a name that is about to go, and who has seen a change, or
+//!   anything that came after it, finds the name gone;
+//! - a directory has its generation beside its number, as its number may be given to another one. Names of a removed
+//!   directory have been taken out one by one, as it had to be empty: the generation is for volumes that are damaged.
+
+mod slot;
+
+#[cfg(all(test, not(shuttle)))]
+mod models;
+
+use crate::keyed_hash::KeyedHash;
+use crate::lazy_table::LazyTable;
+use slot::{Slot, WORDS, Words};
+use std::hash::{BuildHasher, Hasher};
+use xfs_format::inode::InodeType;
+use xfs_format::types::InodeNumber;
+
+/// The longest name that is kept.
+const NAME_BYTES: usize = 32;
+const NAME_WORDS: usize = NAME_BYTES / 8;
+
+/// Slots in which a name can be.
+const WAYS: usize = 4;
+
+// Where things lie in a slot.
+const DIR: usize = 0;
+const NAME: usize = 1;
+/// The directory's generation, and the inode's.
+const GENERATIONS: usize = NAME + NAME_WORDS;
+/// The inode's number, and its type above it: no inode has a number of more than 56 bits.
+const INODE: usize = GENERATIONS + 1;
+const KIND_SHIFT: u32 = 56;
+const _: () = assert!(INODE + 1 == WORDS && size_of::<Slot>() == 64);
+
+/// One of the files that had an inode number, as file handles say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    /// Its inode number.
+    pub ino: InodeNumber,
+    /// Another one for each file that had the number.
+    pub generation: u32,
+}
+
+/// A name that was found in memory.
+pub struct Dentry<'a> {
+    child: FileId,
+    kind: InodeType,
+    slot: &'a Slot,
+    seq: u64,
+}
+
+/// Names of one volume.
+#[derive(Debug)]
+pub(crate) struct Dcache {
+    sets: LazyTable<Set>,
+    hasher: KeyedHash,
+}
+
+#[derive(Default)]
+struct Set([Slot; WAYS]);
+
+/// What a name is looked for by.
+struct Key {
+    dir: FileId,
+    name: [u64; NAME_WORDS],
+}
+
+impl Dentry<'_> {
+    /// What the name stands for.
+    pub fn child(&self) -> FileId {
+        self.child
+    }
+
+    /// Its type.
+    pub fn kind(&self) -> InodeType {
+        self.kind
+    }
+
+    /// Whether the name has stood for it without a break since it was found, as far as is known.
+    #[inline]
+    pub fn holds(&self) -> bool {
+        self.slot.is_at(self.seq)
+    }
+}
+
+impl Key {
+    /// None for names that are not kept, and for what is no name.
+    #[inline]
+    fn new(dir: FileId, name: &[u8]) -> Option<Self> {
+        if name.is_empty() || name.len() > NAME_BYTES || name == b"." || name == b".." {
+            return None;
+        }
+        let mut words = [0; NAME_WORDS];
+        for (word, part) in words.iter_mut().zip(name.chunks(8)) {
+            for (shift, &byte) in part.iter().enumerate() {
+                // Names are told apart by where the zeroes begin.
+                if byte == 0 {
+                    return None;
+                }
+                *word |= u64::from(byte) << (8 * shift);
+            }
+        }
+        Some(Self { dir, name: words })
+    }
+
+    /// Whether a word of a slot is as in a slot of this name.
+    #[inline]
+    fn is_word(&self, at: usize, word: u64) -> bool {
+        match at {
+            DIR => word == self.dir.ino.0,
+            GENERATIONS => (word >> 32) as u32 == self.dir.generation,
+            INODE => true,
+            _ => word == self.name[at - NAME],
+        }
+    }
+
+    fn words(&self, child: FileId, kind: InodeType) -> Option<Words> {
+        if child.ino.0 >> KIND_SHIFT != 0 {
+            return None;
+        }
+        let mut words = [0; WORDS];
+        words[DIR] = self.dir.ino.0;
+        words[NAME..NAME + NAME_WORDS].copy_from_slice(&self.name);
+        words[GENERATIONS] = u64::from(self.dir.generation) << 32 | u64::from(child.generation);
+        words[INODE] = kind_bits(kind) << KIND_SHIFT | child.ino.0;
+        Some(words)
+    }
+}
+
+impl Dcache {
+    /// A table of at most so many bytes.
+    pub(crate) fn within(bytes: u64) -> Self {
+        Self { sets: LazyTable::within(bytes), hasher: KeyedHash::new() }
+    }
+
+    /// Bytes that it takes once all of it is in use.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.sets.bytes()
+    }
+
+    /// What `name` stands for in a directory. `None`: that is not in memory.
+    #[inline]
+    pub(crate) fn find(&self, dir: FileId, name: &[u8]) -> Option<Dentry<'_>> {
+        let key = Key::new(dir, name)?;
+        let hash = self.hash(&key);
+        let set = self.sets.find(hash)?;
+        ways(hash).find_map(|way| {
+            let slot = &set.0[way];
+            let (words, seq) = slot.read(|at, word| key.is_word(at, word))?;
+            let ino = InodeNumber(words[INODE] & ((1 << KIND_SHIFT) - 1));
+            let child = FileId { ino, generation: words[GENERATIONS] as u32 };
+            Some(Dentry { child, kind: kind_of(words[INODE] >> KIND_SHIFT)?, slot, seq })
+        })
+    }
+
+    /// Keeps a name. The caller has the directory locked, and has found the name there since, or put it there for good.
+    pub(crate) fn keep(&self, dir: FileId, name: &[u8], child: FileId, kind: InodeType) {
+        let Some(key) = Key::new(dir, name) else { return };
+        let Some(words) = key.words(child, kind) else { return };
+        let hash = self.hash(&key);
+        let set = self.sets.make(hash);
+        let is_there = |way: &usize| set.0[*way].read(|at, word| key.is_word(at, word)).is_some();
+        let free = || ways(hash).find(|&way| set.0[way].is_empty());
+        let way = ways(hash).find(is_there).or_else(free).unwrap_or_else(|| fastrand::usize(..WAYS));
+        set.0[way].fill(&words);
+    }
+
+    /// Forgets a name that is about to stand for something else, or for nothing. The caller has the directory locked
+    /// exclusively until that is so.
+    pub(crate) fn forget(&self, dir: FileId, name: &[u8]) {
+        let Some(key) = Key::new(dir, name) else { return };
+        let Some(set) = self.sets.find(self.hash(&key)) else { return };
+        // Two who looked for it at once may both have kept it.
+        set.0.iter().for_each(|slot| slot.clear(|at, word| key.is_word(at, word)));
+    }
+
+    #[inline]
+    fn hash(&self, key: &Key) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write_u64(key.dir.ino.0);
+        // Most names are short.
+        let used = key.name.iter().take_while(|&&word| word != 0);
+        used.for_each(|&word| hasher.write_u64(word));
+        hasher.finish()
+    }
+}
+
+/// The slots of a set in the order in which a name is looked for: most are found in the first.
+#[inline]
+fn ways(hash: u64) -> impl Iterator<Item = usize> {
+    let first = (hash >> 8) as usize;
+    (0..WAYS).map(move |nth| (first + nth) % WAYS)
+}
+
+fn kind_bits(kind: InodeType) -> u64 {
+    match kind {
+        InodeType::Fifo => 1,
+        InodeType::CharDevice => 2,
+        InodeType::Directory => 3,
+        InodeType::BlockDevice => 4,
+        InodeType::Regular => 5,
+        InodeType::Symlink => 6,
+        InodeType::Socket => 7,
+    }
+}
+
+#[inline]
+fn kind_of(bits: u64) -> Option<InodeType> {
+    Some(match bits {
+        1 => InodeType::Fifo,
+        2 => InodeType::CharDevice,
+        3 => InodeType::Directory,
+        4 => InodeType::BlockDevice,
+        5 => InodeType::Regular,
+        6 => InodeType::Symlink,
+        7 => InodeType::Socket,
+        _ => return None,
+    })
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    const ROOT: FileId = FileId { ino: InodeNumber(128), generation: 7 };
+
+    fn file(ino: u64) -> FileId {
+        FileId { ino: InodeNumber(ino), generation: ino as u32 ^ 0x5a5a_5a5a }
+    }
+
+    fn found(cache: &Dcache, dir: FileId, name: &[u8]) -> Option<(FileId, InodeType)> {
+        cache.find(dir, name).map(|dentry| (dentry.child(), dentry.kind()))
+    }
+
+    #[test]
+    fn names_are_told_apart_to_the_byte() {
+        let cache = Dcache::within(1 << 20);
+        let longest = [b'x'; NAME_BYTES];
+        let names: [&[u8]; 7] = [b"a", b"b", b"aa", b"12345678", b"123456789", &longest, &longest[1..]];
+        for (nth, name) in names.iter().enumerate() {
+            cache.keep(ROOT, name, file(nth as u64 + 200), InodeType::Regular);
+        }
+        for (nth, name) in names.iter().enumerate() {
+            let expected = (file(nth as u64 + 200), InodeType::Regular);
+            assert_eq!(found(&cache, ROOT, name), Some(expected), "{name:?}");
+        }
+        for other in [&b"ab"[..], b"1234567", b"a\0", b"", b"xx"] {
+            assert_eq!(found(&cache, ROOT, other), None, "{other:?}");
+        }
+        assert_eq!(found(&cache, file(9), b"a"), None, "another directory");
+        let reborn = FileId { generation: 8, ..ROOT };
+        assert_eq!(found(&cache, reborn, b"a"), None, "another directory of this number");
+    }
+
+    #[test]
+    fn what_cannot_be_told_apart_is_not_kept() {
+        let cache = Dcache::within(1 << 20);
+        for name in [&b""[..], b".", b"..", b"a\0", &[b'x'; NAME_BYTES + 1]] {
+            cache.keep(ROOT, name, file(3), InodeType::Directory);
+            assert_eq!(found(&cache, ROOT, name), None, "{name:?}");
+        }
+        cache.keep(ROOT, b"far", file(1 << KIND_SHIFT), InodeType::Directory);
+        assert_eq!(found(&cache, ROOT, b"far"), None);
+    }
+
+    #[test]
+    fn each_type_comes_back() {
+        use InodeType as T;
+        let cache = Dcache::within(1 << 20);
+        let all = [T::Fifo, T::CharDevice, T::Directory, T::BlockDevice, T::Regular, T::Symlink, T::Socket];
+        for kind in all {
+            cache.forget(ROOT, b"it");
+            cache.keep(ROOT, b"it", file((1 << KIND_SHIFT) - 1), kind);
+            assert_eq!(found(&cache, ROOT, b"it"), Some((file((1 << KIND_SHIFT) - 1), kind)));
+        }
+    }
+
+    #[test]
+    fn what_was_forgotten_holds_no_more() {
+        let cache = Dcache::within(1 << 20);
+        cache.keep(ROOT, b"it", file(1), InodeType::Regular);
+        cache.keep(ROOT, b"other", file(2), InodeType::Regular);
+        let (it, other) = (cache.find(ROOT, b"it").expect("kept"), cache.find(ROOT, b"other").expect("kept"));
+        assert!(it.holds() && other.holds());
+        cache.forget(ROOT, b"it");
+        assert!(!it.holds() && cache.find(ROOT, b"it").is_none());
+        cache.keep(ROOT, b"it", file(1), InodeType::Regular);
+        assert!(!it.holds(), "it was gone in between");
+        assert!(cache.find(ROOT, b"other").is_some());
+    }
+
+    /// Whoever comes later finds room, be all slots taken, and what the table says of the others is right.
+    #[test]
+    fn a_full_table_forgets_and_does_not_lie() {
+        let cache = Dcache::within(0);
+        let most = cache.bytes() / 64;
+        for nth in 1..=4 * most {
+            cache.keep(ROOT, nth.to_string().as_bytes(), file(nth), InodeType::Regular);
+            let name = nth.to_string();
+            assert_eq!(found(&cache, ROOT, name.as_bytes()), Some((file(nth), InodeType::Regular)));
+        }
+        let still = (1..=4 * most).filter_map(|nth| {
+            let kept = found(&cache, ROOT, nth.to_string().as_bytes())?;
+            assert_eq!(kept.0, file(nth));
+            Some(nth)
+        });
+        assert!((most / 2..=most).contains(&(still.count() as u64)));
+    }
+
+    #[test]
+    fn a_name_that_was_kept_twice_is_forgotten_twice() {
+        let cache = Dcache::within(1 << 20);
+        let key = Key::new(ROOT, b"it").expect("a name");
+        let words = key.words(file(1), InodeType::Regular).expect("a small number");
+        cache.keep(ROOT, b"it", file(1), InodeType::Regular);
+        cache.sets.make(cache.hash(&key)).0.iter().for_each(|slot| slot.fill(&words));
+        cache.forget(ROOT, b"it");
+        assert_eq!(found(&cache, ROOT, b"it"), None);
+    }
+}
