@@ -80,7 +80,8 @@ impl OpenOptions {
         self
     }
 
-    /// Bytes that the caches of metadata may hold together.
+    /// Bytes that the caches of metadata and of pages may hold together. Each of the two may have what the other one leaves, and
+    /// half of it in any case. Changes that wait to be written may take half as much again.
     pub fn cache_size(mut self, bytes: u64) -> Self {
         self.cache_size = bytes;
         self
