@@ -7,6 +7,7 @@ mod common;
 use blockdev::{BlockDevice, MemoryDevice};
 use common::files::Random;
 use fileio::lockstat;
+use fileio::testing::at;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -109,6 +110,22 @@ fn what_a_path_says_of_its_end_is_asked_for_beside_names_in_memory() {
             assert_eq!(volume.metadata(path).expect("the root").ino, root.node().ino(), "{path}");
         }
     }
+}
+
+/// Its number is used again between the look at the name and the look at what that stands for.
+#[test]
+fn a_name_that_was_found_leads_to_no_other_file_of_that_number() {
+    let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let volume = volume(64 << 20);
+    let root = volume.open_dir("/").expect("a root");
+    let id = make(&root, "a");
+    assert_eq!(look(&volume, "/a"), Some(id));
+    at("a name in memory is found", move || {
+        root.remove_file(b"a").expect("it goes");
+        assert_eq!(make(&root, "b").0, id.0, "the number is free");
+    });
+    assert_eq!(look(&volume, "/a"), None);
+    assert!(look(&volume, "/b").is_some_and(|other| other.0 == id.0 && other != id));
 }
 
 /// What a path stood for, change by change: when that began, when it was over, and what it was then.

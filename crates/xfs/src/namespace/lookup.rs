@@ -8,6 +8,7 @@ use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, InodeShared};
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::volume::Volume;
+use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::inode::InodeType;
 use xfs_format::types::InodeNumber;
@@ -92,6 +93,7 @@ fn look_at<R>(
     dentry: &Dentry<'_>,
     work: impl FnOnce(&InodeEntry, &Inode) -> R,
 ) -> Option<R> {
+    point("a name in memory is found");
     let inode = entry.peek();
     let is_same = inode.generation() == dentry.child().generation;
     let is_there = is_same && !inode.is_free() && !entry.is_ending(&inode);
