@@ -1,7 +1,7 @@
 //! A queue that does its requests one after the other with the device's blocking calls.
 //!
-//! Used where the host offers no io_uring, for wrappers, and for memory devices, whose requests are done before
-//! the push returns. All room is taken when the queue is made: nothing is allocated per request.
+//! Used where the host offers no io_uring, for wrappers, and for devices whose requests never wait, which may be done
+//! before the push returns. All room is taken when the queue is made: nothing is allocated per request.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

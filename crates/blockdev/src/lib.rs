@@ -44,6 +44,7 @@ mod layer;
 mod layers;
 mod lock;
 mod memory;
+mod memory_queue;
 mod prefetch;
 mod testing;
 mod uring;

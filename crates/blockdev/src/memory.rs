@@ -14,12 +14,16 @@ use crate::check::Geometry;
 use crate::file::host;
 use crate::flushes::Flushes;
 use crate::lock::Lock;
+use crate::memory_queue::MemoryQueue;
 use crate::prefetch::prefetch_memory;
-use crate::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue, Place, Storage};
+use crate::{BlockDevice, DeviceError, Durability, IoQueue, Place, Storage};
 
 /// How much of a request is brought near before it starts: what the processor can wait for at once; it finds
 /// the rest by itself once the copy runs.
 const PREFETCH_BYTES: usize = 512;
+
+/// How much of a request in a queue, while others are copied: enough for the processor to go on with the rest.
+const PREFETCH_QUEUED_BYTES: usize = 1024;
 
 /// How a memory device is made.
 #[derive(Clone, Debug)]
@@ -156,6 +160,15 @@ impl MemoryDevice {
         MemoryOptions::new().map_file(path.as_ref())
     }
 
+    /// Asks for the first lines of a request that comes soon; of none that is not inside.
+    #[inline]
+    pub(crate) fn prefetch_request(&self, offset: u64, len: usize) {
+        let len = len.min(PREFETCH_QUEUED_BYTES);
+        if self.geometry.check(offset, len).is_ok() {
+            prefetch_memory(self.base.as_ptr().wrapping_add(offset as usize), len);
+        }
+    }
+
     fn sync(&self, op: &'static str, offset: u64, len: usize) -> Result<(), DeviceError> {
         if !self.has_write_cache() || len == 0 {
             return Ok(());
@@ -262,6 +275,6 @@ impl BlockDevice for MemoryDevice {
     }
 
     fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(BlockingQueue::at_once(self, depth)?))
+        Ok(Box::new(MemoryQueue::new(self, depth)?))
     }
 }
