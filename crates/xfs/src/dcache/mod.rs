@@ -1,13 +1,13 @@
 //! Names in memory, so that a path is walked without a lock and without writing: what kernels call the dcache.
 //!
 //! A bounded table of slots, one cache line each, says which inode a name stands for in a directory. Only names that are
-//! there are kept, up to [`NAME_BYTES`] long, and neither `.` nor `..`.
+//! there are kept, up to 32 bytes long, and neither `.` nor `..`.
 //!
 //! Invariants:
 //! - a name is put in with its directory locked, behind a look that found it or behind the commit that made it; and taken
-//!   out with the directory locked exclusively, before the change that takes it from its inode is published. So what is in the table is true at
-//!   every moment that it can be read there: nobody puts in a name that is about to go, and who has seen a change, or
-//!   anything that came after it, finds the name gone;
+//!   out with the directory locked exclusively, before the change that takes it from its inode is published. So what is in
+//!   the table is true at every moment that it can be read there: nobody puts in a name that is about to go, and who has
+//!   seen a change, or anything that came after it, finds the name gone;
 //! - a directory has its generation beside its number, as its number may be given to another one. Names of a removed
 //!   directory have been taken out one by one, as it had to be empty: the generation is for volumes that are damaged.
 
