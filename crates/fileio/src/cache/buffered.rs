@@ -484,15 +484,9 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// nobody will open it any more. The caller sees to it that nobody gets a reference meanwhile, and then drops the last one.
     pub fn is_unwanted(self: &Arc<Self>, ends: impl FnOnce(&M) -> bool) -> bool {
         let file: Arc<dyn CachedFile> = Arc::clone(self) as _;
-        let was_waiting = self.pages.pool().take_out(&file);
-        drop(file);
-        if was_waiting && Arc::strong_count(self) == 1 && ends(self.map()) {
-            return true;
-        }
-        if was_waiting && self.pages.is_dirty() {
-            self.wait_to_be_written();
-        }
-        false
+        // The caller, this function, and the line.
+        let is_alone = || Arc::strong_count(self) == 3;
+        self.pages.pool().take_out_if(&file, || is_alone() && ends(self.map()))
     }
 
     fn wait_to_be_written(&self) {

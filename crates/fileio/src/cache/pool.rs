@@ -262,10 +262,16 @@ impl PageCache {
         self.waiting.lock().push(Instant::now(), file);
     }
 
-    /// A file that nobody wants any more waits no longer, whatever is dirty of it; `false` if it did not wait, or somebody is
-    /// writing it back.
-    pub(super) fn take_out(&self, file: &Arc<dyn CachedFile>) -> bool {
-        let gone = self.waiting.lock().remove(file);
+    /// A file that `is_unwanted` waits no longer, whatever is dirty of it; `false` if it is wanted, if it did not wait, or if
+    /// somebody is writing it back. That is asked under the line's lock: whoever writes all files back finds a file that stays
+    /// in the line.
+    pub(super) fn take_out_if(&self, file: &Arc<dyn CachedFile>, is_unwanted: impl FnOnce() -> bool) -> bool {
+        let mut waiting = self.waiting.lock();
+        if file.ticket().load(Ordering::SeqCst) == NO_TICKET || !is_unwanted() {
+            return false;
+        }
+        let gone = waiting.remove(file);
+        drop(waiting);
         gone.is_some()
     }
 
