@@ -300,8 +300,8 @@ impl State {
         {
             let len = run.bytes.len() + buf.len();
             if len > run.bytes.capacity() {
-                // More is likely to follow: it moves twice at most, and not each time that it has doubled.
-                run.bytes.reserve_exact((len * 8).min(LARGE_BYTES) - run.bytes.len());
+                // More is likely to follow; but memory that waits for it counts for nobody.
+                run.bytes.reserve_exact((len * 2).min(LARGE_BYTES) - run.bytes.len());
             }
             run.bytes.extend_from_slice(buf);
             run.since = run.since.min(since);

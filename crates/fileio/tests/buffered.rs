@@ -511,6 +511,32 @@ fn what_lacks_space_is_given_up_when_the_file_was_cut_and_not_before() {
     }
 }
 
+/// While it was asked whether a dirty file is wanted, it was out of the line: who wrote all files back meanwhile was told that
+/// all is well, and had left it out.
+#[test]
+fn a_file_that_is_wanted_after_all_is_found_by_who_writes_all_back() {
+    let (file, pool) = cached(1 << 20);
+    file.write_at(0, &[5; 8192]).unwrap();
+    std::thread::scope(|scope| {
+        let mut all = None;
+        let is_unwanted = file.is_unwanted(|_| {
+            all = Some(scope.spawn(|| pool.write_every_file_back()));
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            false
+        });
+        assert!(!is_unwanted);
+        all.expect("it was asked").join().unwrap().unwrap();
+    });
+    assert_eq!(pool.dirty(), 0);
+    // What somebody else has is wanted, and so is what is clean.
+    file.write_at(0, &[6; 8192]).unwrap();
+    let other = Arc::clone(&file);
+    assert!(!file.is_unwanted(|_| panic!("somebody has it")));
+    drop(other);
+    assert!(file.is_unwanted(|_| true));
+    assert!(!file.is_unwanted(|_| panic!("nothing of it waits")));
+}
+
 #[test]
 fn a_file_that_is_let_go_dirty_is_written_back_all_the_same() {
     let (file, pool) = cached_on(device(), BLOCKS, Locking::Range, 64 << 20);

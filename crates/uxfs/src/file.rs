@@ -24,6 +24,7 @@ use xfs_format::types::FileBlock;
 pub struct File {
     pub(crate) node: Node,
     pub(crate) data: Arc<Data>,
+    _open: Arc<Opened>,
     /// As it was when the file was opened, as the kernel has it.
     protection: Option<Protection>,
     /// Whether this handle reads and writes through the page cache.
@@ -32,6 +33,16 @@ pub struct File {
     pub(crate) syncing: Syncing,
     /// Up to where the handle was told what could not be written back.
     pub(crate) told: Arc<SyncCursor>,
+}
+
+/// What all copies of a handle have in common: when the last of them goes, the handle is closed. The file may stay open, for
+/// other handles, or for its pages.
+struct Opened(Arc<Data>);
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.0.map().handle_closed();
+    }
 }
 
 impl std::fmt::Debug for File {
@@ -78,7 +89,8 @@ impl File {
         }
         let protection = node.handle.current()?.protection();
         let told = Arc::new(data.sync_cursor());
-        Ok(Self { node, data, protection, is_buffered: false, syncing: Syncing::Later, told })
+        let _open = Arc::new(Opened(Arc::clone(&data)));
+        Ok(Self { node, data, _open, protection, is_buffered: false, syncing: Syncing::Later, told })
     }
 
     /// The same file through the page cache: [`write_at`](Self::write_at) and [`append`](Self::append) return when the bytes

@@ -4,7 +4,7 @@
 //! Invariants:
 //! - a file that any handle keeps open is here; of those that none does, at most as many are here as of the others, and
 //!   [`SLACK`] more, however many were opened;
-//! - the last [`KEPT`] that were read or written through pages stay open when their handles are closed, so that who opens one
+//! - the last so many that were read or written through pages stay open when their handles are closed, so that who opens one
 //!   anew finds its pages; but for those without a name;
 //! - nothing is opened or closed under the table's lock, as both may read the volume and change it.
 
@@ -17,8 +17,10 @@ use xfs::bmap::FileMap;
 /// Closed files that are kept without a look at whether they are.
 const SLACK: usize = 64;
 
-/// Files that are kept open for their pages.
+/// Files that are kept open for their pages at most, and memory of the caches for each: as long as it is open, an inode stays
+/// in its cache.
 const KEPT: usize = 1024;
+const BYTES_KEPT: u64 = 64 << 10;
 
 /// The data path of one open file.
 pub(crate) type Data = BufferedFile<FileMap>;
@@ -36,6 +38,8 @@ struct Table<T> {
     limit: usize,
     /// The numbers of those that are kept, the oldest in front, and of some that are not any more.
     kept: VecDeque<u64>,
+    /// How many are.
+    kept_max: usize,
 }
 
 /// A file that some handle has open, or had.
@@ -47,13 +51,14 @@ struct Open<T> {
     was_used: bool,
 }
 
-impl<T> Default for OpenFiles<T> {
-    fn default() -> Self {
-        Self { table: Mutex::new(Table { by_inode: HashMap::new(), limit: 0, kept: VecDeque::new() }) }
-    }
-}
-
 impl<T> OpenFiles<T> {
+    /// Of a volume whose caches have so many bytes.
+    pub(crate) fn within(bytes: u64) -> Self {
+        let kept_max = usize::try_from(bytes / BYTES_KEPT).unwrap_or(KEPT).min(KEPT);
+        let (by_inode, kept) = (HashMap::new(), VecDeque::new());
+        Self { table: Mutex::new(Table { by_inode, limit: 0, kept, kept_max }) }
+    }
+
     /// The file of inode `ino` if it is open, or else what `open` gives, which is called with no lock held.
     pub(crate) fn get_or_open(&self, ino: u64, open: impl FnOnce() -> Result<Arc<T>>) -> Result<Arc<T>> {
         if let Some(data) = self.with(|table| table.get(ino)) {
@@ -139,7 +144,7 @@ impl<T> Table<T> {
         }
         open.kept = Some(Arc::clone(data));
         self.kept.push_back(ino);
-        while self.kept.len() > KEPT {
+        while self.kept.len() > self.kept_max {
             let oldest = self.kept.pop_front()?;
             let Some(open) = self.by_inode.get_mut(&oldest).filter(|open| open.kept.is_some()) else {
                 continue;
@@ -184,7 +189,7 @@ mod tests {
     /// space to wait for, and nobody could open any file meanwhile.
     #[test]
     fn whoever_comes_second_closes_its_file_without_the_lock() {
-        let (files, closed) = (Files::default(), Arc::default());
+        let (files, closed) = (Files::new(OpenFiles::within(u64::MAX)), Arc::default());
         let open = opens(&files, &closed);
         let mut first = None;
         let second = files.get_or_open(7, || {
@@ -200,7 +205,7 @@ mod tests {
 
     #[test]
     fn so_many_are_kept_and_those_that_are_opened_again_for_longer() {
-        let (files, closed) = (Files::default(), Arc::default());
+        let (files, closed) = (Files::new(OpenFiles::within(u64::MAX)), Arc::default());
         let open = opens(&files, &closed);
         let mut use_one = |ino| files.keep(ino, &files.get_or_open(ino, &open).expect("open"));
         (0..KEPT as u64).for_each(&mut use_one);
@@ -215,8 +220,17 @@ mod tests {
     }
 
     #[test]
+    fn small_caches_keep_few() {
+        let (files, closed) = (Files::new(OpenFiles::within(4 * BYTES_KEPT)), Arc::default());
+        let open = opens(&files, &closed);
+        (0..10).for_each(|ino| files.keep(ino, &files.get_or_open(ino, &open).expect("open")));
+        assert_eq!(closed.load(Ordering::Relaxed), 6);
+        files.keep_none();
+    }
+
+    #[test]
     fn what_lost_its_name_is_kept_no_more() {
-        let (files, closed) = (Files::default(), Arc::default());
+        let (files, closed) = (Files::new(OpenFiles::within(u64::MAX)), Arc::default());
         let open = opens(&files, &closed);
         let handle = files.get_or_open(7, &open).expect("open");
         files.keep(7, &handle);

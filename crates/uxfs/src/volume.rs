@@ -138,7 +138,7 @@ impl Volume {
         let engine = xfs::volume::Volume::open_claimed(Arc::clone(&device), &engine_options, claim)
             .map_err(|error| explain(error, &*device))?;
         let flusher = FlushDevice::new(Arc::clone(&device), options.flushing);
-        let (locking, open_files) = (options.locking, OpenFiles::default());
+        let (locking, open_files) = (options.locking, OpenFiles::within(options.cache_size));
         let (all, metadata) = (options.cache_size, Arc::downgrade(&engine));
         let share = move |used| metadata.upgrade().map_or(all, |engine| engine.share_memory(used));
         let pages = PageCache::sharing(all, share);

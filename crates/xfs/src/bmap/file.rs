@@ -75,6 +75,15 @@ impl FileMap {
         Self { volume, entry, life, marked: OnceLock::new(), ends: AtomicBool::new(false) }
     }
 
+    /// A handle of the file was closed, and the file may stay open: times that are known in memory alone are logged, and space
+    /// that is staged for copies, and that no write has claimed, is free again. What fails here is done when the file is closed.
+    pub fn handle_closed(&self) {
+        if self.volume.is_writable() && self.entry.peek().nlink() > 0 {
+            let _ = self.volume.log_times(&self.entry);
+            let _ = self.volume.give_back_copies(&self.entry, FileBlock(0)..FileBlock(u64::MAX));
+        }
+    }
+
     /// Begins the end of a file without names that nobody has open but by this map, which is to be dropped then: nobody opens it
     /// any more, and dropping this frees it. `false` where it is not so, or where that cannot be said without a wait.
     pub fn begin_end(&self) -> bool {

@@ -25,8 +25,10 @@ const UNMOUNT_TID: u32 = 0xb0c0_d0d0;
 
 /// Why a record could not be written.
 enum Failure {
-    /// The device failed, or the record was not one.
+    /// The device failed to write it, or it was not one.
     Write,
+    /// The device could not make durable what comes before the record, or the record.
+    Flush,
     /// The checkpoint has nothing in it: what replays the log could not make sense of it.
     Empty,
     /// The journal was shut down meanwhile.
@@ -36,6 +38,17 @@ enum Failure {
 impl From<DeviceError> for Failure {
     fn from(_: DeviceError) -> Self {
         Self::Write
+    }
+}
+
+impl Failure {
+    fn reason(&self) -> Option<ShutdownReason> {
+        match self {
+            Self::Write => Some(ShutdownReason::LogWrite),
+            Self::Flush => Some(ShutdownReason::Flush),
+            Self::Empty => Some(ShutdownReason::EmptyCheckpoint),
+            Self::Down => None,
+        }
     }
 }
 
@@ -129,11 +142,7 @@ impl Writer {
     }
 
     fn failed(&self, failure: Failure) {
-        match failure {
-            Failure::Write => self.core.shutdown(ShutdownReason::LogWrite),
-            Failure::Empty => self.core.shutdown(ShutdownReason::EmptyCheckpoint),
-            Failure::Down => {}
-        }
+        shut_down(&self.core, &failure);
     }
 
     /// Aborts a checkpoint of which nothing was written.
@@ -222,10 +231,10 @@ impl Writer {
         }
         let (at, previous) = self.place(record.bytes(&self.core.layout));
         let written = (|| {
-            self.core.device.flush()?;
+            flush(&self.core)?;
             // Nothing before this record is needed any more.
             write_record(&self.core, &mut record, at, at, previous, Durability::Fua)?;
-            self.core.device.flush()?;
+            flush(&self.core)?;
             Ok(())
         })();
         match written {
@@ -233,6 +242,16 @@ impl Writer {
             Err(failure) => self.failed(failure),
         }
     }
+}
+
+fn shut_down(core: &Core, failure: &Failure) {
+    if let Some(reason) = failure.reason() {
+        core.shutdown(reason);
+    }
+}
+
+fn flush(core: &Core) -> Result<(), Failure> {
+    core.device.flush().map_err(|_| Failure::Flush)
 }
 
 fn write_record(
@@ -255,7 +274,7 @@ fn write_durably(core: &Core, record: &mut Record, at: Pos, previous: u32) -> Re
     let flushed = core.pipe.completed_so_far();
     // What was written back so far is stable once the flush is over, so the tail may be named that this allows.
     let tail = core.ail.tail();
-    core.device.flush()?;
+    flush(core)?;
     write_record(core, record, at, tail, previous, Durability::Fua)?;
     core.pipe.durable(tail, flushed);
     Ok(tail)
@@ -286,7 +305,7 @@ impl Committer {
             Some(behind) => behind,
             None => {
                 let behind = core.pipe.flush_begins(has_fua, || core.ail.tail());
-                core.device.flush()?;
+                flush(core)?;
                 behind
             }
         };
@@ -296,7 +315,7 @@ impl Committer {
         if !has_fua {
             core.pipe.flushes_for(sealed.closed.seq);
             core.pipe.flush_begins(false, || core.ail.tail());
-            core.device.flush()?;
+            flush(core)?;
         }
         core.pipe.durable(behind.tail, behind.flushed);
         Ok(behind.tail)
@@ -310,9 +329,7 @@ impl Committer {
             match written {
                 Ok(tail) => self.core.land(sealed, tail),
                 Err(failure) => {
-                    if let Failure::Write = failure {
-                        self.core.shutdown(ShutdownReason::LogWrite);
-                    }
+                    shut_down(&self.core, &failure);
                     self.core.abort(sealed.closed);
                 }
             }
