@@ -1,7 +1,7 @@
 //! A queue that does its requests one after the other with the device's blocking calls.
 //!
-//! Used where the host offers no io_uring, for wrappers, and for devices whose requests never wait, which may be done
-//! before the push returns. All room is taken when the queue is made: nothing is allocated per request.
+//! Used where the host offers no io_uring, and for wrappers. All room is taken when the queue is made: nothing is allocated
+//! per request.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,6 +27,22 @@ pub(crate) enum Verb {
     Write(Durability),
 }
 
+impl Verb {
+    /// Does it with the device's blocking calls.
+    #[inline]
+    pub(crate) fn carry_out<D: BlockDevice + ?Sized>(
+        self,
+        device: &D,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        match self {
+            Self::Read => device.read(offset, buf),
+            Self::Write(durability) => device.write(offset, buf, durability),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Request {
     verb: Verb,
@@ -39,8 +55,6 @@ struct Request {
 #[derive(Debug)]
 pub struct BlockingQueue<D: BlockDevice + ?Sized> {
     depth: u32,
-    /// Whether a push does the request itself, because the device never waits.
-    at_once: bool,
     pushed: VecDeque<Request>,
     done: VecDeque<Completion>,
     device: Arc<D>,
@@ -49,53 +63,19 @@ pub struct BlockingQueue<D: BlockDevice + ?Sized> {
 impl<D: BlockDevice + ?Sized> BlockingQueue<D> {
     /// A queue whose requests are done by [`submit`](IoQueue::submit).
     pub fn new(device: Arc<D>, depth: u32) -> Result<Self, DeviceError> {
-        Self::build(device, depth, false)
-    }
-
-    /// A queue whose requests are done when they are pushed.
-    pub fn at_once(device: Arc<D>, depth: u32) -> Result<Self, DeviceError> {
-        Self::build(device, depth, true)
-    }
-
-    fn build(device: Arc<D>, depth: u32, at_once: bool) -> Result<Self, DeviceError> {
         check_depth(depth)?;
         let room = depth as usize;
-        Ok(Self {
-            depth,
-            at_once,
-            pushed: VecDeque::with_capacity(if at_once { 0 } else { room }),
-            done: VecDeque::with_capacity(room),
-            device,
-        })
+        let (pushed, done) = (VecDeque::with_capacity(room), VecDeque::with_capacity(room));
+        Ok(Self { depth, pushed, done, device })
     }
 
     fn push(&mut self, request: Request) -> Result<(), DeviceError> {
         if self.in_flight() >= self.depth {
             return Err(DeviceError::QueueFull);
         }
-        if self.at_once {
-            let completion = self.carry_out(request);
-            if let Err(
-                DeviceError::OutOfRange { .. } | DeviceError::Misaligned { .. } | DeviceError::ReadOnly,
-            ) = &completion.result
-            {
-                return completion.result;
-            }
-            self.done.push_back(completion);
-            return Ok(());
-        }
         check_push(&*self.device, request.verb, request.offset, request.buf.len())?;
         self.pushed.push_back(request);
         Ok(())
-    }
-
-    fn carry_out(&self, request: Request) -> Completion {
-        let Request { verb, offset, mut buf, tag } = request;
-        let result = match verb {
-            Verb::Read => self.device.read(offset, &mut buf),
-            Verb::Write(durability) => self.device.write(offset, &buf, durability),
-        };
-        Completion { tag, buf, result }
     }
 }
 
@@ -136,9 +116,9 @@ impl<D: BlockDevice + ?Sized> IoQueue for BlockingQueue<D> {
     }
 
     fn submit(&mut self) -> Result<(), DeviceError> {
-        while let Some(request) = self.pushed.pop_front() {
-            let completion = self.carry_out(request);
-            self.done.push_back(completion);
+        while let Some(Request { verb, offset, mut buf, tag }) = self.pushed.pop_front() {
+            let result = verb.carry_out(&*self.device, offset, &mut buf);
+            self.done.push_back(Completion { tag, buf, result });
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::blocking::{Verb, check_depth, check_push};
 use crate::memory::MemoryDevice;
-use crate::{AlignedBuf, BlockDevice, Completion, DeviceError, Durability, IoQueue};
+use crate::{AlignedBuf, Completion, DeviceError, Durability, IoQueue};
 
 /// Requests that are copied before they are handed out: few enough for the nearest cache.
 const BATCH: usize = 4;
@@ -62,10 +62,7 @@ impl MemoryQueue {
                 self.device.prefetch_request(next.offset, next.buf.len());
             }
             let Some(request) = self.pushed.get_mut(at) else { return };
-            request.result = match request.verb {
-                Verb::Read => self.device.read(request.offset, &mut request.buf),
-                Verb::Write(durability) => self.device.write(request.offset, &request.buf, durability),
-            };
+            request.result = request.verb.carry_out(&*self.device, request.offset, &mut request.buf);
         }
     }
 }
@@ -124,6 +121,7 @@ impl Drop for MemoryQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::BlockDevice;
 
     fn device() -> Arc<MemoryDevice> {
         Arc::new(MemoryDevice::anonymous(1 << 20).expect("memory"))

@@ -4,8 +4,8 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, Durability, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
-use common::devices::NoFua;
+use blockdev::{BlockDevice, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
+use common::devices::{NoFua, copy};
 use common::files::new_file;
 use std::sync::Arc;
 use uxfs::{
@@ -38,13 +38,6 @@ fn open(device: Arc<dyn BlockDevice>) -> Volume {
 
 fn memory() -> Arc<dyn BlockDevice> {
     Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"))
-}
-
-fn copy(from: &dyn BlockDevice) -> Arc<dyn BlockDevice> {
-    let (to, mut bytes) = (memory(), vec![0; BYTES as usize]);
-    from.read(0, &mut bytes).expect("read");
-    to.write(0, &bytes, Durability::Volatile).expect("written");
-    to
 }
 
 /// The volume that is there when the power fails as `work` returns, and all that was in doubt is lost.

@@ -4,7 +4,8 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, Durability, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
+use blockdev::{BlockDevice, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
+use common::devices::copy;
 use common::files::{fill, fits, new_file};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -123,14 +124,6 @@ fn least(device: &Arc<Rewind>) -> u64 {
         if goes(middle) { least = middle } else { refused = middle }
     }
     least
-}
-
-fn copy(device: &dyn BlockDevice) -> Arc<dyn BlockDevice> {
-    let mut all = vec![0; device.size() as usize];
-    device.read(0, &mut all).unwrap();
-    let copy = MemoryDevice::anonymous(device.size()).unwrap();
-    copy.write(0, &all, Durability::Volatile).unwrap();
-    Arc::new(copy)
 }
 
 #[test]

@@ -6,7 +6,7 @@
 mod common;
 
 use blockdev::{BlockDevice, Durability, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
-use common::devices::NoFua;
+use common::devices::{NoFua, copy};
 use common::files::{Random, image_of, new_file};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -281,7 +281,7 @@ fn run(seed: u64) {
             .expect("written");
         let what = format!("seed {seed}, cut {nth} at {cut}, kept {kept}");
         let kernel = (kept <= 3 && random.below(5) == 0).then(|| image_of(&*stage));
-        let left = (kept <= 3 && random.below(4) == 0).then(|| [copied(&*stage), copied(&*stage)]);
+        let left = (kept <= 3 && random.below(4) == 0).then(|| [copy(&*stage), copy(&*stage)]);
         let found_all = {
             let volume = Volume::open_device(stage.clone(), &OpenOptions::new().writable(true))
                 .unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -360,14 +360,6 @@ fn run(seed: u64) {
         }
         stage.rewind().expect("taken back");
     }
-}
-
-fn copied(from: &dyn BlockDevice) -> Arc<dyn BlockDevice> {
-    let to: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
-    let mut bytes = vec![0; BYTES as usize];
-    from.read(0, &mut bytes).expect("read");
-    to.write(0, &bytes, Durability::Volatile).expect("written");
-    to
 }
 
 /// The recovery of what lies on the stage is cut, with small writes gathered or not; whoever recovers it then finds the same.

@@ -7,7 +7,7 @@ use blockdev::{
     BlockDevice, DeviceError, Durability, Fate, Fault, FaultDevice, HoldDevice, Layer, MemoryDevice, Op,
     PowerCuts, Recorder, Recording, Rewind,
 };
-use common::devices::NoFua;
+use common::devices::{NoFua, copy};
 use common::files::{Random, new_file, remove};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -29,13 +29,6 @@ fn memory() -> Arc<dyn BlockDevice> {
 
 fn open(device: Arc<dyn BlockDevice>) -> Volume {
     Volume::open_device(device, &OpenOptions::new().writable(true)).unwrap()
-}
-
-fn copy(from: &dyn BlockDevice) -> Arc<dyn BlockDevice> {
-    let (to, mut bytes) = (memory(), vec![0; BYTES as usize]);
-    from.read(0, &mut bytes).unwrap();
-    to.write(0, &bytes, Durability::Volatile).unwrap();
-    to
 }
 
 /// A volume whose free space holds another's bytes, with what `fill` puts there, closed.

@@ -176,6 +176,20 @@ impl InodeType {
         })
     }
 
+    /// The highest bits of a mode of this type.
+    pub fn to_mode(self) -> u16 {
+        let bits = match self {
+            Self::Fifo => 0o01,
+            Self::CharDevice => 0o02,
+            Self::Directory => 0o04,
+            Self::BlockDevice => 0o06,
+            Self::Regular => 0o10,
+            Self::Symlink => 0o12,
+            Self::Socket => 0o14,
+        };
+        bits << 12
+    }
+
     /// Whether it has a device number and no data fork.
     pub fn is_special(self) -> bool {
         matches!(self, Self::Fifo | Self::CharDevice | Self::BlockDevice | Self::Socket)

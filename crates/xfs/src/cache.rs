@@ -159,12 +159,17 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
             return;
         }
         for shard in self.shards.iter().filter(|shard| shard.read().weight > limit) {
-            let mut ring = shard.write();
-            let dropped = ring.make_room(0, limit);
-            self.judge(&mut ring);
-            drop(ring);
-            drop(dropped);
+            self.trim(shard.write());
         }
+    }
+
+    /// Has entries go that are too many in a ring.
+    fn trim(&self, mut ring: Counted<RwLockWriteGuard<'_, Ring<K, V>>>) {
+        let dropped = ring.make_room(0, self.shard_limit());
+        self.judge(&mut ring);
+        drop(ring);
+        // Values are freed with no lock held.
+        drop(dropped);
     }
 
     fn shard_limit(&self) -> u64 {
@@ -203,10 +208,7 @@ impl<K: Hash + Eq + Copy, V: Clone + Evict> Cache<K, V> {
             }
             let mut ring = shard.write();
             ring.stuck = false;
-            let dropped = ring.make_room(0, self.shard_limit());
-            self.judge(&mut ring);
-            drop(ring);
-            drop(dropped);
+            self.trim(ring);
         }
     }
 

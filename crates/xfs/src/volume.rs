@@ -268,10 +268,12 @@ impl Volume {
     /// other one leaves, and has half of it in any case.
     pub fn share_memory(&self, others: u64) -> u64 {
         let (all, half) = (self.cache_size, self.cache_size / 2);
-        let own = all - others.min(half);
+        // These are as large as they are, whoever needs memory.
+        let tables = self.dcache.bytes() + self.recent.bytes();
+        let own = (all - others.min(half)).saturating_sub(tables);
         self.bufs.set_limit(own / 2);
         self.inodes.set_limit(own / 2);
-        all - (self.bufs.weight() + self.inodes.weight()).min(half)
+        all - (tables + self.bufs.weight() + self.inodes.weight()).min(half)
     }
 
     /// The volume's shape.
@@ -338,7 +340,7 @@ impl Volume {
     pub fn handle(self: &Arc<Self>, ino: InodeNumber) -> Result<InodeHandle> {
         let entry = self.entry(ino)?;
         let inode = entry.current();
-        let gone = inode.is_free() || entry.is_ending(&inode);
+        let gone = !entry.is_in_use(&inode);
         if gone { Err(Error::NoSuchInode(ino)) } else { Ok(InodeHandle::new(entry, &inode)) }
     }
 

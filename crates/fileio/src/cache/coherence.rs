@@ -260,8 +260,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 
     /// Keeps everybody out who writes to the file or writes it back, once every write is over that is under way, with nothing
     /// dirty; `None` if that takes longer than `patience`, and with that what could not be written back. Requests of a queue
-    /// are over once its thread has taken them out. Readers go on, but for those of bytes that a
-    /// writer waits for.
+    /// are over once its thread has taken them out. Readers go on, but for those of bytes that a writer waits for.
     pub fn hold_off_writers(&self, patience: Duration) -> Option<(HeldFile<M>, Result<(), Failure>)> {
         let file = self.this.upgrade()?;
         let token = self.file.acquire_from_writers(patience)?;

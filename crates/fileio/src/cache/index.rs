@@ -55,7 +55,7 @@ impl Node {
 
     #[inline]
     fn slot_of(&self, page: u64) -> usize {
-        (page >> (self.level * SLOT_BITS)) as usize & (SLOTS - 1)
+        slot_at(self.level, page)
     }
 
     #[inline]
@@ -73,10 +73,16 @@ impl Node {
     }
 }
 
+/// The slot of a page in its node of a level.
+#[inline]
+fn slot_at(level: u32, page: u64) -> usize {
+    (page >> (level * SLOT_BITS)) as usize & (SLOTS - 1)
+}
+
 /// The slot of a page in its node of the lowest level.
 #[inline]
 fn leaf_slot(page: u64) -> usize {
-    page as usize & (SLOTS - 1)
+    slot_at(0, page)
 }
 
 /// The nodes of the lowest level that pages are in: the first page in each, and the bits of all.
@@ -127,7 +133,7 @@ impl Index {
         // A node's level is in a line of its own, which is far from a processor that has not been here lately.
         for level in (1..=node.level).rev() {
             debug_assert_eq!(node.level, level, "a level has nodes of one level");
-            node = node.child((page >> (level * SLOT_BITS)) as usize & (SLOTS - 1))?;
+            node = node.child(slot_at(level, page))?;
         }
         Some(node)
     }

@@ -65,9 +65,6 @@ struct Waiting {
     is_stopped: bool,
 }
 
-/// What pages may take, told how much they take: others have the rest of the memory.
-type Share = Box<dyn Fn(u64) -> u64 + Send + Sync>;
-
 impl Waiting {
     /// A file waits, unless it does already, or nobody writes back any more.
     fn push(&mut self, since: Instant, file: Arc<dyn CachedFile>) {
@@ -85,6 +82,9 @@ impl Waiting {
         self.files.remove(&ticket).map(|(_, file)| file)
     }
 }
+
+/// What pages may take, told how much they take: others have the rest of the memory.
+type Share = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
 /// The page cache of a volume.
 pub struct PageCache {
@@ -309,11 +309,10 @@ impl PageCache {
     /// A file was written back: it does not wait any more, unless it is dirty again.
     pub(super) fn dequeue(&self, file: &Arc<dyn CachedFile>) {
         let mut waiting = self.waiting.lock();
-        let Some(ticket) =
-            Some(file.ticket().swap(NO_TICKET, Ordering::SeqCst)).filter(|&it| it != NO_TICKET)
-        else {
+        let ticket = file.ticket().swap(NO_TICKET, Ordering::SeqCst);
+        if ticket == NO_TICKET {
             return;
-        };
+        }
         // Who made it dirty before may have found that it waits, and so it does.
         if file.is_dirty() {
             file.ticket().store(ticket, Ordering::SeqCst);

@@ -81,7 +81,7 @@ impl BlockDevice for Overlay {
     }
 
     fn queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError> {
-        Ok(Box::new(BlockingQueue::at_once(self, depth)?))
+        Ok(Box::new(BlockingQueue::new(self, depth)?))
     }
 }
 

@@ -200,30 +200,14 @@ fn ways(hash: u64) -> impl Iterator<Item = usize> {
     (0..WAYS).map(move |nth| (first + nth) % WAYS)
 }
 
+/// A type as four bits: those that a mode has for it.
 fn kind_bits(kind: InodeType) -> u64 {
-    match kind {
-        InodeType::Fifo => 1,
-        InodeType::CharDevice => 2,
-        InodeType::Directory => 3,
-        InodeType::BlockDevice => 4,
-        InodeType::Regular => 5,
-        InodeType::Symlink => 6,
-        InodeType::Socket => 7,
-    }
+    u64::from(kind.to_mode() >> 12)
 }
 
 #[inline]
 fn kind_of(bits: u64) -> Option<InodeType> {
-    Some(match bits {
-        1 => InodeType::Fifo,
-        2 => InodeType::CharDevice,
-        3 => InodeType::Directory,
-        4 => InodeType::BlockDevice,
-        5 => InodeType::Regular,
-        6 => InodeType::Symlink,
-        7 => InodeType::Socket,
-        _ => return None,
-    })
+    InodeType::from_mode((bits as u16) << 12)
 }
 
 #[cfg(all(test, not(shuttle)))]

@@ -208,7 +208,7 @@ impl InodeEntry {
     /// keeps changes off.
     pub(crate) fn open(&self, life: Life, _shared: &InodeShared) -> bool {
         let inode = self.peek();
-        let exists = inode.life() == life && !inode.is_free() && !self.is_ending(&inode);
+        let exists = inode.life() == life && self.is_in_use(&inode);
         if exists {
             self.count_open();
         }
@@ -246,7 +246,7 @@ impl InodeEntry {
         fence(Ordering::SeqCst);
         let _locked = self.lock();
         let inode = self.peek();
-        let unused = !inode.is_free() && inode.nlink() == 0 && !self.is_open() && !self.is_ending(&inode);
+        let unused = self.is_in_use(&inode) && inode.nlink() == 0 && !self.is_open();
         if unused {
             self.end(inode.life());
         }
@@ -258,8 +258,8 @@ impl InodeEntry {
     pub(crate) fn begin_inactivation_by_last(&self, life: Life) -> bool {
         let Some(_locked) = self.try_lock() else { return false };
         let inode = self.peek();
-        let is_going = inode.life() == life && !inode.is_free() && inode.nlink() == 0;
-        let is_last = is_going && !self.is_ending(&inode) && self.opens.load(Ordering::Acquire) == 1;
+        let is_going = inode.life() == life && self.is_in_use(&inode) && inode.nlink() == 0;
+        let is_last = is_going && self.opens.load(Ordering::Acquire) == 1;
         if is_last {
             self.opens.store(0, Ordering::SeqCst);
             self.end(life);
@@ -279,6 +279,12 @@ impl InodeEntry {
 
     fn end(&self, life: Life) {
         self.ended.store(life.next().to_bits(), Ordering::Release);
+    }
+
+    /// Whether this version is of a file, and one whose end has not begun.
+    #[inline]
+    pub(crate) fn is_in_use(&self, inode: &Inode) -> bool {
+        !inode.is_free() && !self.is_ending(inode)
     }
 
     /// Whether the end of the file that this version is of has begun.

@@ -84,7 +84,7 @@ impl InodeHandle {
 
     /// Fails unless `inode`, the latest version for who asks, is the file that this handle was made for.
     pub(crate) fn check(&self, inode: &Inode) -> Result<()> {
-        let same = inode.life() == self.life && !inode.is_free() && !self.entry.is_ending(inode);
+        let same = inode.life() == self.life && self.entry.is_in_use(inode);
         if same { Ok(()) } else { Err(Error::Stale(self.ino())) }
     }
 }

@@ -145,7 +145,7 @@ impl Volume {
             trans.commit_and(|| {
                 // The next thing that is done with it goes by its name.
                 if let Some((dir, name, made)) = known {
-                    self.keep_made(dir, name, made, kind);
+                    self.keep(dir, name, made, kind);
                 }
             })?;
             return Ok((made, map));

@@ -74,12 +74,8 @@ impl Volume {
         }
     }
 
-    /// Keeps in memory the name that a file was made by. The caller has the directory locked still.
-    pub(super) fn keep_made(&self, dir: FileId, name: &[u8], made: FileId, kind: InodeType) {
-        self.keep(dir, name, made, kind);
-    }
-
-    fn keep(&self, dir: FileId, name: &[u8], child: FileId, kind: InodeType) {
+    /// Keeps in memory what a name stands for. The caller has had the directory locked since that was found, or made.
+    pub(super) fn keep(&self, dir: FileId, name: &[u8], child: FileId, kind: InodeType) {
         // Where case is ignored, a name has many forms, and whoever takes it away knows one of them.
         if !self.geometry().ascii_ci {
             self.dcache.keep(dir, name, child, kind);
@@ -95,8 +91,7 @@ fn look_at<R>(
 ) -> Option<R> {
     point("a name in memory is found");
     let inode = entry.peek();
-    let is_same = inode.generation() == dentry.child().generation;
-    let is_there = is_same && !inode.is_free() && !entry.is_ending(&inode);
+    let is_there = inode.generation() == dentry.child().generation && entry.is_in_use(&inode);
     // In this order: what the inode is now, it was while the name still stood for it.
     (is_there && dentry.holds()).then(|| work(entry, &inode))
 }

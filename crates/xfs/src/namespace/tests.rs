@@ -811,3 +811,14 @@ fn what_damage_keeps_from_being_freed_holds_up_no_recovery() {
     let closed = site.volume.close();
     assert!(matches!(closed, Err(Error::Corrupt { .. })), "{closed:?}");
 }
+
+/// Tables beside the caches count: they were left out of what pages may have, and stood on top of the bound.
+#[test]
+fn pages_have_what_caches_and_their_tables_leave() {
+    let site = Site::new();
+    let tables = site.volume.dcache.bytes() + site.volume.recent.bytes();
+    let all = OpenOptions::default().cache_size;
+    assert!(tables > 0 && site.volume.share_memory(0) <= all - tables);
+    assert!(site.volume.share_memory(u64::MAX) >= all / 2, "half of it in any case");
+    site.ends_well();
+}
