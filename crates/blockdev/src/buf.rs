@@ -1,25 +1,32 @@
 //! A heap buffer at a page-aligned address, fit for transfers that bypass the page cache.
 //!
-//! Invariants: `ptr` is the start of an allocation, or of a mapping, of `len` initialised bytes at [`AlignedBuf::ALIGN`], owned
-//! by this value alone; a buffer of no bytes owns nothing. The address never changes while the buffer moves, so
+//! Invariants: `ptr` is the start of an allocation, of a mapping or of a large page, of `len` initialised bytes at
+//! [`AlignedBuf::ALIGN`], owned by this value alone; a buffer of no bytes owns nothing. The address never changes while the buffer moves, so
 //! that a queue may hold it while the host writes into it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ptr::NonNull;
 
-use rustix::io::Result as HostResult;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::munmap;
 
-/// Bytes of the host's large pages.
-const LARGE_PAGE: usize = 2 << 20;
+use crate::large_pages::{self, LARGE_PAGE};
 
 /// A byte buffer whose address is a multiple of [`AlignedBuf::ALIGN`]. Derefs to `[u8]`.
 pub struct AlignedBuf {
     ptr: NonNull<u8>,
     len: usize,
-    /// Whether it is a mapping of its own.
-    is_mapped: bool,
+    origin: Origin,
+}
+
+/// Where the bytes come from, and go in the end.
+#[derive(Clone, Copy)]
+enum Origin {
+    Allocator,
+    /// A mapping of its own.
+    Mapping,
+    /// One that is kept for the next.
+    LargePages,
 }
 
 // SAFETY: the buffer owns its bytes alone, as a Box<[u8]> does, and u8 is Send.
@@ -34,13 +41,13 @@ impl AlignedBuf {
     /// A buffer of `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
         if len == 0 {
-            return Self { ptr: NonNull::dangling(), len, is_mapped: false };
+            return Self { ptr: NonNull::dangling(), len, origin: Origin::Allocator };
         }
         let layout = Self::layout(len);
         // SAFETY: the layout's size is not 0.
         let ptr = unsafe { alloc_zeroed(layout) };
         match NonNull::new(ptr) {
-            Some(ptr) => Self { ptr, len, is_mapped: false },
+            Some(ptr) => Self { ptr, len, origin: Origin::Allocator },
             None => handle_alloc_error(layout),
         }
     }
@@ -52,11 +59,25 @@ impl AlignedBuf {
         if len < LARGE_PAGE {
             return Self::zeroed(len);
         }
-        match map_large(len) {
-            Ok(ptr) => Self { ptr, len, is_mapped: true },
+        match large_pages::map(len) {
+            Ok(ptr) => Self { ptr, len, origin: Origin::Mapping },
             // As many mappings as there may be, say.
             Err(_) => Self::zeroed(len),
         }
+    }
+
+    /// A buffer as [`large`](Self::large) makes it, but of any bytes: what is in it may be left from others. For who looks at
+    /// nothing that they have not written.
+    pub fn uncleared(len: usize) -> Self {
+        let page = if len == LARGE_PAGE { large_pages::take().ok() } else { None };
+        let mut buf = match page {
+            Some(ptr) => Self { ptr, len, origin: Origin::LargePages },
+            None => Self::large(len),
+        };
+        if cfg!(debug_assertions) {
+            buf.fill(0xa5);
+        }
+        buf
     }
 
     /// A buffer that holds a copy of `bytes`.
@@ -78,13 +99,19 @@ impl AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        if self.is_mapped {
-            // SAFETY: the mapping was made with this address and length, and nothing refers to it any more.
-            let unmapped = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
-            debug_assert!(unmapped.is_ok());
-        } else if self.len != 0 {
-            // SAFETY: `ptr` came from the allocator with this same layout and is freed once, here.
-            unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
+        match self.origin {
+            Origin::Mapping => {
+                // SAFETY: the mapping was made with this address and length, and nothing refers to it any more.
+                let unmapped = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
+                debug_assert!(unmapped.is_ok());
+            }
+            // SAFETY: nothing refers to the page any more.
+            Origin::LargePages => unsafe { large_pages::give_back(self.ptr) },
+            Origin::Allocator if self.len != 0 => {
+                // SAFETY: `ptr` came from the allocator with this same layout and is freed once, here.
+                unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.len)) }
+            }
+            Origin::Allocator => {}
         }
     }
 }
@@ -114,38 +141,6 @@ impl fmt::Debug for AlignedBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AlignedBuf").field("len", &self.len).finish_non_exhaustive()
     }
-}
-
-/// A mapping of `len` zero bytes, from the beginning of a large page on. An allocator may have touched what it gives: then it
-/// is in small pages for good.
-fn map_large(len: usize) -> HostResult<NonNull<u8>> {
-    let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // Hosts of today choose such an address unasked; of a longer mapping some part begins at one.
-    let mut extra = 0;
-    let (base, start) = loop {
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing that is in use.
-        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len + extra, flags.0, flags.1) }?;
-        let start = base.addr().next_multiple_of(LARGE_PAGE) - base.addr();
-        if start <= extra {
-            break (base.cast::<u8>(), start);
-        }
-        // SAFETY: nobody has seen the mapping just made.
-        unsafe { munmap(base, len + extra) }?;
-        extra = LARGE_PAGE;
-    };
-    let pages = len.next_multiple_of(rustix::param::page_size());
-    // SAFETY: these parts of the mapping just made lie before and behind what is given; the advice does not change its contents.
-    unsafe {
-        // What stays there was never touched, and takes no memory.
-        if start > 0 {
-            let _stays_or_goes = munmap(base.cast(), start);
-        }
-        if extra > start {
-            let _stays_or_goes = munmap(base.wrapping_add(start + pages).cast(), extra - start);
-        }
-        let _advice_only = madvise(base.wrapping_add(start).cast(), pages, Advice::LinuxHugepage);
-    }
-    Ok(NonNull::new(base.wrapping_add(start)).expect("the kernel maps nothing at address 0"))
 }
 
 #[cfg(test)]

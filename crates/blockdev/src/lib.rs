@@ -40,6 +40,7 @@ mod error;
 mod file;
 mod flushes;
 mod in_use;
+mod large_pages;
 mod layer;
 mod layers;
 mod lock;

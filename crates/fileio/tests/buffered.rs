@@ -514,6 +514,44 @@ fn what_lacks_space_is_given_up_when_the_file_was_cut_and_not_before() {
 /// While it was asked whether a dirty file is wanted, it was out of the line: who wrote all files back meanwhile was told that
 /// all is well, and had left it out.
 #[test]
+fn what_is_cut_off_takes_no_memory() {
+    let (file, pool) = cached(64 << 20);
+    file.write_at(0, &[1; 1024 * BLOCK as usize]).unwrap();
+    file.write_back(0..u64::MAX).unwrap();
+    assert_eq!(pool.used(), 1024 * BLOCK);
+    // From the end to the front, and amid a folio: that one stays.
+    for size in [1000, 600, 513, 512, 511, 5, 1].map(|blocks| blocks * BLOCK) {
+        truncate(&file, size);
+        assert!(pool.used() < size + (2 << 20), "{} of {size}", pool.used());
+        let mut seen = vec![0xAA; size as usize + 1];
+        assert_eq!(file.read_at(0, &mut seen).unwrap(), size as usize);
+        assert!(seen[..size as usize].iter().all(|&byte| byte == 1));
+    }
+    truncate(&file, 0);
+    assert_eq!(pool.used(), 0);
+    file.write_at(0, &[2; 100]).unwrap();
+    assert_eq!(on_device(&file), [2; 100]);
+}
+
+/// Each time that a page came and was forgotten, something stayed to be looked at before another could go.
+#[test]
+fn the_bound_is_kept_behind_much_that_was_forgotten() {
+    let limit = 4 << 20;
+    let (file, pool) = cached(limit);
+    file.write_at(0, &[1; 10]).unwrap();
+    for _ in 0..300_000 {
+        assert_eq!(file.read_at(0, &mut [0; 20]).unwrap(), 10);
+        drop(file.hold_to_change(0..u64::MAX).unwrap());
+        assert_eq!(pool.used(), 0);
+    }
+    for block in 1..BLOCKS {
+        file.write_at(block * BLOCK, &[3; BLOCK as usize]).unwrap();
+        file.write_back(0..u64::MAX).unwrap();
+        assert!(pool.used() <= limit + (2 << 20), "{} at {block}", pool.used());
+    }
+}
+
+#[test]
 fn a_file_that_is_wanted_after_all_is_found_by_who_writes_all_back() {
     let (file, pool) = cached(1 << 20);
     file.write_at(0, &[5; 8192]).unwrap();

@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blockdev::AlignedBuf;
@@ -26,6 +27,17 @@ pub(super) enum Mark {
 
 const MARKS: usize = 3;
 
+/// What is left of a folio: whether it is there.
+#[derive(Debug)]
+pub(super) struct Trace(Weak<[AtomicU64]>);
+
+impl Trace {
+    /// Whether the folio is gone. One that is there may be going.
+    pub(super) fn is_cold(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
 /// See above.
 #[derive(Debug)]
 pub(super) struct Folio {
@@ -34,7 +46,7 @@ pub(super) struct Folio {
     block_log: u32,
     blocks: usize,
     /// A set of bits for each mark.
-    marks: Box<[AtomicU64]>,
+    marks: Arc<[AtomicU64]>,
     was_used: AtomicBool,
     start: NonNull<u8>,
     memory: AlignedBuf,
@@ -50,11 +62,16 @@ impl Folio {
     pub(super) fn new(first: u64, pages: u64, page_log: u32, block_log: u32) -> Self {
         let len = (pages << page_log) as usize;
         let blocks = len >> block_log;
-        let mut memory = AlignedBuf::large(len);
+        let mut memory = AlignedBuf::uncleared(len);
         let start = NonNull::from(&mut *memory).cast();
         let words = blocks.div_ceil(64) * MARKS;
         let marks = (0..words).map(|_| AtomicU64::new(0)).collect();
         Self { first, pages, block_log, blocks, marks, was_used: AtomicBool::new(false), start, memory }
+    }
+
+    /// What tells others whether it is there.
+    pub(super) fn trace(&self) -> Trace {
+        Trace(Arc::downgrade(&self.marks))
     }
 
     /// Its pages.

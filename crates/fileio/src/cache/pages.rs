@@ -308,7 +308,7 @@ impl Pages {
         }
     }
 
-    /// What is present and clean of whole blocks is forgotten. None of them is dirty.
+    /// What is present and clean of whole blocks is forgotten, and folios that have no other blocks go. None of them is dirty.
     ///
     /// # Safety
     /// The caller holds these blocks exclusively.
@@ -324,10 +324,27 @@ impl Pages {
             let Some((folio, start, len)) = (unsafe { self.find(at, most) }) else { break };
             let gone = folio.blocks_of(&(start..start + len));
             debug_assert!(!folio.any(Mark::Dirty, gone.clone()), "what is dirty is written back before");
-            self.set_whole(at, len, None);
-            folio.clear(Mark::Present, gone);
+            if len == folio.len() {
+                // SAFETY: the caller holds all of it exclusively.
+                unsafe { self.remove(folio) };
+            } else {
+                self.set_whole(at, len, None);
+                folio.clear(Mark::Present, gone);
+            }
             at += len as u64;
         }
+    }
+
+    /// Takes a folio out of memory.
+    ///
+    /// # Safety
+    /// The caller holds all of its bytes exclusively, and has looked it up since.
+    unsafe fn remove(&self, folio: *const Folio) {
+        let change = self.change.lock();
+        // SAFETY: the caller's promise.
+        let folio = unsafe { self.index.remove(folio, &Changing::with(&change)) };
+        drop(change);
+        self.pool.went(folio.len() as u64);
     }
 
     /// Present blocks become dirty.
@@ -393,10 +410,11 @@ impl Pages {
             }
             let len = pages.end - pages.start;
             let folio = Box::new(Folio::new(pages.start, len, self.page_log, self.block_log));
+            let trace = folio.trace();
             self.index.insert(folio, &Changing::with(&change));
             drop(change);
             page = pages.end;
-            self.pool.came(Weak::clone(file) as Weak<dyn CachedFile>, pages, len << self.page_log);
+            self.pool.came(Weak::clone(file) as Weak<dyn CachedFile>, trace, pages, len << self.page_log);
         }
     }
 
@@ -434,11 +452,8 @@ impl Pages {
         if folio.take_use() || folio.any_at_all(Mark::Dirty) {
             return false;
         }
-        let change = self.change.lock();
         // SAFETY: the caller's promise.
-        let folio = unsafe { self.index.remove(folio, &Changing::with(&change)) };
-        drop(change);
-        self.pool.went(folio.len() as u64);
+        unsafe { self.remove(folio) };
         true
     }
 

@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::failures::{Failure, Failures, SyncCursor};
+use super::folio::Trace;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::parking::{Condvar, Mutex};
 
@@ -50,6 +51,7 @@ pub(super) trait CachedFile: Send + Sync {
 
 struct Folio {
     file: Weak<dyn CachedFile>,
+    trace: Trace,
     pages: Range<u64>,
 }
 
@@ -193,17 +195,17 @@ impl PageCache {
     }
 
     /// A folio came to be: others go, if there is too little memory.
-    pub(super) fn came(&self, file: Weak<dyn CachedFile>, pages: Range<u64>, bytes: u64) {
+    pub(super) fn came(&self, file: Weak<dyn CachedFile>, trace: Trace, pages: Range<u64>, bytes: u64) {
         let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let mut clock = self.clock.lock();
-        // What closed files left goes as fast as others come, and twice.
+        // What is left of others goes as fast as new ones come, and twice.
         for _ in 0..2 {
             match clock.pop_front() {
-                Some(folio) if folio.file.strong_count() > 0 => clock.push_back(folio),
+                Some(folio) if !folio.trace.is_cold() => clock.push_back(folio),
                 _ => {}
             }
         }
-        clock.push_back(Folio { file, pages });
+        clock.push_back(Folio { file, trace, pages });
         drop(clock);
         if self.has_changed_much(used) {
             self.ask_for_limit();
@@ -231,10 +233,10 @@ impl PageCache {
     fn shrink(&self, bytes: u64) {
         let mut looks = LOOKS.max((bytes >> 12) as usize * 2);
         while self.used() > self.limit() && looks > 0 {
-            looks -= 1;
             let Some(folio) = self.clock.lock().pop_front() else { return };
-            // Of a file that is closed, nothing is left.
-            let Some(file) = folio.file.upgrade() else { continue };
+            // Of a file that is closed, nothing is left, nor of pages that were forgotten.
+            let Some(file) = folio.file.upgrade().filter(|_| !folio.trace.is_cold()) else { continue };
+            looks -= 1;
             if file.evict(folio.pages.clone()) == Evicted::Stays {
                 self.clock.lock().push_back(folio);
             }
@@ -393,7 +395,12 @@ impl PageCache {
 
 #[cfg(test)]
 mod tests {
+    use super::super::folio;
     use super::*;
+
+    fn a_page() -> folio::Folio {
+        folio::Folio::new(0, 1, 12, 12)
+    }
 
     /// A file of one folio.
     struct File(Arc<PageCache>, AtomicU64);
@@ -457,8 +464,9 @@ mod tests {
         assert_eq!(pool.limit(), 1 << 20);
         others.store(1 << 19, Ordering::Relaxed);
         let file: Arc<dyn CachedFile> = Arc::new(Lasting(Arc::clone(&pool), AtomicU64::new(NO_TICKET)));
+        let folio = a_page();
         for page in 0..1000 {
-            pool.came(Arc::downgrade(&file), page..page + 1, 4096);
+            pool.came(Arc::downgrade(&file), folio.trace(), page..page + 1, 4096);
             assert!(pool.used() <= (1 << 19) + 4096, "{} at {page}", pool.used());
         }
         assert!(told.load(Ordering::Relaxed) > (1 << 19) - (1 << 15));
@@ -476,9 +484,33 @@ mod tests {
         let pool = PageCache::new(1 << 20);
         for _ in 0..100_000 {
             let file: Arc<dyn CachedFile> = Arc::new(File(Arc::clone(&pool), AtomicU64::new(NO_TICKET)));
-            pool.came(Arc::downgrade(&file), 0..1, 4096);
+            pool.came(Arc::downgrade(&file), a_page().trace(), 0..1, 4096);
         }
         assert_eq!(pool.used(), 0);
         assert!(pool.clock.lock().len() < 10);
+    }
+
+    /// The same of each folio that was forgotten, of a file that stays open; and they stood before those that could go.
+    #[test]
+    fn forgotten_folios_leave_nothing_behind() {
+        let pool = PageCache::new(1 << 20);
+        let file: Arc<dyn CachedFile> = Arc::new(Lasting(Arc::clone(&pool), AtomicU64::new(NO_TICKET)));
+        let stays = a_page();
+        for page in 0..64 {
+            pool.came(Arc::downgrade(&file), stays.trace(), page..page + 1, 4096);
+        }
+        for _ in 0..100_000 {
+            pool.came(Arc::downgrade(&file), a_page().trace(), 0..1, 4096);
+            pool.went(4096);
+        }
+        assert_eq!(pool.used(), 64 * 4096);
+        assert!(pool.clock.lock().len() < 140);
+        // Many at once, with nothing behind them.
+        let gone: Vec<_> = (0..100_000).map(|_| a_page().trace()).collect();
+        let entries = gone.into_iter().map(|trace| Folio { file: Arc::downgrade(&file), trace, pages: 0..1 });
+        pool.clock.lock().extend(entries);
+        pool.clock.lock().rotate_left(140);
+        pool.came(Arc::downgrade(&file), stays.trace(), 64..65, 1 << 20);
+        assert!(pool.used() <= 1 << 20);
     }
 }

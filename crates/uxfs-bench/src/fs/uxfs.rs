@@ -12,8 +12,12 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Bytes of caches: the kernel, too, keeps all that it has seen in memory.
-const CACHE_BYTES: u64 = 2 << 30;
+/// Bytes of caches: as much as the machine has, as the kernel's have, which writes back from a tenth of that on (uxfs from an
+/// eighth).
+fn cache_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram * u64::from(info.mem_unit) * 8 / 10
+}
 
 /// A volume of uxfs's own.
 pub(crate) struct UxfsFs {
@@ -32,7 +36,7 @@ impl UxfsFs {
         let (device, name, dir) = make_device(config, bytes)?;
         let options = mkfs_options(config, groups)?;
         ::uxfs::mkfs_device(Arc::clone(&device), &options, true).map_err(Error::volume)?;
-        let options = OpenOptions::new().writable(true).cache_size(CACHE_BYTES);
+        let options = OpenOptions::new().writable(true).cache_size(cache_bytes());
         let volume = Volume::open_device(device, &options).map_err(Error::volume)?;
         let label = Label { target: "uxfs".to_owned(), device: name, locking: None };
         Ok(Site { label, fs: Self { volume, _dir: dir } })
