@@ -149,6 +149,25 @@ impl Folio {
         (is, blocks.clone().take_while(same).count())
     }
 
+    /// From the first to the last of `blocks` that has the mark; none if none has.
+    pub(super) fn span(&self, mark: Mark, blocks: Range<usize>) -> Range<usize> {
+        let mut span = 0..0;
+        for (index, bits) in words_of(blocks) {
+            let marked = self.word(mark, index).load(Ordering::Acquire) & bits;
+            if marked != 0 {
+                let first = index * 64 + marked.trailing_zeros() as usize;
+                span.start = if span.is_empty() { first } else { span.start };
+                span.end = (index + 1) * 64 - marked.leading_zeros() as usize;
+            }
+        }
+        span
+    }
+
+    /// The bytes of blocks.
+    pub(super) fn bytes_of_blocks(&self, blocks: &Range<usize>) -> Range<usize> {
+        blocks.start << self.block_log..blocks.end << self.block_log
+    }
+
     /// Gives blocks a mark.
     pub(super) fn set(&self, mark: Mark, blocks: Range<usize>) {
         for (index, bits) in words_of(blocks) {
@@ -248,6 +267,19 @@ fn words_of(range: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_span_begins_and_ends_with_what_has_the_mark() {
+        let folio = Folio::new(0, 256, 12, 12);
+        assert!(folio.span(Mark::Present, 0..256).is_empty());
+        [3, 64, 70, 191, 200].iter().for_each(|&at| folio.set(Mark::Present, at..at + 1));
+        let spans =
+            [(0..256, 3..201), (4..200, 64..192), (64..65, 64..65), (71..191, 0..0), (192..256, 200..201)];
+        for (of, expected) in spans {
+            assert_eq!(folio.span(Mark::Present, of.clone()), expected, "of {of:?}");
+        }
+        assert_eq!(folio.bytes_of_blocks(&(3..5)), 3 << 12..5 << 12);
+    }
 
     #[test]
     fn marks_are_those_of_the_blocks_that_got_them() {

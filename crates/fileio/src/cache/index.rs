@@ -9,7 +9,9 @@
 //! - folios come and go under the lock `change`, one at a time;
 //! - a dirty page has its bit in its node, and that node's parents have theirs. A parent's bit may be set in vain, and stays
 //!   for good: nobody who looks for a dirty page may find it gone for a moment. Who marks a page sets the bits from below,
-//!   and again if there is a new root by then; who makes a root sets its bit for the old one.
+//!   and again if there is a new root by then; who makes a root sets its bit for the old one;
+//! - a page that has a folio has its bit of these in its node, and a node that has such a page has one in its parent. Those bits
+//!   change under the lock `change`, and say neither more nor less while nobody has that.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -29,6 +31,8 @@ const LEVELS_MAX: usize = 11;
 struct Node {
     slots: [Slot; SLOTS],
     dirty: AtomicU64,
+    /// Which slots have folios, or nodes that have some.
+    folios: AtomicU64,
     /// 0: slots hold folios; if not, nodes of one level less.
     level: u32,
 }
@@ -50,7 +54,12 @@ impl Slot {
 
 impl Node {
     fn new(level: u32) -> Self {
-        Self { level, dirty: AtomicU64::new(0), slots: std::array::from_fn(|_| Slot::empty()) }
+        Self {
+            level,
+            dirty: AtomicU64::new(0),
+            folios: AtomicU64::new(0),
+            slots: std::array::from_fn(|_| Slot::empty()),
+        }
     }
 
     #[inline]
@@ -204,7 +213,34 @@ impl Index {
             debug_assert!(slot.whole.load(Ordering::Acquire).is_null(), "no block of a new folio is present");
             let before = slot.below.swap(folio.cast(), Ordering::AcqRel);
             debug_assert!(before.is_null(), "a page has one folio");
+            self.note_folio(page, true);
         }
+    }
+
+    /// A page has a folio, or none any more. The caller has the lock `change`.
+    fn note_folio(&self, page: u64, is_there: bool) {
+        let path = self.path(page);
+        for node in path.into_iter().flatten() {
+            let bit = 1 << node.slot_of(page);
+            let before = node.folios.load(Ordering::Acquire);
+            let now = if is_there { before | bit } else { before & !bit };
+            node.folios.store(now, Ordering::Release);
+            // The nodes above have the same to say as before.
+            if (before == 0) == (now == 0) {
+                break;
+            }
+        }
+    }
+
+    /// The nodes that a page is in, each in the place of its level.
+    fn path(&self, page: u64) -> [Option<&Node>; LEVELS_MAX] {
+        let mut path = [None; LEVELS_MAX];
+        let mut at = self.root();
+        while let Some(node) = at {
+            path[node.level as usize] = Some(node);
+            at = if node.level > 0 { node.child(node.slot_of(page)) } else { None };
+        }
+        path
     }
 
     /// Takes a folio out.
@@ -219,6 +255,7 @@ impl Index {
             let slot = &leaf.slots[leaf_slot(page)];
             slot.whole.store(ptr::null_mut(), Ordering::Release);
             slot.below.store(ptr::null_mut(), Ordering::Release);
+            self.note_folio(page, false);
         }
         // SAFETY: it was put in as a box, and nobody can find it any more.
         unsafe { Box::from_raw(folio.cast_mut()) }
@@ -234,6 +271,8 @@ impl Index {
             above.slots[0].below.store(ptr::from_ref(root).cast_mut().cast(), Ordering::Release);
             // Who marks a page right now may not know of the new root.
             above.dirty.store(1, Ordering::SeqCst);
+            let has_some = root.folios.load(Ordering::Acquire) != 0;
+            above.folios.store(u64::from(has_some), Ordering::Release);
             root = self.publish_root(above);
         }
         let mut node = root;
@@ -263,13 +302,7 @@ impl Index {
         let mut new = 0;
         loop {
             let root = self.root.load(Ordering::SeqCst);
-            let mut path = [None; LEVELS_MAX];
-            let mut at = self.root();
-            while let Some(node) = at {
-                path[node.level as usize] = Some(node);
-                at = if node.level > 0 { node.child(node.slot_of(page)) } else { None };
-            }
-            for node in path.into_iter().flatten() {
+            for node in self.path(page).into_iter().flatten() {
                 let bits = if node.level == 0 { bits } else { 1 << node.slot_of(page) };
                 if node.dirty.load(Ordering::SeqCst) & bits != bits {
                     let before = node.dirty.fetch_or(bits, Ordering::SeqCst);
@@ -318,35 +351,38 @@ impl Drop for Index {
     }
 }
 
+/// The numbers of the set bits from `first` on.
+fn set_bits(word: u64, first: usize) -> impl Iterator<Item = usize> {
+    let mut left = word & u64::MAX << first;
+    std::iter::from_fn(move || {
+        let bit = left.trailing_zeros() as usize;
+        left &= left.wrapping_sub(1);
+        (bit < SLOTS).then_some(bit)
+    })
+}
+
 /// `base`: the first page that the node covers.
 fn next_dirty(node: &Node, base: u64, from: u64) -> Option<u64> {
-    let shift = node.level * SLOT_BITS;
-    let first = if from > base { ((from - base) >> shift) as usize } else { 0 };
-    for slot in first..SLOTS {
-        if node.dirty.load(Ordering::SeqCst) >> slot & 1 == 0 {
-            continue;
-        }
-        let start = base + ((slot as u64) << shift);
-        if node.level == 0 {
-            return Some(start);
-        }
-        let Some(child) = node.child(slot) else { continue };
-        if let Some(page) = next_dirty(child, start, from) {
-            return Some(page);
-        }
-    }
-    None
+    next_marked(node, base, from, &|node| node.dirty.load(Ordering::SeqCst))
 }
 
 /// `base`: the first page that the node covers.
 fn next_folio(node: &Node, base: u64, from: u64) -> Option<u64> {
+    next_marked(node, base, from, &|node| node.folios.load(Ordering::Acquire))
+}
+
+/// The first page from `from` on whose bit is set in the word of its node; `base`: the first page that the node covers.
+fn next_marked(node: &Node, base: u64, from: u64, word: &impl Fn(&Node) -> u64) -> Option<u64> {
     let shift = node.level * SLOT_BITS;
     let first = if from > base { ((from - base) >> shift) as usize } else { 0 };
-    (first..SLOTS).find_map(|slot| {
+    if first >= SLOTS {
+        return None;
+    }
+    set_bits(word(node), first).find_map(|slot| {
         let start = base + ((slot as u64) << shift);
         match node.level {
-            0 => (!node.slots[slot].below.load(Ordering::Acquire).is_null()).then_some(start),
-            _ => next_folio(node.child(slot)?, start, from),
+            0 => Some(start),
+            _ => next_marked(node.child(slot)?, start, from, word),
         }
     })
 }
@@ -408,6 +444,8 @@ mod tests {
         let removed = unsafe { index.remove(index.folio(70).expect("there"), &changing) };
         assert_eq!(removed.pages(), 64..320);
         assert!((64..320).all(|page| index.is_free(page)));
+        let all: Vec<_> = [0, 1, 5, 8, 1 << 21, 1 << 51].map(|page| index.next_folio(page)).into();
+        assert_eq!(all, [Some(0), Some(4), Some(5), Some(1 << 20), Some(1 << 50), None]);
         let mut left = Vec::new();
         index.drain(|folio| left.push(folio.pages().start));
         assert_eq!(left, [0, 4, 1 << 20, 1 << 50]);

@@ -328,11 +328,23 @@ impl Pages {
                 // SAFETY: the caller holds all of it exclusively.
                 unsafe { self.remove(folio) };
             } else {
-                self.set_whole(at, len, None);
-                folio.clear(Mark::Present, gone);
+                self.forget_some(folio, gone);
             }
             at += len as u64;
         }
+    }
+
+    /// The same of blocks of one folio. What was forgotten before is not gone through again, as each cut would of a file that is
+    /// cut off piece by piece.
+    fn forget_some(&self, folio: &Folio, blocks: Range<usize>) {
+        let present = folio.span(Mark::Present, blocks);
+        if present.is_empty() {
+            return;
+        }
+        let bytes = folio.bytes_of_blocks(&present);
+        let at = self.bytes_of(&folio.pages()).start + bytes.start as u64;
+        self.set_whole(at, bytes.len(), None);
+        folio.clear(Mark::Present, present);
     }
 
     /// Takes a folio out of memory.
