@@ -19,7 +19,12 @@ const BLOCKS: u64 = 4096;
 type Cached = Arc<BufferedFile<GrowingMap>>;
 
 fn device() -> Arc<dyn BlockDevice> {
-    let device = MemoryOptions::new().sector_size(512).anonymous((BLOCKS + BLOCKS / 8 + 16) * BLOCK).unwrap();
+    device_for(BLOCKS)
+}
+
+/// One for a file that takes so many blocks, one behind the other: blocks that were given back are not given again.
+fn device_for(blocks: u64) -> Arc<dyn BlockDevice> {
+    let device = MemoryOptions::new().sector_size(512).anonymous((blocks + blocks / 8 + 16) * BLOCK).unwrap();
     // What lies in blocks before a file has them must not be seen.
     let dirt = vec![0xEE; 1 << 20];
     for at in (0..device.size()).step_by(dirt.len()) {
@@ -74,16 +79,17 @@ fn punch(file: &Cached, range: std::ops::Range<u64>) {
     file.map().punch(first..last);
 }
 
-fn one_file_against_a_model(seed: u64, rounds: u32, locking: Locking, limit: u64) {
+/// A file of up to `reach` bytes and a few more.
+fn one_file_against_a_model(seed: u64, rounds: u32, locking: Locking, limit: u64, reach: u64) {
     let mut random = Random::from(seed);
-    let (file, pool) = cached_on(device(), BLOCKS, locking, limit);
+    let (file, pool) = cached_on(device_for((reach * 20) / BLOCK), BLOCKS, locking, limit);
     let writers = (random.below(2) == 0).then(|| Writers::start(&pool, 1).unwrap());
     let mut model: Vec<u8> = Vec::new();
     for round in 0..rounds {
         let size = model.len() as u64;
         let unit = [1, 512, 4096][random.below(3) as usize];
-        let offset = random.below((size + 6 * BLOCK).min(2 << 20)) / unit * unit;
-        let most = [100, 3 * BLOCK, 40 * BLOCK][random.below(3) as usize];
+        let offset = random.below((size + 6 * BLOCK).min(reach)) / unit * unit;
+        let most = [100, 3 * BLOCK, reach / 12][random.below(3) as usize];
         let len = (1 + random.below(most)).div_ceil(unit) * unit;
         let mut buf = vec![0xAA; len as usize];
         let story = format!("seed {seed}, round {round}, {locking}: {len} bytes at {offset} of {size}");
@@ -106,7 +112,7 @@ fn one_file_against_a_model(seed: u64, rounds: u32, locking: Locking, limit: u64
                 model.resize(model.len().max((offset + len) as usize), 0);
                 model[offset as usize..(offset + len) as usize].copy_from_slice(&buf);
             }
-            13 if size < 2 << 20 => {
+            13 if size < reach => {
                 random.fill(&mut buf);
                 let at =
                     if random.below(2) == 0 { file.append(&buf) } else { file.append_past(&buf) }.unwrap();
@@ -153,9 +159,64 @@ fn one_file_against_a_model(seed: u64, rounds: u32, locking: Locking, limit: u64
 fn any_mixture_of_ways_is_one_file() {
     let seed = Random::seeded().next();
     for (nth, locking) in Locking::ALL.into_iter().enumerate() {
-        one_file_against_a_model(seed + nth as u64, 1500, locking, 64 << 20);
-        one_file_against_a_model(seed + 100 + nth as u64, 1500, locking, 200 << 10);
+        one_file_against_a_model(seed + nth as u64, 1500, locking, 64 << 20, 2 << 20);
+        one_file_against_a_model(seed + 100 + nth as u64, 1500, locking, 200 << 10, 2 << 20);
     }
+}
+
+#[test]
+fn any_mixture_of_ways_is_one_file_of_large_folios() {
+    let seed = Random::seeded().next();
+    for (nth, limit) in [64 << 20, 6 << 20, 64 << 20, 3 << 20].into_iter().enumerate() {
+        one_file_against_a_model(seed + nth as u64, 600, Locking::Range, limit, 12 << 20);
+    }
+}
+
+/// Each thread has some pages of each large folio, and lets go of them or brings them back while others do.
+#[test]
+fn pages_of_a_large_folio_go_and_come_among_threads() {
+    const LARGE: u64 = 2 << 20;
+    let (file, pool) = cached(64 << 20);
+    let all = vec![1; 3 * LARGE as usize];
+    file.write_at(0, &all).unwrap();
+    file.write_back(0..u64::MAX).unwrap();
+    assert!(pool.used() >= 3 * LARGE);
+    let seed = Random::seeded().next();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (file, mut random) = (&file, Random::from(seed + thread));
+            scope.spawn(move || {
+                let mut mine = std::collections::BTreeMap::new();
+                for round in 0..6000u32 {
+                    // The last two of three, and few pages of them: all are there again and again.
+                    let page = (512 + random.below(1024) / 128 * 128 + thread) * BLOCK;
+                    let mut buf = [0; BLOCK as usize];
+                    match random.below(4) {
+                        0 => {
+                            buf.fill(round as u8);
+                            // Past the pages: what is in memory is forgotten.
+                            file.write_past(page, &buf).unwrap();
+                            mine.insert(page, round as u8);
+                        }
+                        1 => {
+                            file.write_at(page + 7, &[round as u8; 9]).unwrap();
+                            file.read_at(page, &mut buf).unwrap();
+                            assert_eq!(buf[7..16], [round as u8; 9]);
+                            buf.fill(*mine.get(&page).unwrap_or(&1));
+                            file.write_at(page, &buf).unwrap();
+                        }
+                        _ => {
+                            assert_eq!(file.read_at(page, &mut buf).unwrap(), buf.len());
+                            let expected = *mine.get(&page).unwrap_or(&1);
+                            assert!(buf.iter().all(|&byte| byte == expected), "round {round}, byte {page}");
+                        }
+                    }
+                }
+            });
+        }
+    });
+    on_device(&file);
+    assert_eq!((file.map().reserved(), pool.dirty()), (0, 0));
 }
 
 #[test]

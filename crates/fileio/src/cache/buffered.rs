@@ -316,7 +316,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
                 continue;
             }
             // SAFETY: the range is held.
-            let is_ready = unsafe { self.pages.dirt(offset, end) } == (true, end - offset);
+            let is_ready = unsafe { self.pages.is_dirty_all_over(offset, buf.len()) };
             let held = if is_ready || blocks == (offset..end) {
                 held
             } else {

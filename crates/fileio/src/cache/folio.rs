@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
+use super::index::LARGE_PAGES;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blockdev::AlignedBuf;
 
@@ -91,6 +92,16 @@ impl Folio {
         let blocks = self.blocks / self.pages as usize;
         let first = (page - self.first) as usize * blocks;
         self.bytes_of_page(page) == bytes.as_ptr() && self.all(Mark::Present, first..first + blocks)
+    }
+
+    /// Whether it has as many pages as folios may have, and begins at a multiple of these.
+    pub(super) fn is_large(&self) -> bool {
+        self.pages == LARGE_PAGES && self.first.is_multiple_of(LARGE_PAGES)
+    }
+
+    /// Whether all of its blocks are present.
+    pub(super) fn is_all_present(&self) -> bool {
+        self.all(Mark::Present, 0..self.blocks)
     }
 
     /// How many bytes it has.
@@ -251,6 +262,16 @@ impl Folio {
 pub(super) unsafe fn copy_out_of_page(page: NonNull<u8>, at: usize, buf: &mut [u8]) {
     // SAFETY: nobody changes bytes that are held, and `buf` is the caller's own.
     unsafe { std::ptr::copy_nonoverlapping(page.as_ptr().add(at), buf.as_mut_ptr(), buf.len()) }
+}
+
+/// Writes `buf` at byte `at` of a page, whose bytes are at `page`.
+///
+/// # Safety
+/// As for [`copy_out_of_page`], and the caller holds them exclusively.
+#[inline]
+pub(super) unsafe fn copy_into_page(page: NonNull<u8>, at: usize, buf: &[u8]) {
+    // SAFETY: nobody else looks at bytes that are held exclusively.
+    unsafe { std::ptr::copy_nonoverlapping(buf.as_ptr(), page.as_ptr().add(at), buf.len()) }
 }
 
 /// The words of a set that hold the bits `range`, and which bits of each.

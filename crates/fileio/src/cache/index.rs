@@ -1,11 +1,15 @@
-//! Which folio holds which page of a file: a tree of nodes of 64 slots that is searched without a lock.
+//! Which folio holds which page of a file: a tree of nodes of 64 slots that is searched without a lock. On the level above the
+//! leaves nodes have 8, so that a slot of the next one stands for a large folio: who reads where all of that is present looks no
+//! further.
 //!
 //! Invariants:
 //! - a node stays where it is, and what it is, until the index is dropped: who searches meets nothing that is being freed.
 //!   It gets a folio from here only for a page of which they hold a byte in the file's range lock, and a folio leaves the
 //!   index only while all of its bytes are held exclusively;
-//! - a slot says where the bytes of its page are while all of the page is present, and nothing else: that changes only while
-//!   the page is held exclusively;
+//! - a slot of a leaf says where the bytes of its page are while all of the page is present, and nothing else: that changes only
+//!   while the page is held exclusively;
+//! - a slot that stands for a large folio may say where its bytes are while all of it is present. That is said under the lock
+//!   `change`, and taken back under it by who holds a page exclusively that is not present any more, before they let go;
 //! - folios come and go under the lock `change`, one at a time;
 //! - a dirty page has its bit in its node, and that node's parents have theirs. A parent's bit may be set in vain, and stays
 //!   for good: nobody who looks for a dirty page may find it gone for a moment. Who marks a page sets the bits from below,
@@ -23,8 +27,19 @@ use crate::sync::parking::MutexGuard;
 
 const SLOT_BITS: u32 = 6;
 const SLOTS: usize = 1 << SLOT_BITS;
+/// The level whose slots stand for as many pages as the largest folio has.
+const LARGE_LEVEL: u32 = 2;
+/// By how many bits the nodes below that have fewer pages.
+const NARROW_BITS: u32 = 3;
+/// Pages of the largest folio.
+pub(super) const LARGE_PAGES: u64 = 1 << shift_of(LARGE_LEVEL);
 /// Levels of a tree that covers all pages there can be.
 const LEVELS_MAX: usize = 11;
+
+/// The number of pages, as a power of two, that a slot of a node stands for.
+const fn shift_of(level: u32) -> u32 {
+    level * SLOT_BITS - if level < LARGE_LEVEL { 0 } else { NARROW_BITS }
+}
 
 #[derive(Debug)]
 #[repr(align(64))]
@@ -33,6 +48,8 @@ struct Node {
     dirty: AtomicU64,
     /// Which slots have folios, or nodes that have some.
     folios: AtomicU64,
+    /// Which slots that stand for large folios were found lately.
+    used: AtomicU64,
     /// 0: slots hold folios; if not, nodes of one level less.
     level: u32,
 }
@@ -42,7 +59,7 @@ struct Node {
 struct Slot {
     /// A folio, or a node.
     below: AtomicPtr<()>,
-    /// Of a page all of which is present: where its bytes are. So who reads it need not look at its folio.
+    /// Of a page, or of a large folio, all of which is present: where its bytes are. So who reads it need not look at its folio.
     whole: AtomicPtr<u8>,
 }
 
@@ -54,12 +71,9 @@ impl Slot {
 
 impl Node {
     fn new(level: u32) -> Self {
-        Self {
-            level,
-            dirty: AtomicU64::new(0),
-            folios: AtomicU64::new(0),
-            slots: std::array::from_fn(|_| Slot::empty()),
-        }
+        let word = || AtomicU64::new(0);
+        let slots = std::array::from_fn(|_| Slot::empty());
+        Self { level, dirty: word(), folios: word(), used: word(), slots }
     }
 
     #[inline]
@@ -69,7 +83,7 @@ impl Node {
 
     #[inline]
     fn covers(&self, page: u64) -> bool {
-        let bits = (self.level + 1) * SLOT_BITS;
+        let bits = shift_of(self.level + 1);
         bits >= u64::BITS || page >> bits == 0
     }
 
@@ -85,7 +99,8 @@ impl Node {
 /// The slot of a page in its node of a level.
 #[inline]
 fn slot_at(level: u32, page: u64) -> usize {
-    (page >> (level * SLOT_BITS)) as usize & (SLOTS - 1)
+    let slots = if level + 1 == LARGE_LEVEL { SLOTS >> NARROW_BITS } else { SLOTS };
+    (page >> shift_of(level)) as usize & (slots - 1)
 }
 
 /// The slot of a page in its node of the lowest level.
@@ -104,6 +119,18 @@ fn leaves_of(pages: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
         at += len;
         (len > 0).then(|| (page, (u64::MAX >> (SLOTS as u64 - len)) << leaf_slot(page)))
     })
+}
+
+/// Where the bytes of a page are, in a large folio.
+#[inline]
+fn within_large(page: u64, page_log: u32) -> usize {
+    ((page & (LARGE_PAGES - 1)) << page_log) as usize
+}
+
+/// What a search for a large folio ends with.
+enum Found<'a> {
+    Large(&'a Node),
+    Leaf(&'a Node),
 }
 
 /// See above.
@@ -135,10 +162,78 @@ impl Index {
     /// The node of the lowest level for a page.
     #[inline]
     fn leaf(&self, page: u64) -> Option<&Node> {
+        let root = self.root()?;
+        if root.covers(page) { self.leaf_below(root, page) } else { None }
+    }
+
+    /// Where the bytes of a page are of which all is present, if that is known. Notes that somebody wanted it.
+    ///
+    /// # Safety
+    /// As for [`folio`](Self::folio).
+    #[inline]
+    pub(super) unsafe fn whole(&self, page: u64, page_log: u32) -> Option<NonNull<u8>> {
+        let node = match self.large_or_leaf(page)? {
+            Found::Leaf(leaf) => leaf,
+            Found::Large(node) => {
+                let slot = node.slot_of(page);
+                if let Some(bytes) = NonNull::new(node.slots[slot].whole.load(Ordering::Acquire)) {
+                    if node.used.load(Ordering::Relaxed) >> slot & 1 == 0 {
+                        node.used.fetch_or(1 << slot, Ordering::Relaxed);
+                    }
+                    // SAFETY: a large folio has that many bytes.
+                    return Some(unsafe { bytes.add(within_large(page, page_log)) });
+                }
+                self.leaf_below(node, page)?
+            }
+        };
+        let slot = &node.slots[leaf_slot(page)];
+        let bytes = NonNull::new(slot.whole.load(Ordering::Acquire))?;
+        let folio = slot.below.load(Ordering::Acquire).cast::<Folio>();
+        // SAFETY: a slot of a leaf holds a folio or nothing, and it stays while one of its bytes is held.
+        let folio = unsafe { folio.as_ref() }?;
+        debug_assert!(folio.is_whole(page, bytes), "page {page} is present");
+        folio.note_use();
+        Some(bytes)
+    }
+
+    /// Where the bytes of a page are of which all is present, or was a moment ago: the caller holds nothing, and may not touch
+    /// them.
+    #[inline]
+    pub(super) fn address_of_whole(&self, page: u64, page_log: u32) -> Option<*const u8> {
+        let leaf = match self.large_or_leaf(page)? {
+            Found::Leaf(leaf) => leaf,
+            Found::Large(node) => {
+                let bytes = node.slots[node.slot_of(page)].whole.load(Ordering::Relaxed);
+                if !bytes.is_null() {
+                    return Some(bytes.wrapping_add(within_large(page, page_log)));
+                }
+                self.leaf_below(node, page)?
+            }
+        };
+        let bytes = leaf.slots[leaf_slot(page)].whole.load(Ordering::Relaxed);
+        (!bytes.is_null()).then_some(bytes.cast_const())
+    }
+
+    /// The node that has the slot for the large folio of a page, or the leaf of a page in a tree that is too low for one.
+    #[inline]
+    fn large_or_leaf(&self, page: u64) -> Option<Found<'_>> {
         let mut node = self.root()?;
         if !node.covers(page) {
             return None;
         }
+        if node.level < LARGE_LEVEL {
+            return self.leaf_below(node, page).map(Found::Leaf);
+        }
+        for level in (LARGE_LEVEL + 1..=node.level).rev() {
+            node = node.child(slot_at(level, page))?;
+        }
+        Some(Found::Large(node))
+    }
+
+    /// The leaf of a page, from a node on that covers it.
+    #[inline]
+    fn leaf_below<'a>(&'a self, node: &'a Node, page: u64) -> Option<&'a Node> {
+        let mut node = node;
         // A node's level is in a line of its own, which is far from a processor that has not been here lately.
         for level in (1..=node.level).rev() {
             debug_assert_eq!(node.level, level, "a level has nodes of one level");
@@ -147,27 +242,51 @@ impl Index {
         Some(node)
     }
 
-    /// The folio of a page of which all is present, and where that page's bytes are.
-    ///
-    /// # Safety
-    /// As for [`folio`](Self::folio).
-    #[inline]
-    pub(super) unsafe fn whole(&self, page: u64) -> Option<(&Folio, NonNull<u8>)> {
-        let slot = &self.leaf(page)?.slots[leaf_slot(page)];
-        let bytes = NonNull::new(slot.whole.load(Ordering::Acquire))?;
-        let folio = slot.below.load(Ordering::Acquire).cast::<Folio>();
-        // SAFETY: a slot of a leaf holds a folio or nothing, and it stays while one of its bytes is held.
-        let folio = unsafe { folio.as_ref() }?;
-        debug_assert!(folio.is_whole(page, bytes), "page {page} is present");
-        Some((folio, bytes))
+    /// The slot for the large folio of a page, and the node that has it.
+    fn large(&self, page: u64) -> Option<(&Node, usize)> {
+        match self.large_or_leaf(page)? {
+            Found::Large(node) => Some((node, node.slot_of(page))),
+            Found::Leaf(_) => None,
+        }
     }
 
-    /// Where the bytes of a page are of which all is present, or was a moment ago: the caller holds nothing, and may not touch
-    /// them.
+    /// Says of a large folio that all of it is present, if that is so.
+    pub(super) fn set_large_whole(&self, folio: &Folio, _changing: &Changing<'_>) {
+        debug_assert!(folio.is_large(), "it has a slot");
+        if let Some((node, slot)) = self.large(folio.pages().start)
+            && folio.is_all_present()
+        {
+            let bytes = folio.bytes_of_page(folio.pages().start);
+            node.slots[slot].whole.store(bytes, Ordering::Release);
+        }
+    }
+
+    /// Whether it is said of a large folio that all of it is present.
+    pub(super) fn is_large_whole(&self, folio: &Folio) -> bool {
+        let large = self.large(folio.pages().start);
+        large.is_some_and(|(node, slot)| !node.slots[slot].whole.load(Ordering::Acquire).is_null())
+    }
+
+    /// Something of a large folio is not present any more, or there is none.
+    pub(super) fn clear_large_whole(&self, page: u64, _changing: &Changing<'_>) {
+        if let Some((node, slot)) = self.large(page) {
+            node.slots[slot].whole.store(ptr::null_mut(), Ordering::Release);
+        }
+    }
+
+    /// Whether a large folio was found since it was last asked.
+    pub(super) fn take_use(&self, page: u64) -> bool {
+        self.large(page).is_some_and(|(node, slot)| {
+            let bit = 1 << slot;
+            node.used.load(Ordering::Relaxed) & bit != 0
+                && node.used.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+        })
+    }
+
+    /// Whether a page is dirty. Needs no hold, and what it says may be over.
     #[inline]
-    pub(super) fn address_of_whole(&self, page: u64) -> Option<*const u8> {
-        let bytes = self.leaf(page)?.slots[leaf_slot(page)].whole.load(Ordering::Relaxed);
-        (!bytes.is_null()).then_some(bytes.cast_const())
+    pub(super) fn is_dirty(&self, page: u64) -> bool {
+        self.leaf(page).is_some_and(|leaf| leaf.dirty.load(Ordering::SeqCst) >> leaf_slot(page) & 1 != 0)
     }
 
     /// All of a page is present in `folio`, which is that page's, or not any more. The caller holds the page exclusively.
@@ -247,9 +366,13 @@ impl Index {
     ///
     /// # Safety
     /// The caller holds all bytes of the folio exclusively in the file's range lock, or has the file alone.
-    pub(super) unsafe fn remove(&self, folio: *const Folio, _changing: &Changing<'_>) -> Box<Folio> {
+    pub(super) unsafe fn remove(&self, folio: *const Folio, changing: &Changing<'_>) -> Box<Folio> {
         // SAFETY: it is in the index, as nobody else could take it out.
-        let pages = unsafe { (*folio).pages() };
+        let (pages, is_large) = unsafe { ((*folio).pages(), (*folio).is_large()) };
+        if is_large {
+            self.clear_large_whole(pages.start, changing);
+            self.take_use(pages.start);
+        }
         for page in pages {
             let leaf = self.leaf(page).expect("a folio that is in the index has leaves");
             let slot = &leaf.slots[leaf_slot(page)];
@@ -373,7 +496,7 @@ fn next_folio(node: &Node, base: u64, from: u64) -> Option<u64> {
 
 /// The first page from `from` on whose bit is set in the word of its node; `base`: the first page that the node covers.
 fn next_marked(node: &Node, base: u64, from: u64, word: &impl Fn(&Node) -> u64) -> Option<u64> {
-    let shift = node.level * SLOT_BITS;
+    let shift = shift_of(node.level);
     let first = if from > base { ((from - base) >> shift) as usize } else { 0 };
     if first >= SLOTS {
         return None;
@@ -391,7 +514,7 @@ fn next_marked(node: &Node, base: u64, from: u64, word: &impl Fn(&Node) -> u64) 
 fn drain(node: *mut Node, base: u64, gone: &mut impl FnMut(&Folio)) {
     // SAFETY: nodes are made as boxes, each has one parent, and the index is going: nobody else has it.
     let mut node = unsafe { Box::from_raw(node) };
-    let (level, shift) = (node.level, node.level * SLOT_BITS);
+    let (level, shift) = (node.level, shift_of(node.level));
     for (index, slot) in node.slots.iter_mut().enumerate() {
         let (slot, page) = (*slot.below.get_mut(), base + ((index as u64) << shift));
         if slot.is_null() {
@@ -486,8 +609,8 @@ mod tests {
         // SAFETY: this thread has the index alone.
         let held = unsafe { index.folio(0) }.expect("there");
         // SAFETY: as above.
-        let whole = |page| unsafe { index.whole(page) }.map(|(_, bytes)| bytes.as_ptr());
-        assert!((0..4).all(|page| whole(page).is_none() && index.address_of_whole(page).is_none()));
+        let whole = |page| unsafe { index.whole(page, 12) }.map(NonNull::as_ptr);
+        assert!((0..4).all(|page| whole(page).is_none() && index.address_of_whole(page, 12).is_none()));
         held.set(Mark::Present, 0..4);
         (0..3).for_each(|page| index.set_whole(page, Some(held)));
         index.set_whole(1, None);
@@ -498,7 +621,43 @@ mod tests {
         drop(unsafe { index.remove(held, &changing) });
         index.insert(folio(0, 1), &changing);
         index.insert(folio(1, 1), &changing);
-        assert!((0..4).all(|page| whole(page).is_none() && index.address_of_whole(page).is_none()));
+        assert!((0..4).all(|page| whole(page).is_none() && index.address_of_whole(page, 12).is_none()));
+    }
+
+    #[test]
+    fn a_large_folio_is_found_by_its_one_slot_while_all_of_it_is_present() {
+        let (index, change) = (Index::new(), Mutex::new(()));
+        let change = change.lock();
+        let changing = Changing::with(&change);
+        for first in [0, 512, 5 * 512, 300 * 512] {
+            index.insert(folio(first, 512), &changing);
+            // SAFETY: this thread has the index alone.
+            let held = unsafe { index.folio(first + 3) }.expect("there");
+            assert!(held.is_large());
+            // SAFETY: as above.
+            let found = || unsafe { index.whole(first + 3, 12) }.map(NonNull::as_ptr);
+            held.set(Mark::Present, 0..511);
+            index.set_large_whole(held, &changing);
+            assert!(!index.is_large_whole(held) && found().is_none() && !index.take_use(first));
+            held.set(Mark::Present, 511..512);
+            index.set_large_whole(held, &changing);
+            // A tree of one folio has no slot for it.
+            assert_eq!(index.is_large_whole(held), first > 0);
+            if first > 0 {
+                assert_eq!(found(), Some(held.bytes_of_page(first + 3)));
+                assert_eq!(
+                    index.address_of_whole(first + 511, 12),
+                    Some(held.bytes_of_page(first + 511).cast_const())
+                );
+                assert_eq!([index.take_use(first), index.take_use(first)], [true, false]);
+                index.clear_large_whole(first + 9, &changing);
+                assert!(found().is_none() && index.address_of_whole(first, 12).is_none());
+                index.set_large_whole(held, &changing);
+            }
+            // SAFETY: as above.
+            drop(unsafe { index.remove(held, &changing) });
+            assert!(found().is_none() && index.address_of_whole(first, 12).is_none());
+        }
     }
 
     #[test]

@@ -23,8 +23,8 @@ use crate::sync::parking::Mutex;
 const PAGE_LOG_MIN: u32 = 12;
 /// The largest folio, in bytes: what hosts have as large pages.
 const FOLIO_BYTES_MAX: u64 = 2 << 20;
-/// How much of a request is fetched before it begins. Of larger ones the processor finds the rest by itself.
-const PREFETCH_BYTES_MAX: usize = 4096;
+/// How much of a request is fetched before it begins: its begin. The rest would stand before the lock's own memory.
+const PREFETCH_BYTES_MAX: usize = 256;
 
 /// See above.
 #[derive(Debug)]
@@ -116,9 +116,8 @@ impl Pages {
     /// long where others used them last. Needs no hold.
     #[inline]
     pub(super) fn prefetch(&self, offset: u64, len: usize) {
-        if let Some(page) = self.index.address_of_whole(self.page_of(offset)) {
-            let at = (offset & (self.page_size() - 1)) as usize;
-            prefetch_memory(page.wrapping_add(at), len.min(PREFETCH_BYTES_MAX));
+        if let Some(page) = self.index.address_of_whole(self.page_of(offset), self.page_log) {
+            prefetch_memory(page.wrapping_add(self.in_page(offset)), len.min(PREFETCH_BYTES_MAX));
         }
     }
 
@@ -128,14 +127,12 @@ impl Pages {
     /// The caller holds these bytes.
     #[inline]
     pub(super) unsafe fn copy_out(&self, offset: u64, buf: &mut [u8]) -> usize {
-        let in_page = (offset & (self.page_size() - 1)) as usize;
-        if buf.len() <= self.page_size() as usize - in_page
+        if self.is_in_one_page(offset, buf.len())
             // SAFETY: the caller's promise.
-            && let Some((folio, page)) = unsafe { self.index.whole(self.page_of(offset)) }
+            && let Some(page) = unsafe { self.index.whole(self.page_of(offset), self.page_log) }
         {
             // SAFETY: the caller's promise, and the bytes lie within the page.
-            unsafe { folio::copy_out_of_page(page, in_page, buf) };
-            folio.note_use();
+            unsafe { folio::copy_out_of_page(page, self.in_page(offset), buf) };
             return buf.len();
         }
         let mut done = 0;
@@ -160,6 +157,17 @@ impl Pages {
             done += len;
         }
         done
+    }
+
+    /// Where byte `offset` is in its page.
+    #[inline]
+    fn in_page(&self, offset: u64) -> usize {
+        (offset & (self.page_size() - 1)) as usize
+    }
+
+    #[inline]
+    fn is_in_one_page(&self, offset: u64, len: usize) -> bool {
+        len <= self.page_size() as usize - self.in_page(offset)
     }
 
     /// Whether the block of byte `offset` is present, and how many bytes from there up to `end` are as it is.
@@ -203,6 +211,25 @@ impl Pages {
         self.run_of(Mark::Dirty, offset, end)
     }
 
+    /// Whether all of `len` bytes from `offset` on are in dirty blocks.
+    ///
+    /// # Safety
+    /// The caller holds these bytes exclusively.
+    #[inline]
+    pub(super) unsafe fn is_dirty_all_over(&self, offset: u64, len: usize) -> bool {
+        if self.has_one_block_a_page() && self.is_in_one_page(offset, len) {
+            return self.index.is_dirty(self.page_of(offset));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.dirt(offset, offset + len as u64) == (true, len as u64) }
+    }
+
+    /// Whether what is said of a page is said of a block: where others may hold other blocks of a page, it is not.
+    #[inline]
+    fn has_one_block_a_page(&self) -> bool {
+        self.page_log == self.block_log
+    }
+
     /// As [`presence`](Self::presence), of having space reserved.
     ///
     /// # Safety
@@ -233,6 +260,13 @@ impl Pages {
     /// The caller holds these bytes exclusively.
     #[inline]
     pub(super) unsafe fn copy_in(&self, offset: u64, buf: &[u8]) {
+        if self.is_in_one_page(offset, buf.len())
+            // SAFETY: the caller's promise.
+            && let Some(page) = unsafe { self.index.whole(self.page_of(offset), self.page_log) }
+        {
+            // SAFETY: the caller's promise, and the bytes lie within the page.
+            return unsafe { folio::copy_into_page(page, self.in_page(offset), buf) };
+        }
         self.each(offset..offset + buf.len() as u64, |folio, bytes, at| {
             let from = (at - offset) as usize;
             folio.note_use();
@@ -296,13 +330,23 @@ impl Pages {
         self.each(blocks, |folio, bytes, at| {
             folio.set(Mark::Present, folio.blocks_of(&bytes));
             self.set_whole(at, bytes.len(), Some(folio));
+            self.note_large_whole(folio);
         });
     }
 
+    /// Says of a large folio that all of it is present, when it is.
+    fn note_large_whole(&self, folio: &Folio) {
+        let may_be = folio.is_large() && self.has_one_block_a_page() && folio.is_all_present();
+        if may_be && !self.index.is_large_whole(folio) {
+            let change = self.change.lock();
+            self.index.set_large_whole(folio, &Changing::with(&change));
+        }
+    }
+
     /// Bytes of whole blocks of `folio`, or of any, are all present from now on, or not any more: then who reads a page finds
-    /// it in the index. Where others may hold other blocks of a page, nobody says so of the page.
+    /// it in the index.
     fn set_whole(&self, at: u64, len: usize, folio: Option<&Folio>) {
-        if self.page_log == self.block_log {
+        if self.has_one_block_a_page() {
             let pages = self.page_of(at)..self.page_of(at + len as u64 - 1) + 1;
             pages.for_each(|page| self.index.set_whole(page, folio));
         }
@@ -345,6 +389,11 @@ impl Pages {
         let at = self.bytes_of(&folio.pages()).start + bytes.start as u64;
         self.set_whole(at, bytes.len(), None);
         folio.clear(Mark::Present, present);
+        if folio.is_large() {
+            // Behind the marks, which are looked at under the lock before it is said that all is present.
+            let change = self.change.lock();
+            self.index.clear_large_whole(folio.pages().start, &Changing::with(&change));
+        }
     }
 
     /// Takes a folio out of memory.
@@ -461,7 +510,8 @@ impl Pages {
             // Another one by now, of which the pool knows.
             return true;
         }
-        if folio.take_use() || folio.any_at_all(Mark::Dirty) {
+        let was_found = folio.is_large() && self.index.take_use(pages.start);
+        if folio.take_use() || was_found || folio.any_at_all(Mark::Dirty) {
             return false;
         }
         // SAFETY: the caller's promise.
