@@ -1,10 +1,11 @@
 //! What the writer is asked to do, and what has been done: where forces wait.
 //!
 //! Invariants: `done` only grows, and says N only when all checkpoints up to N are in the log for good and their
-//! items unpinned; whoever waits here is woken by every change and by a shutdown.
+//! items unpinned; whoever waits here is woken by a shutdown and by every change, but who waits for a checkpoint by that one's
+//! end alone, and with no lock held that they need.
 
 use super::cil::Cil;
-use super::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, lock_by, wait};
+use super::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, lock_by, wait};
 use fileio::lockstat::{LockClass, Users};
 
 static ORDERS: LockClass = LockClass::new("log orders");
@@ -19,6 +20,25 @@ pub(super) enum Order {
     /// Write nothing any more.
     Stop,
 }
+
+/// Where those wait who wait for one checkpoint.
+#[derive(Debug, Default)]
+struct Lane {
+    waiting: Mutex<()>,
+    over: Condvar,
+}
+
+impl Lane {
+    /// Wakes those who wait, behind what they wait for.
+    fn wake(&self) {
+        // Who has looked before waits by now.
+        drop(lock(&self.waiting));
+        self.over.notify_all();
+    }
+}
+
+/// More than there are checkpoints that somebody waits for at once, mostly.
+const LANES: usize = 4;
 
 #[derive(Debug, Default)]
 struct Asked {
@@ -35,8 +55,12 @@ pub(super) struct Orders {
     users: Users,
     /// For the writer.
     given: Condvar,
+    /// For who waits for a checkpoint: for those with the same remainder.
+    lanes: [Lane; LANES],
     /// For everybody else.
     changed: Condvar,
+    /// As in what is asked, for who waits for a checkpoint.
+    is_dead: AtomicBool,
     /// As `push`: spares the lock where everything was asked for already.
     pushed: AtomicU64,
     done: AtomicU64,
@@ -94,15 +118,26 @@ impl Orders {
 
     /// The next checkpoint was opened.
     pub(super) fn switched(&self) {
-        let _asked = self.lock();
-        self.changed.notify_all();
+        self.tell_of_change();
     }
 
     /// Checkpoint `seq` is over, and all before it are.
     pub(super) fn done(&self, seq: u64) {
-        let _asked = self.lock();
-        self.done.fetch_max(seq, Ordering::SeqCst);
+        let before = self.done.fetch_max(seq, Ordering::SeqCst);
+        let over = (before + 1..=seq).rev().take(LANES);
+        over.for_each(|seq| self.lane(seq).wake());
+        self.tell_of_change();
+    }
+
+    /// Wakes those who wait for what was changed before.
+    fn tell_of_change(&self) {
+        // Who has looked before waits by now; and nobody is woken to wait for this lock.
+        drop(self.lock());
         self.changed.notify_all();
+    }
+
+    fn lane(&self, seq: u64) -> &Lane {
+        &self.lanes[seq as usize % LANES]
     }
 
     /// Whether checkpoint `seq` is over.
@@ -117,7 +152,15 @@ impl Orders {
 
     /// Waits until checkpoint `seq` is over. `false`: it never will be.
     pub(super) fn wait_done(&self, seq: u64) -> bool {
-        self.wait_until(|| self.is_done(seq))
+        let lane = self.lane(seq);
+        let mut waiting = lock(&lane.waiting);
+        while !self.is_done(seq) {
+            if self.is_dead.load(Ordering::SeqCst) {
+                return false;
+            }
+            waiting = wait(&lane.over, waiting);
+        }
+        true
     }
 
     /// Waits until `true`, which another thread makes so before it changes something here. `false`: it never will
@@ -138,6 +181,8 @@ impl Orders {
         self.lock().dead = true;
         self.given.notify_all();
         self.changed.notify_all();
+        self.is_dead.store(true, Ordering::SeqCst);
+        self.lanes.iter().for_each(Lane::wake);
     }
 
     fn lock(&self) -> MutexGuard<'_, Asked> {
