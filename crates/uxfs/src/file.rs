@@ -159,6 +159,13 @@ impl File {
         }
     }
 
+    /// Brings bytes into memory that will be read soon, from the device if need be: whoever reads them then, through the page
+    /// cache or past it, need not wait for it, as long as somebody has the file open. A hint, of ranges of up to 4 MiB: it does
+    /// nothing for more, nor where somebody else is at work on these bytes.
+    pub fn will_need(&self, range: Range<u64>) -> Result<()> {
+        Ok(self.data.will_need(range)?)
+    }
+
     /// Writes `buf` over what is at byte `offset`. All of the range must lie inside the file, on blocks that were written
     /// before; otherwise nothing is written and the error says which. What other files share is written elsewhere. It goes past
     /// the page cache, whatever the handle.

@@ -121,6 +121,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         token.map(|token| Held::new(lock, token)).is_some_and(|_held| self.cache_held())
     }
 
+    /// Whether who reads brings pages into memory, from now on if not before.
+    pub(super) fn caches_to_read(&self) -> bool {
+        self.is_cached() || (*self.passers.lock() == 0 && self.begin_caching_to_read())
+    }
+
     /// The caller holds all of the file.
     fn cache_held(&self) -> bool {
         let passers = self.passers.lock();
@@ -143,7 +148,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             let held = self.file.lock().hold(range.clone(), Mode::Shared);
             if !self.is_cached() {
                 drop(held);
-                if *self.passers.lock() > 0 || !self.begin_caching_to_read() {
+                if !self.caches_to_read() {
                     return self.read_past(offset, buf);
                 }
                 continue;

@@ -40,6 +40,15 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         Ok(true)
     }
 
+    /// Brings bytes into memory that somebody will read soon, and which are few; where they cannot stay there, or somebody is in
+    /// the way, does nothing. The caller holds nothing.
+    pub fn will_need(&self, range: Range<u64>) -> Outcome<(), M> {
+        if range.start < range.end && range.start < self.size() && self.caches_to_read() {
+            self.bring(range.start, range.end - range.start)?;
+        }
+        Ok(())
+    }
+
     /// Brings `len` bytes from byte `offset` on into memory, and more where reads come one behind the other; whether it makes
     /// sense to look again; if not, somebody is in the way, or it is too much. The caller holds nothing.
     pub(super) fn bring(&self, offset: u64, len: u64) -> Outcome<bool, M> {

@@ -16,6 +16,7 @@ use crate::options::Global;
 use crate::problems::Problems;
 use crate::progress;
 use crate::trust::{Budget, Devices, OverLimit, Trust, TrustArgs};
+use crate::walk::ahead::Ahead;
 use crate::walk::{Order, Step, Walk};
 use indicatif::ProgressBar;
 use rustix::fs::CWD;
@@ -29,6 +30,8 @@ use uxfs::{AlignedBuf, File, FileType, Metadata, Node, Volume};
 
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
+/// How directories are walked.
+const ORDER: Order = Order::Stored;
 /// A file with more runs of data than this is written with its holes as zeroes.
 const MAX_RUNS: usize = 1 << 20;
 
@@ -60,12 +63,13 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let volume = Images::new(global).volume(location)?;
     let start = volume.lookup_nofollow(&location.path).map_err(|error| location.failure(&error))?;
     let destination = Destination::open(args)?;
-    let exit = write(args, &volume, start, destination.file())?;
+    let exit = write(args, global, &volume, start, destination.file())?;
     destination.publish()?;
     Ok(exit)
 }
 
-fn write(args: &Args, volume: &Volume, start: Node, out: &std::fs::File) -> Result<Exit> {
+fn write(args: &Args, global: &Global, volume: &Volume, start: Node, out: &std::fs::File) -> Result<Exit> {
+    let ahead = Ahead::of(volume, &start, ORDER, global.cache_size);
     let out = BufWriter::with_capacity(CHUNK, out);
     let bar = progress::bytes();
     let mut pack = Pack {
@@ -79,7 +83,7 @@ fn write(args: &Args, volume: &Volume, start: Node, out: &std::fs::File) -> Resu
         trust: args.trust.trust(Devices::Made),
         budget: Budget::new(args.trust.trust(Devices::Made).limits),
     };
-    let done = pack.tree(start);
+    let done = pack.tree(start, ahead);
     let Pack { archive, problems, .. } = pack;
     let done = done.and_then(|()| archive.finish());
     bar.finish_and_clear();
@@ -179,10 +183,10 @@ struct Pack<'a, W: Write> {
 }
 
 impl<W: Write> Pack<'_, W> {
-    fn tree(&mut self, start: Node) -> Result<()> {
+    fn tree(&mut self, start: Node, mut ahead: Ahead) -> Result<()> {
         let is_dir = start.file_type().is_dir();
         let file_name = self.args.location.file_name().unwrap_or(b"file").to_vec();
-        let mut walk = Walk::new(self.volume, start, b".", Order::Stored);
+        let mut walk = Walk::new(self.volume, start, b".", ORDER);
         while let Some(step) = walk.next() {
             interrupt::check()?;
             progress::name(self.bar, walk.path());
@@ -198,10 +202,15 @@ impl<W: Write> Pack<'_, W> {
                 },
                 Step::Leave(_) => {}
                 Step::Leaf(leaf) => {
+                    let mut size = 0;
                     match leaf.node(self.volume).and_then(|node| Ok((node.metadata()?, node))) {
-                        Ok((of, node)) => self.leaf(name, &node, &self.trusted(of))?,
+                        Ok((of, node)) => {
+                            size = of.size;
+                            self.leaf(name, &node, &self.trusted(of))?;
+                        }
                         Err(error) => self.problem(name, &error),
                     }
+                    ahead.passed(size);
                 }
                 Step::Failed(error) => self.problem(name, &error),
                 Step::Damaged(what) => self.problem(name, &what),

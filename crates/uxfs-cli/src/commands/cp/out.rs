@@ -17,6 +17,7 @@ use crate::options::Global;
 use crate::problems::{Problems, complain, short};
 use crate::progress;
 use crate::trust::{Budget, Devices, Trust};
+use crate::walk::ahead::Ahead;
 use crate::walk::{Order, Step, Walk};
 use indicatif::ProgressBar;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -27,6 +28,8 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use uxfs::{AlignedBuf, File, FileType, Node, Volume};
 
+/// How directories are walked.
+const ORDER: Order = Order::Stored;
 /// Bytes that are copied at once.
 const CHUNK: usize = 1 << 20;
 
@@ -118,6 +121,8 @@ struct Copy<'a> {
     args: &'a Args,
     destination: PathBuf,
     verbose: bool,
+    /// Bytes that the volume's caches hold.
+    cache_size: u64,
     keep: Keep,
     keep_links: bool,
     trust: Trust,
@@ -125,6 +130,8 @@ struct Copy<'a> {
     umask: Mode,
     bar: &'a ProgressBar,
     buf: AlignedBuf,
+    /// Bytes of the file that is being copied.
+    size: u64,
     lost: Lost,
     host: Option<HostTree>,
     links: Links,
@@ -149,6 +156,7 @@ impl<'a> Copy<'a> {
             args,
             destination,
             verbose: global.verbose,
+            cache_size: global.cache_size,
             keep: args.keep(),
             keep_links: args.keeps(Attribute::Links),
             trust,
@@ -156,6 +164,7 @@ impl<'a> Copy<'a> {
             umask,
             bar,
             buf: AlignedBuf::zeroed(CHUNK),
+            size: 0,
             lost: Lost::default(),
             host: None,
             links: Links::default(),
@@ -243,8 +252,10 @@ impl<'a> Copy<'a> {
         problems: &mut Problems,
     ) -> Result<()> {
         let is_dir = node.file_type().is_dir();
-        let mut walk = Walk::new(&of.volume, node, &of.source.path, Order::Stored);
+        let mut ahead = Ahead::of(&of.volume, &node, ORDER, self.cache_size);
+        let mut walk = Walk::new(&of.volume, node, &of.source.path, ORDER);
         while let Some(step) = walk.next() {
+            let is_leaf = matches!(step, Step::Leaf(_));
             let outcome = match interrupt::check() {
                 Ok(()) => {
                     progress::name(self.bar, walk.path());
@@ -252,6 +263,9 @@ impl<'a> Copy<'a> {
                 }
                 Err(_) => Err(Trouble::end(Exit::Interrupted, interrupt::WHAT)),
             };
+            if is_leaf {
+                ahead.passed(std::mem::take(&mut self.size));
+            }
             match outcome {
                 Ok(()) => {}
                 Err(trouble) if trouble.ends() || (walk.depth() == 0 && !is_dir) => {
@@ -340,7 +354,9 @@ impl<'a> Copy<'a> {
     }
 
     fn leaf(&mut self, image: usize, host: &mut HostTree, name: &[u8], node: &Node) -> Outcome<()> {
-        let nlink = node.metadata()?.nlink;
+        let metadata = node.metadata()?;
+        self.size = metadata.size;
+        let nlink = metadata.nlink;
         let source = (self.keep_links && nlink > 1).then_some((image, node.ino()));
         let mut too_deep = false;
         if let Some(source) = source {

@@ -6,6 +6,8 @@
 //! memory than a small one; every name is one that a file can have; and of names that a directory has twice, the first
 //! alone is reported, so that nothing is written through a link that bears the name of a directory.
 
+pub mod ahead;
+
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use uxfs::{Dir, DirEntry, Entries, FileType, Node, Volume};

@@ -1,0 +1,337 @@
+//! Brings what a walk comes to into memory before it does, from a device that takes its time: a second walk over the same tree
+//! goes before the first, and threads read the files that it comes to, many at once.
+//!
+//! Invariants: it changes nothing that the first walk finds, which gets each file and each error for itself; it is never more
+//! than [`FILES_MAX`] files before the first, nor begins another where it has read an eighth of what caches hold, and ends with
+//! it; where nothing takes time, it does not begin.
+
+use super::{Order, Step, Walk};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+use uxfs::{File, FileType, Node, Volume};
+
+/// Threads that read files. They wait for the device, most of the time.
+const READERS: usize = 8;
+/// Files before the first walk, at most.
+const FILES_MAX: u64 = 256;
+/// Bytes of a file that are read at most. Of larger ones, the first walk reads long runs at once.
+const OF_A_FILE: u64 = 1 << 20;
+/// If of so many small files so many took so long, they waited for the device, and the threads are worth it.
+const LOOK: u32 = 32;
+const SLOW: u32 = 24;
+const LONG: Duration = Duration::from_micros(70);
+/// Files with more bytes take their time wherever they are.
+const SMALL: u64 = 64 << 10;
+
+/// See above.
+pub struct Ahead {
+    volume: Volume,
+    start: Node,
+    order: Order,
+    bytes_max: u64,
+    /// Files that the first walk has passed.
+    passed: u64,
+    /// When the last was, how many small ones were looked at, and how many of them took long.
+    last: Instant,
+    small: u32,
+    slow: u32,
+    running: Option<Running>,
+}
+
+/// The threads.
+struct Running {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// The first walk has passed a file that the second waits for.
+    passed: Condvar,
+    /// There is a file to read.
+    wanted: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many files the first walk has passed.
+    passed: u64,
+    /// The second waits until that is more.
+    is_far: bool,
+    /// Files that are to be read: which one of the walk, and their inode numbers.
+    wanted: VecDeque<(u64, u64)>,
+    /// Those that were, and how many bytes. They are open, so that what was read stays.
+    read: Vec<(u64, u64, File)>,
+    is_over: bool,
+}
+
+impl State {
+    fn bytes(&self) -> u64 {
+        self.read.iter().map(|(_, bytes, _)| bytes).sum()
+    }
+
+    /// Takes out what the first walk has passed.
+    fn take_passed(&mut self) -> Vec<(u64, u64, File)> {
+        let passed = self.passed;
+        self.wanted.retain(|(nth, _)| *nth >= passed);
+        self.read.extract_if(.., |(nth, ..)| *nth < passed).collect()
+    }
+}
+
+impl Ahead {
+    /// Before a walk from `start` in this order, through caches of so many bytes.
+    pub fn of(volume: &Volume, start: &Node, order: Order, cache_bytes: u64) -> Self {
+        Self {
+            volume: volume.clone(),
+            start: start.clone(),
+            order,
+            bytes_max: cache_bytes / 8,
+            passed: 0,
+            last: Instant::now(),
+            small: 0,
+            slow: 0,
+            running: None,
+        }
+    }
+
+    /// The walk has passed a [leaf](Step::Leaf) of so many bytes, and whoever walks is done with it.
+    pub fn passed(&mut self, bytes: u64) {
+        self.passed += 1;
+        if let Some(running) = &self.running {
+            return running.shared.passed(self.passed);
+        }
+        let now = Instant::now();
+        let took = now - std::mem::replace(&mut self.last, now);
+        if bytes <= SMALL {
+            self.small += 1;
+            self.slow += u32::from(took >= LONG);
+        }
+        if self.small == LOOK {
+            self.small = 0;
+            if std::mem::take(&mut self.slow) >= SLOW {
+                self.running = Some(self.begin());
+            }
+        }
+    }
+
+    fn begin(&self) -> Running {
+        let shared = Arc::new(Shared::default());
+        shared.state.lock().passed = self.passed;
+        let mut threads = Vec::new();
+        // Of those that cannot be had, nothing is missed but time.
+        let mut run = |work: Box<dyn FnOnce() + Send>| {
+            threads.extend(Builder::new().name("read ahead".to_owned()).spawn(work));
+        };
+        let walk = Walk::new(&self.volume, self.start.clone(), b"", self.order);
+        let (to, bytes_max) = (Arc::clone(&shared), self.bytes_max);
+        run(Box::new(move || to.walk(walk, bytes_max)));
+        for _ in 0..READERS {
+            let (from, volume) = (Arc::clone(&shared), self.volume.clone());
+            run(Box::new(move || from.read(&volume)));
+        }
+        Running { shared, threads }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.state.lock().is_over = true;
+        self.shared.passed.notify_all();
+        self.shared.wanted.notify_all();
+        for thread in self.threads.drain(..) {
+            // One that panicked has read nothing: that is all.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn passed(&self, files: u64) {
+        let mut state = self.state.lock();
+        state.passed = files;
+        if std::mem::take(&mut state.is_far) {
+            drop(state);
+            self.passed.notify_all();
+        }
+    }
+
+    /// Says which files come.
+    fn walk(&self, mut walk: Walk, bytes_max: u64) {
+        let mut nth = 0;
+        while let Some(step) = walk.next() {
+            let found = match &step {
+                Step::Leaf(leaf) if matches!(leaf.file_type, FileType::Regular | FileType::Unknown) => {
+                    Some((nth, leaf.ino))
+                }
+                _ => None,
+            };
+            nth += u64::from(matches!(step, Step::Leaf(_)));
+            if !self.wait_for_room(nth, bytes_max) {
+                return;
+            }
+            if let Some(found) = found {
+                self.state.lock().wanted.push_back(found);
+                self.wanted.notify_one();
+            }
+        }
+    }
+
+    /// Waits until the walk that came to so many files is not too far before the first; `false` if that has ended.
+    fn wait_for_room(&self, files: u64, bytes_max: u64) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            let gone = state.take_passed();
+            // The last handles, perhaps, whose end takes its time.
+            MutexGuard::unlocked(&mut state, || drop(gone));
+            if state.is_over || files < state.passed + FILES_MAX && state.bytes() < bytes_max {
+                return !state.is_over;
+            }
+            state.is_far = true;
+            self.passed.wait(&mut state);
+        }
+    }
+
+    /// Reads files that are wanted.
+    fn read(&self, volume: &Volume) {
+        loop {
+            let mut state = self.state.lock();
+            let (nth, ino) = loop {
+                if state.is_over {
+                    return;
+                }
+                match state.wanted.pop_front() {
+                    Some((nth, ino)) if nth >= state.passed => break (nth, ino),
+                    Some(_) => {}
+                    None => self.wanted.wait(&mut state),
+                }
+            };
+            drop(state);
+            // What cannot be read, the first walk will find, and say.
+            if let Ok((bytes, file)) = bring(volume, ino) {
+                self.state.lock().read.push((nth, bytes, file));
+            }
+        }
+    }
+}
+
+/// Brings a file's inode and first bytes into memory; gives how many, and the file.
+fn bring(volume: &Volume, ino: u64) -> uxfs::Result<(u64, File)> {
+    let file = volume.node(ino)?.open()?;
+    let bytes = file.size().min(OF_A_FILE);
+    file.will_need(0..bytes)?;
+    Ok((bytes, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockdev::{BlockDevice, DeviceError, Layer, MemoryDevice};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use uxfs::{MkfsOptions, NewNode, OpenOptions};
+
+    /// A device whose reads take time when they are to, and that counts how many are under way at once.
+    #[derive(Debug)]
+    struct Slow {
+        below: Arc<dyn BlockDevice>,
+        is_slow: AtomicBool,
+        reads: AtomicUsize,
+        most: AtomicUsize,
+    }
+
+    impl Layer for Slow {
+        fn below(&self) -> &Arc<dyn BlockDevice> {
+            &self.below
+        }
+
+        fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
+            let reads = self.reads.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(reads, Ordering::SeqCst);
+            if self.is_slow.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let read = self.below.read(offset, buf);
+            self.reads.fetch_sub(1, Ordering::SeqCst);
+            read
+        }
+    }
+
+    fn content(nth: u32) -> Vec<u8> {
+        nth.to_le_bytes().repeat(1 + nth as usize % 3000)
+    }
+
+    const FILES: u32 = 400;
+
+    /// A volume with a tree of files.
+    fn volume() -> (Volume, Arc<Slow>) {
+        let below: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 << 20).unwrap());
+        uxfs::mkfs_device(Arc::clone(&below), &MkfsOptions::new().small(true), true).unwrap();
+        let volume = Volume::open_device(Arc::clone(&below), &OpenOptions::new().writable(true)).unwrap();
+        let new = NewNode::default();
+        for nth in 0..FILES {
+            let name = format!("d{}", nth / 37);
+            let top = volume.open_dir("/").unwrap();
+            let dir = match top.lookup(name.as_bytes()).unwrap() {
+                Some(dir) => dir.as_dir().unwrap(),
+                None => top.create_dir(name.as_bytes(), &new).unwrap().as_dir().unwrap(),
+            };
+            let file = dir.create_file(format!("f{nth}").as_bytes(), &new).unwrap().open().unwrap();
+            file.write_at(&content(nth), 0).unwrap();
+        }
+        volume.close().unwrap();
+        let zero = AtomicUsize::default;
+        let slow = Arc::new(Slow { below, is_slow: AtomicBool::new(false), reads: zero(), most: zero() });
+        let volume = Volume::open_device(Arc::clone(&slow) as _, &OpenOptions::new()).unwrap();
+        (volume, slow)
+    }
+
+    /// Reads all files, and gives how many.
+    fn read_all(volume: &Volume, mut each: impl FnMut()) -> u32 {
+        let start = volume.lookup("/").unwrap();
+        let mut walk = Walk::new(volume, start.clone(), b"", Order::Stored);
+        let mut ahead = Ahead::of(volume, &start, Order::Stored, 64 << 20);
+        let mut files = 0;
+        while let Some(step) = walk.next() {
+            let Step::Leaf(leaf) = step else { continue };
+            let nth: u32 = str::from_utf8(&walk.name()[1..]).unwrap().parse().unwrap();
+            let file = leaf.node(volume).unwrap().open().unwrap();
+            let mut found = vec![0; 1 << 16];
+            let len = file.read_at(&mut found, 0).unwrap();
+            assert!(found[..len] == content(nth), "file {nth}");
+            files += 1;
+            ahead.passed(len as u64);
+            each();
+        }
+        files
+    }
+
+    #[test]
+    fn files_of_a_slow_device_are_read_many_at_once() {
+        let (volume, slow) = volume();
+        slow.is_slow.store(true, Ordering::SeqCst);
+        assert_eq!(read_all(&volume, || {}), FILES);
+        assert!(slow.most.load(Ordering::SeqCst) > READERS / 2, "{slow:?}");
+        assert_eq!(slow.reads.load(Ordering::SeqCst), 0, "nobody reads any more");
+    }
+
+    /// A device becomes slow and fast, and the walk ends before its end.
+    #[test]
+    fn whoever_ends_waits_for_nobody_for_long() {
+        let (volume, slow) = volume();
+        let mut files = 0;
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            read_all(&volume, || {
+                files += 1;
+                slow.is_slow.store(files % 100 < 60, Ordering::SeqCst);
+                assert!(files < 250, "enough");
+            })
+        }));
+        assert!(ended.is_err());
+        assert_eq!(slow.reads.load(Ordering::SeqCst), 0, "nobody reads any more");
+        slow.is_slow.store(false, Ordering::SeqCst);
+        assert_eq!(read_all(&volume, || {}), FILES);
+    }
+}
