@@ -48,7 +48,8 @@ pub(super) struct Root<'a> {
 pub(super) fn remove(root: Root<'_>, problems: &mut Problems, global: &Global) -> Result<()> {
     // What is said comes in order, and the same changes at one time give the same volume.
     let is_ordered = global.verbose || global.time.is_some();
-    let threads = if is_ordered { 1 } else { thread::available_parallelism().map_or(1, usize::from) };
+    // Two for each processor, as some wait for the device.
+    let threads = if is_ordered { 1 } else { thread::available_parallelism().map_or(1, usize::from) * 2 };
     remove_by(root, problems, global.verbose, threads.min(THREADS_MAX))
 }
 
