@@ -15,6 +15,7 @@ use super::open::Start;
 use super::orders::Orders;
 use super::pipe::{Pipe, Sealed};
 use super::pusher::Pushing;
+use super::record::Record;
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, Padded};
 use super::{Designs, Pace, ShutdownReason, Ticket};
 use crate::error::{Error, Result};
@@ -158,9 +159,9 @@ impl Core {
         (room * BLOCK_SIZE < bytes as usize).then_some(room)
     }
 
-    /// A checkpoint is in the log for good; its last record names `tail`.
-    pub(super) fn land(&self, sealed: Sealed, tail: Pos) {
-        let Sealed { closed, start, end, bytes, .. } = sealed;
+    /// A checkpoint is in the log for good; its last record names `tail`. Gives that record.
+    pub(super) fn land(&self, sealed: Sealed, tail: Pos) -> Record {
+        let Sealed { closed, start, end, bytes, record, .. } = sealed;
         let (mut stay, mut gone) = (Vec::with_capacity(closed.items.len()), Vec::new());
         for entry in &closed.items {
             match entry.item.landed(start) {
@@ -187,6 +188,7 @@ impl Core {
         self.uncovered.store(!covers, Ordering::SeqCst);
         self.orders.done(closed.seq);
         self.pushing.kick();
+        record
     }
 
     /// A checkpoint will never be in the log.

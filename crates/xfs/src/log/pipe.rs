@@ -9,6 +9,9 @@
 //! the one before it is being written. Where that record becomes durable by a flush behind it, the same flush is the one that
 //! comes before the next record: then a checkpoint costs one flush.
 //!
+//! Where a flush costs nothing, there is nothing to wait for: a small checkpoint is committed by the thread that closed it, as
+//! long as the other has nothing to do ([`Pipe::begin_here`]). Checkpoints land in their order all the same.
+//!
 //! Rules that recovery relies on:
 //! - no more records lie in the log without a flush behind them than recovery looks through for holes and wrong
 //!   checksums;
@@ -70,6 +73,8 @@ enum At {
     Flush,
     /// A checkpoint's last record.
     Record,
+    /// The landing of one that is committed. The next may be begun, but by no other thread.
+    Landing,
 }
 
 #[derive(Debug)]
@@ -146,12 +151,33 @@ impl Pipe {
         }
     }
 
+    /// No record is about to be written.
+    fn is_done(state: &State) -> bool {
+        matches!(state.committer, At::Rest | At::Landing)
+    }
+
+    /// Has the caller commit its checkpoint at once, if the thread that commits has nothing to do. To be reported by
+    /// [`committed`](Self::committed) and [`landed`](Self::landed), as by that thread.
+    pub(super) fn begin_here(&self) -> bool {
+        let mut state = lock(&self.state);
+        let is_idle = !state.dead && state.queue.is_empty() && state.committer == At::Rest;
+        if is_idle {
+            state.committer = At::Flush;
+        }
+        is_idle
+    }
+
+    /// A checkpoint that was committed is over.
+    pub(super) fn landed(&self) {
+        lock(&self.state).committer = At::Rest;
+    }
+
     fn is_near(&self, state: &State, end: Pos) -> bool {
         end.0.saturating_sub(state.tail.0) + self.record_blocks > self.log_blocks
     }
 
     fn is_full(&self, state: &State) -> bool {
-        let commits = state.queue.len() as u64 + u64::from(state.committer != At::Rest);
+        let commits = state.queue.len() as u64 + u64::from(!Self::is_done(state));
         state.admitted - state.flushed + commits >= self.unflushed_max
     }
 
@@ -162,7 +188,7 @@ impl Pipe {
             if state.dead {
                 return None;
             }
-            let idle = state.queue.is_empty() && state.committer == At::Rest;
+            let idle = state.queue.is_empty() && Self::is_done(&state);
             if idle || !(self.is_near(&state, end) || self.is_full(&state)) {
                 return Some(state);
             }
@@ -205,10 +231,19 @@ impl Pipe {
 
     /// A durable record that names `tail` is written, behind a flush that made `flushed` records stable.
     pub(super) fn durable(&self, tail: Pos, flushed: u64) {
+        self.note_durable(lock(&self.state), tail, flushed);
+    }
+
+    /// The same of a checkpoint's last record: that is committed, and lands.
+    pub(super) fn committed(&self, tail: Pos, flushed: u64) {
         let mut state = lock(&self.state);
+        state.committer = At::Landing;
+        self.note_durable(state, tail, flushed);
+    }
+
+    fn note_durable(&self, mut state: MutexGuard<'_, State>, tail: Pos, flushed: u64) {
         state.tail = state.tail.max(tail);
         state.flushed = state.flushed.max(flushed);
-        state.committer = At::Rest;
         self.changed.notify_all();
     }
 
@@ -243,7 +278,7 @@ impl Pipe {
     }
 
     /// Waits for the next checkpoint to commit; `None`: there is none any more. To be reported by
-    /// [`durable`](Self::durable), if it is committed.
+    /// [`committed`](Self::committed), if it is, and by [`landed`](Self::landed).
     pub(super) fn next(&self) -> Option<Sealed> {
         let mut state = lock(&self.state);
         loop {
@@ -313,11 +348,11 @@ mod tests {
         pipe.flush_begins(false, || Pos(100_001));
         assert!(pipe.hand_over(sealed(3)).is_ok());
         pipe.completed();
-        pipe.durable(Pos(100_000), 0);
+        pipe.committed(Pos(100_000), 0);
         let behind = pipe.next().and_then(|second| second.behind).expect("the flush behind the first");
         assert_eq!((behind.tail, behind.flushed), (Pos(100_001), 1), "as it was when the flush began");
         pipe.record_begins();
-        pipe.durable(behind.tail, behind.flushed);
+        pipe.committed(behind.tail, behind.flushed);
         assert!(pipe.next().is_some_and(|third| third.behind.is_none()), "too late for that flush");
     }
 
@@ -348,8 +383,33 @@ mod tests {
         assert!(is_turn());
         pipe.flush_begins(false, || Pos(100_000));
         assert!(!is_turn(), "the flush behind it");
-        pipe.durable(Pos(100_000), 0);
+        pipe.committed(Pos(100_000), 0);
         assert!(is_turn());
+    }
+
+    /// Two threads that land checkpoints would do so in any order.
+    #[test]
+    fn a_checkpoint_is_committed_where_it_was_closed_only_while_the_other_thread_is_at_rest() {
+        let pipe = pipe();
+        assert!(pipe.begin_here());
+        assert!(!pipe.begin_here(), "one is under way");
+        pipe.committed(Pos(100_000), 0);
+        assert!(!pipe.begin_here(), "it lands");
+        pipe.landed();
+        assert!(pipe.hand_over(sealed(1)).is_ok());
+        assert!(!pipe.begin_here(), "one waits");
+        assert!(pipe.next().is_some());
+        pipe.record_begins();
+        assert!(!pipe.begin_here());
+        pipe.committed(Pos(100_000), 0);
+        // Meanwhile others may write records, as if all were at rest.
+        assert!(matches!(pipe.admit(Pos(100_064)), Some(Admission::Volatile(_))));
+        assert!(!pipe.begin_here());
+        pipe.landed();
+        assert!(pipe.begin_here());
+        pipe.landed();
+        pipe.kill();
+        assert!(!pipe.begin_here());
     }
 
     #[test]

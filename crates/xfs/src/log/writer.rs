@@ -59,6 +59,9 @@ impl From<FormatError> for Failure {
     }
 }
 
+/// Items of a checkpoint that it takes longer to hand over than to land.
+const SMALL: usize = 128;
+
 /// The end of the writer, however it comes: the committer waits for it.
 struct End(Arc<Core>);
 
@@ -82,12 +85,15 @@ pub(super) struct Writer {
     vectors: Vec<LogVector>,
     /// A record buffer that is not in use.
     buffer: Option<AlignedBuf>,
+    /// For checkpoints that are committed here.
+    committer: Committer,
 }
 
 impl Writer {
     pub(super) fn new(core: Arc<Core>, head: Pos, previous: u32) -> Self {
         let salt = (head.0 as u32).wrapping_mul(0x85eb_ca6b);
-        Self { core, head, previous, salt, spares: Vec::new(), vectors: Vec::new(), buffer: None }
+        let committer = Committer::new(Arc::clone(&core));
+        Self { core, head, previous, salt, spares: Vec::new(), vectors: Vec::new(), buffer: None, committer }
     }
 
     /// Writes what is asked for until the journal is shut down, and aborts what is left.
@@ -130,14 +136,22 @@ impl Writer {
                     previous,
                     behind: None,
                 };
-                if let Err(sealed) = self.core.pipe.hand_over(sealed) {
-                    self.core.abort(sealed.closed);
-                }
+                self.pass_on(sealed);
             }
             Err(failure) => {
                 self.failed(failure);
                 self.core.abort(closed);
             }
+        }
+    }
+
+    /// Commits a checkpoint, or hands it over to the thread that does.
+    fn pass_on(&mut self, sealed: Sealed) {
+        let is_small = sealed.closed.items.len() <= SMALL;
+        if is_small && !self.core.device.has_write_cache() && self.core.pipe.begin_here() {
+            self.buffer = self.committer.carry_out(sealed);
+        } else if let Err(sealed) = self.core.pipe.hand_over(sealed) {
+            self.core.abort(sealed.closed);
         }
     }
 
@@ -317,22 +331,29 @@ impl Committer {
             core.pipe.flush_begins(false, || core.ail.tail());
             flush(core)?;
         }
-        core.pipe.durable(behind.tail, behind.flushed);
+        core.pipe.committed(behind.tail, behind.flushed);
         Ok(behind.tail)
     }
 
     /// Commits what is handed over until nothing comes any more.
     pub(super) fn run(self) {
-        while let Some(mut sealed) = self.core.pipe.next() {
-            let written =
-                if self.core.down().is_some() { Err(Failure::Down) } else { self.commit(&mut sealed) };
-            match written {
-                Ok(tail) => self.core.land(sealed, tail),
-                Err(failure) => {
-                    shut_down(&self.core, &failure);
-                    self.core.abort(sealed.closed);
-                }
-            }
+        while let Some(sealed) = self.core.pipe.next() {
+            self.carry_out(sealed);
         }
+    }
+
+    /// Commits a checkpoint, which lands or is aborted; gives its record's memory.
+    fn carry_out(&self, mut sealed: Sealed) -> Option<AlignedBuf> {
+        let written = if self.core.down().is_some() { Err(Failure::Down) } else { self.commit(&mut sealed) };
+        let buffer = match written {
+            Ok(tail) => Some(self.core.land(sealed, tail).into_buf()),
+            Err(failure) => {
+                shut_down(&self.core, &failure);
+                self.core.abort(sealed.closed);
+                None
+            }
+        };
+        self.core.pipe.landed();
+        buffer
     }
 }
