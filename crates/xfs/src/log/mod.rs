@@ -268,7 +268,9 @@ impl Drop for Frozen<'_> {
 #[derive(Debug)]
 pub struct Journal {
     core: Arc<Core>,
-    /// `None`: what the journal's own threads see it through.
+    /// What closes checkpoints and writes them, in a thread of its own or in one that forces the log. `None`, as of the threads:
+    /// what the journal's own threads see it through.
+    writer: Option<Arc<Mutex<Writer>>>,
     threads: Option<Mutex<Vec<JoinHandle<()>>>>,
 }
 
@@ -295,20 +297,21 @@ impl Journal {
     ) -> Result<Arc<Self>> {
         let queue = Arc::clone(&device).queue(QUEUE_DEPTH)?;
         let core = Arc::new(Core::new(device, layout, start, pace, designs));
-        let writer = Writer::new(Arc::clone(&core), start.head, start.previous);
+        let writer = Arc::new(Mutex::new(Writer::new(Arc::clone(&core), start.head, start.previous)));
+        let runs = Arc::clone(&writer);
         let committer = Committer::new(Arc::clone(&core));
         let pusher = Pusher::new(Arc::clone(&core), queue);
         let threads = vec![
-            background(&core, move || writer.run()),
+            background(&core, move || Writer::run(&runs)),
             background(&core, move || committer.run()),
             background(&core, move || pusher.run()),
         ];
-        Ok(Arc::new(Self { core, threads: Some(Mutex::new(threads)) }))
+        Ok(Arc::new(Self { core, writer: Some(writer), threads: Some(Mutex::new(threads)) }))
     }
 
     /// The journal as its own threads see it.
     fn view(core: Arc<Core>) -> Self {
-        Self { core, threads: None }
+        Self { core, writer: None, threads: None }
     }
 
     /// Reserves log space for a transaction of `count` steps of at most `unit` bytes each ([`VecSize::log_bytes`]
@@ -534,8 +537,28 @@ impl Journal {
         }
         core.check()?;
         let upto = upto.min(self.newest());
-        core.orders.push(upto.0);
+        if !self.push_here(upto.0) {
+            core.orders.push(upto.0);
+        }
         if core.orders.wait_done(upto.0) { Ok(()) } else { Err(core.stopped()) }
+    }
+
+    /// Has this thread write checkpoint `seq` if it is still open, in place of the thread that does, if that has nothing to do
+    /// and a flush costs nothing: whoever shares one had better commit meanwhile. Whether that checkpoint is closed.
+    fn push_here(&self, seq: u64) -> bool {
+        let core = &*self.core;
+        if core.device.has_write_cache() {
+            return false;
+        }
+        // Dropped behind the writer, of which a panic leaves half.
+        let _end = End(Arc::clone(&self.core));
+        let Some(mut writer) = self.writer.as_ref().and_then(|writer| writer.lock().ok()) else {
+            return false;
+        };
+        if core.cil.seq() <= seq && core.cil.is_open() {
+            writer.push();
+        }
+        core.cil.seq() > seq
     }
 
     /// Whether the checkpoint of `upto` is in the log for good.

@@ -1,5 +1,5 @@
-//! The two threads that write the log. Each is the only one that does its part, so that records, checkpoints and
-//! commit records lie in the log in one order.
+//! The two threads that write the log. Each part is done by one thread at a time, so that records, checkpoints and
+//! commit records lie in the log in one order. Who forces the log may do the first for the thread that does it.
 //!
 //! [`Writer`] closes checkpoints, cuts them into records and writes all but the last of each; [`Committer`] writes
 //! the last, behind a flush and for good, and lands the checkpoint. See [`pipe`](super::pipe) for what holds
@@ -12,7 +12,7 @@ use super::layout::Pos;
 use super::orders::Order;
 use super::pipe::{Admission, Sealed};
 use super::record::{Record, Rest};
-use super::sync::Ordering;
+use super::sync::{Mutex, Ordering, lock};
 use super::vector::LogVector;
 use blockdev::{AlignedBuf, DeviceError, Durability};
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl Drop for End {
     }
 }
 
-/// The thread that closes checkpoints and writes their records.
+/// What closes checkpoints and writes their records.
 #[derive(Debug)]
 pub(super) struct Writer {
     core: Arc<Core>,
@@ -97,21 +97,29 @@ impl Writer {
     }
 
     /// Writes what is asked for until the journal is shut down, and aborts what is left.
-    pub(super) fn run(mut self) {
-        let _end = End(Arc::clone(&self.core));
+    pub(super) fn run(writer: &Mutex<Self>) {
+        let core = Arc::clone(&lock(writer).core);
+        let _end = End(Arc::clone(&core));
         loop {
-            match self.core.orders.next(&self.core.cil) {
-                Order::Push => self.push(),
-                Order::Unmount => self.unmount(),
+            let order = core.orders.next(&core.cil);
+            let Ok(mut writer) = writer.lock() else {
+                // What another thread left in a panic writes nothing any more.
+                core.shutdown(ShutdownReason::Panicked);
+                break;
+            };
+            match order {
+                Order::Push => writer.push(),
+                Order::Unmount => writer.unmount(),
                 Order::Stop => break,
             }
         }
-        if let Some(closed) = self.core.cil.kill() {
-            self.abort(closed);
+        if let Some(closed) = core.cil.kill() {
+            lock(writer).abort(closed);
         }
     }
 
-    fn push(&mut self) {
+    /// Closes the open checkpoint and writes it.
+    pub(super) fn push(&mut self) {
         let core = &*self.core;
         let record_max = u64::from(core.layout.record_max());
         core.pipe.wait_for_turn(|| core.cil.paid() < record_max);
