@@ -58,6 +58,12 @@ pub trait Layer: Send + Sync + Debug {
         self.below().has_fua()
     }
 
+    /// Whether what was written may wait in a cache for a flush. Whoever makes nothing else of writes and flushes may say what the
+    /// device below says.
+    fn pass_write_cache(&self) -> bool {
+        true
+    }
+
     /// A queue whose requests do what calls do.
     fn pass_queue(self: Arc<Self>, depth: u32) -> Result<Box<dyn IoQueue>, DeviceError>
     where
@@ -94,6 +100,10 @@ impl<L: Layer + 'static> BlockDevice for L {
 
     fn has_fua(&self) -> bool {
         self.pass_fua()
+    }
+
+    fn has_write_cache(&self) -> bool {
+        self.pass_write_cache()
     }
 
     fn place(&self) -> Place {

@@ -22,6 +22,7 @@ pub(crate) mod judge;
 pub mod kill;
 mod large_dirs;
 mod map_trees;
+pub(crate) mod means;
 mod model;
 mod nearly_full;
 mod op;

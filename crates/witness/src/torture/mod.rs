@@ -16,10 +16,10 @@ mod work;
 use crate::chains::Tally;
 use crate::history::campaign::{Task, Which};
 use crate::history::geometry::Geometry;
-use crate::history::{is_sound, leave_free};
+use crate::history::{is_sound, leave_free, means};
 use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
 use anyhow::{Context, Result, ensure};
-use blockdev::{MemoryOptions, Recorder, Recording};
+use blockdev::{MemoryOptions, Recording};
 use clap::Args as ClapArgs;
 use fastrand::Rng;
 use site::{Expected, Site};
@@ -115,7 +115,7 @@ fn one(task: &Task, args: &Args) -> Result<(Tally, String)> {
 fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
     let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
     let device = MemoryOptions::new().sector_size(task.geometry.sector()).map_file(image)?;
-    let recorder = Arc::new(Recorder::new(Arc::new(device)));
+    let recorder = Arc::new(means::recorded(Arc::new(device), task.seed ^ task.geometry.salt()));
     let cache = CACHES[rng.usize(..CACHES.len())];
     let gathers = task.io.gathers(task.seed);
     let options = OpenOptions::new().writable(true).cache_size(cache).gather_writes(gathers);

@@ -6,7 +6,7 @@ use super::super::generator::STRIPED;
 use super::super::model::Rules;
 use super::super::op::Moment;
 use super::super::target::{EngineTarget, Target};
-use super::super::{Failure, History, Source, drive, replay};
+use super::super::{Failure, History, Source, drive, means, replay};
 use super::fate::Choice;
 use super::image::{Beside, Stage};
 use super::{Args, Counts};
@@ -74,7 +74,7 @@ pub fn one(task: &Task, args: &Args) -> Result<Counts> {
 /// Does a history on a recorded device. Half of them end with files open, the others with the volume closed.
 fn record(history: &mut History, args: &Args) -> Result<Recorded> {
     let device = MemoryOptions::new().sector_size(history.geometry.sector()).map_file(&history.image())?;
-    let recorder = Arc::new(Recorder::new(Arc::new(device)));
+    let recorder = Arc::new(means::recorded(Arc::new(device), history.seed ^ history.geometry.salt()));
     let mut rng = Rng::with_seed(history.seed.wrapping_mul(history.geometry.salt()));
     let options = history.options().cache_size(CACHES[rng.usize(..CACHES.len())]);
     let target = EngineTarget::open_device(recorder.clone(), &options)?.by(history.io);

@@ -8,7 +8,7 @@ use super::super::generator::SLOTS;
 use super::super::model::{Checked, Rules};
 use super::super::op::Op as Call;
 use super::super::target::{Called, EngineTarget, Slots, Target, perform};
-use super::super::{History, judge, replay};
+use super::super::{History, judge, means, replay};
 use super::watch::Watch;
 use super::{Args, Counts, Planned, Trouble, opening};
 use crate::sandbox::{copy_sparse, repair_finds_nothing};
@@ -162,8 +162,11 @@ impl Attempt<'_> {
     }
 
     fn open(&self, devices: &Devices) -> Result<(EngineTarget, Vec<Durable>)> {
-        let target =
-            EngineTarget::open_device(devices.delay.clone(), &OpenOptions::new())?.by(self.history.io);
+        let target = EngineTarget::open_device(
+            means::limited(devices.delay.clone(), self.history.seed ^ self.history.geometry.salt()),
+            &OpenOptions::new(),
+        )?
+        .by(self.history.io);
         let now = devices.recorder.clone();
         let threads = replay::watchers(self.history, &target, &Clock::new(move || now.moment()))?;
         Ok((target, threads))
