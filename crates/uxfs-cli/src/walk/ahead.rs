@@ -2,8 +2,8 @@
 //! goes before the first, and threads read the files that it comes to, many at once.
 //!
 //! Invariants: it changes nothing that the first walk finds, which gets each file and each error for itself; it is never more
-//! than [`FILES_MAX`] files before the first, nor begins another where it has read an eighth of what caches hold, and ends with
-//! it; where nothing takes time, it does not begin.
+//! than [`FILES_MAX`] files before the first, nor has it more in memory of those than an eighth of what caches hold, but for one
+//! file; it ends with the first; where nothing takes time, it does not begin.
 
 use super::{Order, Step, Walk};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -38,6 +38,7 @@ pub struct Ahead {
     last: Instant,
     small: u32,
     slow: u32,
+    is_over: bool,
     running: Option<Running>,
 }
 
@@ -50,7 +51,7 @@ struct Running {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// The first walk has passed a file that the second waits for.
+    /// The first walk has passed a file, which somebody waits for.
     passed: Condvar,
     /// There is a file to read.
     wanted: Condvar,
@@ -60,25 +61,25 @@ struct Shared {
 struct State {
     /// How many files the first walk has passed.
     passed: u64,
-    /// The second waits until that is more.
-    is_far: bool,
+    /// Somebody waits until that is more.
+    is_awaited: bool,
     /// Files that are to be read: which one of the walk, and their inode numbers.
     wanted: VecDeque<(u64, u64)>,
     /// Those that were, and how many bytes. They are open, so that what was read stays.
     read: Vec<(u64, u64, File)>,
+    /// How many of these, and of files that are being read.
+    bytes: u64,
     is_over: bool,
 }
 
 impl State {
-    fn bytes(&self) -> u64 {
-        self.read.iter().map(|(_, bytes, _)| bytes).sum()
-    }
-
     /// Takes out what the first walk has passed.
     fn take_passed(&mut self) -> Vec<(u64, u64, File)> {
         let passed = self.passed;
         self.wanted.retain(|(nth, _)| *nth >= passed);
-        self.read.extract_if(.., |(nth, ..)| *nth < passed).collect()
+        let gone: Vec<_> = self.read.extract_if(.., |(nth, ..)| *nth < passed).collect();
+        self.bytes -= gone.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
+        gone
     }
 }
 
@@ -94,6 +95,7 @@ impl Ahead {
             last: Instant::now(),
             small: 0,
             slow: 0,
+            is_over: false,
             running: None,
         }
     }
@@ -112,10 +114,16 @@ impl Ahead {
         }
         if self.small == LOOK {
             self.small = 0;
-            if std::mem::take(&mut self.slow) >= SLOW {
+            if std::mem::take(&mut self.slow) >= SLOW && !self.is_over {
                 self.running = Some(self.begin());
             }
         }
+    }
+
+    /// The walk has left something out: from here on the two would not be at one file.
+    pub fn end(&mut self) {
+        self.running = None;
+        self.is_over = true;
     }
 
     fn begin(&self) -> Running {
@@ -127,11 +135,11 @@ impl Ahead {
             threads.extend(Builder::new().name("read ahead".to_owned()).spawn(work));
         };
         let walk = Walk::new(&self.volume, self.start.clone(), b"", self.order);
-        let (to, bytes_max) = (Arc::clone(&shared), self.bytes_max);
-        run(Box::new(move || to.walk(walk, bytes_max)));
+        let to = Arc::clone(&shared);
+        run(Box::new(move || to.walk(walk)));
         for _ in 0..READERS {
-            let (from, volume) = (Arc::clone(&shared), self.volume.clone());
-            run(Box::new(move || from.read(&volume)));
+            let (from, volume, bytes_max) = (Arc::clone(&shared), self.volume.clone(), self.bytes_max);
+            run(Box::new(move || from.read(&volume, bytes_max)));
         }
         Running { shared, threads }
     }
@@ -153,14 +161,14 @@ impl Shared {
     fn passed(&self, files: u64) {
         let mut state = self.state.lock();
         state.passed = files;
-        if std::mem::take(&mut state.is_far) {
+        if std::mem::take(&mut state.is_awaited) {
             drop(state);
             self.passed.notify_all();
         }
     }
 
     /// Says which files come.
-    fn walk(&self, mut walk: Walk, bytes_max: u64) {
+    fn walk(&self, mut walk: Walk) {
         let mut nth = 0;
         while let Some(step) = walk.next() {
             let found = match &step {
@@ -170,7 +178,7 @@ impl Shared {
                 _ => None,
             };
             nth += u64::from(matches!(step, Step::Leaf(_)));
-            if !self.wait_for_room(nth, bytes_max) {
+            if !self.wait_until(|state| nth < state.passed + FILES_MAX) {
                 return;
             }
             if let Some(found) = found {
@@ -180,50 +188,56 @@ impl Shared {
         }
     }
 
-    /// Waits until the walk that came to so many files is not too far before the first; `false` if that has ended.
-    fn wait_for_room(&self, files: u64, bytes_max: u64) -> bool {
+    /// Waits until the first walk is where it is wanted; `false` if that has ended.
+    fn wait_until(&self, mut is_there: impl FnMut(&mut State) -> bool) -> bool {
         let mut state = self.state.lock();
         loop {
             let gone = state.take_passed();
             // The last handles, perhaps, whose end takes its time.
             MutexGuard::unlocked(&mut state, || drop(gone));
-            if state.is_over || files < state.passed + FILES_MAX && state.bytes() < bytes_max {
+            if state.is_over || is_there(&mut state) {
                 return !state.is_over;
             }
-            state.is_far = true;
+            state.is_awaited = true;
             self.passed.wait(&mut state);
         }
     }
 
     /// Reads files that are wanted.
-    fn read(&self, volume: &Volume) {
-        loop {
-            let mut state = self.state.lock();
-            let (nth, ino) = loop {
-                if state.is_over {
-                    return;
-                }
-                match state.wanted.pop_front() {
-                    Some((nth, ino)) if nth >= state.passed => break (nth, ino),
-                    Some(_) => {}
-                    None => self.wanted.wait(&mut state),
-                }
-            };
-            drop(state);
+    fn read(&self, volume: &Volume, bytes_max: u64) {
+        while let Some((nth, ino)) = self.next() {
             // What cannot be read, the first walk will find, and say.
-            if let Ok((bytes, file)) = bring(volume, ino) {
+            let Ok(file) = volume.node(ino).and_then(|node| node.open()) else { continue };
+            let bytes = file.size().min(OF_A_FILE);
+            let mut is_late = false;
+            let goes_on = self.wait_until(|state| {
+                is_late = nth < state.passed;
+                let fits = state.bytes == 0 || state.bytes + bytes <= bytes_max;
+                state.bytes += if fits && !is_late { bytes } else { 0 };
+                fits || is_late
+            });
+            if !goes_on {
+                return;
+            }
+            if !is_late {
+                let _found_by_the_first = file.will_need(0..bytes);
                 self.state.lock().read.push((nth, bytes, file));
             }
         }
     }
-}
 
-/// Brings a file's inode and first bytes into memory; gives how many, and the file.
-fn bring(volume: &Volume, ino: u64) -> uxfs::Result<(u64, File)> {
-    let file = volume.node(ino)?.open()?;
-    let bytes = file.size().min(OF_A_FILE);
-    file.will_need(0..bytes)?;
-    Ok((bytes, file))
+    /// Which file is to be read next; none if all is over.
+    fn next(&self) -> Option<(u64, u64)> {
+        let mut state = self.state.lock();
+        while !state.is_over {
+            match state.wanted.pop_front() {
+                Some((nth, ino)) if nth >= state.passed => return Some((nth, ino)),
+                Some(_) => {}
+                None => self.wanted.wait(&mut state),
+            }
+        }
+        None
+    }
 }
 
 #[cfg(test)]
@@ -240,6 +254,14 @@ mod tests {
         is_slow: AtomicBool,
         reads: AtomicUsize,
         most: AtomicUsize,
+        bytes: AtomicUsize,
+    }
+
+    impl Slow {
+        fn new(below: Arc<dyn BlockDevice>, is_slow: bool) -> Self {
+            let zero = AtomicUsize::default;
+            Self { below, is_slow: AtomicBool::new(is_slow), reads: zero(), most: zero(), bytes: zero() }
+        }
     }
 
     impl Layer for Slow {
@@ -250,6 +272,7 @@ mod tests {
         fn pass_read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
             let reads = self.reads.fetch_add(1, Ordering::SeqCst) + 1;
             self.most.fetch_max(reads, Ordering::SeqCst);
+            self.bytes.fetch_add(buf.len(), Ordering::SeqCst);
             if self.is_slow.load(Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -282,8 +305,7 @@ mod tests {
             file.write_at(&content(nth), 0).unwrap();
         }
         volume.close().unwrap();
-        let zero = AtomicUsize::default;
-        let slow = Arc::new(Slow { below, is_slow: AtomicBool::new(false), reads: zero(), most: zero() });
+        let slow = Arc::new(Slow::new(below, false));
         let volume = Volume::open_device(Arc::clone(&slow) as _, &OpenOptions::new()).unwrap();
         (volume, slow)
     }
@@ -315,6 +337,61 @@ mod tests {
         assert_eq!(read_all(&volume, || {}), FILES);
         assert!(slow.most.load(Ordering::SeqCst) > READERS / 2, "{slow:?}");
         assert_eq!(slow.reads.load(Ordering::SeqCst), 0, "nobody reads any more");
+    }
+
+    /// Files were read before those that came before them had been, and were gone from memory when they were wanted.
+    #[test]
+    fn no_more_is_read_than_there_is() {
+        for cache in [64 << 20, 16 << 20, 2 << 20] {
+            let below: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(200 << 20).unwrap());
+            uxfs::mkfs_device(Arc::clone(&below), &MkfsOptions::new().small(true), true).unwrap();
+            let volume = Volume::open_device(Arc::clone(&below), &OpenOptions::new().writable(true)).unwrap();
+            let top = volume.open_dir("/").unwrap();
+            for nth in 0..164 {
+                let file = top.create_file(format!("f{nth:04}").as_bytes(), &NewNode::default()).unwrap();
+                file.open().unwrap().write_at(&vec![7; if nth < 64 { 4096 } else { 1 << 20 }], 0).unwrap();
+            }
+            volume.close().unwrap();
+            let slow = Arc::new(Slow::new(below, true));
+            let volume =
+                Volume::open_device(Arc::clone(&slow) as _, &OpenOptions::new().cache_size(cache)).unwrap();
+            let start = volume.lookup("/").unwrap();
+            let mut walk = Walk::new(&volume, start.clone(), b"", Order::Stored);
+            let mut ahead = Ahead::of(&volume, &start, Order::Stored, cache);
+            let mut buf = vec![0; 1 << 20];
+            while let Some(step) = walk.next() {
+                let Step::Leaf(leaf) = step else { continue };
+                let len = leaf.node(&volume).unwrap().open().unwrap().read_at(&mut buf, 0).unwrap();
+                ahead.passed(len as u64);
+                if let Some(running) = &ahead.running {
+                    let bytes = running.shared.state.lock().bytes;
+                    assert!(bytes <= (cache / 8).max(1 << 20), "{bytes} bytes before the first");
+                }
+            }
+            assert!(ahead.running.is_some());
+            let read = slow.bytes.load(Ordering::SeqCst) >> 20;
+            assert!(read < 120, "{read} MiB of 100 with caches of {cache} bytes");
+        }
+    }
+
+    #[test]
+    fn what_has_ended_does_not_begin_again() {
+        let (volume, slow) = volume();
+        slow.is_slow.store(true, Ordering::SeqCst);
+        let start = volume.lookup("/").unwrap();
+        let mut ahead = Ahead::of(&volume, &start, Order::Stored, 64 << 20);
+        let pass = |ahead: &mut Ahead| {
+            for _ in 0..LOOK {
+                std::thread::sleep(LONG);
+                ahead.passed(1);
+            }
+        };
+        pass(&mut ahead);
+        assert!(ahead.running.is_some());
+        ahead.end();
+        assert_eq!(slow.reads.load(Ordering::SeqCst), 0);
+        pass(&mut ahead);
+        assert!(ahead.running.is_none());
     }
 
     /// A device becomes slow and fast, and the walk ends before its end.

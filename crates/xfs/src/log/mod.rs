@@ -144,6 +144,20 @@ fn background(core: &Arc<Core>, run: impl FnOnce() + Send + 'static) -> JoinHand
     })
 }
 
+/// A checkpoint that is being written by whoever forces the log: of one that is left in a panic, nobody goes on.
+struct Halves<'a> {
+    core: &'a Core,
+    is_at_work: bool,
+}
+
+impl Drop for Halves<'_> {
+    fn drop(&mut self) {
+        if self.is_at_work && !cfg!(shuttle) {
+            self.core.shutdown(ShutdownReason::Panicked);
+        }
+    }
+}
+
 /// The end of a thread of the journal, however it comes.
 struct End(Arc<Core>);
 
@@ -547,16 +561,19 @@ impl Journal {
     /// and a flush costs nothing: whoever shares one had better commit meanwhile. Whether that checkpoint is closed.
     fn push_here(&self, seq: u64) -> bool {
         let core = &*self.core;
-        if core.device.has_write_cache() {
-            return false;
+        if core.device.has_write_cache() || core.cil.seq() > seq {
+            return core.cil.seq() > seq;
         }
-        // Dropped behind the writer, of which a panic leaves half.
-        let _end = End(Arc::clone(&self.core));
+        // Dropped behind the writer, of which a panic leaves half. That of whoever forces the log, before this, is their own.
+        let mut halves = Halves { core, is_at_work: false };
         let Some(mut writer) = self.writer.as_ref().and_then(|writer| writer.lock().ok()) else {
             return false;
         };
         if core.cil.seq() <= seq && core.cil.is_open() {
+            halves.is_at_work = true;
+            core.orders.pushes_here(core.cil.seq());
             writer.push();
+            halves.is_at_work = false;
         }
         core.cil.seq() > seq
     }

@@ -741,6 +741,26 @@ fn models_who_goes_on_waits_for_nobody_who_waits_for_it() {
     });
 }
 
+/// Who forces the log closes a checkpoint that nobody was asked to write.
+#[test]
+fn models_idle_time_waits_for_who_forces_the_log() {
+    check(400, || {
+        let (_device, journal) = journal_of(TODAY);
+        let number = Number::new(1000);
+        let size = VecSize::default().region(40);
+        let ticket = journal.reserve(size.log_bytes(), 1, 0).unwrap();
+        let seq = commit_one(&journal, ticket, &[Arc::clone(&number)], 40, false).unwrap();
+        let forces = {
+            let journal = Arc::clone(&journal);
+            thread::spawn(move || journal.force(seq).unwrap())
+        };
+        journal.pass_idle_time().unwrap();
+        assert!(journal.is_forced(seq), "idle time has passed, and what was committed is not in the log");
+        forces.join().unwrap();
+        journal.close().unwrap();
+    });
+}
+
 /// What was asked to be written back was forgotten by a thread that had seen, before it landed, that nothing was there.
 #[test]
 fn models_what_is_asked_for_is_written_back() {

@@ -49,6 +49,12 @@ struct Asked {
     dead: bool,
 }
 
+impl Asked {
+    fn is_push_due(&self, cil: &Cil) -> bool {
+        self.push >= cil.seq() && cil.is_open()
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     asked: Mutex<Asked>,
@@ -79,6 +85,11 @@ impl Orders {
         self.given.notify_one();
     }
 
+    /// As if checkpoint `seq` had been asked for, by who is about to close it.
+    pub(super) fn pushes_here(&self, seq: u64) {
+        self.pushed.fetch_max(seq, Ordering::SeqCst);
+    }
+
     /// Asks for the mark of an unmount, and waits for it. `false`: it never will be.
     pub(super) fn unmount(&self) -> bool {
         let mut asked = self.lock();
@@ -100,7 +111,7 @@ impl Orders {
             if asked.dead {
                 return Order::Stop;
             }
-            if asked.push >= cil.seq() && cil.is_open() {
+            if asked.is_push_due(cil) {
                 return Order::Push;
             }
             if std::mem::take(&mut asked.unmount) {
@@ -108,6 +119,11 @@ impl Orders {
             }
             asked = wait(&self.given, asked);
         }
+    }
+
+    /// Whether a push that was asked for is still to be done.
+    pub(super) fn is_push_due(&self, cil: &Cil) -> bool {
+        self.lock().is_push_due(cil)
     }
 
     /// The mark of an unmount is in the log.

@@ -105,16 +105,23 @@ impl Writer {
             let Ok(mut writer) = writer.lock() else {
                 // What another thread left in a panic writes nothing any more.
                 core.shutdown(ShutdownReason::Panicked);
-                break;
+                return lock(writer).end();
             };
             match order {
+                // Who forced the log may have done it meanwhile.
+                Order::Push if !core.orders.is_push_due(&core.cil) => {}
                 Order::Push => writer.push(),
                 Order::Unmount => writer.unmount(),
-                Order::Stop => break,
+                // Nobody else ends a checkpoint behind the end of this.
+                Order::Stop => return writer.end(),
             }
         }
-        if let Some(closed) = core.cil.kill() {
-            lock(writer).abort(closed);
+    }
+
+    /// Aborts what is left.
+    fn end(&mut self) {
+        if let Some(closed) = self.core.cil.kill() {
+            self.abort(closed);
         }
     }
 

@@ -255,7 +255,7 @@ impl<'a> Copy<'a> {
         let mut ahead = Ahead::of(&of.volume, &node, ORDER, self.cache_size);
         let mut walk = Walk::new(&of.volume, node, &of.source.path, ORDER);
         while let Some(step) = walk.next() {
-            let is_leaf = matches!(step, Step::Leaf(_));
+            let (is_leaf, is_dir_entered) = (matches!(step, Step::Leaf(_)), matches!(step, Step::Enter(_)));
             let outcome = match interrupt::check() {
                 Ok(()) => {
                     progress::name(self.bar, walk.path());
@@ -263,6 +263,9 @@ impl<'a> Copy<'a> {
                 }
                 Err(_) => Err(Trouble::end(Exit::Interrupted, interrupt::WHAT)),
             };
+            if is_dir_entered && outcome.is_err() {
+                ahead.end();
+            }
             if is_leaf {
                 ahead.passed(std::mem::take(&mut self.size));
             }
