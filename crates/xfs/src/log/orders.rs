@@ -46,7 +46,6 @@ struct Asked {
     push: u64,
     unmount: bool,
     unmounted: bool,
-    dead: bool,
 }
 
 impl Asked {
@@ -65,7 +64,7 @@ pub(super) struct Orders {
     lanes: [Lane; LANES],
     /// For everybody else.
     changed: Condvar,
-    /// As in what is asked, for who waits for a checkpoint.
+    /// Nothing is done any more.
     is_dead: AtomicBool,
     /// As `push`: spares the lock where everything was asked for already.
     pushed: AtomicU64,
@@ -96,7 +95,7 @@ impl Orders {
         asked.unmount = true;
         self.given.notify_one();
         while !asked.unmounted {
-            if asked.dead {
+            if self.is_dead() {
                 return false;
             }
             asked = wait(&self.changed, asked);
@@ -108,7 +107,7 @@ impl Orders {
     pub(super) fn next(&self, cil: &Cil) -> Order {
         let mut asked = self.lock();
         loop {
-            if asked.dead {
+            if self.is_dead() {
                 return Order::Stop;
             }
             if asked.is_push_due(cil) {
@@ -171,7 +170,7 @@ impl Orders {
         let lane = self.lane(seq);
         let mut waiting = lock(&lane.waiting);
         while !self.is_done(seq) {
-            if self.is_dead.load(Ordering::SeqCst) {
+            if self.is_dead() {
                 return false;
             }
             waiting = wait(&lane.over, waiting);
@@ -184,7 +183,7 @@ impl Orders {
     pub(super) fn wait_until(&self, mut condition: impl FnMut() -> bool) -> bool {
         let mut asked = self.lock();
         while !condition() {
-            if asked.dead {
+            if self.is_dead() {
                 return false;
             }
             asked = wait(&self.changed, asked);
@@ -194,11 +193,14 @@ impl Orders {
 
     /// Wakes everybody.
     pub(super) fn kill(&self) {
-        self.lock().dead = true;
-        self.given.notify_all();
-        self.changed.notify_all();
         self.is_dead.store(true, Ordering::SeqCst);
+        self.tell_of_change();
+        self.given.notify_all();
         self.lanes.iter().for_each(Lane::wake);
+    }
+
+    fn is_dead(&self) -> bool {
+        self.is_dead.load(Ordering::SeqCst)
     }
 
     fn lock(&self) -> MutexGuard<'_, Asked> {
