@@ -5,7 +5,7 @@ mod common;
 
 use blockdev::{
     BlockDevice, DeviceError, Durability, Fate, Fault, FaultDevice, HoldDevice, Layer, MemoryDevice, Op,
-    PowerCuts, Recorder, Recording, Rewind,
+    PowerCuts, Recorder, Recording, Repeat, Rewind,
 };
 use common::devices::{NoFua, copy};
 use common::files::{Random, new_file, remove};
@@ -490,7 +490,8 @@ fn a_flush_that_fails_is_told_to_all_whom_it_was_to_serve() {
         let faults = Arc::new(FaultDevice::new(recorder.clone(), Vec::new()));
         let volume = open(slow(faults.clone(), 20, has_fua));
         volume.sync().unwrap();
-        faults.add(Fault::fail(Op::Flush, faults.seen(Op::Flush) + nth));
+        // A failed flush is told to all that come behind it, whoever asks, as by any device.
+        faults.add(Fault::fail(Op::Flush, faults.seen(Op::Flush) + nth).then(Repeat::Sticky));
         let appends = |nth: u64| {
             let file = volume.open_file(format!("f{nth}")).unwrap();
             file.append(&[1; PAGE]).and_then(|_| file.sync_data())

@@ -9,7 +9,9 @@
 
 mod common;
 
-use blockdev::{AlignedBuf, BlockDevice, DeviceError, Fault, FaultDevice, MemoryDevice, Op};
+use blockdev::{
+    AlignedBuf, BlockDevice, Delay, DelayDevice, DeviceError, Fault, FaultDevice, MemoryDevice, Op, Recorder,
+};
 use common::{Image, run, try_run};
 use fastrand::Rng;
 use std::collections::HashMap;
@@ -575,6 +577,28 @@ fn a_failed_write_of_the_log_or_of_metadata_ends_everything() {
         let journal = open(&device);
         World { device, journal, buffers, history, places, next, forced, round }.check(false);
     }
+}
+
+/// What is not in the log when the journal is shut down never will be, though its flush ends well behind that.
+#[test]
+fn no_record_is_written_behind_a_shutdown() {
+    let recorder = Arc::new(Recorder::new(device(&small(&[]))));
+    let delay = Arc::new(DelayDevice::new(recorder.clone()));
+    let world = World::on(delay.clone(), 100, 1);
+    delay.set(Op::Flush, Delay::Held);
+    std::thread::scope(|scope| {
+        let forces = scope.spawn(|| {
+            world.work(seed(), 1, 1, &AtomicBool::new(false));
+            world.journal.force_all()
+        });
+        delay.wait_until_waiting(Op::Flush, 1);
+        let before = recorder.recording().writes().len();
+        world.journal.shutdown(ShutdownReason::Asked);
+        delay.set(Op::Flush, Delay::None);
+        assert!(matches!(forces.join().unwrap(), Err(xfs::Error::Shutdown(ShutdownReason::Asked))));
+        world.journal.halt(ShutdownReason::Asked);
+        assert_eq!(recorder.recording().writes().len(), before);
+    });
 }
 
 #[test]

@@ -279,8 +279,10 @@ fn shut_down(core: &Core, failure: &Failure) {
     }
 }
 
+/// Flushes the device. Whoever was shut down meanwhile writes nothing behind it.
 fn flush(core: &Core) -> Result<(), Failure> {
-    core.device.flush().map_err(|_| Failure::Flush)
+    core.device.flush().map_err(|_| Failure::Flush)?;
+    if core.down().is_some() { Err(Failure::Down) } else { Ok(()) }
 }
 
 fn write_record(
