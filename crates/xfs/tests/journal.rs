@@ -579,6 +579,19 @@ fn a_failed_write_of_the_log_or_of_metadata_ends_everything() {
     }
 }
 
+/// Who waited for the log was told that the volume is shut down, as who asks later is, and nothing of what the device had said.
+#[test]
+fn who_waits_for_the_log_is_told_what_the_device_said() {
+    for op in [Op::Flush, Op::Write] {
+        let faulty = Arc::new(FaultDevice::new(device(&small(&[])), Vec::new()));
+        let world = World::on(faulty.clone(), 100, 1);
+        faulty.add(Fault::fail(op, faulty.seen(op)));
+        let (_, seq) = world.transaction(&mut Rng::with_seed(seed())).unwrap();
+        assert!(matches!(world.journal.force(seq), Err(xfs::Error::Device(_))), "{op:?}");
+        assert!(matches!(world.journal.force(seq), Err(xfs::Error::Shutdown(_))), "{op:?}");
+    }
+}
+
 /// What is not in the log when the journal is shut down never will be, though its flush ends well behind that.
 #[test]
 fn no_record_is_written_behind_a_shutdown() {

@@ -16,7 +16,7 @@ use super::orders::Orders;
 use super::pipe::{Pipe, Sealed};
 use super::pusher::Pushing;
 use super::record::Record;
-use super::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, Padded};
+use super::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, Padded, lock};
 use super::{Designs, Pace, ShutdownReason, Ticket};
 use crate::error::{Error, Result};
 use blockdev::{BlockDevice, DeviceError, Durability};
@@ -46,6 +46,8 @@ pub(super) struct Core {
     pub(super) settling: Mutex<()>,
     /// Why it was shut down; 0: it was not. Every change looks at it, so it is far from what changes.
     down: Padded<AtomicU32>,
+    /// The error of the device for which it was shut down.
+    failed: Mutex<Option<DeviceError>>,
     /// Whether nobody may find any more where a file's bytes are to be written: it was shut down, or is about to be closed.
     /// Every request on a file looks at it.
     writes_stopped: Padded<AtomicBool>,
@@ -82,6 +84,7 @@ impl Core {
             freezing: Mutex::new(()),
             settling: Mutex::new(()),
             down: Padded::default(),
+            failed: Mutex::new(None),
             writes_stopped: Padded::default(),
         }
     }
@@ -100,6 +103,13 @@ impl Core {
         self.gate.kill();
         self.ail.kill();
         self.pushing.kill();
+    }
+
+    /// As [`shutdown`](Self::shutdown), as the device failed to write the log: with this error for who waits for that.
+    pub(super) fn shutdown_for(&self, why: ShutdownReason, error: &DeviceError) {
+        // Before anybody is woken.
+        lock(&self.failed).get_or_insert_with(|| error.again());
+        self.shutdown(why);
     }
 
     pub(super) fn down(&self) -> Option<ShutdownReason> {
@@ -125,6 +135,11 @@ impl Core {
     /// The error of a call that was interrupted by a shutdown.
     pub(super) fn stopped(&self) -> Error {
         Error::Shutdown(self.down().unwrap_or(ShutdownReason::Closed))
+    }
+
+    /// The same of one that waited for the log, which is told what the device said.
+    pub(super) fn not_logged(&self) -> Error {
+        lock(&self.failed).as_ref().map_or_else(|| self.stopped(), |error| error.again().into())
     }
 
     /// Gives a part of a ticket's space back, or all of it.

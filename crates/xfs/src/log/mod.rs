@@ -259,7 +259,7 @@ impl Frozen<'_> {
         let marked = quiet.is_ok() && journal.core.ail.is_empty() && journal.core.orders.unmount();
         journal.stop(if marked { ShutdownReason::Closed } else { ShutdownReason::NotClosed });
         quiet?;
-        if marked { Ok(()) } else { Err(journal.core.stopped()) }
+        if marked { Ok(()) } else { Err(journal.core.not_logged()) }
     }
 
     /// Stops the journal without a mark, for what cannot be closed: what was committed is in the log, if that still works,
@@ -543,7 +543,8 @@ impl Journal {
         self.core.gate.leave(kept.slot);
     }
 
-    /// Waits until the checkpoint of `upto` (and all before it) is in the log for good, and its items unpinned.
+    /// Waits until the checkpoint of `upto` (and all before it) is in the log for good, and its items unpinned. Fails with the
+    /// device's error if it is that for which this is not so, and with [`Error::Shutdown`] whoever asks later.
     pub fn force(&self, upto: CommitSeq) -> Result<()> {
         let core = &*self.core;
         if core.orders.is_done(upto.0) {
@@ -554,7 +555,7 @@ impl Journal {
         if !self.push_here(upto.0) {
             core.orders.push(upto.0);
         }
-        if core.orders.wait_done(upto.0) { Ok(()) } else { Err(core.stopped()) }
+        if core.orders.wait_done(upto.0) { Ok(()) } else { Err(core.not_logged()) }
     }
 
     /// Has this thread write checkpoint `seq` if it is still open, in place of the thread that does, if that has nothing to do

@@ -25,10 +25,12 @@ const UNMOUNT_TID: u32 = 0xb0c0_d0d0;
 
 /// Why a record could not be written.
 enum Failure {
-    /// The device failed to write it, or it was not one.
-    Write,
+    /// The device failed to write it.
+    Write(DeviceError),
     /// The device could not make durable what comes before the record, or the record.
-    Flush,
+    Flush(DeviceError),
+    /// It was no record.
+    Record,
     /// The checkpoint has nothing in it: what replays the log could not make sense of it.
     Empty,
     /// The journal was shut down meanwhile.
@@ -36,16 +38,16 @@ enum Failure {
 }
 
 impl From<DeviceError> for Failure {
-    fn from(_: DeviceError) -> Self {
-        Self::Write
+    fn from(error: DeviceError) -> Self {
+        Self::Write(error)
     }
 }
 
 impl Failure {
     fn reason(&self) -> Option<ShutdownReason> {
         match self {
-            Self::Write => Some(ShutdownReason::LogWrite),
-            Self::Flush => Some(ShutdownReason::Flush),
+            Self::Write(_) | Self::Record => Some(ShutdownReason::LogWrite),
+            Self::Flush(_) => Some(ShutdownReason::Flush),
             Self::Empty => Some(ShutdownReason::EmptyCheckpoint),
             Self::Down => None,
         }
@@ -55,7 +57,7 @@ impl Failure {
 impl From<FormatError> for Failure {
     fn from(problem: FormatError) -> Self {
         debug_assert!(false, "a record of our own: {problem}");
-        Self::Write
+        Self::Record
     }
 }
 
@@ -274,14 +276,16 @@ impl Writer {
 }
 
 fn shut_down(core: &Core, failure: &Failure) {
-    if let Some(reason) = failure.reason() {
-        core.shutdown(reason);
+    let Some(reason) = failure.reason() else { return };
+    match failure {
+        Failure::Write(error) | Failure::Flush(error) => core.shutdown_for(reason, error),
+        _ => core.shutdown(reason),
     }
 }
 
 /// Flushes the device. Whoever was shut down meanwhile writes nothing behind it.
 fn flush(core: &Core) -> Result<(), Failure> {
-    core.device.flush().map_err(|_| Failure::Flush)?;
+    core.device.flush().map_err(Failure::Flush)?;
     if core.down().is_some() { Err(Failure::Down) } else { Ok(()) }
 }
 
