@@ -10,7 +10,10 @@
 //! - what waited and could not be written is told to the next flush, and everything that is asked for from then on fails
 //!   ([`DeviceError::Failed`]): nobody can say what else is lost. A large or durable write that fails is told to who asked for
 //!   it, and what waited there stays;
-//! - what waits has a bound; whoever writes more waits.
+//! - what waits has a bound, and so has the memory that it waits in; whoever writes more waits.
+//!
+//! What is appended to over and over waits in memory that has room for more, and that is used again: copying what is there into
+//! larger memory, and having the host clear that, took longer than writing it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,11 +25,15 @@ use crate::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
 
 /// The largest request that is made of small ones.
 const REQUEST_BYTES: usize = 1 << 20;
-/// A write of so many bytes is not kept.
+/// A write of so many bytes is not kept; and the most that waits in one piece.
 const LARGE_BYTES: usize = 256 << 10;
+/// What waits in pieces of so many bytes is written from where it is. Smaller ones are copied together before.
+const ALONE_BYTES: usize = LARGE_BYTES / 4 * 3;
 /// How many bytes wait before any are written unasked, and before a writer has to wait.
 const WAKE_BYTES: usize = 4 << 20;
 const WAITING_BYTES_MAX: usize = 16 << 20;
+/// So many pieces have room for more at most.
+const ROOMY_MAX: usize = 3 * WAITING_BYTES_MAX / 2 / LARGE_BYTES;
 /// Requests that are under way at once.
 const WRITERS: usize = 2;
 
@@ -64,6 +71,7 @@ struct State {
     /// What waits, by its first byte on the device. Nothing overlaps.
     waiting: BTreeMap<u64, Run>,
     bytes: usize,
+    rooms: Rooms,
     /// What is under way, each written by one thread.
     under_way: Vec<UnderWay>,
     /// Where somebody writes without having it wait. Nothing overlaps, nor what is under way.
@@ -81,9 +89,43 @@ struct State {
 /// Bytes that wait.
 #[derive(Debug)]
 struct Run {
-    bytes: Vec<u8>,
+    /// They come first in it.
+    buf: AlignedBuf,
+    len: usize,
     /// How many flushes had begun when the first of these bytes came.
     since: u64,
+}
+
+/// Memory for runs that have room for more, each of [`LARGE_BYTES`].
+#[derive(Debug, Default)]
+struct Rooms {
+    spare: Vec<AlignedBuf>,
+    /// How many there are, spare or in use.
+    made: usize,
+}
+
+impl Rooms {
+    fn take(&mut self) -> Option<AlignedBuf> {
+        let room = self.spare.pop();
+        if room.is_none() && self.made < ROOMY_MAX {
+            self.made += 1;
+            return Some(AlignedBuf::zeroed(LARGE_BYTES));
+        }
+        room
+    }
+
+    fn in_use(&self) -> usize {
+        self.made - self.spare.len()
+    }
+
+    /// A run is over, which is given back if it had none of it.
+    fn give_back(&mut self, run: Run) -> Option<Run> {
+        if run.buf.len() < LARGE_BYTES {
+            return Some(run);
+        }
+        self.spare.push(run.buf);
+        None
+    }
 }
 
 /// A request that some thread carries out.
@@ -91,7 +133,7 @@ struct Run {
 struct UnderWay {
     at: u64,
     /// The bytes, one run behind the other.
-    runs: Arc<[Run]>,
+    runs: Arc<Vec<Run>>,
     len: usize,
     since: u64,
 }
@@ -150,16 +192,19 @@ impl Shared {
             };
             drop(state);
             let (at, len) = (request.at, request.len);
-            let buf = &mut gathered[..len];
-            request.copy_to(buf);
-            let written = caught("write", at, len, || self.inner.write(at, buf, Durability::Volatile));
+            let bytes = request.in_one(&mut gathered);
+            let written = caught("write", at, len, || self.inner.write(at, bytes, Durability::Volatile));
             state = self.lock();
             state.under_way.retain(|other| other.at != at);
+            let runs = Arc::into_inner(request.runs);
+            debug_assert!(runs.is_some(), "nobody else has a request that is over");
+            let small: Vec<_> =
+                runs.into_iter().flatten().filter_map(|run| state.rooms.give_back(run)).collect();
             state.note(written);
             self.changed.notify_all();
             drop(state);
-            // The memory of what was written is given back with nothing held.
-            drop(request);
+            // Memory goes back to the host with nothing held.
+            drop(small);
             state = self.lock();
         }
     }
@@ -244,18 +289,22 @@ impl State {
         let mut runs: Vec<Run> = Vec::new();
         while let Some(run) = self.waiting.get(&end) {
             let range = run.range(end);
-            let fits = range.end - start <= REQUEST_BYTES as u64;
+            let fits = range.end - start <= REQUEST_BYTES as u64 && run.len < ALONE_BYTES;
             if !(runs.is_empty() || fits && !self.is_under_way(&range)) {
                 break;
             }
+            let is_alone = run.len >= ALONE_BYTES;
             runs.extend(self.waiting.remove(&end));
             end = range.end;
+            if is_alone {
+                break;
+            }
         }
         let since = runs.iter().map(|run| run.since).min()?;
         let len = (end - start) as usize;
         self.bytes -= len;
         self.cursor = end;
-        let request = UnderWay { at: start, runs: runs.into(), len, since };
+        let request = UnderWay { at: start, runs: Arc::new(runs), len, since };
         self.under_way.push(request.clone());
         Some(request)
     }
@@ -271,21 +320,23 @@ impl State {
             if all.end > range.start {
                 since = since.into_iter().chain([run.since]).min();
             }
-            self.bytes -= run.bytes.len();
+            self.bytes -= run.len;
             if all.end > range.end {
-                let behind = run.bytes.split_off((range.end.max(at) - at) as usize);
-                self.add(range.end.max(at), Run { bytes: behind, since: run.since });
+                let from = (range.end.max(at) - at) as usize;
+                self.add(at + from as u64, Run::copied(&run.bytes()[from..], run.since));
             }
             if at < range.start {
-                run.bytes.truncate((range.start - at) as usize);
+                run.len = run.len.min((range.start - at) as usize);
                 self.add(at, run);
+            } else {
+                let _small = self.rooms.give_back(run);
             }
         }
         since
     }
 
     fn add(&mut self, at: u64, run: Run) {
-        self.bytes += run.bytes.len();
+        self.bytes += run.len;
         self.waiting.insert(at, run);
     }
 
@@ -295,20 +346,17 @@ impl State {
         let cut = self.cut_out(&(offset..offset + buf.len() as u64));
         let since = cut.unwrap_or(self.flushes);
         if let Some((at, run)) = self.waiting.range_mut(..offset).next_back()
-            && at + run.bytes.len() as u64 == offset
-            && run.bytes.len() + buf.len() <= LARGE_BYTES
+            && at + run.len as u64 == offset
+            && run.append(buf, &mut self.rooms)
         {
-            let len = run.bytes.len() + buf.len();
-            if len > run.bytes.capacity() {
-                // More is likely to follow; but memory that waits for it counts for nobody.
-                run.bytes.reserve_exact((len * 2).min(LARGE_BYTES) - run.bytes.len());
-            }
-            run.bytes.extend_from_slice(buf);
             run.since = run.since.min(since);
             self.bytes += buf.len();
             return;
         }
-        self.add(offset, Run { bytes: buf.to_vec(), since });
+        // More is likely to follow, if it is content; but the rest is for those of whom that is known.
+        let room = if self.rooms.in_use() < ROOMY_MAX / 2 { self.rooms.take() } else { None };
+        let run = room.map_or_else(|| Run::copied(buf, since), |room| Run::copied_to(room, buf, since));
+        self.add(offset, run);
     }
 
     /// What of `range` waits or is under way, by its first byte, the newer behind the older.
@@ -323,13 +371,13 @@ impl State {
         for other in &self.under_way {
             let mut at = other.at;
             for run in &*other.runs {
-                part(at, &run.bytes);
+                part(at, run.bytes());
                 at = run.range(at).end;
             }
         }
         let before = self.waiting.range(..range.start).next_back();
         let inside = self.waiting.range(range.clone());
-        before.into_iter().chain(inside).for_each(|(at, run)| part(*at, &run.bytes));
+        before.into_iter().chain(inside).for_each(|(at, run)| part(*at, run.bytes()));
         found
     }
 }
@@ -339,20 +387,55 @@ impl UnderWay {
         self.at + self.len as u64
     }
 
-    fn copy_to(&self, buf: &mut [u8]) {
-        let mut rest = buf;
+    /// Its bytes, which are copied together into `buf` if they lie in several pieces.
+    fn in_one<'b>(&'b self, buf: &'b mut [u8]) -> &'b [u8] {
+        if let [run] = &**self.runs {
+            return run.bytes();
+        }
+        let all = &mut buf[..self.len];
+        let mut rest = &mut *all;
         for run in &*self.runs {
-            let (part, behind) = rest.split_at_mut(run.bytes.len());
-            part.copy_from_slice(&run.bytes);
+            let (part, behind) = rest.split_at_mut(run.len);
+            part.copy_from_slice(run.bytes());
             rest = behind;
         }
         debug_assert!(rest.is_empty(), "a request is as long as its runs");
+        all
     }
 }
 
 impl Run {
+    fn copied(bytes: &[u8], since: u64) -> Self {
+        Self { buf: AlignedBuf::copied(bytes), len: bytes.len(), since }
+    }
+
+    fn copied_to(mut room: AlignedBuf, bytes: &[u8], since: u64) -> Self {
+        room[..bytes.len()].copy_from_slice(bytes);
+        Self { buf: room, len: bytes.len(), since }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.buf[..self.len]
+    }
+
     fn range(&self, at: u64) -> Range<u64> {
-        at..at + self.bytes.len() as u64
+        at..at + self.len as u64
+    }
+
+    /// Adds bytes, if there is room. More is likely to follow: so it moves to where there is.
+    fn append(&mut self, bytes: &[u8], rooms: &mut Rooms) -> bool {
+        let len = self.len + bytes.len();
+        if len > LARGE_BYTES {
+            return false;
+        }
+        if len > self.buf.len() {
+            let Some(mut room) = rooms.take() else { return false };
+            room[..self.len].copy_from_slice(self.bytes());
+            self.buf = room;
+        }
+        self.buf[self.len..len].copy_from_slice(bytes);
+        self.len = len;
+        true
     }
 }
 
@@ -624,6 +707,15 @@ mod tests {
         }
         device.flush().unwrap();
         assert_eq!(device.shared.lock().bytes, 0);
+        // Many pieces that something was added to, and from which something is taken: the memory has a bound, and none is lost.
+        for at in (0..64 << 20).step_by(64 << 10) {
+            (0..3).for_each(|nth| device.write(at + nth * 512, &[2; 512], Durability::Volatile).unwrap());
+            device.write(at + at / 128 % 1536, &[3; 512], Durability::Volatile).unwrap();
+        }
+        assert!((1..=ROOMY_MAX).contains(&device.shared.lock().rooms.made));
+        device.flush().unwrap();
+        let state = device.shared.lock();
+        assert_eq!((state.bytes, state.rooms.spare.len()), (0, state.rooms.made));
     }
 
     #[test]
