@@ -203,7 +203,7 @@ impl Place<'_> {
 fn content(filler: &mut Filler<'_>, steps: &mut Steps, to: &File) -> Outcome<()> {
     while let Some(step) = steps.next_in_file() {
         match step {
-            Step::Data(at, data, len) => filler.append(to, at, &data[..len])?,
+            Step::Data(at, part) => filler.append(to, at, steps.bytes(part))?,
             Step::End(size) => return end_at(to, size?),
             _ => break,
         }

@@ -5,7 +5,7 @@
 //! the file is said to have. No path is longer than a name: every
 //! step is taken relative to an open directory. Of those on the way down only the innermost are kept open; the way
 //! back to others is `..`, believed only where it is the directory that was come from. No more is read ahead than
-//! the channel holds.
+//! the channel holds, into memory that is used again.
 
 use super::super::{Attributes, CHUNK, Outcome, Trouble};
 use crate::exit::Exit;
@@ -17,10 +17,11 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use uxfs::{AlignedBuf, Special, Timestamp};
 
@@ -33,6 +34,8 @@ const BATCHES: usize = 8;
 const OPEN_MAX: usize = 200;
 /// Alignment of what devices are handed.
 const SECTOR: usize = 4096;
+/// The smallest hole that a file may have on any file system.
+const HOLE_MIN: usize = 512;
 
 /// What makes a file with several names the same one.
 pub type Key = (u64, u64);
@@ -48,8 +51,8 @@ pub enum Step {
     /// A regular file, then its [`Data`](Self::Data), then [`End`](Self::End). With a key if it has more names, and
     /// about so many bytes of data.
     File(Vec<u8>, Attributes, Option<Key>, u64),
-    /// Bytes of the file, from a place on.
-    Data(u64, AlignedBuf, usize),
+    /// Bytes of the file, from a place on: those that [`Steps::bytes`] gives for this, until the next step is taken.
+    Data(u64, Range<usize>),
     /// The file ends at this size, or could not be read to its end.
     End(Outcome<u64>),
     Symlink(Vec<u8>, Attributes, Option<Key>, Vec<u8>),
@@ -75,15 +78,58 @@ impl Step {
     }
 }
 
+/// Steps that are handed over at once.
+#[derive(Default)]
+struct Batch {
+    steps: Vec<Step>,
+    /// What those are about that are [`Step::Data`], each at the begin of a sector.
+    data: Data,
+}
+
+/// Memory of a batch, and how much of it is filled.
+struct Data {
+    buf: AlignedBuf,
+    filled: usize,
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        // As much as is filled before a batch is handed over, and what comes last.
+        Self { buf: AlignedBuf::zeroed(BATCH_BYTES + CHUNK), filled: 0 }
+    }
+}
+
+impl Data {
+    /// Where the next bytes go: so many, [`CHUNK`] at most.
+    fn room(&mut self, bytes: usize) -> &mut [u8] {
+        &mut self.buf[self.filled..][..bytes]
+    }
+
+    /// The first bytes there are filled.
+    fn fill(&mut self, bytes: usize) -> Range<usize> {
+        let filled = self.filled..self.filled + bytes;
+        self.filled = filled.end.next_multiple_of(SECTOR);
+        filled
+    }
+}
+
 /// The steps, as they are taken.
 pub struct Steps {
-    from: Receiver<Vec<Step>>,
-    batch: std::vec::IntoIter<Step>,
+    from: Receiver<Batch>,
+    /// Where memory goes that is not needed any more.
+    back: Sender<Data>,
+    steps: std::vec::IntoIter<Step>,
+    data: Option<Data>,
     /// A file was begun and not ended.
     in_file: bool,
 }
 
 impl Steps {
+    /// The bytes that the last step is about.
+    pub fn bytes(&self, part: Range<usize>) -> &[u8] {
+        self.data.as_ref().map_or(&[], |data| &data.buf[part])
+    }
+
     /// What comes next of the file that was begun; `None` behind its end.
     pub fn next_in_file(&mut self) -> Option<Step> {
         if self.in_file { self.next() } else { None }
@@ -100,10 +146,16 @@ impl Iterator for Steps {
 
     fn next(&mut self) -> Option<Step> {
         let step = loop {
-            match self.batch.next() {
+            match self.steps.next() {
                 Some(step) => break Some(step),
                 None => match self.from.recv() {
-                    Ok(batch) => self.batch = batch.into_iter(),
+                    Ok(Batch { steps, data }) => {
+                        self.steps = steps.into_iter();
+                        if let Some(used) = self.data.replace(data) {
+                            // Who reads may have come to the end.
+                            let _ = self.back.send(used);
+                        }
+                    }
                     Err(_) => break None,
                 },
             }
@@ -148,11 +200,10 @@ pub struct Reader {
     image: Option<Identity>,
     copied: Copied,
     user: u32,
-    to: SyncSender<Vec<Step>>,
-    batch: Vec<Step>,
-    batch_bytes: usize,
-    /// For what is behind the size of a file: most have nothing there.
-    rest: AlignedBuf,
+    to: SyncSender<Batch>,
+    batch: Batch,
+    /// Memory of batches that were taken.
+    taken: Receiver<Data>,
 }
 
 impl Reader {
@@ -164,10 +215,11 @@ impl Reader {
         copied: Copied,
     ) -> (Self, Steps) {
         let (to, from) = sync_channel(BATCHES);
+        let (back, taken) = channel();
         let user = rustix::process::geteuid().as_raw();
-        let (batch, rest) = (Vec::new(), AlignedBuf::zeroed(CHUNK));
-        let reader = Self { keep_links, keep_xattrs, image, copied, user, to, batch, batch_bytes: 0, rest };
-        (reader, Steps { from, batch: Vec::new().into_iter(), in_file: false })
+        let batch = Batch::default();
+        let reader = Self { keep_links, keep_xattrs, image, copied, user, to, batch, taken };
+        (reader, Steps { from, back, steps: Vec::new().into_iter(), data: None, in_file: false })
     }
 
     /// Reads what is at `path`, and all below, until nobody wants it any more.
@@ -275,7 +327,9 @@ impl Reader {
         let size = u64::try_from(found.st_size).unwrap_or(0);
         let allocated = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512);
         self.send(Step::File(called.to_vec(), of, key, size.min(allocated)))?;
-        let end = match self.content(&file) {
+        let whole = if size <= allocated { self.whole(&file, size) } else { Ok(None) };
+        let content = whole.and_then(|whole| whole.map_or_else(|| self.content(&file), Ok));
+        let end = match content {
             Ok(size) => Ok(size),
             Err(Stop::Trouble(trouble)) => Err(trouble),
             Err(Stop::Gone) => return Err(Stop::Gone),
@@ -293,6 +347,24 @@ impl Reader {
             return Ok(file);
         }
         open(flags)
+    }
+
+    /// Sends a file of which all blocks are there, and which is not large, with one call. Gives its size; `None`, and has sent
+    /// nothing, if there may be holes (some of its blocks may lie behind its end), or if it does not end where its inode says.
+    fn whole(&mut self, from: &File, size: u64) -> Result<Option<u64>, Stop> {
+        let Some(size) = usize::try_from(size).ok().filter(|size| (1..CHUNK).contains(size)) else {
+            return Ok(None);
+        };
+        // One byte more: that it is not there says that this is the end.
+        let room = self.batch.data.room(size + 1);
+        let Ok(len) = from.read_at(room, 0) else { return Ok(None) };
+        let may_be_hole = |part: &[u8]| part.iter().all(|&byte| byte == 0);
+        if len != size || room[..len].chunks(HOLE_MIN).any(may_be_hole) {
+            return Ok(None);
+        }
+        let filled = self.batch.data.fill(len);
+        self.send(Step::Data(0, filled))?;
+        Ok(Some(len as u64))
     }
 
     /// Sends data; holes stay holes. Gives where the file ended as it was read: what its inode says of the size may be
@@ -345,12 +417,7 @@ impl Reader {
         let mut at = start;
         while at < end {
             let want = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
-            let mut buf = AlignedBuf::zeroed(want.next_multiple_of(SECTOR));
-            let len = read_full(from, &mut buf[..want], at)?;
-            if len == 0 {
-                break;
-            }
-            self.send(Step::Data(at, buf, len))?;
+            let len = self.data(from, at, want)?;
             at += len as u64;
             if len < want {
                 break;
@@ -359,15 +426,20 @@ impl Reader {
         Ok(at)
     }
 
+    /// Sends so many bytes of data, or as many as there are; gives how many these were.
+    fn data(&mut self, from: &File, at: u64, want: usize) -> Result<usize, Stop> {
+        let len = read_full(from, self.batch.data.room(want), at)?;
+        if len > 0 {
+            let filled = self.batch.data.fill(len);
+            self.send(Step::Data(at, filled))?;
+        }
+        Ok(len)
+    }
+
     /// Sends what comes behind the size that the file was said to have; gives where it ended.
     fn rest(&mut self, from: &File, mut at: u64) -> Result<u64, Stop> {
         loop {
-            let len = read_full(from, &mut self.rest, at)?;
-            if len == 0 {
-                return Ok(at);
-            }
-            let data = std::mem::replace(&mut self.rest, AlignedBuf::zeroed(CHUNK));
-            self.send(Step::Data(at, data, len))?;
+            let len = self.data(from, at, CHUNK)?;
             at += len as u64;
             if len < CHUNK {
                 return Ok(at);
@@ -388,20 +460,17 @@ impl Reader {
     }
 
     fn send(&mut self, step: Step) -> Result<(), Stop> {
-        if let Step::Data(_, _, len) = &step {
-            self.batch_bytes += len;
-        }
-        self.batch.push(step);
-        if self.batch.len() < BATCH_STEPS && self.batch_bytes < BATCH_BYTES {
+        self.batch.steps.push(step);
+        if self.batch.steps.len() < BATCH_STEPS && self.batch.data.filled < BATCH_BYTES {
             return Ok(());
         }
         self.hand_over()
     }
 
     fn hand_over(&mut self) -> Result<(), Stop> {
-        self.batch_bytes = 0;
-        let batch = std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH_STEPS));
-        self.to.send(batch).map_err(|_| Stop::Gone)
+        let data = self.taken.try_recv().map(|taken| Data { filled: 0, ..taken }).unwrap_or_default();
+        let next = Batch { steps: Vec::with_capacity(BATCH_STEPS), data };
+        self.to.send(std::mem::replace(&mut self.batch, next)).map_err(|_| Stop::Gone)
     }
 }
 
@@ -544,9 +613,9 @@ mod tests {
             let mut content = Vec::new();
             while let Some(step) = steps.next_in_file() {
                 match step {
-                    Step::Data(at, data, len) => {
+                    Step::Data(at, part) => {
                         content.resize(usize::try_from(at).unwrap(), 0);
-                        content.extend(&data[..len]);
+                        content.extend(steps.bytes(part));
                     }
                     Step::End(end) => return (content, end.unwrap()),
                     _ => panic!("a step out of its file"),
