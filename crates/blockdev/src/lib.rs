@@ -14,7 +14,7 @@
 //! | [`Withheld`] | another device, whose first sector is written last |
 //! | [`Caught`] | another device, whose panics are failures |
 //! | [`Rewind`] | a device that can be taken back to what it held before |
-//! | [`Recorder`], [`FaultDevice`], [`DelayDevice`], [`HoldDevice`], [`SealDevice`], [`Counter`] | wrappers that tests put around any device |
+//! | [`Recorder`], [`FaultDevice`], [`DelayDevice`], [`HoldDevice`], [`SealDevice`], [`Counter`], [`Means`] | wrappers that tests put around any device |
 //!
 //! ```
 //! use blockdev::{BlockDevice, Durability, MemoryDevice};
@@ -70,6 +70,7 @@ pub use testing::counter::{Counter, Counts};
 pub use testing::delay::{Delay, DelayDevice};
 pub use testing::fault::{Effect, Fault, FaultDevice, Op, Repeat};
 pub use testing::hold::HoldDevice;
+pub use testing::means::Means;
 pub use testing::power_cuts::PowerCuts;
 pub use testing::recorder::{Fate, FlushRecord, Recorder, Recording, WriteRecord};
 pub use testing::rewind::Rewind;

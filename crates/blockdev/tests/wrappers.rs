@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use blockdev::{
     AlignedBuf, BlockDevice, Counter, Delay, DelayDevice, Durability, Effect, Fate, Fault, FaultDevice,
-    HoldDevice, MemoryDevice, Op, PowerCuts, Recorder, Recording, Repeat, Rewind,
+    HoldDevice, Means, MemoryDevice, Op, PowerCuts, Recorder, Recording, Repeat, Rewind,
 };
 
 const SECTOR: usize = 512;
@@ -34,18 +34,30 @@ fn marked(device: Arc<MemoryDevice>) -> Rewind {
 
 #[test]
 fn wrappers_without_a_plan_are_the_device() {
-    let wrapped: [Arc<dyn BlockDevice>; 6] = [
+    let wrapped: [Arc<dyn BlockDevice>; 7] = [
         Arc::new(Counter::new(memory())),
         Arc::new(FaultDevice::new(memory(), Vec::new())),
         Arc::new(DelayDevice::new(memory())),
         Arc::new(HoldDevice::new(memory())),
         Arc::new(Recorder::new(memory())),
+        Means::ALL[3].of(memory()),
         Arc::new(marked(memory())),
     ];
     for device in wrapped {
         common::check_blocking(&*device, 200);
         common::check_refusals(&device);
         common::check_queue(device, 32, 1000);
+    }
+}
+
+/// What a device has not is not made up.
+#[test]
+fn a_device_says_that_it_has_the_means_that_it_is_given() {
+    for means in Means::ALL {
+        let device = means.of(memory());
+        assert_eq!((device.has_fua(), device.has_write_cache()), (means.fua, means.write_cache));
+        let lacks = Means { fua: false, ..means }.of(memory());
+        assert!(!means.of(lacks).has_fua(), "not below, so not here");
     }
 }
 

@@ -4,8 +4,8 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
-use common::devices::{NoFua, copy};
+use blockdev::{BlockDevice, Fate, Means, MemoryDevice, PowerCuts, Recorder, Rewind};
+use common::devices::copy;
 use common::files::new_file;
 use std::sync::Arc;
 use uxfs::{
@@ -51,8 +51,7 @@ fn cut(has_fua: bool, prepare: impl FnOnce(&Volume), work: impl FnOnce(&Volume))
     volume.close().expect("closed");
     drop(volume);
     let base = copy(&*device);
-    let device = if has_fua { device } else { Arc::new(NoFua(device)) };
-    let recorder = Arc::new(Recorder::new(device));
+    let recorder = Arc::new(Recorder::new(Means { fua: has_fua, write_cache: true }.of(device)));
     let volume = open(recorder.clone());
     work(&volume);
     let (moment, recording) = (recorder.moment(), recorder.recording());

@@ -5,9 +5,8 @@ mod common;
 
 use blockdev::{
     BlockDevice, Counter, Counts, Delay, DelayDevice, DeviceError, Durability, Fate, Fault, FaultDevice,
-    Layer, MemoryDevice, Op, PowerCuts, Recorder, Repeat, Rewind,
+    Layer, Means, MemoryDevice, Op, PowerCuts, Recorder, Repeat, Rewind,
 };
-use common::devices::NoFua;
 use common::files::{Random, image_of, new_file};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -31,7 +30,7 @@ fn device(fua: bool) -> Arc<dyn BlockDevice> {
     let device = memory();
     let features = MkfsFeatures::of_kernel("6.18").expect("known");
     mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true).features(features), true).expect("made");
-    if fua { device } else { Arc::new(NoFua(device)) }
+    if fua { device } else { Means { fua, write_cache: true }.of(device) }
 }
 
 fn open(device: Arc<dyn BlockDevice>) -> Volume {

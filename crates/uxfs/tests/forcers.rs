@@ -2,39 +2,19 @@
 //! device that fails or panics, and in a panic of their own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use blockdev::{BlockDevice, DeviceError, Durability, Layer, MemoryDevice};
+use blockdev::{BlockDevice, Effect, Fault, FaultDevice, Means, MemoryDevice, Op, Repeat};
 use uxfs::{MkfsOptions, NewNode, OpenOptions, Volume, mkfs_device};
 
-/// A device without a write cache, that fails or panics from some write on.
-#[derive(Debug)]
-struct Fails {
-    below: Arc<dyn BlockDevice>,
-    left: AtomicI64,
-    panics: bool,
-}
-
-impl Layer for Fails {
-    fn below(&self) -> &Arc<dyn BlockDevice> {
-        &self.below
-    }
-
-    fn pass_write_cache(&self) -> bool {
-        false
-    }
-
-    fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {
-        if self.left.fetch_sub(1, Ordering::SeqCst) <= 0 {
-            assert!(!self.panics, "the device panics");
-            let (len, source) = (buf.len() as u64, std::io::Error::other("fails"));
-            return Err(DeviceError::Io { op: "write", offset, len, source });
-        }
-        self.below.write(offset, buf, durability)
-    }
+/// A device without a write cache, which does this at some write, and at all behind it.
+fn without_cache(below: Arc<dyn BlockDevice>, fault: Option<(u64, Effect)>) -> Arc<dyn BlockDevice> {
+    let plan = fault.map(|(nth, effect)| Fault { op: Op::Write, nth, effect, repeat: Repeat::Sticky });
+    let device = FaultDevice::new(below, plan.into_iter().collect());
+    Means { fua: true, write_cache: false }.of(Arc::new(device))
 }
 
 fn made() -> Arc<dyn BlockDevice> {
@@ -72,9 +52,10 @@ fn a_panic_of_who_syncs_shuts_nothing_down() {
 fn round(nth: u64) {
     let below = made();
     let is_sound = nth.is_multiple_of(3);
-    let left = if is_sound { i64::MAX } else { 20 + (nth as i64 * 37) % 900 };
-    let fails = Fails { below: Arc::clone(&below), left: left.into(), panics: nth.is_multiple_of(2) };
-    let volume = Volume::open_device(Arc::new(fails), &writable()).unwrap();
+    let panics = Effect::Torn(Arc::new(|_| panic!("the device panics")));
+    let effect = if nth.is_multiple_of(2) { panics } else { Effect::Fail };
+    let fault = (!is_sound).then_some((20 + (nth * 37) % 900, effect));
+    let volume = Volume::open_device(without_cache(Arc::clone(&below), fault), &writable()).unwrap();
     let synced = AtomicU64::new(0);
     thread::scope(|scope| {
         for thread in 0..6 {

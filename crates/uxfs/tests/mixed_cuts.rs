@@ -5,8 +5,8 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, Durability, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
-use common::devices::{NoFua, copy};
+use blockdev::{BlockDevice, Durability, Fate, Means, MemoryDevice, PowerCuts, Recorder, Rewind};
+use common::devices::copy;
 use common::files::{Random, image_of, new_file};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -177,8 +177,7 @@ fn run(seed: u64) {
 
     let fua = seed.is_multiple_of(2);
     let gathers = seed / 2 % 2 == 1;
-    let device: Arc<dyn BlockDevice> = if fua { device } else { Arc::new(NoFua(device)) };
-    let recorder = Arc::new(Recorder::new(device));
+    let recorder = Arc::new(Recorder::new(Means { fua, write_cache: true }.of(device)));
     let cache = if seed % 5 < 3 { 256 << 10 } else { 64 << 20 };
     let options = OpenOptions::new().writable(true).gather_writes(gathers).cache_size(cache);
     let volume = Volume::open_device(recorder.clone(), &options).expect("opens");

@@ -4,10 +4,10 @@
 mod common;
 
 use blockdev::{
-    BlockDevice, DeviceError, Durability, Fate, Fault, FaultDevice, HoldDevice, Layer, MemoryDevice, Op,
-    PowerCuts, Recorder, Recording, Repeat, Rewind,
+    BlockDevice, DeviceError, Durability, Fate, Fault, FaultDevice, HoldDevice, Layer, Means, MemoryDevice,
+    Op, PowerCuts, Recorder, Recording, Repeat, Rewind,
 };
-use common::devices::{NoFua, copy};
+use common::devices::copy;
 use common::files::{Random, new_file, remove};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -136,9 +136,7 @@ impl Stage {
             changed: Condvar::new(),
             inner: record.clone(),
         });
-        let device: Arc<dyn BlockDevice> =
-            if has_fua { flush.clone() } else { Arc::new(NoFua(flush.clone())) };
-        let volume = open(device);
+        let volume = open(Means { fua: has_fua, write_cache: true }.of(flush.clone()));
         Self { before, log, recorder, record, flush, volume }
     }
 
@@ -339,7 +337,7 @@ impl Layer for Slow {
 fn slow(inner: Arc<dyn BlockDevice>, milliseconds: u64, has_fua: bool) -> Arc<dyn BlockDevice> {
     let time = Duration::from_millis(milliseconds);
     let slow = Arc::new(Slow { inner, time, is_odd: AtomicBool::new(false) });
-    if has_fua { slow } else { Arc::new(NoFua(slow)) }
+    Means { fua: has_fua, write_cache: true }.of(slow)
 }
 
 /// What the nth page that is appended holds.

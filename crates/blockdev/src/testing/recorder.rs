@@ -71,29 +71,12 @@ impl Log {
 pub struct Recorder {
     inner: Arc<dyn BlockDevice>,
     log: Mutex<Log>,
-    has_fua: bool,
-    has_write_cache: bool,
 }
 
 impl Recorder {
     /// Records what goes to `inner`.
     pub fn new(inner: Arc<dyn BlockDevice>) -> Self {
-        let has_fua = inner.has_fua();
-        Self { inner, log: Mutex::default(), has_fua, has_write_cache: true }
-    }
-
-    /// Says that it has no durable writes: then each needs a flush behind it.
-    #[must_use]
-    pub fn without_fua(mut self) -> Self {
-        self.has_fua = false;
-        self
-    }
-
-    /// Says that nothing waits in it for a flush, so that whoever believes it shares none. A cut takes as much all the same.
-    #[must_use]
-    pub fn without_write_cache(mut self) -> Self {
-        self.has_write_cache = false;
-        self
+        Self { inner, log: Mutex::default() }
     }
 
     /// What was recorded so far.
@@ -232,14 +215,6 @@ impl Recording {
 impl Layer for Recorder {
     fn below(&self) -> &Arc<dyn BlockDevice> {
         &self.inner
-    }
-
-    fn pass_fua(&self) -> bool {
-        self.has_fua
-    }
-
-    fn pass_write_cache(&self) -> bool {
-        self.has_write_cache
     }
 
     fn pass_write(&self, offset: u64, buf: &[u8], durability: Durability) -> Result<(), DeviceError> {

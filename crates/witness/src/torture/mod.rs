@@ -19,7 +19,7 @@ use crate::history::geometry::Geometry;
 use crate::history::{is_sound, leave_free, means};
 use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
 use anyhow::{Context, Result, ensure};
-use blockdev::{MemoryOptions, Recording};
+use blockdev::{MemoryOptions, Recorder, Recording};
 use clap::Args as ClapArgs;
 use fastrand::Rng;
 use site::{Expected, Site};
@@ -115,11 +115,12 @@ fn one(task: &Task, args: &Args) -> Result<(Tally, String)> {
 fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
     let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
     let device = MemoryOptions::new().sector_size(task.geometry.sector()).map_file(image)?;
-    let recorder = Arc::new(means::recorded(Arc::new(device), task.seed ^ task.geometry.salt()));
+    let recorder = Arc::new(Recorder::new(Arc::new(device)));
+    let device = means::of(task.seed ^ task.geometry.salt()).of(recorder.clone());
     let cache = CACHES[rng.usize(..CACHES.len())];
     let gathers = task.io.gathers(task.seed);
     let options = OpenOptions::new().writable(true).cache_size(cache).gather_writes(gathers);
-    let volume = Volume::open_device(recorder.clone(), &options)?;
+    let volume = Volume::open_device(device, &options)?;
     let exchanges = task.geometry.exchanges();
     let site = Site::new(&volume, Arc::clone(&recorder), task.threads, exchanges, args.kernel > 0, task.io)?;
     if task.geometry.tight {

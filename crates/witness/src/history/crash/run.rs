@@ -74,10 +74,11 @@ pub fn one(task: &Task, args: &Args) -> Result<Counts> {
 /// Does a history on a recorded device. Half of them end with files open, the others with the volume closed.
 fn record(history: &mut History, args: &Args) -> Result<Recorded> {
     let device = MemoryOptions::new().sector_size(history.geometry.sector()).map_file(&history.image())?;
-    let recorder = Arc::new(means::recorded(Arc::new(device), history.seed ^ history.geometry.salt()));
+    let recorder = Arc::new(Recorder::new(Arc::new(device)));
+    let device = means::of(history.seed ^ history.geometry.salt()).of(recorder.clone());
     let mut rng = Rng::with_seed(history.seed.wrapping_mul(history.geometry.salt()));
     let options = history.options().cache_size(CACHES[rng.usize(..CACHES.len())]);
-    let target = EngineTarget::open_device(recorder.clone(), &options)?.by(history.io);
+    let target = EngineTarget::open_device(device, &options)?.by(history.io);
     history.set_out(&target)?;
     target.sync()?;
     let logged = (target.log_bytes()? * 5 / 4).min(LOGGED_BYTES_MAX);

@@ -162,11 +162,9 @@ impl Attempt<'_> {
     }
 
     fn open(&self, devices: &Devices) -> Result<(EngineTarget, Vec<Durable>)> {
-        let target = EngineTarget::open_device(
-            means::limited(devices.delay.clone(), self.history.seed ^ self.history.geometry.salt()),
-            &OpenOptions::new(),
-        )?
-        .by(self.history.io);
+        let means = means::of(self.history.seed ^ self.history.geometry.salt());
+        let device = means.of(devices.delay.clone());
+        let target = EngineTarget::open_device(device, &OpenOptions::new())?.by(self.history.io);
         let now = devices.recorder.clone();
         let threads = replay::watchers(self.history, &target, &Clock::new(move || now.moment()))?;
         Ok((target, threads))
