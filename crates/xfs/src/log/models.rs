@@ -9,10 +9,14 @@ use super::handles::Handles;
 use super::item::{ItemState, Landing, LogItem, Outcome, Push, WriteJob};
 use super::layout::{Layout, Pos};
 use super::open::Start;
-use super::sync::{AtomicU64, Mutex, Ordering, lock, thread};
+use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering, ThreadId, lock, thread};
 use super::vector::{LogVector, VecSize};
 use super::{CommitSeq, Designs, Journal, Pace, ShutdownReason, Ticket};
-use blockdev::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer, MemoryDevice};
+use blockdev::{
+    AlignedBuf, BlockDevice, DeviceError, Durability, Fault, FaultDevice, Layer, Means, MemoryDevice, Op,
+    Repeat,
+};
+use shuttle::rand::Rng;
 use std::sync::{Arc, Weak};
 use xfs_format::types::{DiskAddr, Lsn};
 
@@ -44,6 +48,27 @@ const TODAY: Designs = Designs {
     cil: CilLocks::Sharded,
     vectors: Vectors::OnePass,
 };
+
+/// What a journal is made with.
+#[derive(Clone, Copy)]
+struct Setup {
+    designs: Designs,
+    means: Means,
+}
+
+/// Runs a model of journals of these designs on devices of all kinds: where there is a write cache the log is written by the
+/// journal's threads, and where there is none by whoever forces it.
+fn check_journals(
+    designs: &[Designs],
+    iterations: usize,
+    model: impl Fn(Setup) + Copy + Send + Sync + 'static,
+) {
+    for &designs in designs {
+        for means in Means::ALL {
+            check(iterations, move || model(Setup { designs, means }));
+        }
+    }
+}
 
 #[test]
 fn models_reservation_serves_everybody_and_never_too_much() {
@@ -267,14 +292,14 @@ impl LogItem for Number {
 
 const LOG_BLOCKS: u32 = 600;
 
-/// A journal with a log of a few dozen transactions, and room for items behind it.
-fn journal() -> (Arc<dyn BlockDevice>, Arc<Journal>) {
-    journal_of(TODAY)
+fn memory() -> Arc<dyn BlockDevice> {
+    Arc::new(MemoryDevice::anonymous(1 << 20).unwrap())
 }
 
-fn journal_of(designs: Designs) -> (Arc<dyn BlockDevice>, Arc<Journal>) {
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 20).unwrap());
-    let journal = journal_on(Arc::clone(&device), designs);
+/// A journal with a log of a few dozen transactions, and room for items behind it.
+fn journal(setup: Setup) -> (Arc<dyn BlockDevice>, Arc<Journal>) {
+    let device = setup.means.of(memory());
+    let journal = journal_on(Arc::clone(&device), setup.designs);
     (device, journal)
 }
 
@@ -350,12 +375,8 @@ fn stored(device: &dyn BlockDevice, number: &Number) -> u64 {
 
 #[test]
 fn models_commits_join_checkpoints_in_their_order_and_all_land() {
-    DESIGNS.into_iter().for_each(commits_join_checkpoints_in_their_order_and_all_land);
-}
-
-fn commits_join_checkpoints_in_their_order_and_all_land(designs: Designs) {
-    check(300, move || {
-        let (device, journal) = journal_of(designs);
+    check_journals(&DESIGNS, 75, |setup| {
+        let (device, journal) = journal(setup);
         let numbers: Vec<_> = (0..3).map(|nth| Number::new(1000 + nth)).collect();
         let threads: Vec<_> = [(0, 2, true), (1, 3, false), (0, 3, false)]
             .into_iter()
@@ -378,22 +399,42 @@ fn commits_join_checkpoints_in_their_order_and_all_land(designs: Designs) {
     });
 }
 
+/// One that has more items than are landed where it is closed is handed over; one that a record has no room for is not kept
+/// open until that has landed.
+#[test]
+fn models_large_checkpoints_land_in_their_order() {
+    check_journals(&[TODAY], 200, |setup| {
+        let (_, journal) = journal(setup);
+        let numbers: Vec<_> = (0..3).map(|nth| Number::new(1000 + nth)).collect();
+        let threads: Vec<_> = [(3, 40), (1, 33_000)]
+            .into_iter()
+            .map(|(count, bytes)| {
+                let (journal, numbers) = (Arc::clone(&journal), numbers[..count].to_vec());
+                thread::spawn(move || (0..3).all(|_| add_one(&journal, &numbers, bytes, true)))
+            })
+            .collect();
+        for thread in threads {
+            assert!(thread.join().unwrap());
+        }
+        journal.close().unwrap();
+    });
+}
+
 /// A device that makes a word for each thread stable when it is flushed, which that thread has written; where it has no durable
 /// writes, a write in place of one flushes it too. No record tells of a word that is not stable ([`tells_of`]).
 #[derive(Debug)]
 struct Flushed {
     written: [AtomicU64; THREADS],
     stable: [AtomicU64; THREADS],
-    has_fua: bool,
+    means: Means,
     inner: Arc<dyn BlockDevice>,
 }
 
 const THREADS: usize = 3;
 
 impl Flushed {
-    fn new(has_fua: bool) -> Arc<Self> {
-        let inner: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(1 << 20).unwrap());
-        Arc::new(Self { written: Default::default(), stable: Default::default(), has_fua, inner })
+    fn new(means: Means) -> Arc<Self> {
+        Arc::new(Self { written: Default::default(), stable: Default::default(), means, inner: memory() })
     }
 
     fn write(&self, nth: usize, word: u64) {
@@ -443,11 +484,15 @@ impl Layer for Flushed {
         }
         thread::yield_now();
         self.inner.write(offset, buf, durability)?;
-        if durability == Durability::Fua && !self.has_fua { self.pass_flush() } else { Ok(()) }
+        if durability == Durability::Fua && !self.means.fua { self.pass_flush() } else { Ok(()) }
     }
 
     fn pass_fua(&self) -> bool {
-        self.has_fua
+        self.means.fua
+    }
+
+    fn pass_write_cache(&self) -> bool {
+        self.means.write_cache
     }
 }
 
@@ -455,28 +500,26 @@ impl Layer for Flushed {
 /// forced; so that nobody flushes besides, however many checkpoints share a flush.
 #[test]
 fn models_no_record_tells_of_data_that_are_not_stable() {
-    for has_fua in [true, false] {
-        check(1000, move || {
-            let device = Flushed::new(has_fua);
-            let journal = journal_on(device.clone(), TODAY);
-            let threads: Vec<_> = (0..THREADS)
-                .map(|nth| {
-                    let (journal, device) = (Arc::clone(&journal), Arc::clone(&device));
-                    thread::spawn(move || {
-                        let number = Number::new(1000 + nth as u64);
-                        for word in 1..4 {
-                            device.write(nth, word);
-                            let region = tells_of(nth, word).repeat(10);
-                            assert!(add_told(&journal, &number, &region, word != 2));
-                            assert!(word == 2 || device.is_stable(nth, word));
-                        }
-                    })
+    check_journals(&[TODAY], 500, |setup| {
+        let device = Flushed::new(setup.means);
+        let journal = journal_on(device.clone(), setup.designs);
+        let threads: Vec<_> = (0..THREADS)
+            .map(|nth| {
+                let (journal, device) = (Arc::clone(&journal), Arc::clone(&device));
+                thread::spawn(move || {
+                    let number = Number::new(1000 + nth as u64);
+                    for word in 1..4 {
+                        device.write(nth, word);
+                        let region = tells_of(nth, word).repeat(10);
+                        assert!(add_told(&journal, &number, &region, word != 2));
+                        assert!(word == 2 || device.is_stable(nth, word));
+                    }
                 })
-                .collect();
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
-            journal.close().unwrap();
-        });
-    }
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        journal.close().unwrap();
+    });
 }
 
 /// Adds one to a number, of which the log says `region`.
@@ -488,13 +531,9 @@ fn add_told(journal: &Journal, number: &Arc<Number>, region: &[u8], force: bool)
 /// Who writes data that a checkpoint which may be on its way to the log tells of, and counts on its flush, has it stable.
 #[test]
 fn models_a_flush_that_is_to_come_makes_data_stable() {
-    [true, false].into_iter().for_each(a_flush_that_is_to_come_makes_data_stable);
-}
-
-fn a_flush_that_is_to_come_makes_data_stable(has_fua: bool) {
-    check(1000, move || {
-        let device = Flushed::new(has_fua);
-        let journal = journal_on(device.clone(), TODAY);
+    check_journals(&[TODAY], 500, |setup| {
+        let device = Flushed::new(setup.means);
+        let journal = journal_on(device.clone(), setup.designs);
         let threads: Vec<_> = (0..2)
             .map(|nth| {
                 let (journal, device) = (Arc::clone(&journal), Arc::clone(&device));
@@ -522,8 +561,8 @@ fn a_flush_that_is_to_come_makes_data_stable(has_fua: bool) {
 /// A journal that covers its log beside commits: what it says to be covered is in its place.
 #[test]
 fn models_a_covered_log_has_nothing_to_replay() {
-    check(300, || {
-        let (device, journal) = journal();
+    check_journals(&[TODAY], 75, |setup| {
+        let (device, journal) = journal(setup);
         let superblock = Number::new(1099);
         journal.set_cover({
             let (journal, superblock) = (Arc::downgrade(&journal), Arc::clone(&superblock));
@@ -559,12 +598,8 @@ fn models_a_covered_log_has_nothing_to_replay() {
 
 #[test]
 fn models_a_full_log_empties_itself() {
-    DESIGNS.into_iter().for_each(a_full_log_empties_itself);
-}
-
-fn a_full_log_empties_itself(designs: Designs) {
-    check(40, move || {
-        let (_, journal) = journal_of(designs);
+    check_journals(&DESIGNS, 10, |setup| {
+        let (_, journal) = journal(setup);
         let threads: Vec<_> = (0..2)
             .map(|nth| {
                 let journal = Arc::clone(&journal);
@@ -584,12 +619,8 @@ fn a_full_log_empties_itself(designs: Designs) {
 
 #[test]
 fn models_a_shutdown_ends_every_wait() {
-    DESIGNS.into_iter().for_each(a_shutdown_ends_every_wait);
-}
-
-fn a_shutdown_ends_every_wait(designs: Designs) {
-    check(300, move || {
-        let (_, journal) = journal_of(designs);
+    check_journals(&DESIGNS, 100, |setup| {
+        let (_, journal) = journal(setup);
         let numbers: Vec<_> = (0..2).map(|nth| Number::new(1000 + nth)).collect();
         let threads: Vec<_> = (0..2)
             .map(|_| {
@@ -605,6 +636,135 @@ fn a_shutdown_ends_every_wait(designs: Designs) {
         drop(journal);
         for number in numbers {
             assert_eq!(lock(&number.inner).pins, 0, "what was pinned is unpinned");
+        }
+    });
+}
+
+/// Whoever flushes finds that the device has failed, and ends the journal.
+#[test]
+fn models_a_flush_that_fails_ends_every_wait() {
+    check_journals(&[TODAY], 100, |Setup { designs, means }| {
+        let nth = shuttle::rand::thread_rng().gen_range(0..6);
+        let fault = Fault::fail(Op::Flush, nth).then(Repeat::Sticky);
+        let journal = journal_on(means.of(Arc::new(FaultDevice::new(memory(), vec![fault]))), designs);
+        let numbers: Vec<_> = (0..2).map(|nth| Number::new(1000 + nth)).collect();
+        let threads: Vec<_> = (0..2)
+            .map(|nth| {
+                let (journal, numbers) = (Arc::clone(&journal), numbers[nth..].to_vec());
+                thread::spawn(move || while add_one(&journal, &numbers, 40, true) {})
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(journal.is_shut_down(), Some(ShutdownReason::Flush));
+        journal.halt(ShutdownReason::Asked);
+        for number in numbers {
+            assert_eq!(lock(&number.inner).pins, 0, "what was pinned is unpinned");
+        }
+    });
+}
+
+/// A device that looks at who writes the log, and when.
+#[derive(Debug)]
+struct Watched {
+    is_down: AtomicBool,
+    /// Threads whose flush ended when the journal was shut down.
+    late: Mutex<Vec<ThreadId>>,
+    /// Who wrote each record.
+    writers: Mutex<Vec<ThreadId>>,
+    inner: Arc<dyn BlockDevice>,
+}
+
+impl Watched {
+    fn new() -> Arc<Self> {
+        let (late, writers) = Default::default();
+        Arc::new(Self { is_down: AtomicBool::new(false), late, writers, inner: memory() })
+    }
+}
+
+impl Layer for Watched {
+    fn below(&self) -> &Arc<dyn BlockDevice> {
+        &self.inner
+    }
+
+    fn pass_flush(&self) -> std::result::Result<(), DeviceError> {
+        thread::yield_now();
+        if self.is_down.load(Ordering::SeqCst) {
+            lock(&self.late).push(thread::current().id());
+        }
+        Ok(())
+    }
+
+    fn pass_write(
+        &self,
+        offset: u64,
+        buf: &[u8],
+        durability: Durability,
+    ) -> std::result::Result<(), DeviceError> {
+        if offset < u64::from(LOG_BLOCKS) * 512 {
+            let me = thread::current().id();
+            assert!(!lock(&self.late).contains(&me), "a record is written behind a shutdown");
+            lock(&self.writers).push(me);
+        }
+        self.inner.write(offset, buf, durability)
+    }
+}
+
+/// What is not in the log when the journal is shut down never will be, though its flush ends well behind that.
+#[test]
+fn models_no_record_is_written_behind_a_shutdown() {
+    check_journals(&[TODAY], 250, |Setup { designs, means }| {
+        let device = Watched::new();
+        let journal = journal_on(means.of(device.clone()), designs);
+        let numbers = [Number::new(1000)];
+        let forces = {
+            let (journal, numbers) = (Arc::clone(&journal), numbers.clone());
+            thread::spawn(move || (0..2).all(|_| add_one(&journal, &numbers, 40, true)))
+        };
+        journal.shutdown(ShutdownReason::Asked);
+        device.is_down.store(true, Ordering::SeqCst);
+        let _whether_before: bool = forces.join().unwrap();
+        journal.halt(ShutdownReason::Asked);
+    });
+}
+
+/// A thread that is alone with the journal writes the log itself where that spares it the way to another, and each time.
+#[test]
+fn models_who_forces_the_log_alone_writes_it_where_a_flush_costs_nothing() {
+    check_journals(&[TODAY], 25, |Setup { designs, means }| {
+        let device = Watched::new();
+        let journal = journal_on(means.of(device.clone()), designs);
+        let number = Number::new(1000);
+        for _ in 0..3 {
+            assert!(add_one(&journal, std::slice::from_ref(&number), 40, true));
+        }
+        let (me, writers) = (thread::current().id(), lock(&device.writers).clone());
+        assert_eq!(writers.len(), 3);
+        assert!(writers.iter().all(|writer| (*writer == me) != means.write_cache), "{writers:?}, not {me:?}");
+        journal.close().unwrap();
+    });
+}
+
+/// A journal that is given up has all in its log that was committed, whoever is about to force it.
+#[test]
+fn models_what_was_committed_is_in_a_log_that_is_given_up() {
+    check_journals(&[TODAY], 100, |setup| {
+        let (_, journal) = journal(setup);
+        let numbers: Vec<_> = (0..2).map(|nth| Number::new(1000 + nth)).collect();
+        let threads: Vec<_> = [(0, true), (1, false)]
+            .into_iter()
+            .map(|(from, force)| {
+                let (journal, numbers) = (Arc::clone(&journal), numbers[from..].to_vec());
+                thread::spawn(move || (0..3).all(|_| add_one(&journal, &numbers, 40, force)))
+            })
+            .collect();
+        journal.freeze().unwrap().give_up();
+        for thread in threads {
+            // Whether it came to its end before is chance.
+            let _all: bool = thread.join().unwrap();
+        }
+        for number in numbers {
+            let inner = lock(&number.inner);
+            assert_eq!((inner.landed, inner.pins), (inner.value, 0));
         }
     });
 }
@@ -695,8 +855,8 @@ fn vector(bytes: usize) -> LogVector {
 fn models_who_goes_on_waits_for_nobody_who_waits_for_it() {
     const BYTES: usize = 30_000;
     const WAITERS: u64 = 7;
-    check(200, || {
-        let (_, journal) = journal();
+    check_journals(&[TODAY], 50, |setup| {
+        let (_, journal) = journal(setup);
         let file = Arc::new(Mutex::new(()));
         let unit = VecSize::default().region(BYTES).log_bytes();
         let commit = |journal: &Journal, ticket: &mut _, items: &[(Arc<dyn LogItem>, usize)]| {
@@ -744,8 +904,8 @@ fn models_who_goes_on_waits_for_nobody_who_waits_for_it() {
 /// Who forces the log closes a checkpoint that nobody was asked to write.
 #[test]
 fn models_idle_time_waits_for_who_forces_the_log() {
-    check(400, || {
-        let (_device, journal) = journal_of(TODAY);
+    check_journals(&[TODAY], 100, |setup| {
+        let (_, journal) = journal(setup);
         let number = Number::new(1000);
         let size = VecSize::default().region(40);
         let ticket = journal.reserve(size.log_bytes(), 1, 0).unwrap();
@@ -764,8 +924,8 @@ fn models_idle_time_waits_for_who_forces_the_log() {
 /// What was asked to be written back was forgotten by a thread that had seen, before it landed, that nothing was there.
 #[test]
 fn models_what_is_asked_for_is_written_back() {
-    check(1000, || {
-        let (device, journal) = journal();
+    check_journals(&[TODAY], 250, |setup| {
+        let (device, journal) = journal(setup);
         let kicker = {
             let journal = Arc::clone(&journal);
             thread::spawn(move || (0..3).for_each(|_| journal.core.pushing.kick()))
