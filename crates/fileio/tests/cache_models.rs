@@ -1,6 +1,7 @@
 //! Models of the page cache, run under every schedule that a random scheduler comes up with: write-back beside writers,
-//! cuts, appending and eviction. `RUSTFLAGS="--cfg shuttle" cargo test -p uxfs-fileio --test cache_models`. Schedules that
-//! fail are printed and can be replayed (`shuttle::replay`).
+//! cuts, appending and eviction, large folios, and files that are closed and wanted again.
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p uxfs-fileio --test cache_models`. Schedules that fail are printed and can be
+//! replayed (`shuttle::replay`).
 //!
 //! At each change of the map it is looked at what a power cut would leave.
 #![cfg(shuttle)]
@@ -20,9 +21,12 @@ use fileio::{
 use growing::{GrowingMap, MapError};
 use shuttle::rand::Rng;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::sync::Mutex;
 use shuttle::{Config, Runner, thread};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+// What only a test looks at is no place for others to go on.
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// What lies in blocks before a file has them.
 const FOREIGN: u8 = 0xEE;
@@ -46,8 +50,9 @@ fn check(iterations: usize, model: impl Fn() + Send + Sync + 'static) {
 type Judge = fn(&[u8]);
 
 /// A map that is looked at whenever it changes.
+#[derive(Clone)]
 struct Watched {
-    map: GrowingMap,
+    map: Arc<GrowingMap>,
     device: Arc<dyn BlockDevice>,
     judge: Judge,
 }
@@ -159,14 +164,45 @@ impl DelayedAllocation for Watched {
     }
 }
 
+/// Pages of a large folio, in a model.
+const LARGE: u64 = 8;
+
+/// What the last write left in each block that is over: blocks are written whole, with versions that grow.
+#[derive(Default)]
+struct Versions([AtomicU8; 2 * LARGE as usize]);
+
+impl Versions {
+    fn ended(&self, blocks: Range<u64>, version: u8) {
+        blocks.for_each(|block| self.0[block as usize].store(version, Ordering::SeqCst));
+    }
+
+    fn of(&self, block: u64) -> u8 {
+        self.0[block as usize].load(Ordering::SeqCst)
+    }
+
+    /// Reads a page. Nothing is older than what was over before, and a write is there or not.
+    fn read(&self, file: &Cached, block: u64) -> u8 {
+        let least = self.of(block);
+        let mut seen = [0xAA; BLOCK as usize];
+        assert_eq!(file.read_at(block * BLOCK, &mut seen).expect("read"), seen.len());
+        assert!(seen.iter().all(|byte| *byte == seen[0]), "half of a write in block {block}");
+        assert!(seen[0] >= least, "block {block} is {}, and was {least} before", seen[0]);
+        seen[0]
+    }
+}
+
 type Cached = Arc<BufferedFile<Watched>>;
 
 fn cached(limit: u64, judge: Judge) -> Cached {
+    cached_in(&PageCache::new(limit), judge)
+}
+
+fn cached_in(pool: &Arc<PageCache>, judge: Judge) -> Cached {
     let device = MemoryOptions::new().sector_size(512).anonymous(BLOCKS * BLOCK).expect("memory");
     device.write(0, &vec![FOREIGN; (BLOCKS * BLOCK) as usize], Durability::Volatile).expect("written");
     let device: Arc<dyn BlockDevice> = Arc::new(device);
-    let map = Watched { map: GrowingMap::new(BLOCKS / 2), device: Arc::clone(&device), judge };
-    BufferedFile::new(DirectFile::new(device, map, Locking::Range), &PageCache::new(limit))
+    let map = Watched { map: Arc::new(GrowingMap::new(BLOCKS / 2)), device: Arc::clone(&device), judge };
+    BufferedFile::new(DirectFile::new(device, map, Locking::Range), pool)
 }
 
 fn bytes(file: &Cached) -> Vec<u8> {
@@ -393,5 +429,261 @@ fn what_is_shared_is_copied_beside_a_cut() {
             file.map().device.read(at + (block * BLOCK - extent.offset), &mut theirs).expect("read");
             assert!(theirs == shared[block as usize * BLOCK as usize..][..BLOCK as usize], "block {block}");
         }
+    });
+}
+
+/// Large folios that are written through pages and past them, in part and as a whole, cut off, let go of and read again.
+#[test]
+fn a_large_folio_is_found_while_all_of_it_is_present() {
+    const TAIL: u64 = 2 * LARGE - 2;
+    let judge: Judge = |left| assert!(left.iter().all(|byte| *byte <= 4));
+    check(300, move || {
+        // In half of them so little that one has to go all the time.
+        let is_small = shuttle::rand::thread_rng().gen_bool(0.5);
+        let file = cached(if is_small { 12 * BLOCK } else { 1 << 20 }, judge);
+        let versions = Arc::new(Versions::default());
+        // The second one first: so there is a slot for both.
+        for first in [LARGE, 0] {
+            file.write_at(first * BLOCK, &[1; (LARGE * BLOCK) as usize]).expect("written");
+        }
+        file.write_back(0..u64::MAX).expect("written back");
+        versions.ended(0..2 * LARGE, 1);
+        let known = || Arc::clone(&versions);
+        let (whole, one, other, tail, read) = (known(), known(), known(), known(), known());
+        let write_whole = move |file: &Cached, round: u8| {
+            let data = [round + 2; (LARGE * BLOCK) as usize];
+            match shuttle::rand::thread_rng().gen_bool(0.5) {
+                true => file.write_at(0, &data),
+                false => file.write_past(0, &data),
+            }
+            .expect("written");
+            whole.ended(0..LARGE, round + 2);
+        };
+        // Who is read back by one is taken from the folio by another.
+        let write_past = |versions: Arc<Versions>, block: u64| {
+            move |file: &Cached, round: u8| {
+                file.write_past(block * BLOCK, &[round + 2; BLOCK as usize]).expect("written");
+                versions.ended(block..block + 1, round + 2);
+                assert_eq!(versions.read(file, block), round + 2);
+            }
+        };
+        let cuts = move |file: &Cached, _| {
+            cut(file, TAIL * BLOCK + 100);
+            lengthen(file, 2 * LARGE * BLOCK);
+            let mut seen = [0xAA; 2 * BLOCK as usize];
+            assert_eq!(file.read_at(TAIL * BLOCK, &mut seen).expect("read"), seen.len());
+            assert!(seen[..100].iter().all(|byte| *byte == 1));
+            assert!(seen[100..].iter().all(|byte| *byte == 0), "what was cut off");
+            file.write_at(TAIL * BLOCK, &[2; 2 * BLOCK as usize]).expect("written");
+            tail.ended(TAIL..2 * LARGE, 2);
+            assert!((TAIL..2 * LARGE).all(|block| tail.read(file, block) == 2));
+        };
+        let reads = move |file: &Cached, _| {
+            let block = shuttle::rand::thread_rng().gen_range(0..TAIL);
+            read.read(file, block);
+        };
+        all_over([
+            beside(&file, 2, write_whole),
+            beside(&file, 3, write_past(one, LARGE + 1)),
+            beside(&file, 3, write_past(other, LARGE + 3)),
+            beside(&file, 1, cuts),
+            beside(&file, 6, reads),
+            beside(&file, 2, flush_all),
+        ]);
+        let all = settles(&file);
+        for (block, bytes) in (0..).zip(all.chunks(BLOCK as usize)) {
+            let expected = versions.of(block);
+            assert!(bytes.iter().all(|byte| *byte == expected), "block {block} is not {expected}");
+        }
+    });
+}
+
+/// The file gets so long that nodes come above those in which others mark pages, and look for these.
+#[test]
+fn no_dirty_page_is_lost_where_the_tree_grows() {
+    const PIECE: usize = 5 * BLOCK as usize;
+    let judge: Judge = |left| assert!(left.iter().all(|byte| *byte <= 6));
+    check(150, move || {
+        let file = cached(1 << 20, judge);
+        file.write_at(0, &[1; 2 * BLOCK as usize]).expect("written");
+        let grows = |file: &Cached, _| {
+            file.append(&[1; PIECE]).expect("appended");
+        };
+        let writes = |block: u64| {
+            move |file: &Cached, round: u8| {
+                file.write_at(block * BLOCK, &[round + 2; BLOCK as usize]).expect("written");
+                file.write_back(block * BLOCK..(block + 1) * BLOCK).expect("written back");
+                let left = file.map().left();
+                let block = &left[(block * BLOCK) as usize..][..BLOCK as usize];
+                assert!(block.iter().all(|byte| *byte == round + 2), "it is not on the device");
+            }
+        };
+        all_over([
+            beside(&file, 5, grows),
+            beside(&file, 4, writes(0)),
+            beside(&file, 4, writes(1)),
+            beside(&file, 2, flush_all),
+        ]);
+        let all = settles(&file);
+        assert_eq!(all.len(), 2 * BLOCK as usize + 5 * PIECE);
+        let (written, appended) = all.split_at(2 * BLOCK as usize);
+        assert!(written.iter().all(|byte| *byte == 5) && appended.iter().all(|byte| *byte == 1));
+    });
+}
+
+/// A file that may have a name, or end, and who has it open: as a file system has them.
+struct Known {
+    inode: Mutex<Inode>,
+    open: Mutex<Weak<BufferedFile<Watched>>>,
+    /// What is on the device of it, open or not.
+    map: Watched,
+    versions: Versions,
+}
+
+#[derive(Default)]
+struct Inode {
+    has_name: bool,
+    is_ending: bool,
+}
+
+impl Known {
+    fn is_ending(&self) -> bool {
+        self.inode.lock().unwrap().is_ending
+    }
+
+    /// Another handle. Where the file is not in memory any more, nothing is dirty of it.
+    fn open(&self) -> Option<Cached> {
+        let file = self.open.lock().unwrap().upgrade()?;
+        assert!(!self.is_ending(), "somebody had it, and it ended");
+        Some(file)
+    }
+
+    /// Gives it a name, unless it has begun to end.
+    fn link(&self) -> bool {
+        let mut inode = self.inode.lock().unwrap();
+        inode.has_name |= !inode.is_ending;
+        inode.has_name
+    }
+
+    fn begin_end(&self) -> bool {
+        let mut inode = self.inode.lock().unwrap();
+        inode.is_ending = !inode.has_name;
+        inode.is_ending
+    }
+
+    /// Closes a handle, and the file with all that is dirty of it if it ends.
+    fn close(&self, handle: Cached) {
+        drop(handle);
+        let mut open = self.open.lock().unwrap();
+        let Some(file) = open.upgrade() else { return };
+        if file.is_unwanted(|_| self.begin_end()) {
+            *open = Weak::new();
+        }
+        drop(open);
+        drop(file);
+    }
+
+    /// What was written before is on the device once all files are written back.
+    fn is_found_by_who_syncs(&self, pool: &PageCache) {
+        let least = [0, 1].map(|block| self.versions.of(block));
+        pool.write_every_file_back().expect("written back");
+        let left = self.map.left();
+        for (block, least) in (0..).zip(least) {
+            let seen = left.get(block * BLOCK as usize).copied().unwrap_or(0);
+            assert!(seen >= least, "block {block} is {seen} on the device, and was {least} before");
+        }
+    }
+}
+
+/// The last handle of a file without a name is closed beside who opens it anew, who gives it a name and syncs all, and who
+/// has files written back and let go of for want of memory: what is dirty is lost where the file ends, and nowhere else.
+#[test]
+fn a_file_that_somebody_wants_again_loses_nothing() {
+    let judge: Judge = |left| assert!(left.iter().all(|byte| *byte <= 5));
+    check(500, move || {
+        let is_small = shuttle::rand::thread_rng().gen_bool(0.5);
+        let pool = PageCache::new(if is_small { 4 * BLOCK } else { 1 << 20 });
+        let file = cached_in(&pool, judge);
+        file.write_at(0, &[1; 2 * BLOCK as usize]).expect("written");
+        let map = file.map().clone();
+        let open = Mutex::new(Arc::downgrade(&file));
+        let known = Arc::new(Known { inode: Mutex::default(), open, map, versions: Versions::default() });
+        known.versions.ended(0..2, 1);
+        let spawn = |work: fn(&Known, &PageCache)| {
+            let (known, pool) = (Arc::clone(&known), Arc::clone(&pool));
+            thread::spawn(move || {
+                pause();
+                work(&known, &pool);
+            })
+        };
+        let closes = {
+            let known = Arc::clone(&known);
+            thread::spawn(move || {
+                pause();
+                known.close(file);
+            })
+        };
+        let opens = spawn(|known, _| {
+            for version in 2..6 {
+                let Some(handle) = known.open() else { return };
+                known.versions.read(&handle, 0);
+                handle.write_at(BLOCK, &[version; BLOCK as usize]).expect("written");
+                known.versions.ended(1..2, version);
+                pause();
+                known.versions.read(&handle, 1);
+                assert!(!known.is_ending(), "somebody has it open");
+                known.close(handle);
+            }
+        });
+        let links = spawn(|known, pool| {
+            if known.link() {
+                known.is_found_by_who_syncs(pool);
+            }
+        });
+        let syncs = spawn(|_, pool| {
+            for _ in 0..3 {
+                pool.write_every_file_back().expect("written back");
+            }
+        });
+        // Of this one nothing may be lost, either.
+        let other = cached_in(&pool, judge);
+        let writes = beside(&other, 3, |file, round| {
+            let block = u64::from(round) * 2;
+            file.write_at(block * BLOCK, &[1; 2 * BLOCK as usize]).expect("written");
+            assert_eq!(bytes(file).len() as u64, (block + 2) * BLOCK);
+        });
+        all_over([closes, opens, links, syncs, writes]);
+        assert!(settles(&other).iter().all(|byte| *byte == 1));
+        if known.is_ending() {
+            assert!(known.open().is_none() && known.map.map.reserved() == 0, "all of it is gone");
+        } else {
+            known.is_found_by_who_syncs(&pool);
+        }
+        assert_eq!(pool.dirty(), 0);
+    });
+}
+
+/// Who makes a file dirty finds that it waits to be written back, and who has written it back takes it out of the line.
+#[test]
+fn a_dirty_file_waits_to_be_written_back() {
+    let judge: Judge = |left| assert!(left.iter().all(|byte| *byte <= 3));
+    check(400, move || {
+        let pool = PageCache::new(1 << 20);
+        let file = cached_in(&pool, judge);
+        file.write_at(0, &[1; BLOCK as usize]).expect("written");
+        let writes = |file: &Cached| {
+            for version in 2..4 {
+                file.write_at(0, &[version; BLOCK as usize]).expect("written");
+            }
+        };
+        let flushes = |file: &Cached| (0..2).for_each(|round| flush_all(file, round));
+        let spawn = |work: fn(&Cached)| {
+            let file = Arc::clone(&file);
+            thread::spawn(move || work(&file))
+        };
+        all_over([spawn(writes), spawn(flushes)]);
+        pool.write_every_file_back().expect("written back");
+        assert_eq!(pool.dirty(), 0, "a dirty file is not in the line");
+        assert!(settles(&file).iter().all(|byte| *byte == 3));
     });
 }

@@ -25,16 +25,17 @@ use super::folio::Folio;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::sync::parking::MutexGuard;
 
-const SLOT_BITS: u32 = 6;
+/// How wide nodes are, and by how many bits those below [`LARGE_LEVEL`] have fewer pages. In a model they are so small that a
+/// file of a few pages has large folios, and a tree of several levels.
+const SLOT_BITS: u32 = if cfg!(shuttle) { 2 } else { 6 };
+const NARROW_BITS: u32 = if cfg!(shuttle) { 1 } else { 3 };
 const SLOTS: usize = 1 << SLOT_BITS;
 /// The level whose slots stand for as many pages as the largest folio has.
 const LARGE_LEVEL: u32 = 2;
-/// By how many bits the nodes below that have fewer pages.
-const NARROW_BITS: u32 = 3;
 /// Pages of the largest folio.
 pub(super) const LARGE_PAGES: u64 = 1 << shift_of(LARGE_LEVEL);
 /// Levels of a tree that covers all pages there can be.
-const LEVELS_MAX: usize = 11;
+const LEVELS_MAX: usize = (u64::BITS - 1 + NARROW_BITS).div_ceil(SLOT_BITS) as usize;
 
 /// The number of pages, as a power of two, that a slot of a node stands for.
 const fn shift_of(level: u32) -> u32 {
@@ -117,7 +118,7 @@ fn leaves_of(pages: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
         let page = at;
         let len = (pages.end - page).min((SLOTS - leaf_slot(page)) as u64);
         at += len;
-        (len > 0).then(|| (page, (u64::MAX >> (SLOTS as u64 - len)) << leaf_slot(page)))
+        (len > 0).then(|| (page, (u64::MAX >> (u64::from(u64::BITS) - len)) << leaf_slot(page)))
     })
 }
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use blockdev::prefetch_memory;
 
 use super::folio::{self, Folio, Mark};
-use super::index::{Changing, Index};
+use super::index::{Changing, Index, LARGE_PAGES};
 use super::pool::{CachedFile, PageCache};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::parking::Mutex;
@@ -22,7 +22,8 @@ use crate::sync::parking::Mutex;
 /// The size of a page, unless blocks are larger.
 const PAGE_LOG_MIN: u32 = 12;
 /// The largest folio, in bytes: what hosts have as large pages.
-const FOLIO_BYTES_MAX: u64 = 2 << 20;
+const FOLIO_BYTES_MAX: u64 = LARGE_PAGES << PAGE_LOG_MIN;
+const _: () = assert!(cfg!(shuttle) || FOLIO_BYTES_MAX == 2 << 20);
 /// How much of a request is fetched before it begins: its begin. The rest would stand before the lock's own memory.
 const PREFETCH_BYTES_MAX: usize = 256;
 
