@@ -89,9 +89,18 @@ impl Folio {
 
     /// Whether all of a page of it is present, and at `bytes`.
     pub(super) fn is_whole(&self, page: u64, bytes: NonNull<u8>) -> bool {
+        self.bytes_of_page(page) == bytes.as_ptr() && self.all(Mark::Present, self.blocks_of_page(page))
+    }
+
+    /// Whether any block of a page of it has the mark.
+    pub(super) fn any_of_page(&self, mark: Mark, page: u64) -> bool {
+        self.any(mark, self.blocks_of_page(page))
+    }
+
+    fn blocks_of_page(&self, page: u64) -> Range<usize> {
         let blocks = self.blocks / self.pages as usize;
         let first = (page - self.first) as usize * blocks;
-        self.bytes_of_page(page) == bytes.as_ptr() && self.all(Mark::Present, first..first + blocks)
+        first..first + blocks
     }
 
     /// Whether it has as many pages as folios may have, and begins at a multiple of these.

@@ -2,7 +2,9 @@
 //!
 //! Invariants:
 //! - bytes of a present block behind the end of the file are zeroes;
-//! - a page with a dirty block has its mark in the index, and the file's and the pool's counts of dirty bytes have the page;
+//! - a page with a dirty block has its mark in the index, and no other has; the file's and the pool's counts of dirty bytes have
+//!   the page. Who makes it dirty or clean does one behind the other, while they hold those blocks exclusively, or all of the
+//!   page against writers and others who write back; so both agree for whoever holds all of a page in one of these ways;
 //! - the file ends in memory where it ends on the device, or behind that: then some page behind the end on the device is
 //!   dirty, or its write-back is telling so.
 //!
@@ -219,6 +221,8 @@ impl Pages {
     #[inline]
     pub(super) unsafe fn is_dirty_all_over(&self, offset: u64, len: usize) -> bool {
         if self.has_one_block_a_page() && self.is_in_one_page(offset, len) {
+            // Some of the block is held, and who makes it dirty or clean holds all of it.
+            debug_assert!(self.agree_on_dirt(offset..offset + len as u64));
             return self.index.is_dirty(self.page_of(offset));
         }
         // SAFETY: the caller's promise.
@@ -229,6 +233,17 @@ impl Pages {
     #[inline]
     fn has_one_block_a_page(&self) -> bool {
         self.page_log == self.block_log
+    }
+
+    /// Whether the index has the marks of the pages that `bytes` touch, and those alone, of which some block is dirty. The caller
+    /// holds the pages so that nobody makes any of their blocks dirty or clean: see above.
+    fn agree_on_dirt(&self, bytes: Range<u64>) -> bool {
+        let mut pages = self.page_of(bytes.start)..self.page_of(bytes.end - 1) + 1;
+        pages.all(|page| {
+            // SAFETY: the caller holds some of the page.
+            let folio = unsafe { self.index.folio(page) };
+            folio.is_some_and(|folio| folio.any_of_page(Mark::Dirty, page)) == self.index.is_dirty(page)
+        })
     }
 
     /// As [`presence`](Self::presence), of having space reserved.
@@ -367,6 +382,7 @@ impl Pages {
             let most = usize::try_from(blocks.end - at).unwrap_or(usize::MAX);
             // SAFETY: the caller's promise.
             let Some((folio, start, len)) = (unsafe { self.find(at, most) }) else { break };
+            debug_assert!(self.agree_on_dirt(at..at + len as u64), "whole pages are held exclusively");
             let gone = folio.blocks_of(&(start..start + len));
             debug_assert!(!folio.any(Mark::Dirty, gone.clone()), "what is dirty is written back before");
             if len == folio.len() {
@@ -434,9 +450,10 @@ impl Pages {
     /// # Safety
     /// The caller holds them so that nobody writes to them, and nobody else writes them back.
     pub(super) unsafe fn set_clean(&self, pages: Range<u64>) {
+        debug_assert!(self.agree_on_dirt(pages.clone()), "nobody else makes them dirty or clean");
         self.each(pages.clone(), |folio, bytes, _| folio.clear(Mark::Dirty, folio.blocks_of(&bytes)));
-        let pages = self.page_of(pages.start)..self.page_of(pages.end - 1) + 1;
-        let gone = self.index.clear_dirty(pages);
+        let gone = self.index.clear_dirty(self.page_of(pages.start)..self.page_of(pages.end - 1) + 1);
+        debug_assert!(self.agree_on_dirt(pages), "they are clean");
         self.dirty.fetch_sub(gone, Ordering::SeqCst);
         self.pool.dirty_changed(-(gone << self.page_log).cast_signed());
     }
@@ -511,6 +528,7 @@ impl Pages {
             // Another one by now, of which the pool knows.
             return true;
         }
+        debug_assert!(self.agree_on_dirt(self.bytes_of(pages)), "whole pages are held exclusively");
         let was_found = folio.is_large() && self.index.take_use(pages.start);
         if folio.take_use() || was_found || folio.any_at_all(Mark::Dirty) {
             return false;
@@ -525,9 +543,21 @@ impl Pages {
         pages.start << self.page_log..pages.end << self.page_log
     }
 
+    /// Whether as many pages are dirty as were counted, and of each the index and its folio say the same. The caller has the
+    /// file alone.
+    fn counts_agree(&self) -> bool {
+        let mut folios =
+            std::iter::successors(self.index.next_folio(0), |page| self.index.next_folio(page + 1));
+        let agree = folios.all(|page| self.agree_on_dirt(self.bytes_of(&(page..page + 1))));
+        let dirty = std::iter::successors(self.index.next_dirty(0), |page| self.index.next_dirty(page + 1));
+        agree && dirty.count() as u64 == self.dirty.load(Ordering::SeqCst)
+    }
+
     /// Forgets everything, for who has the file alone; gives for how many bytes space was reserved.
     pub(super) fn abandon(&mut self) -> u64 {
         let (mut bytes, mut delayed) = (0, 0);
+        // Nobody is at work on it, but for one who panicked.
+        debug_assert!(std::thread::panicking() || self.counts_agree());
         self.index.drain(|folio| {
             bytes += folio.len() as u64;
             delayed += folio.count(Mark::Delayed);
