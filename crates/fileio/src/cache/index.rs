@@ -122,6 +122,12 @@ fn leaves_of(pages: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
+/// The slots of a leaf that these bits stand for, which adjoin.
+fn slots_of(leaf: &Node, bits: u64) -> &[Slot] {
+    let first = bits.trailing_zeros() as usize;
+    &leaf.slots[first..first + bits.count_ones() as usize]
+}
+
 /// Where the bytes of a page are, in a large folio.
 #[inline]
 fn within_large(page: u64, page_log: u32) -> usize {
@@ -327,23 +333,26 @@ impl Index {
     pub(super) fn insert(&self, folio: Box<Folio>, changing: &Changing<'_>) {
         let pages = folio.pages();
         let folio = Box::into_raw(folio);
-        for page in pages {
+        for (page, bits) in leaves_of(pages) {
             let leaf = self.make_leaf(page, changing);
-            let slot = &leaf.slots[leaf_slot(page)];
-            debug_assert!(slot.whole.load(Ordering::Acquire).is_null(), "no block of a new folio is present");
-            let before = slot.below.swap(folio.cast(), Ordering::AcqRel);
-            debug_assert!(before.is_null(), "a page has one folio");
-            self.note_folio(page, true);
+            for slot in slots_of(leaf, bits) {
+                debug_assert!(
+                    slot.whole.load(Ordering::Acquire).is_null(),
+                    "no block of a new folio is present"
+                );
+                let before = slot.below.swap(folio.cast(), Ordering::AcqRel);
+                debug_assert!(before.is_null(), "a page has one folio");
+            }
+            self.note_folios(page, bits, true);
         }
     }
 
-    /// A page has a folio, or none any more. The caller has the lock `change`.
-    fn note_folio(&self, page: u64, is_there: bool) {
-        let path = self.path(page);
-        for node in path.into_iter().flatten() {
-            let bit = 1 << node.slot_of(page);
+    /// Pages of one leaf, from `page` on, have a folio, or none any more. The caller has the lock `change`.
+    fn note_folios(&self, page: u64, bits: u64, are_there: bool) {
+        for node in self.path(page).into_iter().flatten() {
+            let bits = if node.level == 0 { bits } else { 1 << node.slot_of(page) };
             let before = node.folios.load(Ordering::Acquire);
-            let now = if is_there { before | bit } else { before & !bit };
+            let now = if are_there { before | bits } else { before & !bits };
             node.folios.store(now, Ordering::Release);
             // The nodes above have the same to say as before.
             if (before == 0) == (now == 0) {
@@ -374,12 +383,13 @@ impl Index {
             self.clear_large_whole(pages.start, changing);
             self.take_use(pages.start);
         }
-        for page in pages {
+        for (page, bits) in leaves_of(pages) {
             let leaf = self.leaf(page).expect("a folio that is in the index has leaves");
-            let slot = &leaf.slots[leaf_slot(page)];
-            slot.whole.store(ptr::null_mut(), Ordering::Release);
-            slot.below.store(ptr::null_mut(), Ordering::Release);
-            self.note_folio(page, false);
+            for slot in slots_of(leaf, bits) {
+                slot.whole.store(ptr::null_mut(), Ordering::Release);
+                slot.below.store(ptr::null_mut(), Ordering::Release);
+            }
+            self.note_folios(page, bits, false);
         }
         // SAFETY: it was put in as a box, and nobody can find it any more.
         unsafe { Box::from_raw(folio.cast_mut()) }
