@@ -34,8 +34,6 @@ const BATCHES: usize = 8;
 const OPEN_MAX: usize = 200;
 /// Alignment of what devices are handed.
 const SECTOR: usize = 4096;
-/// The smallest hole that a file may have on any file system.
-const HOLE_MIN: usize = 512;
 
 /// What makes a file with several names the same one.
 pub type Key = (u64, u64);
@@ -327,9 +325,7 @@ impl Reader {
         let size = u64::try_from(found.st_size).unwrap_or(0);
         let allocated = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512);
         self.send(Step::File(called.to_vec(), of, key, size.min(allocated)))?;
-        let whole = if size <= allocated { self.whole(&file, size) } else { Ok(None) };
-        let content = whole.and_then(|whole| whole.map_or_else(|| self.content(&file), Ok));
-        let end = match content {
+        let end = match self.content(&file, size) {
             Ok(size) => Ok(size),
             Err(Stop::Trouble(trouble)) => Err(trouble),
             Err(Stop::Gone) => return Err(Stop::Gone),
@@ -349,27 +345,29 @@ impl Reader {
         open(flags)
     }
 
-    /// Sends a file of which all blocks are there, and which is not large, with one call. Gives its size; `None`, and has sent
-    /// nothing, if there may be holes (some of its blocks may lie behind its end), or if it does not end where its inode says.
-    fn whole(&mut self, from: &File, size: u64) -> Result<Option<u64>, Stop> {
-        let Some(size) = usize::try_from(size).ok().filter(|size| (1..CHUNK).contains(size)) else {
-            return Ok(None);
+    /// Sends a file without holes, which is not large, with one read, as far as its inode says that it goes; `false`, and has sent
+    /// nothing, if it has holes, or ends before. Holes are asked for before anything is read: of blocks that were never written
+    /// to, there is memory then, and they are taken for data.
+    fn whole(&mut self, from: &File, size: u64) -> Result<bool, Stop> {
+        let Some(bytes) = usize::try_from(size).ok().filter(|bytes| (1..CHUNK).contains(bytes)) else {
+            return Ok(false);
         };
-        // One byte more: that it is not there says that this is the end.
-        let room = self.batch.data.room(size + 1);
-        let Ok(len) = from.read_at(room, 0) else { return Ok(None) };
-        let may_be_hole = |part: &[u8]| part.iter().all(|&byte| byte == 0);
-        if len != size || room[..len].chunks(HOLE_MIN).any(may_be_hole) {
-            return Ok(None);
+        if rustix::fs::seek(from, SeekFrom::Hole(0)).ok() != Some(size)
+            || from.read_at(self.batch.data.room(bytes), 0).ok() != Some(bytes)
+        {
+            return Ok(false);
         }
-        let filled = self.batch.data.fill(len);
+        let filled = self.batch.data.fill(bytes);
         self.send(Step::Data(0, filled))?;
-        Ok(Some(len as u64))
+        Ok(true)
     }
 
     /// Sends data; holes stay holes. Gives where the file ended as it was read: what its inode says of the size may be
     /// more or less, as in `/proc` and `/sys`, and does not hold for a file that changes meanwhile.
-    fn content(&mut self, from: &File) -> Result<u64, Stop> {
+    fn content(&mut self, from: &File, size: u64) -> Result<u64, Stop> {
+        if self.whole(from, size)? {
+            return self.rest(from, size);
+        }
         let mut size = from.metadata()?.len();
         let mut at = 0;
         while at < size {
