@@ -12,8 +12,8 @@
 //!   it, and what waited there stays;
 //! - what waits has a bound, and so has the memory that it waits in; whoever writes more waits.
 //!
-//! What is appended to over and over waits in memory that has room for more, and that is used again: copying what is there into
-//! larger memory, and having the host clear that, took longer than writing it.
+//! What is appended to waits in memory that has room for a whole request, which is written from there, and that is used again:
+//! copying what is there into larger memory, and having the host clear that, took longer than writing it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,15 +25,13 @@ use crate::{AlignedBuf, BlockDevice, DeviceError, Durability, Layer};
 
 /// The largest request that is made of small ones.
 const REQUEST_BYTES: usize = 1 << 20;
-/// A write of so many bytes is not kept; and the most that waits in one piece.
+/// A write of so many bytes is not kept.
 const LARGE_BYTES: usize = 256 << 10;
-/// What waits in pieces of so many bytes is written from where it is. Smaller ones are copied together before.
-const ALONE_BYTES: usize = LARGE_BYTES / 4 * 3;
 /// How many bytes wait before any are written unasked, and before a writer has to wait.
 const WAKE_BYTES: usize = 4 << 20;
 const WAITING_BYTES_MAX: usize = 16 << 20;
 /// So many pieces have room for more at most.
-const ROOMY_MAX: usize = 3 * WAITING_BYTES_MAX / 2 / LARGE_BYTES;
+const ROOMY_MAX: usize = 3 * WAITING_BYTES_MAX / 2 / REQUEST_BYTES;
 /// Requests that are under way at once.
 const WRITERS: usize = 2;
 
@@ -89,14 +87,20 @@ struct State {
 /// Bytes that wait.
 #[derive(Debug)]
 struct Run {
-    /// They come first in it.
-    buf: AlignedBuf,
-    len: usize,
+    memory: Memory,
     /// How many flushes had begun when the first of these bytes came.
     since: u64,
 }
 
-/// Memory for runs that have room for more, each of [`LARGE_BYTES`].
+#[derive(Debug)]
+enum Memory {
+    /// As much as there are bytes.
+    Full(Vec<u8>),
+    /// With room for more behind so many bytes.
+    Roomy(AlignedBuf, usize),
+}
+
+/// Memory for runs that have room for more, each of [`REQUEST_BYTES`].
 #[derive(Debug, Default)]
 struct Rooms {
     spare: Vec<AlignedBuf>,
@@ -109,22 +113,20 @@ impl Rooms {
         let room = self.spare.pop();
         if room.is_none() && self.made < ROOMY_MAX {
             self.made += 1;
-            return Some(AlignedBuf::zeroed(LARGE_BYTES));
+            return Some(AlignedBuf::zeroed(REQUEST_BYTES));
         }
         room
     }
 
-    fn in_use(&self) -> usize {
-        self.made - self.spare.len()
-    }
-
     /// A run is over, which is given back if it had none of it.
     fn give_back(&mut self, run: Run) -> Option<Run> {
-        if run.buf.len() < LARGE_BYTES {
-            return Some(run);
+        match run.memory {
+            Memory::Full(_) => Some(run),
+            Memory::Roomy(room, _) => {
+                self.spare.push(room);
+                None
+            }
         }
-        self.spare.push(run.buf);
-        None
     }
 }
 
@@ -289,16 +291,12 @@ impl State {
         let mut runs: Vec<Run> = Vec::new();
         while let Some(run) = self.waiting.get(&end) {
             let range = run.range(end);
-            let fits = range.end - start <= REQUEST_BYTES as u64 && run.len < ALONE_BYTES;
+            let fits = range.end - start <= REQUEST_BYTES as u64;
             if !(runs.is_empty() || fits && !self.is_under_way(&range)) {
                 break;
             }
-            let is_alone = run.len >= ALONE_BYTES;
             runs.extend(self.waiting.remove(&end));
             end = range.end;
-            if is_alone {
-                break;
-            }
         }
         let since = runs.iter().map(|run| run.since).min()?;
         let len = (end - start) as usize;
@@ -320,13 +318,13 @@ impl State {
             if all.end > range.start {
                 since = since.into_iter().chain([run.since]).min();
             }
-            self.bytes -= run.len;
+            self.bytes -= run.len();
             if all.end > range.end {
                 let from = (range.end.max(at) - at) as usize;
                 self.add(at + from as u64, Run::copied(&run.bytes()[from..], run.since));
             }
             if at < range.start {
-                run.len = run.len.min((range.start - at) as usize);
+                run.truncate((range.start - at) as usize);
                 self.add(at, run);
             } else {
                 let _small = self.rooms.give_back(run);
@@ -336,7 +334,7 @@ impl State {
     }
 
     fn add(&mut self, at: u64, run: Run) {
-        self.bytes += run.len;
+        self.bytes += run.len();
         self.waiting.insert(at, run);
     }
 
@@ -346,17 +344,14 @@ impl State {
         let cut = self.cut_out(&(offset..offset + buf.len() as u64));
         let since = cut.unwrap_or(self.flushes);
         if let Some((at, run)) = self.waiting.range_mut(..offset).next_back()
-            && at + run.len as u64 == offset
+            && at + run.len() as u64 == offset
             && run.append(buf, &mut self.rooms)
         {
             run.since = run.since.min(since);
             self.bytes += buf.len();
             return;
         }
-        // More is likely to follow, if it is content; but the rest is for those of whom that is known.
-        let room = if self.rooms.in_use() < ROOMY_MAX / 2 { self.rooms.take() } else { None };
-        let run = room.map_or_else(|| Run::copied(buf, since), |room| Run::copied_to(room, buf, since));
-        self.add(offset, run);
+        self.add(offset, Run::copied(buf, since));
     }
 
     /// What of `range` waits or is under way, by its first byte, the newer behind the older.
@@ -395,7 +390,7 @@ impl UnderWay {
         let all = &mut buf[..self.len];
         let mut rest = &mut *all;
         for run in &*self.runs {
-            let (part, behind) = rest.split_at_mut(run.len);
+            let (part, behind) = rest.split_at_mut(run.len());
             part.copy_from_slice(run.bytes());
             rest = behind;
         }
@@ -406,35 +401,52 @@ impl UnderWay {
 
 impl Run {
     fn copied(bytes: &[u8], since: u64) -> Self {
-        Self { buf: AlignedBuf::copied(bytes), len: bytes.len(), since }
+        Self { memory: Memory::Full(bytes.to_vec()), since }
     }
 
     fn copied_to(mut room: AlignedBuf, bytes: &[u8], since: u64) -> Self {
         room[..bytes.len()].copy_from_slice(bytes);
-        Self { buf: room, len: bytes.len(), since }
+        Self { memory: Memory::Roomy(room, bytes.len()), since }
     }
 
     fn bytes(&self) -> &[u8] {
-        &self.buf[..self.len]
+        match &self.memory {
+            Memory::Full(bytes) => bytes,
+            Memory::Roomy(room, len) => &room[..*len],
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.bytes().len()
     }
 
     fn range(&self, at: u64) -> Range<u64> {
-        at..at + self.len as u64
+        at..at + self.len() as u64
+    }
+
+    fn truncate(&mut self, bytes: usize) {
+        match &mut self.memory {
+            Memory::Full(all) => {
+                all.truncate(bytes);
+                all.shrink_to_fit();
+            }
+            Memory::Roomy(_, len) => *len = bytes.min(*len),
+        }
     }
 
     /// Adds bytes, if there is room. More is likely to follow: so it moves to where there is.
     fn append(&mut self, bytes: &[u8], rooms: &mut Rooms) -> bool {
-        let len = self.len + bytes.len();
-        if len > LARGE_BYTES {
+        if self.len() + bytes.len() > REQUEST_BYTES {
             return false;
         }
-        if len > self.buf.len() {
-            let Some(mut room) = rooms.take() else { return false };
-            room[..self.len].copy_from_slice(self.bytes());
-            self.buf = room;
+        if let Memory::Full(all) = &self.memory {
+            let Some(room) = rooms.take() else { return false };
+            *self = Self::copied_to(room, all, self.since);
         }
-        self.buf[self.len..len].copy_from_slice(bytes);
-        self.len = len;
+        if let Memory::Roomy(room, len) = &mut self.memory {
+            room[*len..*len + bytes.len()].copy_from_slice(bytes);
+            *len += bytes.len();
+        }
         true
     }
 }
@@ -575,6 +587,29 @@ mod tests {
         }
         device.flush().unwrap();
         assert_eq!((counter.counts().writes, counter.counts().written_bytes), (2, 2 << 20));
+    }
+
+    /// What is written in a row goes below in whole requests, however much it is.
+    #[test]
+    fn a_long_row_of_small_writes_becomes_few_requests() {
+        const MIB: u64 = 1 << 20;
+        for bytes in [4096, 24 << 10, 200 << 10] {
+            let counter = Arc::new(Counter::new(Arc::new(MemoryDevice::anonymous(64 << 20).unwrap())));
+            let device = WriteBehind::new(counter.clone());
+            let all = 60 * MIB / bytes * bytes;
+            for at in (0..all).step_by(bytes as usize) {
+                device.write(at, &vec![1; bytes as usize], Durability::Volatile).unwrap();
+            }
+            device.flush().unwrap();
+            assert_eq!(counter.counts().written_bytes, all);
+            // What is being added to may be written as it is.
+            let most = 3 * (all / (MIB / bytes * bytes)) / 2;
+            assert!(
+                counter.counts().writes <= most,
+                "{} requests for writes of {bytes}",
+                counter.counts().writes
+            );
+        }
     }
 
     /// The older of two writes to one place was still under way when the newer one was sent, and came last.
