@@ -86,15 +86,31 @@ impl DeviceError {
 
     /// The same failure, for somebody else whom it concerns.
     pub fn again(&self) -> Self {
-        let (op, offset, len, source) = match self {
-            Self::Io { op, offset, len, source } => (*op, *offset, *len, source),
-            other => return Self::io("flush", 0, 0, std::io::Error::other(other.to_string())),
-        };
-        let source = match source.raw_os_error() {
+        let again = |source: &std::io::Error| match source.raw_os_error() {
             Some(errno) => std::io::Error::from_raw_os_error(errno),
             None => std::io::Error::new(source.kind(), source.to_string()),
         };
-        Self::Io { op, offset, len, source }
+        match self {
+            Self::Io { op, offset, len, source } => {
+                Self::Io { op, offset: *offset, len: *len, source: again(source) }
+            }
+            Self::Setup { what, source } => Self::Setup { what: what.clone(), source: again(source) },
+            Self::OutOfRange { offset, len, size } => {
+                Self::OutOfRange { offset: *offset, len: *len, size: *size }
+            }
+            Self::Misaligned { offset, len, sector } => {
+                Self::Misaligned { offset: *offset, len: *len, sector: *sector }
+            }
+            Self::ReadOnly => Self::ReadOnly,
+            Self::Locked => Self::Locked,
+            Self::BeingRead => Self::BeingRead,
+            Self::BeingWritten => Self::BeingWritten,
+            Self::Attached(what) => Self::Attached(what.clone()),
+            Self::Replaced => Self::Replaced,
+            Self::Claimed => Self::Claimed,
+            Self::QueueFull => Self::QueueFull,
+            Self::Failed(what) => Self::Failed(what.clone()),
+        }
     }
 
     /// A device that could not be set up because the host said so.

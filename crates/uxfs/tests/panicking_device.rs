@@ -80,7 +80,7 @@ fn panics_at(kind: Durability, before: Step, work: Step, told: &[ErrorKind]) {
 /// Whoever synced waited for ever, and everybody else could go on changing what would never be in the log.
 #[test]
 fn a_device_that_panics_in_a_thread_of_the_journal_shuts_the_volume_down() {
-    // Who waits for the log is told of the failure, who comes later is refused.
+    // Who waits for the log is told of the failure, who comes later is refused; so is who waits for a thread that panicked.
     const FAILS: ErrorKind = ErrorKind::Io;
     const REFUSED: ErrorKind = ErrorKind::ShutDown;
     let cases: [(&str, Durability, Step, Step, &'static [ErrorKind]); 3] = [

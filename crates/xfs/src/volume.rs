@@ -447,12 +447,10 @@ impl Volume {
 
     /// Stops all writing, as what is in memory can no longer be trusted to agree with what is in the log.
     pub(crate) fn shut_down(&self, why: &Error) {
-        let reason = match why {
-            Error::Device(_) => ShutdownReason::Device,
-            _ => ShutdownReason::Corruption,
-        };
-        if let Some(write) = &self.write {
-            write.journal.shutdown(reason);
+        let Some(WriteSide { journal, .. }) = &self.write else { return };
+        match why {
+            Error::Device(error) => journal.shutdown_for(ShutdownReason::Device, error),
+            _ => journal.shutdown(ShutdownReason::Corruption),
         }
     }
 
@@ -472,8 +470,8 @@ impl Volume {
     }
 
     fn flushed(&self, flushed: Result<(), DeviceError>) -> Result<()> {
-        if let (Err(_), Some(write)) = (&flushed, &self.write) {
-            write.journal.shutdown(ShutdownReason::Flush);
+        if let (Err(error), Some(write)) = (&flushed, &self.write) {
+            write.journal.shutdown_for(ShutdownReason::Flush, error);
         }
         Ok(flushed?)
     }

@@ -10,7 +10,8 @@
 mod common;
 
 use blockdev::{
-    AlignedBuf, BlockDevice, Delay, DelayDevice, DeviceError, Fault, FaultDevice, MemoryDevice, Op, Recorder,
+    AlignedBuf, BlockDevice, Delay, DelayDevice, DeviceError, Fault, FaultDevice, HoldDevice, Means,
+    MemoryDevice, Op, Recorder, Repeat,
 };
 use common::{Image, run, try_run};
 use fastrand::Rng;
@@ -579,39 +580,119 @@ fn a_failed_write_of_the_log_or_of_metadata_ends_everything() {
     }
 }
 
+/// A world on a device that has these means.
+fn world_of(means: Means, device: Arc<dyn BlockDevice>) -> World {
+    World::on(means.of(device), 100, 1)
+}
+
 /// Who waited for the log was told that the volume is shut down, as who asks later is, and nothing of what the device had said.
 #[test]
 fn who_waits_for_the_log_is_told_what_the_device_said() {
-    for op in [Op::Flush, Op::Write] {
-        let faulty = Arc::new(FaultDevice::new(device(&small(&[])), Vec::new()));
-        let world = World::on(faulty.clone(), 100, 1);
-        faulty.add(Fault::fail(op, faulty.seen(op)));
-        let (_, seq) = world.transaction(&mut Rng::with_seed(seed())).unwrap();
-        assert!(matches!(world.journal.force(seq), Err(xfs::Error::Device(_))), "{op:?}");
-        assert!(matches!(world.journal.force(seq), Err(xfs::Error::Shutdown(_))), "{op:?}");
+    type Wait = fn(&Journal) -> xfs::Result<()>;
+    let waits: [(&str, Wait); 5] = [
+        ("force", Journal::force_all),
+        ("idle time", Journal::pass_idle_time),
+        ("quiesce", Journal::quiesce),
+        ("relief", Journal::wait_for_relief),
+        ("close", Journal::close),
+    ];
+    for means in Means::ALL {
+        for (op, (what, wait)) in waits.into_iter().flat_map(|wait| [(Op::Flush, wait), (Op::Write, wait)]) {
+            let faulty = Arc::new(FaultDevice::new(device(&small(&[])), Vec::new()));
+            let world = world_of(means, faulty.clone());
+            world.transaction(&mut Rng::with_seed(seed())).unwrap();
+            faulty.add(Fault::fail(op, faulty.seen(op)).then(Repeat::Sticky));
+            let told = wait(&world.journal);
+            assert!(matches!(told, Err(xfs::Error::Device(_))), "{means:?} {op:?} {what}: {told:?}");
+            let later = wait(&world.journal);
+            assert!(matches!(later, Err(xfs::Error::Shutdown(_))), "{means:?} {op:?} {what}: {later:?}");
+        }
     }
 }
 
-/// What is not in the log when the journal is shut down never will be, though its flush ends well behind that.
-#[test]
-fn no_record_is_written_behind_a_shutdown() {
-    let recorder = Arc::new(Recorder::new(device(&small(&[]))));
-    let delay = Arc::new(DelayDevice::new(recorder.clone()));
-    let world = World::on(delay.clone(), 100, 1);
+/// The end of the log's flush is held while something else shuts the journal down; gives what who waits for the log is told.
+fn told_beside(
+    means: Means,
+    shuts_down: impl FnOnce(&Journal),
+    then: impl FnOnce(&FaultDevice),
+) -> xfs::Result<()> {
+    let faulty = Arc::new(FaultDevice::new(device(&small(&[])), Vec::new()));
+    let delay = Arc::new(DelayDevice::new(faulty.clone()));
+    let world = world_of(means, delay.clone());
+    let (_, seq) = world.transaction(&mut Rng::with_seed(seed())).unwrap();
     delay.set(Op::Flush, Delay::Held);
     std::thread::scope(|scope| {
-        let forces = scope.spawn(|| {
-            world.work(seed(), 1, 1, &AtomicBool::new(false));
-            world.journal.force_all()
-        });
+        let waits = scope.spawn(|| world.journal.force(seq));
         delay.wait_until_waiting(Op::Flush, 1);
-        let before = recorder.recording().writes().len();
-        world.journal.shutdown(ShutdownReason::Asked);
+        shuts_down(&world.journal);
+        then(&faulty);
         delay.set(Op::Flush, Delay::None);
-        assert!(matches!(forces.join().unwrap(), Err(xfs::Error::Shutdown(ShutdownReason::Asked))));
-        world.journal.halt(ShutdownReason::Asked);
-        assert_eq!(recorder.recording().writes().len(), before);
-    });
+        waits.join().unwrap()
+    })
+}
+
+/// Which of two causes of a shutdown is told is not left to chance: the first one.
+#[test]
+fn the_first_cause_of_a_shutdown_is_told() {
+    let failed = || DeviceError::Failed("a file's flush".to_owned());
+    for means in Means::ALL {
+        let told = told_beside(
+            means,
+            |journal| journal.shutdown_for(ShutdownReason::Flush, &failed()),
+            |faulty| faulty.add(Fault::fail(Op::Flush, faulty.seen(Op::Flush)).then(Repeat::Sticky)),
+        );
+        assert!(matches!(told, Err(xfs::Error::Device(DeviceError::Failed(_)))), "{means:?}: {told:?}");
+        let told = told_beside(
+            means,
+            |journal| journal.shutdown(ShutdownReason::Asked),
+            |faulty| faulty.add(Fault::fail(Op::Flush, faulty.seen(Op::Flush)).then(Repeat::Sticky)),
+        );
+        assert!(matches!(told, Err(xfs::Error::Shutdown(ShutdownReason::Asked))), "{means:?}: {told:?}");
+    }
+}
+
+/// What has not begun to be written to the log when the journal is shut down never is, though its flush ends well behind that;
+/// and what the flush behind a record makes durable is in the log, and not told as failed for good.
+#[test]
+fn no_record_is_written_behind_a_shutdown() {
+    for (means, holds_second) in
+        Means::ALL.into_iter().flat_map(|means| [(means, false), (means, !means.fua)])
+    {
+        let recorder = Arc::new(Recorder::new(device(&small(&[]))));
+        let delay = Arc::new(DelayDevice::new(recorder.clone()));
+        let hold = Arc::new(HoldDevice::new(delay.clone()));
+        let world = world_of(means, hold.clone());
+        let (_, seq) = world.transaction(&mut Rng::with_seed(seed())).unwrap();
+        if holds_second {
+            hold.hold(|op, _| op == Op::Write);
+        } else {
+            delay.set(Op::Flush, Delay::Held);
+        }
+        std::thread::scope(|scope| {
+            let forces = scope.spawn(|| world.journal.force(seq));
+            if holds_second {
+                // The record, and then the flush behind it.
+                hold.wait_until_waiting();
+                delay.set(Op::Flush, Delay::Held);
+                hold.release();
+            }
+            delay.wait_until_waiting(Op::Flush, 1);
+            let before = recorder.recording().writes().len();
+            world.journal.shutdown(ShutdownReason::Asked);
+            delay.set(Op::Flush, Delay::None);
+            let told = forces.join().unwrap();
+            world.journal.halt(ShutdownReason::Asked);
+            let recording = recorder.recording();
+            assert_eq!(recording.writes().len(), before, "{means:?}");
+            let durable =
+                recording.writes().last().is_some_and(|write| recording.is_durable(write, recording.end()));
+            assert_eq!((durable, world.journal.is_forced(seq)), (holds_second, holds_second), "{means:?}");
+            assert!(
+                holds_second || matches!(told, Err(xfs::Error::Shutdown(ShutdownReason::Asked))),
+                "{means:?}"
+            );
+        });
+    }
 }
 
 #[test]

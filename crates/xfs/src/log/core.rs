@@ -91,10 +91,23 @@ impl Core {
 
     /// Stops everything, and wakes everybody who waits.
     pub(super) fn shutdown(&self, why: ShutdownReason) {
+        self.stop_for(why, None);
+    }
+
+    /// As [`shutdown`](Self::shutdown), as the device failed: with this error for who waits for the log.
+    pub(super) fn shutdown_for(&self, why: ShutdownReason, error: &DeviceError) {
+        self.stop_for(why, Some(error));
+    }
+
+    fn stop_for(&self, why: ShutdownReason, error: Option<&DeviceError>) {
+        // The first says why, and what the device said; who looks for that waits for both.
+        let mut failed = lock(&self.failed);
         let first = self.down.0.compare_exchange(0, why.code(), Ordering::SeqCst, Ordering::SeqCst);
         if first.is_err() {
             return;
         }
+        *failed = error.map(DeviceError::again);
+        drop(failed);
         // Before anybody is woken who would let go of bytes.
         self.stop_writes();
         self.pipe.kill();
@@ -103,13 +116,6 @@ impl Core {
         self.gate.kill();
         self.ail.kill();
         self.pushing.kill();
-    }
-
-    /// As [`shutdown`](Self::shutdown), as the device failed to write the log: with this error for who waits for that.
-    pub(super) fn shutdown_for(&self, why: ShutdownReason, error: &DeviceError) {
-        // Before anybody is woken.
-        lock(&self.failed).get_or_insert_with(|| error.again());
-        self.shutdown(why);
     }
 
     pub(super) fn down(&self) -> Option<ShutdownReason> {
@@ -137,8 +143,8 @@ impl Core {
         Error::Shutdown(self.down().unwrap_or(ShutdownReason::Closed))
     }
 
-    /// The same of one that waited for the log, which is told what the device said.
-    pub(super) fn not_logged(&self) -> Error {
+    /// The same of one that waited for the log, or for what is written back: it is told what the device said.
+    pub(super) fn not_written(&self) -> Error {
         lock(&self.failed).as_ref().map_or_else(|| self.stopped(), |error| error.again().into())
     }
 

@@ -95,7 +95,7 @@ impl Journal {
         let core = &*self.core;
         core.check()?;
         let passed = core.pushing.elapse() && core.orders.wait_pushed() && core.pushing.wait_until_resting();
-        if passed { Ok(()) } else { Err(core.stopped()) }
+        if passed { Ok(()) } else { Err(core.not_written()) }
     }
 
     /// Whether a crash now would have nothing replayed but the superblock, or nothing at all.

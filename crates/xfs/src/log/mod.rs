@@ -54,7 +54,7 @@ use self::pusher::{Pusher, QUEUE_DEPTH};
 use self::sync::{JoinHandle, Mutex, lock, thread};
 use self::writer::{Committer, Writer};
 use crate::error::{Error, Result};
-use blockdev::BlockDevice;
+use blockdev::{BlockDevice, DeviceError};
 use fileio::lockstat::{self, LockClass, Mode};
 use std::fmt;
 use std::sync::Arc;
@@ -259,7 +259,7 @@ impl Frozen<'_> {
         let marked = quiet.is_ok() && journal.core.ail.is_empty() && journal.core.orders.unmount();
         journal.stop(if marked { ShutdownReason::Closed } else { ShutdownReason::NotClosed });
         quiet?;
-        if marked { Ok(()) } else { Err(journal.core.not_logged()) }
+        if marked { Ok(()) } else { Err(journal.core.not_written()) }
     }
 
     /// Stops the journal without a mark, for what cannot be closed: what was committed is in the log, if that still works,
@@ -408,7 +408,7 @@ impl Journal {
         if core.ail.wait_until_written() && core.pushing.wait_until_resting() {
             Ok(())
         } else {
-            Err(core.stopped())
+            Err(core.not_written())
         }
     }
 
@@ -555,7 +555,7 @@ impl Journal {
         if !self.push_here(upto.0) {
             core.orders.push(upto.0);
         }
-        if core.orders.wait_done(upto.0) { Ok(()) } else { Err(core.not_logged()) }
+        if core.orders.wait_done(upto.0) { Ok(()) } else { Err(core.not_written()) }
     }
 
     /// Has this thread write checkpoint `seq` if it is still open, in place of the thread that does, if that has nothing to do
@@ -703,9 +703,15 @@ impl Journal {
         self.freeze()?.close()
     }
 
-    /// Stops everything: what is not in the log for good never will be, and every later call fails.
+    /// Stops everything: what is not in the log never will be, but for a record that is being written, and every later call
+    /// fails.
     pub fn shutdown(&self, why: ShutdownReason) {
         self.core.shutdown(why);
+    }
+
+    /// As [`shutdown`](Self::shutdown), as the device failed: who waits for the log is told its error.
+    pub fn shutdown_for(&self, why: ShutdownReason, error: &DeviceError) {
+        self.core.shutdown_for(why, error);
     }
 
     /// As [`shutdown`](Self::shutdown), and waits until nothing is under way to the device.

@@ -349,8 +349,9 @@ impl Pusher {
                     }
                 }
                 Err(error) => {
+                    let again = error.again();
                     done(&self.journal, Err(error));
-                    well = self.failed();
+                    well = self.failed(&again);
                 }
             }
         }
@@ -378,23 +379,23 @@ impl Pusher {
     fn wait(&mut self, flying: &mut [Option<WriteDone>], well: &mut bool) -> bool {
         let (journal, core) = (&self.journal, &self.core);
         let waited = self.queue.wait(1, &mut |completion| {
-            let failed = completion.result.is_err();
+            let failed = completion.result.as_ref().err().map(DeviceError::again);
             if let Some(done) = flying.get_mut(completion.tag as usize).and_then(Option::take) {
                 done(journal, completion.result);
             }
-            if failed {
-                core.shutdown(ShutdownReason::MetadataWrite);
+            if let Some(error) = failed {
+                core.shutdown_for(ShutdownReason::MetadataWrite, &error);
                 *well = false;
             }
         });
-        if waited.is_err() {
-            *well = self.failed();
+        if let Err(error) = &waited {
+            *well = self.failed(error);
         }
         waited.is_ok()
     }
 
-    fn failed(&self) -> bool {
-        self.core.shutdown(ShutdownReason::MetadataWrite);
+    fn failed(&self, error: &DeviceError) -> bool {
+        self.core.shutdown_for(ShutdownReason::MetadataWrite, error);
         false
     }
 }

@@ -262,7 +262,7 @@ impl Writer {
         }
         let (at, previous) = self.place(record.bytes(&self.core.layout));
         let written = (|| {
-            flush(&self.core)?;
+            flush_before(&self.core)?;
             // Nothing before this record is needed any more.
             write_record(&self.core, &mut record, at, at, previous, Durability::Fua)?;
             flush(&self.core)?;
@@ -283,9 +283,13 @@ fn shut_down(core: &Core, failure: &Failure) {
     }
 }
 
-/// Flushes the device. Whoever was shut down meanwhile writes nothing behind it.
 fn flush(core: &Core) -> Result<(), Failure> {
-    core.device.flush().map_err(Failure::Flush)?;
+    core.device.flush().map_err(Failure::Flush)
+}
+
+/// Flushes the device for a record that is to be written behind that. None is, if the journal was shut down meanwhile.
+fn flush_before(core: &Core) -> Result<(), Failure> {
+    flush(core)?;
     if core.down().is_some() { Err(Failure::Down) } else { Ok(()) }
 }
 
@@ -309,7 +313,7 @@ fn write_durably(core: &Core, record: &mut Record, at: Pos, previous: u32) -> Re
     let flushed = core.pipe.completed_so_far();
     // What was written back so far is stable once the flush is over, so the tail may be named that this allows.
     let tail = core.ail.tail();
-    flush(core)?;
+    flush_before(core)?;
     write_record(core, record, at, tail, previous, Durability::Fua)?;
     core.pipe.durable(tail, flushed);
     Ok(tail)
@@ -340,7 +344,7 @@ impl Committer {
             Some(behind) => behind,
             None => {
                 let behind = core.pipe.flush_begins(has_fua, || core.ail.tail());
-                flush(core)?;
+                flush_before(core)?;
                 behind
             }
         };
