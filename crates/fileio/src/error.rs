@@ -61,6 +61,12 @@ pub enum FileError<E: std::error::Error + 'static> {
         /// How many bytes from there.
         len: u64,
     },
+    /// A range that is to be cut out of a file reaches to its end. Nothing was changed.
+    #[error("the range reaches to the end of the file: cut it off instead")]
+    ReachesEnd,
+    /// A hole that is to be put into a file begins behind its end. Nothing was changed.
+    #[error("the hole must begin before the end of the file: let it grow instead")]
+    BehindEnd,
     /// What was written before could not be written back.
     #[error(transparent)]
     WriteBack(Failure),

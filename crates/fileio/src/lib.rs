@@ -34,6 +34,7 @@ pub use flush::{FlushDevice, Flushing, SharedFlush, UnknownFlushing};
 pub use lock::Held;
 pub use locking::{Locking, UnknownLocking};
 pub use mapping::{
-    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged,
+    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, FileSpace, Found,
+    MapSeq, Staged,
 };
 pub use queue::{DirectQueue, FileCompletion};

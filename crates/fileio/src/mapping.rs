@@ -167,6 +167,43 @@ pub trait DelayedAllocation: FileMappingMut {
     fn lacks_space(error: &Self::Error) -> bool;
 }
 
+/// How a format sets a file's space aside, frees it and moves it: the steps of what changes a file's shape.
+///
+/// Whoever calls holds the bytes in question exclusively, and no other lock; ranges are whole blocks.
+pub trait FileSpace: DelayedAllocation {
+    /// What a file was given, so that it can be taken back.
+    type Given;
+
+    /// Fails where nothing of the file can be changed any more.
+    fn check_changeable(&self) -> Result<(), Self::Error>;
+    /// Fails with what would end a change of where bytes lie half-way: it comes before the first step of several.
+    fn check_pieces(&self) -> Result<(), Self::Error>;
+    /// Gives every hole in `range` space that was never written, wherever the file ends.
+    fn set_aside(&self, range: Range<u64>) -> Result<Self::Given, Self::Error>;
+    /// Takes back what was given, of which nothing was written.
+    fn take_back(&self, given: Self::Given) -> Result<(), Self::Error>;
+    /// Says that space was set aside, and that the file ends at byte `size` now.
+    fn was_set_aside(&self, size: Option<u64>) -> Result<(), Self::Error>;
+    /// Frees all that `range` has.
+    fn free(&self, range: Range<u64>) -> Result<(), Self::Error>;
+    /// Has all of `range`, which has space, read as zeroes.
+    fn blank(&self, range: Range<u64>) -> Result<(), Self::Error>;
+    /// Lets the file end at byte `size`, which lies before its end or at it, and frees all blocks behind.
+    fn cut(&self, size: u64) -> Result<(), Self::Error>;
+    /// Lets the file end at byte `size`, which lies behind its end.
+    fn set_size(&self, size: u64) -> Result<(), Self::Error>;
+    /// Frees `range` and moves what lies behind it to the front; the file ends at byte `size` then.
+    fn collapse(&self, range: Range<u64>, size: u64) -> Result<(), Self::Error>;
+    /// Moves what lies at the start of `range` and behind it by its length to the back; the file ends at byte `size` then.
+    fn insert(&self, range: Range<u64>, size: u64) -> Result<(), Self::Error>;
+    /// Makes durable what has been changed so far.
+    fn make_durable(&self) -> Result<(), Self::Error>;
+    /// The byte behind the last one that has space; may lie before or behind the end of the file.
+    fn space_end(&self) -> u64;
+    /// Whether an error says that a step was refused before anything of it was done.
+    fn is_refusal(error: &Self::Error) -> bool;
+}
+
 impl<M: FileMappingMut + ?Sized> FileMappingMut for std::sync::Arc<M> {
     fn allocate(&self, range: Range<u64>) -> Result<(), Self::Error> {
         (**self).allocate(range)

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use blockdev::{BlockDevice, Fault, FaultDevice, MemoryOptions, Op, Repeat};
 use common::{BLOCK, Random};
-use fileio::{BufferedFile, DirectFile, FileError, FileMapping, Locking, PageCache, Writers};
+use fileio::{BufferedFile, DirectFile, FileError, FileMapping, FileSpace, Locking, PageCache, Writers};
 use growing::GrowingMap;
 
 const BLOCKS: u64 = 4096;
@@ -57,28 +57,6 @@ fn on_device(file: &Cached) -> Vec<u8> {
     all
 }
 
-fn truncate(file: &Cached, size: u64) {
-    let held = file.hold_to_change(size.min(file.size()) / BLOCK * BLOCK..u64::MAX).unwrap();
-    if size <= held.size() {
-        file.map().set_size(size);
-    } else {
-        file.file().zero_behind_end(held.size(), u64::MAX).unwrap();
-        file.map().set_size(size);
-    }
-    // What it leaves of its last block is not zeroed: who makes the file longer has to.
-}
-
-fn punch(file: &Cached, range: std::ops::Range<u64>) {
-    let _held = file.hold_blocks(&range).unwrap();
-    let (first, last) = (range.start.next_multiple_of(BLOCK), range.end / BLOCK * BLOCK);
-    if first >= last {
-        return file.file().zero_held(range).unwrap();
-    }
-    file.file().zero_held(range.start..first).unwrap();
-    file.file().zero_held(last..range.end).unwrap();
-    file.map().punch(first..last);
-}
-
 /// A file of up to `reach` bytes and a few more.
 fn one_file_against_a_model(seed: u64, rounds: u32, locking: Locking, limit: u64, reach: u64) {
     let mut random = Random::from(seed);
@@ -93,7 +71,7 @@ fn one_file_against_a_model(seed: u64, rounds: u32, locking: Locking, limit: u64
         let len = (1 + random.below(most)).div_ceil(unit) * unit;
         let mut buf = vec![0xAA; len as usize];
         let story = format!("seed {seed}, round {round}, {locking}: {len} bytes at {offset} of {size}");
-        match random.below(20) {
+        match random.below(24) {
             0..5 => {
                 let mut direct = buf.clone();
                 let count = file.read_at(offset, &mut buf).unwrap();
@@ -121,14 +99,36 @@ fn one_file_against_a_model(seed: u64, rounds: u32, locking: Locking, limit: u64
             }
             14 => {
                 let size = random.below(size + BLOCK);
-                truncate(&file, size);
+                file.set_len(size).unwrap();
                 model.resize(size as usize, 0);
             }
             15 if offset < size => {
                 let end = (offset + len).min(size);
-                punch(&file, offset..end);
+                file.punch_hole(offset..end).unwrap();
                 model[offset as usize..end as usize].fill(0);
             }
+            20 => {
+                let (keep, end) = (random.below(2) == 0, offset + len);
+                file.zero_range(offset..end, keep).unwrap();
+                model.resize(if keep { size } else { size.max(end) } as usize, 0);
+                let end = model.len().min(end as usize);
+                model[end.min(offset as usize)..end].fill(0);
+            }
+            21 => {
+                let (keep, end) = (random.below(2) == 0, offset + len);
+                file.allocate(offset..end, keep).unwrap();
+                model.resize(if keep { size } else { size.max(end) } as usize, 0);
+            }
+            22 if unit == BLOCK && len < size => match file.collapse_range(offset..offset + len) {
+                Ok(()) => drop(model.drain(offset as usize..(offset + len) as usize)),
+                Err(error) => {
+                    assert!(matches!(error, FileError::ReachesEnd) && offset + len >= size, "{story}")
+                }
+            },
+            23 if unit == BLOCK && size < reach => match file.insert_range(offset..offset + len) {
+                Ok(()) => drop(model.splice(offset as usize..offset as usize, vec![0; len as usize])),
+                Err(error) => assert!(matches!(error, FileError::BehindEnd) && offset >= size, "{story}"),
+            },
             16 => {
                 random.fill(&mut buf);
                 match file.overwrite_past(offset, &buf) {
@@ -557,7 +557,7 @@ fn what_lacks_space_is_given_up_when_the_file_was_cut_and_not_before() {
         assert!(seen[..model.len()] == model, "end {end}");
         let held = file.hold_to_cut(end).unwrap();
         assert_eq!(held.size(), model.len() as u64);
-        file.map().set_size(end);
+        file.map().cut(end).unwrap();
         held.was_cut();
         let left = (file.size(), file.map().in_memory(), file.map().reserved(), pool.dirty());
         assert_eq!(left, (end, None, 0, 0));
@@ -582,13 +582,13 @@ fn what_is_cut_off_takes_no_memory() {
     assert_eq!(pool.used(), 1024 * BLOCK);
     // From the end to the front, and amid a folio: that one stays.
     for size in [1000, 600, 513, 512, 511, 5, 1].map(|blocks| blocks * BLOCK) {
-        truncate(&file, size);
+        file.set_len(size).unwrap();
         assert!(pool.used() < size + (2 << 20), "{} of {size}", pool.used());
         let mut seen = vec![0xAA; size as usize + 1];
         assert_eq!(file.read_at(0, &mut seen).unwrap(), size as usize);
         assert!(seen[..size as usize].iter().all(|&byte| byte == 1));
     }
-    truncate(&file, 0);
+    file.set_len(0).unwrap();
     assert_eq!(pool.used(), 0);
     file.write_at(0, &[2; 100]).unwrap();
     assert_eq!(on_device(&file), [2; 100]);

@@ -16,7 +16,7 @@ use blockdev::{BlockDevice, DeviceError, Durability, MemoryOptions};
 use common::BLOCK;
 use fileio::{
     BufferedFile, CopyOnWrite, DelayedAllocation, DirectFile, ExtentState, FileMapping, FileMappingMut,
-    Found, Locking, MapSeq, PageCache, Staged,
+    FileSpace, Found, Locking, MapSeq, PageCache, Staged,
 };
 use growing::{GrowingMap, MapError};
 use shuttle::rand::Rng;
@@ -164,6 +164,60 @@ impl DelayedAllocation for Watched {
     }
 }
 
+impl FileSpace for Watched {
+    type Given = Vec<u64>;
+
+    fn check_changeable(&self) -> Result<(), MapError> {
+        self.map.check_changeable()
+    }
+    fn check_pieces(&self) -> Result<(), MapError> {
+        self.map.check_pieces()
+    }
+    fn set_aside(&self, range: Range<u64>) -> Result<Vec<u64>, MapError> {
+        self.look(self.map.set_aside(range))
+    }
+    fn take_back(&self, given: Vec<u64>) -> Result<(), MapError> {
+        self.look(self.map.take_back(given))
+    }
+    fn was_set_aside(&self, size: Option<u64>) -> Result<(), MapError> {
+        thread::yield_now();
+        self.look(self.map.was_set_aside(size))
+    }
+    fn free(&self, range: Range<u64>) -> Result<(), MapError> {
+        thread::yield_now();
+        self.look(self.map.free(range))
+    }
+    fn blank(&self, range: Range<u64>) -> Result<(), MapError> {
+        thread::yield_now();
+        self.look(self.map.blank(range))
+    }
+    fn cut(&self, size: u64) -> Result<(), MapError> {
+        thread::yield_now();
+        self.look(self.map.cut(size))
+    }
+    fn set_size(&self, size: u64) -> Result<(), MapError> {
+        thread::yield_now();
+        self.look(self.map.set_size(size))
+    }
+    fn collapse(&self, range: Range<u64>, size: u64) -> Result<(), MapError> {
+        thread::yield_now();
+        self.look(self.map.collapse(range, size))
+    }
+    fn insert(&self, range: Range<u64>, size: u64) -> Result<(), MapError> {
+        thread::yield_now();
+        self.look(self.map.insert(range, size))
+    }
+    fn make_durable(&self) -> Result<(), MapError> {
+        self.map.make_durable()
+    }
+    fn space_end(&self) -> u64 {
+        self.map.space_end()
+    }
+    fn is_refusal(error: &MapError) -> bool {
+        GrowingMap::is_refusal(error)
+    }
+}
+
 /// Pages of a large folio, in a model.
 const LARGE: u64 = 8;
 
@@ -246,25 +300,6 @@ fn flush_all(file: &Cached, _: u8) {
     file.write_back(0..u64::MAX).expect("written back");
 }
 
-/// As a file system cuts a file off.
-fn cut(file: &Cached, size: u64) {
-    let held = file.hold_to_cut(size).expect("held");
-    if size <= held.size() {
-        file.file().zero_behind_end(size, u64::MAX).expect("zeroed");
-        file.map().map.set_size(size);
-        held.was_cut();
-    }
-}
-
-/// As a file system lets a file become longer.
-fn lengthen(file: &Cached, size: u64) {
-    let held = file.hold_to_grow(size, size).expect("held");
-    if held.size() < size {
-        file.file().zero_behind_end(held.size(), u64::MAX).expect("zeroed");
-        file.map().map.set_size(size);
-    }
-}
-
 /// The size on the device was never ahead of data that somebody had appended.
 #[test]
 fn what_is_appended_is_whole_and_before_the_end() {
@@ -303,8 +338,8 @@ fn what_is_cut_off_stays_away() {
         // In the first block, or in the second, beside which the first is written back.
         let kept = BLOCK / 2 + BLOCK * shuttle::rand::thread_rng().gen_range(0..2);
         let cuts = move |file: &Cached, _| {
-            cut(file, kept);
-            lengthen(file, 2 * BLOCK + 100);
+            file.set_len(kept).expect("it ends there");
+            file.set_len(2 * BLOCK + 100).expect("it ends there");
         };
         let writes = |file: &Cached, _| {
             file.write_at(BLOCK + 10, &[2; 2000]).expect("written");
@@ -340,7 +375,7 @@ fn a_file_that_was_cut_off_ends_there() {
         let file = cached(1 << 20, judge);
         file.write_at(0, &[1; BLOCK as usize]).expect("written");
         file.write_at(2 * BLOCK, &[1; BLOCK as usize]).expect("written");
-        let cuts = |file: &Cached, _| cut(file, BLOCK + BLOCK / 2);
+        let cuts = |file: &Cached, _| file.set_len(BLOCK + BLOCK / 2).expect("it ends there");
         let writes = |file: &Cached, _| {
             file.write_at(3 * BLOCK, &[1; BLOCK as usize]).expect("written");
             file.write_at(0, &[1; BLOCK as usize]).expect("written");
@@ -411,7 +446,7 @@ fn what_is_shared_is_copied_beside_a_cut() {
         let past = |file: &Cached, _| {
             file.write_past(BLOCK + 500, &[3; 600]).expect("written");
         };
-        let cuts = |file: &Cached, _| cut(file, 2 * BLOCK + 1);
+        let cuts = |file: &Cached, _| file.set_len(2 * BLOCK + 1).expect("it ends there");
         all_over([
             beside(&file, 2, through),
             beside(&file, 2, past),
@@ -468,8 +503,8 @@ fn a_large_folio_is_found_while_all_of_it_is_present() {
             }
         };
         let cuts = move |file: &Cached, _| {
-            cut(file, TAIL * BLOCK + 100);
-            lengthen(file, 2 * LARGE * BLOCK);
+            file.set_len(TAIL * BLOCK + 100).expect("it ends there");
+            file.set_len(2 * LARGE * BLOCK).expect("it ends there");
             let mut seen = [0xAA; 2 * BLOCK as usize];
             assert_eq!(file.read_at(TAIL * BLOCK, &mut seen).expect("read"), seen.len());
             assert!(seen[..100].iter().all(|byte| *byte == 1));

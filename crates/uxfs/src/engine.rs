@@ -110,9 +110,9 @@ impl From<FileError<xfs::Error>> for Error {
             FileError::WriteBack(failure) => failure.into(),
             FileError::TooLarge { .. } => Self::new(ErrorKind::TooLarge, text),
             FileError::BadExtent { .. } => Self::new(ErrorKind::Damaged, format!("damaged: {text}")),
-            FileError::NotOverwritable { why: Refusal::PastEnd, .. } => {
-                Self::new(ErrorKind::InvalidInput, text)
-            }
+            FileError::NotOverwritable { why: Refusal::PastEnd, .. }
+            | FileError::ReachesEnd
+            | FileError::BehindEnd => Self::new(ErrorKind::InvalidInput, text),
             FileError::NotOverwritable { why: Refusal::Shared, .. } => Self::new(ErrorKind::Shared, text),
             FileError::NotOverwritable { .. } => Self::new(ErrorKind::NotAllocated, text),
             _ => Self::new(ErrorKind::Io, text),

@@ -128,13 +128,6 @@ impl Error {
         Self { path: Some(path.to_vec()), ..self }
     }
 
-    /// Whether a change was refused before anything of it was done: there is no room for it, or it is not ours to
-    /// change.
-    pub(crate) fn is_refusal(&self) -> bool {
-        use ErrorKind as K;
-        matches!(self.kind, K::NoSpace | K::Shared | K::TooLarge | K::TooManyExtents | K::LogTooSmall)
-    }
-
     /// What kind of failure it is.
     pub fn kind(&self) -> ErrorKind {
         self.kind

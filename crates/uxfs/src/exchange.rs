@@ -107,7 +107,7 @@ impl File {
         for file in [self, other] {
             file.content_changes()?;
             if plan.to_end {
-                file.nothing_behind(file.size())?;
+                file.data.nothing_behind(file.size())?;
             }
         }
         let engine = self.node.volume.engine();

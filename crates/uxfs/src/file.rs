@@ -9,14 +9,13 @@ use crate::still;
 use crate::syncing::Syncing;
 use fileio::{
     BufferedFile, DirectFile, DirectQueue, Extent as MapExtent, ExtentState, FILE_END_MAX, FileMapping,
-    HeldCopies, HeldFile, HeldToChange, SyncCursor,
+    HeldFile, SyncCursor,
 };
 use std::ops::Range;
 use std::sync::Arc;
 use xfs::bmap::FileMap;
 use xfs::namespace::Protection;
 use xfs::volume::InodeEntry;
-use xfs_format::types::FileBlock;
 
 /// An open regular file. Any number of threads may use one `File` at once, or each its own: all that one
 /// [`Volume`](crate::Volume) gives of a file share its lock. Requests that don't overlap never wait for each other.
@@ -224,8 +223,7 @@ impl File {
         if size > FILE_END_MAX {
             return Err(self.too_large(size));
         }
-        // Which of the two it is shows when the end is held.
-        while !self.with_room(|| Ok(self.cut(size)? || self.lengthen(size)?))? {}
+        self.with_room(|| Ok(self.data.set_len(size)?))?;
         self.changed()
     }
 
@@ -234,163 +232,37 @@ impl File {
         self.node.volume.with_room(change)
     }
 
-    /// Lets the file end at `size`, unless it ends before.
-    fn cut(&self, size: u64) -> Result<bool> {
-        let held = self.data.hold_to_cut(size)?;
-        self.content_changes()?;
-        let is_longer = size <= self.size();
-        if is_longer {
-            // What lies behind it is given up, shared or not.
-            self.data.file().zero_behind_end(size, u64::MAX)?;
-            let (engine, entry) = (self.node.volume.engine(), self.entry());
-            engine.truncate_blocks(entry, size, self.node.volume.now())?;
-            held.was_cut();
-        }
-        Ok(is_longer)
-    }
-
-    /// Lets the file end at `size`, unless it reaches further.
-    fn lengthen(&self, size: u64) -> Result<bool> {
-        let held = self.data.hold_to_grow(size, size)?;
-        let is_shorter = held.size() < size;
-        if is_shorter {
-            self.data.file().zero_behind_end(held.size(), u64::MAX)?;
-            let (engine, entry) = (self.node.volume.engine(), self.entry());
-            engine.set_size(entry, size, self.node.volume.now())?;
-        }
-        Ok(is_shorter)
-    }
-
     /// Sets space aside for `range`, which reads as zeroes where nothing was before. The file grows to its end, unless
     /// `keep_size`.
     pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
-        self.with_room(|| self.set_space_aside(range.clone(), keep_size))?;
-        self.changed()
-    }
-
-    fn set_space_aside(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
         self.check_may_write(u64::MAX)?;
         let range = self.checked(range)?;
-        let (engine, entry) = (self.node.volume.engine(), self.entry());
-        let (held, grown) = self.hold_for(&range, keep_size)?;
-        // No look at the map says it.
-        engine.check_writable()?;
-        let _staged = self.stage_end(&held, grown)?;
-        // What may find no space comes first.
-        let _given = engine.allocate_blocks(entry, self.blocks_around(&range))?;
-        self.zero_end(&held, grown)?;
-        self.data.map().overwritten();
-        Ok(engine.space_set_aside(entry, grown, self.node.volume.now())?)
+        self.with_room(|| Ok(self.data.allocate(range.clone(), keep_size)?))?;
+        self.changed()
     }
 
     /// Makes a hole of `range`: what it took is freed, and it reads as zeroes.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<()> {
-        self.with_room(|| self.punch(range.clone()))?;
-        self.changed()
-    }
-
-    fn punch(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
         let range = self.checked(range)?;
-        let _held = self.data.hold_blocks(&range)?;
-        self.content_changes()?;
-        let _staged = self.stage_ends(&range)?;
-        self.clear(&range)
+        self.with_room(|| Ok(self.data.punch_hole(range.clone())?))?;
+        self.changed()
     }
 
     /// Makes `range` read as zeroes and keeps space set aside for it. The file grows to its end, unless `keep_size`.
     pub fn zero_range(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
-        self.with_room(|| self.zero(range.clone(), keep_size))?;
-        self.changed()
-    }
-
-    fn zero(&self, range: Range<u64>, keep_size: bool) -> Result<()> {
         self.check_unprotected()?;
         let range = self.checked(range)?;
-        let (engine, entry) = (self.node.volume.engine(), self.entry());
-        let (held, grown) = self.hold_for(&range, keep_size)?;
-        let _staged = (self.stage_ends(&range)?, self.stage_end(&held, grown)?);
-        engine.check_block_change(entry)?;
-        let blocks = self.blocks_around(&range);
-        // Space first: where there is none, the content stays.
-        let given = engine.allocate_blocks(entry, blocks)?;
-        if let Err(error) = self.blank(&range) {
-            if error.is_refusal() {
-                engine.take_back(entry, given)?;
-            }
-            return Err(error);
-        }
-        self.zero_end(&held, grown)?;
-        Ok(engine.space_set_aside(entry, grown, self.node.volume.now())?)
-    }
-
-    /// Holds the blocks of a range that gets space, and those from the end of the file to it if it lies behind, so that
-    /// the file can grow; gives the size that it is to have then.
-    fn hold_for(
-        &self,
-        range: &Range<u64>,
-        keep_size: bool,
-    ) -> Result<(HeldToChange<'_, FileMap>, Option<u64>)> {
-        if keep_size {
-            let held = self.data.hold_blocks(range)?;
-            self.content_changes()?;
-            return Ok((held, None));
-        }
-        let held = self.data.hold_to_grow(range.start, range.end)?;
-        let grown = (held.size() < range.end).then_some(range.end);
-        Ok((held, grown))
-    }
-
-    /// Sees to it that the last block of a file that is about to grow can be zeroed, as [`stage_ends`](Self::stage_ends) does
-    /// of a range.
-    fn stage_end(
-        &self,
-        held: &HeldToChange<'_, FileMap>,
-        grown: Option<u64>,
-    ) -> Result<Option<HeldCopies<'_, FileMap>>> {
-        let size = held.size();
-        match grown {
-            Some(_) => Ok(self.data.file().stage_held(size..size.next_multiple_of(self.block()))?),
-            None => Ok(None),
-        }
-    }
-
-    /// Zeroes the rest of the last block of a file that is about to grow.
-    fn zero_end(&self, held: &HeldToChange<'_, FileMap>, grown: Option<u64>) -> Result<()> {
-        if grown.is_some() {
-            self.data.file().zero_behind_end(held.size(), u64::MAX)?;
-        }
-        Ok(())
+        self.with_room(|| Ok(self.data.zero_range(range.clone(), keep_size)?))?;
+        self.changed()
     }
 
     /// Cuts `range`, whole blocks before the end of the file, out of it: what lies behind moves to the front, one extent after
     /// the other. A crash on the way leaves some moved and some not, with a hole between, as a kernel does.
     pub fn collapse_range(&self, range: Range<u64>) -> Result<()> {
-        self.collapse(range)?;
-        self.changed()
-    }
-
-    fn collapse(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
-        let range = self.whole_blocks(range)?;
-        let _held = self.data.hold_to_change(range.start..u64::MAX)?;
-        self.content_changes()?;
-        let size = self.size();
-        if range.end >= size {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "the range reaches to the end of the file: cut it off instead",
-            ));
-        }
-        let (engine, entry) = (self.node.volume.engine(), self.entry());
-        engine.check_block_change(entry)?;
-        self.nothing_behind(size)?;
-        let end = size - (range.end - range.start);
-        let done = engine.collapse_blocks(entry, self.blocks_around(&range), end, self.node.volume.now());
-        // What has moved before an error as well.
-        let durable = self.moved();
-        done?;
-        durable
+        self.data.collapse_range(self.whole_blocks(range)?)?;
+        self.changed()
     }
 
     /// Blocks have moved that others wait to write to. It is made durable before they may: a write in place is in no log, and
@@ -402,96 +274,9 @@ impl File {
     /// Puts a hole of whole blocks into the file: what lies at and behind its start moves back, one extent after the other. A
     /// crash on the way leaves some moved and some not, with a hole between, as a kernel does.
     pub fn insert_range(&self, range: Range<u64>) -> Result<()> {
-        self.insert(range)?;
-        self.changed()
-    }
-
-    fn insert(&self, range: Range<u64>) -> Result<()> {
         self.check_unprotected()?;
-        let range = self.whole_blocks(range)?;
-        // And the block before it: an extent that is changed there must not become one with what is about to move.
-        let from = range.start.saturating_sub(self.block());
-        let _held = self.data.hold_to_change(from..u64::MAX)?;
-        self.content_changes()?;
-        let size = self.size();
-        if range.start >= size {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                "the hole must begin before the end of the file: let it grow instead",
-            ));
-        }
-        let by = range.end - range.start;
-        let grown = size.saturating_add(by);
-        // Space that was set aside behind the end moves as well.
-        if grown.max(self.data.map().map_end().saturating_add(by)) > FILE_END_MAX {
-            return Err(self.too_large(grown));
-        }
-        let (engine, entry) = (self.node.volume.engine(), self.entry());
-        engine.check_block_change(entry)?;
-        self.nothing_behind(size)?;
-        let done = engine.insert_blocks(entry, self.blocks_around(&range), grown, self.node.volume.now());
-        // What has moved before an error as well.
-        let durable = self.moved();
-        done?;
-        durable
-    }
-
-    /// Sees to it that the parts of blocks at either end of a range, which is held, can be zeroed, as long as what this gives
-    /// lives: those that other files share get space to be copied to.
-    fn stage_ends(&self, range: &Range<u64>) -> Result<[Option<HeldCopies<'_, FileMap>>; 2]> {
-        let block = self.block();
-        let (first, last) = (range.start.next_multiple_of(block), range.end & !(block - 1));
-        if first >= last {
-            return Ok([self.data.file().stage_held(range.clone())?, None]);
-        }
-        Ok([self.data.file().stage_held(range.start..first)?, self.data.file().stage_held(last..range.end)?])
-    }
-
-    /// Zeroes the parts of blocks at both ends of a range that is held, and frees the blocks between.
-    fn clear(&self, range: &Range<u64>) -> Result<()> {
-        self.in_parts(range, |blocks| {
-            self.node.volume.engine().remove_blocks(self.entry(), blocks, self.node.volume.now())
-        })
-    }
-
-    /// Zeroes the parts of blocks at both ends of a range that is held and has space; the blocks between get unwritten.
-    fn blank(&self, range: &Range<u64>) -> Result<()> {
-        self.in_parts(range, |blocks| {
-            self.node.volume.engine().blank_blocks(self.entry(), blocks, self.node.volume.now())
-        })
-    }
-
-    /// Does `whole` to the whole blocks of a range that is held, and zeroes the parts of blocks at both ends of it.
-    fn in_parts(
-        &self,
-        range: &Range<u64>,
-        whole: impl FnOnce(Range<FileBlock>) -> xfs::Result<()>,
-    ) -> Result<()> {
-        let block = self.block();
-        let (first, last) = (range.start.next_multiple_of(block), range.end & !(block - 1));
-        if first >= last {
-            self.data.map().overwritten();
-            // No whole block, but perhaps the ends of two.
-            return Ok(self.data.file().zero_held(range.clone())?);
-        }
-        // What may find no space comes first.
-        whole(self.blocks_around(&(first..last)))?;
-        // Also where nothing but holes is cleared.
-        self.data.map().overwritten();
-        self.data.file().zero_held(range.start..first)?;
-        self.data.file().zero_held(last..range.end)?;
-        Ok(())
-    }
-
-    /// Sees to it that what lies behind the end of the file, at `size` and held, reads as zeroes should it come before
-    /// the end, on the way or after a crash.
-    pub(crate) fn nothing_behind(&self, size: u64) -> Result<()> {
-        let behind = size.next_multiple_of(self.block());
-        // Of a block that others have too, nothing can be changed; mostly nothing has to be.
-        if !self.data.file().is_zeroed(size..behind)? {
-            self.data.file().zero_behind_end(size, behind)?;
-        }
-        Ok(self.node.volume.engine().free_data_behind_end(self.entry())?)
+        self.data.insert_range(self.whole_blocks(range)?)?;
+        self.changed()
     }
 
     pub(crate) fn block(&self) -> u64 {
@@ -526,17 +311,6 @@ impl File {
             return Err(Error::new(ErrorKind::InvalidInput, what));
         }
         Ok(range)
-    }
-
-    fn bytes_around(&self, range: &Range<u64>) -> Range<u64> {
-        let block = self.block();
-        range.start & !(block - 1)..range.end.next_multiple_of(block)
-    }
-
-    fn blocks_around(&self, range: &Range<u64>) -> Range<FileBlock> {
-        let log = self.node.volume.engine().geometry().block_log;
-        let around = self.bytes_around(range);
-        FileBlock(around.start >> log)..FileBlock(around.end >> log)
     }
 
     /// A queue that keeps up to `depth` reads and overwrites of this file in flight, for one thread. A handle whose changes

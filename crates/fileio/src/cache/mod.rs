@@ -17,6 +17,7 @@ mod folio;
 mod index;
 mod pages;
 mod pool;
+mod shape;
 mod writeback;
 mod writers;
 

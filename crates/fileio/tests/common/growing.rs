@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockdev::DeviceError;
 use fileio::{
-    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged,
+    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, FileSpace, Found,
+    MapSeq, Staged,
 };
 
 use super::common::BLOCK;
@@ -86,23 +87,6 @@ impl GrowingMap {
 
     pub fn give(&self, blocks: u64) {
         self.state.lock().unwrap().free += blocks;
-    }
-
-    /// Cuts the file off, or lets it end later.
-    pub fn set_size(&self, size: u64) {
-        self.change(|state| {
-            let gone = state.blocks.split_off(&size.div_ceil(BLOCK));
-            state.free += gone.len() as u64;
-            state.size = size;
-        });
-    }
-
-    pub fn punch(&self, blocks: Range<u64>) {
-        self.change(|state| {
-            for block in blocks.start / BLOCK..blocks.end / BLOCK {
-                state.free += u64::from(state.blocks.remove(&block).is_some());
-            }
-        });
     }
 
     /// Says of all blocks that others have them too.
@@ -339,5 +323,113 @@ impl DelayedAllocation for GrowingMap {
 
     fn lacks_space(error: &MapError) -> bool {
         *error == MapError::NoSpace
+    }
+}
+
+impl GrowingMap {
+    /// Lets the file end at `size`, and gives back what lies behind.
+    fn end_at(&self, size: u64) {
+        self.change(|state| {
+            let gone = state.blocks.split_off(&size.div_ceil(BLOCK));
+            state.free += gone.len() as u64;
+            state.size = size;
+        });
+    }
+
+    /// Where blocks lie from here on, each by so many further on.
+    fn shift(&self, from: u64, to: u64) {
+        self.change(|state| {
+            let moves = state.blocks.split_off(&from);
+            state.blocks.extend(moves.into_iter().map(|(block, at)| (block - from + to, at)));
+        });
+    }
+}
+
+impl FileSpace for GrowingMap {
+    /// Blocks of the file.
+    type Given = Vec<u64>;
+
+    fn check_changeable(&self) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    fn check_pieces(&self) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    fn set_aside(&self, range: Range<u64>) -> Result<Vec<u64>, MapError> {
+        self.change(|state| {
+            let missing = Vec::from_iter(indexes(&range).filter(|block| !state.blocks.contains_key(block)));
+            if state.free < missing.len() as u64 {
+                return Err(MapError::NoSpace);
+            }
+            for block in &missing {
+                let at = state.take()?;
+                state.blocks.insert(*block, (at, Kind::Unwritten));
+            }
+            Ok(missing)
+        })
+    }
+
+    fn take_back(&self, given: Vec<u64>) -> Result<(), MapError> {
+        given.into_iter().try_for_each(|block| self.free(block * BLOCK..(block + 1) * BLOCK))
+    }
+
+    fn was_set_aside(&self, size: Option<u64>) -> Result<(), MapError> {
+        self.change(|state| state.size = state.size.max(size.unwrap_or(0)));
+        Ok(())
+    }
+
+    fn free(&self, range: Range<u64>) -> Result<(), MapError> {
+        self.change(|state| {
+            for block in indexes(&range) {
+                state.free += u64::from(state.blocks.remove(&block).is_some());
+            }
+        });
+        Ok(())
+    }
+
+    fn blank(&self, range: Range<u64>) -> Result<(), MapError> {
+        // Others keep what they share.
+        self.free(range.clone())?;
+        self.set_aside(range).map(drop)
+    }
+
+    fn cut(&self, size: u64) -> Result<(), MapError> {
+        assert!(size <= self.size(), "it ends there or behind");
+        self.end_at(size);
+        Ok(())
+    }
+
+    fn set_size(&self, size: u64) -> Result<(), MapError> {
+        assert!(!self.data_behind_end(size)?, "what comes before the end reads as zeroes");
+        self.change(|state| state.size = size);
+        Ok(())
+    }
+
+    fn collapse(&self, range: Range<u64>, size: u64) -> Result<(), MapError> {
+        self.free(range.clone())?;
+        self.shift(indexes(&range).end, indexes(&range).start);
+        self.end_at(size);
+        Ok(())
+    }
+
+    fn insert(&self, range: Range<u64>, size: u64) -> Result<(), MapError> {
+        self.shift(indexes(&range).start, indexes(&range).end);
+        self.change(|state| state.size = size);
+        Ok(())
+    }
+
+    fn make_durable(&self) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    fn space_end(&self) -> u64 {
+        let state = self.state.lock().unwrap();
+        state.blocks.last_key_value().map_or(0, |(block, _)| (block + 1) * BLOCK)
+    }
+
+    fn is_refusal(error: &MapError) -> bool {
+        Self::lacks_space(error)
     }
 }

@@ -6,13 +6,14 @@
 
 use super::{ExtentList, Mapped};
 use crate::error::{Error, Result};
-use crate::file::Told;
+use crate::file::{Given, Told};
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
 use crate::volume::Volume;
 use blockdev::DeviceError;
 use fileio::testing::point;
 use fileio::{
-    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, Found, MapSeq, Staged,
+    CopyOnWrite, DelayedAllocation, Extent, ExtentState, FileMapping, FileMappingMut, FileSpace, Found,
+    MapSeq, Staged,
 };
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -424,5 +425,65 @@ impl DelayedAllocation for FileMap {
 
     fn lacks_space(error: &Error) -> bool {
         matches!(error, Error::NoSpace)
+    }
+}
+
+impl FileSpace for FileMap {
+    type Given = Given;
+
+    fn check_changeable(&self) -> Result<()> {
+        self.volume.check_writable()
+    }
+
+    fn check_pieces(&self) -> Result<()> {
+        self.volume.check_block_change(&self.entry)
+    }
+
+    fn set_aside(&self, range: Range<u64>) -> Result<Given> {
+        self.volume.allocate_blocks(&self.entry, self.blocks(&range))
+    }
+
+    fn take_back(&self, given: Given) -> Result<()> {
+        self.volume.take_back(&self.entry, given)
+    }
+
+    fn was_set_aside(&self, size: Option<u64>) -> Result<()> {
+        self.volume.space_set_aside(&self.entry, size, self.volume.now())
+    }
+
+    fn free(&self, range: Range<u64>) -> Result<()> {
+        self.volume.remove_blocks(&self.entry, self.blocks(&range), self.volume.now())
+    }
+
+    fn blank(&self, range: Range<u64>) -> Result<()> {
+        self.volume.blank_blocks(&self.entry, self.blocks(&range), self.volume.now())
+    }
+
+    fn cut(&self, size: u64) -> Result<()> {
+        self.volume.truncate_blocks(&self.entry, size, self.volume.now())
+    }
+
+    fn set_size(&self, size: u64) -> Result<()> {
+        self.volume.set_size(&self.entry, size, self.volume.now())
+    }
+
+    fn collapse(&self, range: Range<u64>, size: u64) -> Result<()> {
+        self.volume.collapse_blocks(&self.entry, self.blocks(&range), size, self.volume.now())
+    }
+
+    fn insert(&self, range: Range<u64>, size: u64) -> Result<()> {
+        self.volume.insert_blocks(&self.entry, self.blocks(&range), size, self.volume.now())
+    }
+
+    fn make_durable(&self) -> Result<()> {
+        self.volume.sync()
+    }
+
+    fn space_end(&self) -> u64 {
+        self.map_end()
+    }
+
+    fn is_refusal(error: &Error) -> bool {
+        error.is_refusal()
     }
 }
