@@ -697,3 +697,33 @@ fn large_reads_come_one_behind_the_other() {
         assert!(buf.iter().all(|byte| *byte == 1));
     }
 }
+
+/// Whoever wrote to where nothing had been written held the bytes twice and looked twice: to find that it is no overwrite, and
+/// to write.
+#[test]
+fn a_write_holds_its_bytes_once_whatever_is_there() {
+    const AT: u64 = 4 * BLOCK;
+    let data = vec![7; 2 * BLOCK as usize];
+    for (prepared, holds) in [("written", 1), ("set aside", 1), ("a hole", 1), ("behind the end", 1)] {
+        let device = device_for(64);
+        let stats = rangelock::LockStats::new();
+        let file = DirectFile::with_stats(device, GrowingMap::new(32), Locking::Range, stats);
+        let pool = PageCache::new(1 << 20);
+        let file = BufferedFile::new(file, &pool);
+        match prepared {
+            "written" => drop(file.write_past(0, &vec![1; 8 * BLOCK as usize]).unwrap()),
+            "set aside" => file.allocate(0..8 * BLOCK, false).unwrap(),
+            "a hole" => file.set_len(8 * BLOCK).unwrap(),
+            _ => file.set_len(AT).unwrap(),
+        }
+        let taken = || file.file().lock_stats().map(|stats| stats.shared + stats.exclusive).unwrap();
+        let (before, looks) = (taken(), file.map().looks());
+        assert_eq!(file.write_past(AT, &data).unwrap(), data.len());
+        assert_eq!(taken() - before, holds, "{prepared}");
+        let looks = file.map().looks() - looks;
+        assert!(looks <= if prepared == "written" { 1 } else { 3 }, "{prepared}: {looks} looks");
+        let mut seen = vec![0; data.len()];
+        file.read_at(AT, &mut seen).unwrap();
+        assert!(seen == data, "{prepared}");
+    }
+}

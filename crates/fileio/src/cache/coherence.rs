@@ -19,7 +19,7 @@ use rangelock::{ByteRangeLock, Mode, RangeToken};
 
 use super::buffered::BufferedFile;
 use super::failures::{Failure, SyncCursor};
-use crate::direct::Outcome;
+use crate::direct::{Outcome, is_unwritten};
 use crate::lock::{Held, Token};
 use crate::sync::atomic::Ordering;
 use crate::testing::{CHANGE, point};
@@ -303,6 +303,18 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 
     /// Writes over what is at byte `offset`, past the pages, as [`DirectFile::overwrite_at`](crate::DirectFile::overwrite_at).
     pub fn overwrite_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        self.overwrite_past_or(offset, buf, |_| Ok(None))
+    }
+
+    /// The same; but where something of the range was never written, `write` is asked to do it with what is held, in this mode,
+    /// and says whether it has.
+    #[inline]
+    fn overwrite_past_or(
+        &self,
+        offset: u64,
+        buf: &[u8],
+        write: impl FnOnce(Mode) -> Outcome<Option<usize>, M>,
+    ) -> Outcome<usize, M> {
         let Some((range, mode)) = self.file.write_range(offset, buf.len())? else { return Ok(0) };
         let seen = self.file.foresee(offset, true);
         point(CHANGE);
@@ -314,6 +326,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         match self.file.overwrite_held(offset, buf, seen) {
             Ok(_) => drop(held),
             Err(error) => {
+                if is_unwritten(&error)
+                    && let Some(written) = write(mode)?
+                {
+                    return Ok(written);
+                }
                 drop(held);
                 return self.overwrite_elsewhere(error, offset, buf);
             }
@@ -369,13 +386,15 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     pub(super) fn try_write_past(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
-        match self.overwrite_past(offset, buf) {
-            Err(FileError::NotOverwritable { .. }) => {}
-            other => return other,
-        }
         let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(0) };
+        if end <= self.size() {
+            match self.overwrite_past_or(offset, buf, |mode| self.file.write_in_hold(offset, buf, mode)) {
+                Err(FileError::NotOverwritable { .. }) => {}
+                other => return other,
+            }
+        }
         if let Some(_passing) = self.pass_by_now() {
-            return self.file.write_at(offset, buf);
+            return self.file.write_new(offset, buf);
         }
         let block = u64::from(self.map().block_size());
         loop {

@@ -43,10 +43,27 @@ impl<M: FileMappingMut> DirectFile<M> {
     /// Writes `buf` at byte `offset`, wherever that is: over data, into a hole, behind the end of the file, which then
     /// grows; gives the number of bytes, which is all of them.
     pub fn write_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
-        match self.overwrite_at(offset, buf) {
+        if offset.saturating_add(buf.len() as u64) > self.map().size() {
+            return self.write_new(offset, buf);
+        }
+        match self.overwrite_or(offset, buf, |mode| self.write_in_hold(offset, buf, mode)) {
             Err(FileError::NotOverwritable { .. }) => self.write_new(offset, buf),
             other => other,
         }
+    }
+
+    /// A write to where something was never written, if it needs no more than who overwrites holds, in this mode: whole blocks
+    /// before the end of the file, exclusively. Else `None`, and nothing is written.
+    pub(crate) fn write_in_hold(&self, offset: u64, buf: &[u8], mode: Mode) -> Outcome<Option<usize>, M> {
+        let (block, end) = (u64::from(self.map().block_size()), offset + buf.len() as u64);
+        // The end stays behind bytes that are held.
+        let size = self.map().size();
+        if mode != Mode::Exclusive || (offset | end) & (block - 1) != 0 || end > size {
+            return Ok(None);
+        }
+        self.map().content_changes().map_err(|source| FileError::Map { offset, source })?;
+        self.write_from_end(offset, buf, size)?;
+        Ok(Some(buf.len()))
     }
 
     /// As [`write_at`](Self::write_at), in one step with the space for it where `offset` is a whole block at or behind
@@ -167,7 +184,8 @@ impl<M: FileMappingMut> DirectFile<M> {
         self.zero_held(size..size.next_multiple_of(self.map().block_size().into()).min(to))
     }
 
-    fn write_new(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+    /// As [`write_at`](Self::write_at), by who knows that it is no overwrite, or takes it for none.
+    pub(crate) fn write_new(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         if buf.is_empty() {
             return Ok(0);
         }

@@ -86,6 +86,11 @@ impl Wake for Unpark {
     }
 }
 
+/// Whether an overwrite was refused as something of its range was never written.
+pub(crate) fn is_unwritten<E: std::error::Error>(error: &FileError<E>) -> bool {
+    matches!(error, FileError::NotOverwritable { why: Refusal::Hole | Refusal::Unwritten, .. })
+}
+
 impl<M: FileMapping> DirectFile<M> {
     /// The file whose bytes lie on `device` where `map` says.
     pub fn new(device: Arc<dyn BlockDevice>, map: M, locking: Locking) -> Self {
@@ -137,13 +142,32 @@ impl<M: FileMapping> DirectFile<M> {
     /// lie inside the file, on blocks that were written before; otherwise nothing is written. What other files share is
     /// written elsewhere, if the format can do that.
     pub fn overwrite_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
+        self.overwrite_or(offset, buf, |_| Ok(None))
+    }
+
+    /// The same; but where something of the range was never written, `write` is asked to do it with what is held, in this mode,
+    /// and says whether it has.
+    #[inline]
+    fn overwrite_or(
+        &self,
+        offset: u64,
+        buf: &[u8],
+        write: impl FnOnce(Mode) -> Outcome<Option<usize>, M>,
+    ) -> Outcome<usize, M> {
         let Some((range, mode)) = self.write_range(offset, buf.len())? else { return Ok(0) };
         let seen = self.foresee(offset, true);
         point(CHANGE);
         let held = self.lock.hold(range, mode);
         match self.overwrite_held(offset, buf, seen) {
             Ok(_) => drop(held),
-            Err(error) => self.overwrite_elsewhere(held, error, offset, buf)?,
+            Err(error) => {
+                if is_unwritten(&error)
+                    && let Some(written) = write(mode)?
+                {
+                    return Ok(written);
+                }
+                self.overwrite_elsewhere(held, error, offset, buf)?;
+            }
         }
         self.map.overwritten();
         Ok(buf.len())

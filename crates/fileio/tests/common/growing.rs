@@ -48,12 +48,17 @@ struct State {
 pub struct GrowingMap {
     state: Mutex<State>,
     seq: AtomicU64,
+    looks: AtomicU64,
 }
 
 impl GrowingMap {
     /// A file without bytes, and so many blocks for it.
     pub fn new(free: u64) -> Self {
-        Self { state: Mutex::new(State { free, ..State::default() }), seq: AtomicU64::new(0) }
+        Self {
+            state: Mutex::new(State { free, ..State::default() }),
+            seq: AtomicU64::new(0),
+            looks: AtomicU64::new(0),
+        }
     }
 
     fn change<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
@@ -61,6 +66,11 @@ impl GrowingMap {
         let done = work(&mut state);
         self.seq.fetch_add(1, Ordering::SeqCst);
         done
+    }
+
+    /// How often a run was looked up.
+    pub fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
     }
 
     pub fn reserved(&self) -> u64 {
@@ -118,6 +128,7 @@ impl FileMapping for GrowingMap {
     }
 
     fn lookup(&self, offset: u64) -> Result<Found, MapError> {
+        self.looks.fetch_add(1, Ordering::Relaxed);
         let seq = self.seq();
         let state = self.state.lock().unwrap();
         let block = offset / BLOCK;
