@@ -157,7 +157,8 @@ pub struct Config {
     pub threads: Vec<usize>,
     /// Lockings that uxfs is measured with; none: those that the workload's table has by default.
     pub locking: Vec<Locking>,
-    /// Designs of the journal that `handles` and `fsmark` are measured with.
+    /// Designs of the journal that `handles`, `fsmark` and `dbench` are measured with; none: those that their results are
+    /// about.
     pub designs: DesignLists,
     /// What uxfs is compared with.
     pub versus: Vec<Versus>,
@@ -195,7 +196,8 @@ pub struct Config {
     pub osync_threads: Vec<usize>,
     /// How `osync` shares the flushes of a device; none: every way.
     pub flushings: Vec<Flushing>,
-    /// What a flush takes where `osync` runs on a device in memory, each measured; 0: nothing.
+    /// What a flush takes where `osync` runs on a device in memory, each measured; 0: nothing, which is measured unasked
+    /// beside what uxfs is compared with.
     pub flush_latencies: Vec<Duration>,
     /// Whether `osync` may write all over a device, or a file, that is there.
     pub overwrite: bool,
@@ -334,14 +336,36 @@ impl Config {
         if self.flushings.is_empty() { Flushing::ALL.to_vec() } else { self.flushings.clone() }
     }
 
-    /// The designs of the journal that a workload is measured with. Unsaid, `handles` has each older one beside today's, and
-    /// all of them at once.
+    /// The designs of the journal that a workload is measured with, today's first. Unsaid, each has those beside it that its
+    /// result is about: `handles` every older one, and all of them at once; `fsmark`, where it is not about flushes, those
+    /// of commits; `dbench` that of handles.
     pub(crate) fn designs(&self, workload: Workload) -> Vec<Designs> {
-        if workload != Workload::Handles || !self.designs.are_empty() {
-            return self.designs.product();
+        let unsaid = match workload {
+            Workload::FxMark => DesignLists::default(),
+            _ if !self.designs.are_empty() => return self.designs.product(),
+            Workload::Handles => {
+                let older = Designs::one_older().into_iter().chain([Designs::OLDEST]);
+                return std::iter::once(Designs::default()).chain(older).collect();
+            }
+            Workload::FsMark if self.fsync.is_none() => DesignLists {
+                cil: CilLocks::ALL.to_vec(),
+                vectors: Vectors::ALL.to_vec(),
+                ..DesignLists::default()
+            },
+            Workload::Dbench => DesignLists { handles: HandleCounts::ALL.to_vec(), ..DesignLists::default() },
+            _ => DesignLists::default(),
+        };
+        unsaid.product()
+    }
+
+    /// What flushes take of the devices in memory that `osync` runs on. A file system of the kernel's has a device as it is,
+    /// so that ours has one beside it, too.
+    pub(crate) fn flush_latencies(&self) -> Vec<Duration> {
+        let mut all = self.flush_latencies.clone();
+        if !self.versus.is_empty() && !all.contains(&Duration::ZERO) {
+            all.push(Duration::ZERO);
         }
-        let older = Designs::one_older().into_iter().chain([Designs::OLDEST]);
-        std::iter::once(Designs::default()).chain(older).collect()
+        all
     }
 
     /// The queue depths of a workload on files.
@@ -370,7 +394,19 @@ mod tests {
             all.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         let (both, locked) = (HandleCounts::ALL, [Reservations::Locked]);
-        assert_eq!(designs(Workload::FsMark, &[], &[]), [""]);
+        let of_commits = ["", "vectors=two-pass", "cil=single-lock", "cil=single-lock vectors=two-pass"];
+        let mut unsaid = designs(Workload::FsMark, &[], &[]);
+        assert_eq!(unsaid.remove(0), "", "today's is the first");
+        unsaid.sort();
+        assert_eq!(unsaid, {
+            let mut older = of_commits[1..].to_vec();
+            older.sort_unstable();
+            older
+        });
+        assert_eq!(designs(Workload::Dbench, &[], &[]), ["", "handles=locked"]);
+        assert_eq!(designs(Workload::FxMark, &[], &[]), [""]);
+        let durable = Config { fsync: Some(1), ..Config::default() };
+        assert_eq!(durable.designs(Workload::FsMark), [Designs::default()]);
         assert_eq!(designs(Workload::Handles, &both, &[]), ["", "handles=locked"]);
         let combined = ["handles=locked reservation=locked", "reservation=locked"];
         assert_eq!(designs(Workload::FsMark, &both, &locked), combined);
@@ -381,6 +417,18 @@ mod tests {
         };
         assert_eq!(lists.product().len(), 4);
         assert_eq!(designs(Workload::Handles, &[], &[]).len(), 6);
+    }
+
+    #[test]
+    fn a_device_as_it_is_stands_beside_the_kernels() {
+        let alone = Config::default();
+        assert_eq!(alone.flush_latencies(), alone.flush_latencies);
+        let beside = Config { versus: vec![Versus::KernelXfs], ..Config::default() };
+        let mut all = beside.flush_latencies();
+        assert_eq!(all.pop(), Some(Duration::ZERO));
+        assert_eq!(all, beside.flush_latencies);
+        let asked = Config { flush_latencies: vec![Duration::ZERO], ..beside };
+        assert_eq!(asked.flush_latencies(), [Duration::ZERO]);
     }
 
     #[test]

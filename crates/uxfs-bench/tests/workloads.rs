@@ -218,11 +218,14 @@ fn files_that_are_made_are_looked_at_and_removed_and_a_sound_volume_is_left() {
     };
     let report = run(&config, &[Workload::FsMark], &mut Silent).expect("it runs");
     for op in ["create", "create + sync", "walk", "unlink", "unlink + sync"] {
-        let lines: Vec<&Measurement> =
-            report.measurements.iter().filter(|line| line.op == op && line.target == "uxfs").collect();
-        let shape: Vec<(usize, usize)> = lines.iter().map(|line| (line.threads, line.median_of)).collect();
-        assert_eq!(shape, [(1, rounds), (3, rounds)], "{op}");
-        assert!(lines.iter().all(|line| line.ops_per_s > 0.0 && line.workload == "fsmark"), "{lines:?}");
+        let older = ["cil=single-lock", "vectors=two-pass", "cil=single-lock vectors=two-pass"];
+        for design in [None].into_iter().chain(older.map(Some)) {
+            let lines = lines(&report, "uxfs", design, op);
+            let shape: Vec<(usize, usize)> =
+                lines.iter().map(|line| (line.threads, line.median_of)).collect();
+            assert_eq!(shape, [(1, rounds), (3, rounds)], "{design:?} {op}");
+            assert!(lines.iter().all(|line| line.ops_per_s > 0.0 && line.workload == "fsmark"), "{lines:?}");
+        }
         let others = report.measurements.iter().filter(|line| line.op == op && line.target != "uxfs").count();
         assert_eq!(others, threads.len(), "{op}: the same on a mounted directory");
     }
@@ -238,6 +241,15 @@ fn files_that_are_made_are_looked_at_and_removed_and_a_sound_volume_is_left() {
             assert!(class(name).exclusive >= files && class(name).per_commit.is_some(), "{name} of {target}");
         }
     }
+    // In the older way of commits all threads take turns at one lock. Other tests of the process count, too, and the more.
+    let between = |design: &str| {
+        let target = format!("uxfs {design}create × 3");
+        let found = report.locks.iter().find(|of| of.target == target && of.class == "cil shard");
+        found.map_or(0, |class| class.between)
+    };
+    let made = 3 * 500 * rounds as u64;
+    assert!(between("cil=single-lock ") * 10 >= made * 9, "{:?}", report.locks);
+    assert!(between("") * 2 < made, "{:?}", report.locks);
     must(Release::Unstable.tool("xfs_repair").expect("installed").arg("-n").arg(&image));
     // Nothing of the mounted directory is left but the volume that was asked for.
     assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 1);
@@ -326,10 +338,10 @@ fn clients_work_on_a_volume_and_on_the_kernels() {
     let _alone = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
     let config = Config { clients: vec![1, 3], lockstat: true, versus: vec![Versus::KernelXfs], ..config() };
     let report = run(&config, &[Workload::Dbench], &mut Silent).expect("it runs");
-    assert_eq!(report.measurements.len(), 8);
-    for target in ["uxfs", "kernel-xfs"] {
+    assert_eq!(report.measurements.len(), 12);
+    for (target, design) in [("uxfs", None), ("uxfs", Some("handles=locked")), ("kernel-xfs", None)] {
         for op in ["mix", "MiB"] {
-            let lines = lines(&report, target, None, op);
+            let lines = lines(&report, target, design, op);
             let shape: Vec<(usize, usize)> =
                 lines.iter().map(|line| (line.threads, line.median_of)).collect();
             assert_eq!(shape, [(1, 2), (3, 2)], "{target} {op}");
@@ -340,6 +352,11 @@ fn clients_work_on_a_volume_and_on_the_kernels() {
     let counted =
         |target: &str| report.locks.iter().any(|of| of.target == target && of.shared + of.exclusive > 0);
     assert!(counted("uxfs × 1") && counted("uxfs × 3"), "{:?}", report.locks);
+    let handles = |target: &str| {
+        let found = report.locks.iter().find(|of| of.target == target && of.class == "handles");
+        found.map_or(0, |class| class.between)
+    };
+    assert!(handles("uxfs handles=locked × 3") > 0 && handles("uxfs × 3") == 0, "{:?}", report.locks);
 }
 
 /// Copies on write on both volumes, which have today's features. The workload itself compares what the file and its

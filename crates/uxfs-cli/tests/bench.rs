@@ -236,6 +236,7 @@ fn dbench_gives_operations_and_bytes_of_each_number_of_clients() {
                     line["op"] == op
                         && line["threads"] == clients
                         && line["target"].as_str().is_some_and(|name| name.starts_with(target))
+                        && line["locking"].is_null()
                 });
                 let line = fits.next().unwrap_or_else(|| panic!("{target} {op} × {clients}: {text}"));
                 assert!(fits.next().is_none(), "{target} {op} × {clients}: {text}");

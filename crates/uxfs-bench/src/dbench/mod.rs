@@ -14,13 +14,15 @@
 //! Opening counts as an operation, closing does not. Errands are the same for all clients, all targets and all rounds
 //! (they follow from the seed), and clients begin no new one when the time is over.
 //!
+//! Journals of older designs can be measured beside today's ([`Designs`](::uxfs::Designs)); all take turns, round by round.
+//!
 //! Invariant: what a look, a listing and a read give is compared with what the errand knows must be there; the loop
 //! allocates and locks nothing itself while the clock runs.
 
 mod client;
 mod errand;
 
-use crate::config::Config;
+use crate::config::{Config, Workload};
 use crate::error::{Error, Result};
 use crate::fs::{Directory, FileSystem, Scene, Site, Target, count};
 use crate::fsmark::together;
@@ -73,7 +75,7 @@ fn measure<F: FileSystem>(
 /// Measures all numbers of clients on all targets, round by round.
 pub(crate) fn run(config: &Config, observer: &mut dyn Observer, report: &mut Report) -> Result<()> {
     let most = config.clients.iter().copied().max().unwrap_or(1);
-    let scene = Scene::set(config, most as u64 * BYTES_A_CLIENT, most, observer)?;
+    let scene = Scene::set(config, Workload::Dbench, most as u64 * BYTES_A_CLIENT, most, observer)?;
     observer.start(NAME, (config.rounds * config.clients.len() * scene.targets.len()) as u64);
     let errand = Errand::new(config.seed);
     let mut collector = Collector::default();
@@ -166,7 +168,8 @@ mod tests {
         let site = SysFs::in_dir(dir.path(), "").expect("a target");
         works(&site);
         site.finish().expect("it goes");
-        let site = UxfsFs::make(&Config::default(), 1 << 30, 4).expect("a volume");
+        let site =
+            UxfsFs::make(&Config::default(), 1 << 30, 4, ::uxfs::Designs::default()).expect("a volume");
         works(&site);
         site.finish().expect("it closes");
     }

@@ -174,7 +174,8 @@ mod tests {
         does_what_it_says(&site.fs);
         site.finish().expect("it goes");
         assert_eq!(std::fs::read_dir(dir.path()).expect("there").count(), 0);
-        let site = UxfsFs::make(&Config::default(), 1 << 30, 4).expect("a volume");
+        let site =
+            UxfsFs::make(&Config::default(), 1 << 30, 4, ::uxfs::Designs::default()).expect("a volume");
         does_what_it_says(&site.fs);
         site.finish().expect("it closes");
     }

@@ -1,11 +1,12 @@
 //! The file systems of a run: uxfs's own, and those that it is compared with.
 
 use super::{SysFs, UxfsFs};
-use crate::config::Config;
+use crate::config::{Config, Workload};
 use crate::error::Result;
 use crate::setup::{Compared, Shape};
 use crate::suite::Observer;
 use crate::target::Label;
+use ::uxfs::Designs;
 
 /// A file system with its name in reports.
 pub(crate) struct Site<F> {
@@ -36,9 +37,10 @@ pub(crate) struct Scene {
 
 impl Scene {
     /// Volumes of at least `bytes` bytes, with a group for each of `threads` threads, as directories go to one group
-    /// after the other.
+    /// after the other; of uxfs's own one for each design that `workload` is measured with.
     pub(crate) fn set(
         config: &Config,
+        workload: Workload,
         bytes: u64,
         threads: usize,
         observer: &mut dyn Observer,
@@ -48,7 +50,9 @@ impl Scene {
         let bytes = bytes.max(BYTES_MIN).next_multiple_of(1 << 20);
         let groups = u32::try_from(threads).unwrap_or(u32::MAX).max(4);
         observer.note("making a volume");
-        let mut targets = vec![Target::Uxfs(UxfsFs::make(config, bytes, groups)?)];
+        let own = config.designs(workload);
+        let make = |designs: &Designs| UxfsFs::make(config, bytes, groups, *designs).map(Target::Uxfs);
+        let mut targets = own.iter().map(make).collect::<Result<Vec<_>>>()?;
         let shape = Shape { bytes, groups: Some(groups) };
         let mut all = Vec::new();
         for versus in &config.versus {

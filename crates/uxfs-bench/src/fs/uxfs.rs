@@ -4,10 +4,10 @@ use super::scene::Site;
 use super::{Directory, FileSystem, OpenFile, Seen};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::fsmark::make_device;
+use crate::fsmark::{make_device, named};
 use crate::setup::mkfs_options;
 use crate::target::Label;
-use ::uxfs::{Dir, File, Metadata, NewNode, OpenOptions, Rename, Volume};
+use ::uxfs::{Designs, Dir, File, Metadata, NewNode, OpenOptions, Rename, Volume};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -31,14 +31,14 @@ fn seen(metadata: &Metadata) -> Seen {
 }
 
 impl UxfsFs {
-    /// A new volume at the place that is asked for.
-    pub(crate) fn make(config: &Config, bytes: u64, groups: u32) -> Result<Site<Self>> {
+    /// A new volume at the place that is asked for, with a journal of these designs.
+    pub(crate) fn make(config: &Config, bytes: u64, groups: u32, designs: Designs) -> Result<Site<Self>> {
         let (device, name, dir) = make_device(config, bytes)?;
         let options = mkfs_options(config, groups)?;
         ::uxfs::mkfs_device(Arc::clone(&device), &options, true).map_err(Error::volume)?;
-        let options = OpenOptions::new().writable(true).cache_size(cache_bytes());
+        let options = OpenOptions::new().writable(true).cache_size(cache_bytes()).designs(designs);
         let volume = Volume::open_device(device, &options).map_err(Error::volume)?;
-        let label = Label { target: "uxfs".to_owned(), device: name, locking: None };
+        let label = Label { target: "uxfs".to_owned(), device: name, locking: named(designs) };
         Ok(Site { label, fs: Self { volume, _dir: dir } })
     }
 }

@@ -141,9 +141,11 @@ pub(crate) fn run(config: &Config, observer: &mut dyn Observer, report: &mut Rep
     }
     report.measurements.extend(collector.finish());
     report.locks.extend(locks.map(|locks| lockstat::shared_first(locks.finish(NAME))).unwrap_or_default());
+    // The first volume is that of today's design.
+    let mut keep = config.keep.as_deref();
     for tree in scene.trees.drain(..) {
         observer.note(&format!("closing {}", tree.label()));
-        tree.finish(config)?;
+        tree.finish(keep.take())?;
     }
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! Directories in any mounted directory, by system calls.
 
 use super::{AnyTree, Named, Seen, Tree, TreeDir};
-use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::target::{Label, mount_of};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
@@ -57,7 +56,7 @@ impl Tree for SysTree {
         rustix::fs::syncfs(&self.fd).map_err(failed("syncfs"))
     }
 
-    fn finish(self, _config: &Config) -> Result<()> {
+    fn finish(self, _keep: Option<&Path>) -> Result<()> {
         self.dir.close().map_err(Error::host("cannot remove the directory"))
     }
 }

@@ -3,11 +3,11 @@
 //! Invariant: all targets run the same loops, and the loops allocate and lock nothing while the clock runs.
 
 use super::{PHASES, Phase, Plan, Timed};
-use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::target::Label;
 use std::io::Write;
+use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -39,8 +39,8 @@ pub(crate) trait Tree: Send {
     fn remove_dir(&mut self, name: &str) -> Result<()>;
     /// Makes all that was done durable.
     fn sync(&mut self) -> Result<()>;
-    /// Leaves what is asked for, and takes down the rest.
-    fn finish(self, config: &Config) -> Result<()>;
+    /// Leaves the volume in `keep`, if it has one of its own, and takes down the rest.
+    fn finish(self, keep: Option<&Path>) -> Result<()>;
 }
 
 /// A [`Tree`] with its name in reports.
@@ -64,7 +64,7 @@ pub(crate) trait AnyTree: Send {
     fn label(&self) -> &Label;
     /// Goes through all phases once.
     fn round(&mut self, plan: Plan, watch: &mut dyn Watch) -> Result<()>;
-    fn finish(self: Box<Self>, config: &Config) -> Result<()>;
+    fn finish(self: Box<Self>, keep: Option<&Path>) -> Result<()>;
 }
 
 impl<T: Tree> AnyTree for Named<T> {
@@ -100,8 +100,8 @@ impl<T: Tree> AnyTree for Named<T> {
         self.tree.sync()
     }
 
-    fn finish(self: Box<Self>, config: &Config) -> Result<()> {
-        self.tree.finish(config)
+    fn finish(self: Box<Self>, keep: Option<&Path>) -> Result<()> {
+        self.tree.finish(keep)
     }
 }
 

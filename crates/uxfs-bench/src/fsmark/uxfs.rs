@@ -93,9 +93,9 @@ impl Tree for UxfsTree {
         self.volume.sync().map_err(Error::volume)
     }
 
-    fn finish(self, config: &Config) -> Result<()> {
+    fn finish(self, keep: Option<&Path>) -> Result<()> {
         self.volume.close().map_err(Error::volume)?;
-        config.keep.as_ref().map_or(Ok(()), |path| save(&*self.device, path))
+        keep.map_or(Ok(()), |path| save(&*self.device, path))
     }
 }
 

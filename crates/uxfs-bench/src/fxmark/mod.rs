@@ -24,7 +24,7 @@ mod tests;
 
 pub use kinds::FxMark;
 
-use crate::config::Config;
+use crate::config::{Config, Workload};
 use crate::error::{Error, Result};
 use crate::fs::{Directory, FileSystem, Scene, Site, Target, clear, count, names as names_of};
 use crate::fsmark::together;
@@ -164,7 +164,7 @@ fn volume_bytes(config: &Config, threads: usize) -> u64 {
 pub(crate) fn run(config: &Config, observer: &mut dyn Observer, report: &mut Report) -> Result<()> {
     let kinds = if config.fxmark.is_empty() { FxMark::ALL.to_vec() } else { config.fxmark.clone() };
     let most = config.threads.iter().copied().max().unwrap_or(1);
-    let scene = Scene::set(config, volume_bytes(config, most), most, observer)?;
+    let scene = Scene::set(config, Workload::FxMark, volume_bytes(config, most), most, observer)?;
     let steps = config.rounds * kinds.len() * config.threads.len() * scene.targets.len();
     observer.start(NAME, steps as u64);
     let mut collector = Collector::default();

@@ -132,7 +132,7 @@ fn on_both(mut work: impl FnMut(&Site<SysFs>), mut own: impl FnMut(&Site<UxfsFs>
     let site = SysFs::in_dir(if shm.is_dir() { shm } else { &passing }, "").expect("a directory");
     work(&site);
     site.finish().expect("it goes");
-    let site = UxfsFs::make(&Config::default(), 1 << 30, 4).expect("a volume");
+    let site = UxfsFs::make(&Config::default(), 1 << 30, 4, ::uxfs::Designs::default()).expect("a volume");
     own(&site);
     site.finish().expect("it closes");
 }

@@ -4,7 +4,8 @@
 //! On a bare device, and on a file of a volume of uxfs's own, a write is durable when it returns, and how those who wait share
 //! the device's flush can be chosen; beside the device stands what one flush a round for all would give. Through system
 //! calls the same is a direct write to what is open with `O_DSYNC`: a file in a mounted directory, or the device itself. A
-//! device in memory has flushes that take as long as is asked for, one after the other, as those of disks do.
+//! device in memory has flushes that take as long as is asked for, one after the other, as those of disks do; beside what the
+//! kernel has mounted, which lies on a device as it is, there is one more whose flushes take nothing.
 //!
 //! Invariant: after each measurement every region holds what was written to it last.
 
@@ -59,7 +60,7 @@ impl Scene {
         observer.note("making devices and volumes");
         match &config.place {
             Place::Memory => {
-                for &latency in &config.flush_latencies {
+                for latency in config.flush_latencies() {
                     scene.in_memory(config, latency, drive::bytes(most))?;
                 }
             }

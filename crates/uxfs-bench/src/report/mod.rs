@@ -144,6 +144,7 @@ fn groups<'a>(lines: &[&'a Measurement]) -> Vec<Group<'a>> {
     }));
     let one_depth =
         distinct(keys.iter().map(|&(_, depth, _)| depth)).len() == 1 && depths.first() == Some(&1);
+    let is_modelled = lines.iter().any(|line| modelled(line).is_some());
     keys.into_iter()
         .map(|(op, depth, model)| {
             let of_group: Vec<&'a Measurement> = lines
@@ -155,7 +156,11 @@ fn groups<'a>(lines: &[&'a Measurement]) -> Vec<Group<'a>> {
             if !one_depth {
                 let _ = write!(title, ", {depth} in flight a thread");
             }
-            title.extend(model.map(|model| format!(", {model}")));
+            match model {
+                Some(model) => title.extend([", ", model]),
+                None if is_modelled => title += ", flush as each device has it",
+                None => {}
+            }
             let threads = {
                 let mut threads = distinct(of_group.iter().map(|line| line.threads));
                 threads.sort_unstable();

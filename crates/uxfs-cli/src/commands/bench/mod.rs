@@ -71,8 +71,9 @@ pub struct Args {
     /// for `overwrite`, all but one of these two for `randrw`.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     locking: Vec<Locking>,
-    /// How the journals of `handles` and `fsmark` count open handles: locked, atomic. Of this and what else their journals
-    /// are made of, each choice is measured with each other. Unsaid: today's, and for `handles` each older one beside it.
+    /// How the journals of `handles`, `fsmark` and `dbench` count open handles: locked, atomic. Of this and what else their
+    /// journals are made of, each choice is measured with each other. Unsaid: today's, and beside it for `handles` each
+    /// older one, for `fsmark` (without --fsync) those of --cil and --vectors, for `dbench` that of --handles.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     handles: Vec<HandleCounts>,
     /// How they count log space: locked, atomic.
@@ -135,7 +136,8 @@ pub struct Args {
     /// at once), shared-flush (one for all who wait). Unsaid: each of them.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     sync: Vec<Flushing>,
-    /// What a flush of `osync`'s device in memory takes; it does one at a time, as disks do.
+    /// What a flush of `osync`'s device in memory takes; it does one at a time, as disks do. With --vs, a device is measured,
+    /// too, whose flushes take nothing: what the kernel has mounted lies on a device as it is.
     #[arg(long, value_name = "MILLISECONDS,…", value_delimiter = ',', default_value = "0.1,1,10")]
     flush_ms: Vec<f64>,
     /// Let `osync` write all over the device, or the file, that --device names.

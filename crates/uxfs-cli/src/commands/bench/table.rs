@@ -15,7 +15,12 @@ pub fn print_measurements(out: &mut impl Write, lines: &[Measurement], verbose: 
     for (workload, depth, model) in distinct(lines.iter().map(|line| key(lines, line))) {
         let of_table: Vec<&Measurement> =
             lines.iter().filter(|line| key(lines, line) == (workload, depth, model)).collect();
-        let model = model.map(|model| format!("; {model}")).unwrap_or_default();
+        let others = || lines.iter().any(|line| line.workload == workload && modelled(line).is_some());
+        let model = match model {
+            Some(model) => format!("; {model}"),
+            None if others() => "; flush as each device has it".to_owned(),
+            None => String::new(),
+        };
         let bytes = of_table.iter().find_map(|line| line.bytes).unwrap_or(0);
         writeln!(out, "\n{}", title(&format!("{}{model}", subject(workload, depth, bytes)), &of_table))?;
         writeln!(out, "{}", table(&of_table, verbose))?;
