@@ -28,6 +28,7 @@ mod report;
 mod setup;
 mod suite;
 mod target;
+mod timer;
 mod together;
 mod volume;
 mod work;

@@ -137,6 +137,56 @@ fn check_page(page: &str, lines: &[Value], locks: &[Value]) {
     );
 }
 
+/// Percentiles of lines that have some, and whether each has.
+fn assert_timed(lines: &[Value], is_timed: impl Fn(&Value) -> bool) {
+    for line in lines {
+        let [p50, p99, p999] = ["p50_us", "p99_us", "p999_us"].map(|field| line[field].as_f64());
+        if is_timed(line) {
+            assert!(Some(0.0) < p50 && p50 <= p99 && p99 <= p999, "{line}");
+        } else {
+            assert!(p50.or(p99).or(p999).is_none(), "{line}");
+        }
+    }
+}
+
+#[test]
+fn single_operations_are_timed_and_shown_if_asked() {
+    let small = [&SMALL[..], &["--clients=2", "--fsync=4K"]].concat();
+    let page = tempfile::NamedTempFile::new().expect("a file");
+    let report = format!("--report={}", page.path().display());
+    let dir = tempfile::tempdir().expect("a directory");
+    let vs = format!("--vs={}", dir.path().display());
+    for (workload, small) in [
+        ("fsmark", &SMALL[..]),
+        ("fsmark", &small),
+        ("fxmark", &SMALL),
+        ("dbench", &[&SMALL[..], &["--clients=2"]].concat()),
+    ] {
+        let args = [&["--json", "bench", workload, &vs, &report], small].concat();
+        let out = output(&args);
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        let text = String::from_utf8(out.stdout).expect("text");
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert!(!lines.is_empty());
+        // What is made durable together is no single operation, nor is a MiB.
+        let is_timed = |line: &Value| {
+            let op = line["op"].as_str().expect("an operation");
+            op != "MiB" && !op.ends_with("+ sync")
+        };
+        assert_timed(&lines, is_timed);
+        let page = std::fs::read_to_string(page.path()).expect("a page");
+        assert!(page.contains("p50 / p99 / p99.9, µs"), "{workload}");
+    }
+    for (verbose, is_shown) in [(&["-v"][..], true), (&[], false)] {
+        let out =
+            output(&[verbose, &["bench", "dbench", "--clients=1", "--rounds=1", "--min-time=1"]].concat());
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert_eq!(String::from_utf8_lossy(&out.stdout).contains(" µs"), is_shown);
+    }
+    let help = String::from_utf8(output(&["bench", "--help"]).stdout).expect("text");
+    assert!(help.contains("With --verbose"), "{help}");
+}
+
 #[test]
 fn a_table_is_printed_otherwise() {
     let output = output(&[&["bench", "overwrite", "--lockstat"], &SMALL[..]].concat());

@@ -3,6 +3,7 @@
 use super::errand::{Errand, FileOf, PIECE_MAX, Step};
 use crate::error::{Error, Result};
 use crate::fs::{Directory, NameBuf, OpenFile};
+use crate::timer::Timer;
 use blockdev::AlignedBuf;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -42,10 +43,10 @@ impl<D: Directory> Client<D> {
     }
 
     /// Does errands until the time is over, one at least; gives how many operations those were.
-    pub(super) fn work(&mut self, errand: &Errand, limit: Duration) -> Result<u64> {
+    pub(super) fn work(&mut self, errand: &Errand, limit: Duration, timer: &mut Timer) -> Result<u64> {
         let (start, before) = (Instant::now(), self.errands);
         loop {
-            self.go(errand)?;
+            self.go(errand, timer)?;
             self.errands += 1;
             if start.elapsed() >= limit {
                 return Ok((self.errands - before) * errand.ops());
@@ -54,27 +55,33 @@ impl<D: Directory> Client<D> {
     }
 
     /// Does one errand.
-    fn go(&mut self, errand: &Errand) -> Result<()> {
+    fn go(&mut self, errand: &Errand, timer: &mut Timer) -> Result<()> {
         let mut room = NameBuf::new();
         let folder_name = room.of(format_args!("folder-{}", self.errands));
         let mut name = NameBuf::new();
         let (mut folder, mut open) = (None, None);
         for &step in errand.steps() {
-            match step {
-                Step::MakeDir => folder = Some(self.dir.make_dir(folder_name)?),
-                Step::RemoveDir => {
-                    folder = None;
-                    self.dir.remove_dir(folder_name)?;
-                }
-                Step::Close => open = None,
-                Step::Write { .. } | Step::Read { .. } | Step::Flush => match &open {
-                    Some(file) => self.on_file(step, file)?,
-                    None => return Err(wrong(format!("{step:?} with no file open"))),
-                },
-                Step::Create(file) => open = Some(in_folder(&folder)?.create(name_of(file, &mut name))?),
-                Step::Open(file) => open = Some(in_folder(&folder)?.open(name_of(file, &mut name))?),
-                _ => on_names(step, in_folder(&folder)?, &mut name)?,
+            if step == Step::Close {
+                open = None;
+                continue;
             }
+            timer.of(|| {
+                match step {
+                    Step::MakeDir => folder = Some(self.dir.make_dir(folder_name)?),
+                    Step::RemoveDir => {
+                        folder = None;
+                        self.dir.remove_dir(folder_name)?;
+                    }
+                    Step::Write { .. } | Step::Read { .. } | Step::Flush => match &open {
+                        Some(file) => self.on_file(step, file)?,
+                        None => return Err(wrong(format!("{step:?} with no file open"))),
+                    },
+                    Step::Create(file) => open = Some(in_folder(&folder)?.create(name_of(file, &mut name))?),
+                    Step::Open(file) => open = Some(in_folder(&folder)?.open(name_of(file, &mut name))?),
+                    _ => on_names(step, in_folder(&folder)?, &mut name)?,
+                }
+                Ok(())
+            })?;
         }
         Ok(())
     }

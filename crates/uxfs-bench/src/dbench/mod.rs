@@ -29,6 +29,7 @@ use crate::fsmark::together;
 use crate::lockstat::{Tracker, shared_first};
 use crate::measure::{Collector, Sample, Series};
 use crate::suite::{Observer, Report};
+use crate::work::Tally;
 use client::Client;
 use errand::Errand;
 use std::time::Duration;
@@ -39,7 +40,10 @@ pub(crate) const NAME: &str = "dbench";
 /// Bytes of the volumes for each client: what an errand writes, and what was freed but is not yet free.
 const BYTES_A_CLIENT: u64 = 64 << 20;
 
-/// Measures one number of clients once; gives how many operations they did, and in what time. `begin` is called just
+/// One operation in so many is timed. It divides no errand, so that each step of it has its turn.
+const TIMED: u32 = 7;
+
+/// Measures one number of clients once; gives what operations they did, and in what time. `begin` is called just
 /// before the first, `end` behind the last.
 fn measure<F: FileSystem>(
     site: &Site<F>,
@@ -47,7 +51,7 @@ fn measure<F: FileSystem>(
     (clients, limit): (usize, Duration),
     begin: impl FnOnce(),
     end: impl FnOnce(),
-) -> Result<(u64, Duration)> {
+) -> Result<(Tally, Duration)> {
     let root = site.fs.root()?;
     let names: Vec<String> = (0..clients).map(|client| format!("client-{client}")).collect();
     let dirs: Result<Vec<F::Dir>> = names.iter().map(|name| root.make_dir(name.as_bytes())).collect();
@@ -55,7 +59,7 @@ fn measure<F: FileSystem>(
         dirs?.into_iter().enumerate().map(|(client, dir)| Client::new(client, dir)).collect();
     site.fs.sync()?;
     begin();
-    let timed = together(clients.iter_mut(), |client| client.work(errand, limit));
+    let timed = together(clients.iter_mut(), TIMED, |client, timer| client.work(errand, limit, timer));
     end();
     let timed = timed.map_err(|error| match error {
         Error::Result(what) => Error::Result(format!("{}: {what}", site.label)),
@@ -102,7 +106,7 @@ fn one(
     plan: (usize, Duration),
     locks: Option<&mut Tracker>,
     name: &str,
-) -> Result<(u64, Duration)> {
+) -> Result<(Tally, Duration)> {
     let locks = std::cell::RefCell::new(locks);
     let begin = || {
         if let Some(locks) = locks.borrow_mut().as_mut() {
@@ -126,13 +130,13 @@ fn add(
     target: &Target,
     errand: &Errand,
     clients: usize,
-    (ops, wall): (u64, Duration),
+    (tally, wall): (Tally, Duration),
 ) {
-    let seconds = wall.as_secs_f64().max(1e-9);
-    let errands = ops as f64 / errand.ops() as f64;
-    let mib = errands * errand.bytes() as f64 / f64::from(1 << 20);
+    let mix = Sample::of(&tally, wall);
+    let mib_an_op = errand.bytes() as f64 / errand.ops() as f64 / f64::from(1 << 20);
+    let mib = Sample { ops_per_s: mix.ops_per_s * mib_an_op, ..Sample::default() };
     let mean = (errand.bytes() + errand.ops() / 2) / errand.ops();
-    for (op, bytes, ops_per_s) in [("mix", mean, ops as f64 / seconds), ("MiB", 1 << 20, mib / seconds)] {
+    for (op, bytes, sample) in [("mix", mean, mix), ("MiB", 1 << 20, mib)] {
         let line = Series {
             workload: NAME,
             label: target.label().clone(),
@@ -142,7 +146,7 @@ fn add(
             bytes,
             samples: Vec::new(),
         };
-        collector.add(line, Sample { ops_per_s, ..Sample::default() });
+        collector.add(line, sample);
     }
 }
 
@@ -151,13 +155,21 @@ mod tests {
     use super::*;
     use crate::fs::{SysFs, UxfsFs};
 
+    #[test]
+    fn each_step_has_its_turn_to_be_timed() {
+        for seed in 0..100 {
+            assert!(!Errand::new(seed).ops().is_multiple_of(TIMED.into()), "seed {seed}");
+        }
+    }
+
     fn works<F: FileSystem>(site: &Site<F>) {
         let errand = Errand::new(7);
         let (mut begun, mut ended) = (false, false);
-        let (ops, wall) =
+        let (tally, wall) =
             measure(site, &errand, (3, Duration::ZERO), || begun = true, || ended = true).expect("measured");
         // An errand each, as the time was over at once.
-        assert_eq!(ops, 3 * errand.ops(), "{}", site.label);
+        assert_eq!(tally.ops, 3 * errand.ops(), "{}", site.label);
+        assert_eq!(tally.latency.len(), 3 * errand.ops().div_ceil(TIMED.into()), "{}", site.label);
         assert!(wall > Duration::ZERO && begun && ended);
         assert_eq!(count(&site.fs.root().expect("a root")).expect("listed"), 0);
     }

@@ -25,6 +25,8 @@ use crate::measure::{Collector, Sample, Series};
 use crate::setup::{Compared, Shape};
 use crate::suite::{Observer, Report};
 use crate::target::Label;
+use crate::timer;
+use crate::work::Tally;
 use ::uxfs::Designs;
 use std::time::Duration;
 
@@ -56,6 +58,15 @@ impl Phase {
         }
     }
 
+    /// One operation in so many is timed.
+    const fn timed(self, fsync: Option<u64>) -> u32 {
+        match (self, fsync) {
+            (Self::Create, Some(_)) => timer::EACH,
+            (Self::Create, None) | (Self::Unlink, _) => timer::SHORT,
+            (Self::Walk, _) => timer::TINY,
+        }
+    }
+
     /// The name of the phase with a sync behind it, if that has anything to do.
     const fn synced_name(self, fsync: Option<u64>) -> Option<&'static str> {
         match (self, fsync) {
@@ -80,11 +91,11 @@ pub(crate) struct Plan {
 }
 
 /// What a phase took.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Timed {
     pub(crate) phase: Phase,
     /// Operations of all threads.
-    pub(crate) ops: u64,
+    pub(crate) tally: Tally,
     /// From the first thread's first operation to the last thread's last.
     pub(crate) wall: Duration,
     /// The sync behind it.
@@ -177,15 +188,17 @@ impl Watch for Recorder<'_> {
     }
 
     fn timed(&mut self, timed: &Timed) {
-        self.add(timed.phase.name(self.plan.fsync), timed.ops, timed.wall);
+        self.add(timed.phase.name(self.plan.fsync), Sample::of(&timed.tally, timed.wall));
         if let Some(op) = timed.phase.synced_name(self.plan.fsync) {
-            self.add(op, timed.ops, timed.wall + timed.sync);
+            // Single operations are those of the phase.
+            let tally = Tally { ops: timed.tally.ops, ..Tally::default() };
+            self.add(op, Sample::of(&tally, timed.wall + timed.sync));
         }
     }
 }
 
 impl Recorder<'_> {
-    fn add(&mut self, op: &'static str, ops: u64, wall: Duration) {
+    fn add(&mut self, op: &'static str, sample: Sample) {
         let line = Series {
             workload: NAME,
             label: self.label.clone(),
@@ -195,7 +208,6 @@ impl Recorder<'_> {
             bytes: 0,
             samples: Vec::new(),
         };
-        let ops_per_s = ops as f64 / wall.as_secs_f64().max(1e-9);
-        self.collector.add(line, Sample { ops_per_s, ..Sample::default() });
+        self.collector.add(line, sample);
     }
 }

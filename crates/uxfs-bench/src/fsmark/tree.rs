@@ -6,6 +6,8 @@ use super::{PHASES, Phase, Plan, Timed};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::target::Label;
+use crate::timer::Timer;
+use crate::work::Tally;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Barrier;
@@ -80,13 +82,14 @@ impl<T: Tree> AnyTree for Named<T> {
         self.tree.sync()?;
         for phase in PHASES {
             watch.begin();
-            let (ops, wall) = together(dirs.chunks_mut(plan.dirs), |dirs| work(phase, plan, dirs))?;
+            let work = |dirs: &mut [T::Dir], timer: &mut Timer| work(phase, plan, dirs, timer);
+            let (tally, wall) = together(dirs.chunks_mut(plan.dirs), phase.timed(plan.fsync), work)?;
             watch.end(phase);
             let start = Instant::now();
             if phase != Phase::Walk {
                 self.tree.sync()?;
             }
-            let timed = Timed { phase, ops, wall, sync: start.elapsed() };
+            let timed = Timed { phase, tally, wall, sync: start.elapsed() };
             self.check(&timed, plan)?;
             watch.timed(&timed);
         }
@@ -108,7 +111,7 @@ impl<T: Tree> AnyTree for Named<T> {
 impl<T> Named<T> {
     /// Every phase goes over every file once.
     fn check(&self, timed: &Timed, plan: Plan) -> Result<()> {
-        self.expect(timed.phase.name(plan.fsync), plan.files * plan.threads as u64, timed.ops)
+        self.expect(timed.phase.name(plan.fsync), plan.files * plan.threads as u64, timed.tally.ops)
     }
 
     fn expect(&self, when: &'static str, expected: u64, found: u64) -> Result<()> {
@@ -120,11 +123,18 @@ impl<T> Named<T> {
 }
 
 /// A phase in one thread's directories; gives how many files it went over.
-fn work<D: TreeDir>(phase: Phase, plan: Plan, dirs: &mut [D]) -> Result<u64> {
+fn work<D: TreeDir>(phase: Phase, plan: Plan, dirs: &mut [D], timer: &mut Timer) -> Result<u64> {
     let mut ops = 0;
     if phase == Phase::Walk {
         for dir in dirs {
-            dir.walk(&mut |seen| ops += u64::from(seen.is_file && seen.size == plan.fsync.unwrap_or(0)))?;
+            // From one file to the next.
+            timer.begin();
+            dir.walk(&mut |seen| {
+                timer.end();
+                ops += u64::from(seen.is_file && seen.size == plan.fsync.unwrap_or(0));
+                timer.begin();
+            })?;
+            timer.abandon();
         }
         return Ok(ops);
     }
@@ -132,13 +142,12 @@ fn work<D: TreeDir>(phase: Phase, plan: Plan, dirs: &mut [D]) -> Result<u64> {
     let content = plan.fsync.map(|bytes| vec![1; bytes as usize]);
     for (nth, dir) in (0..).zip(dirs) {
         for file in (nth..plan.files).step_by(count as usize) {
-            match phase {
-                Phase::Create => match &content {
-                    None => dir.create(name.of(file))?,
-                    Some(content) => dir.create_durably(name.of(file), content)?,
-                },
-                _ => dir.unlink(name.of(file))?,
-            }
+            let name = name.of(file);
+            timer.of(|| match (phase, &content) {
+                (Phase::Create, None) => dir.create(name),
+                (Phase::Create, Some(content)) => dir.create_durably(name, content),
+                _ => dir.unlink(name),
+            })?;
             ops += 1;
         }
     }
@@ -160,34 +169,40 @@ impl Name {
     }
 }
 
-/// Runs a thread for each of `parts`, lets them go at once; gives the sum of what they count, and the time from the
-/// first one's start to the last one's end.
+/// Runs a thread for each of `parts`, lets them go at once; gives the sum of what they count and what they time, one
+/// operation in `every`, and the time from the first one's start to the last one's end.
 pub(crate) fn together<P: Send>(
     parts: impl ExactSizeIterator<Item = P>,
-    body: impl Fn(P) -> Result<u64> + Sync,
-) -> Result<(u64, Duration)> {
+    every: u32,
+    body: impl Fn(P, &mut Timer) -> Result<u64> + Sync,
+) -> Result<(Tally, Duration)> {
     interrupt::check()?;
     let barrier = Barrier::new(parts.len());
     let (barrier, body) = (&barrier, &body);
-    let done: Vec<Result<(u64, Instant, Instant)>> = std::thread::scope(|scope| {
+    let done: Vec<Result<(Tally, Instant, Instant)>> = std::thread::scope(|scope| {
         let timed = |part| {
+            let mut timer = Timer::new(every);
             barrier.wait();
             let start = Instant::now();
-            body(part).map(|ops| (ops, start, Instant::now()))
+            let ops = body(part, &mut timer)?;
+            let end = Instant::now();
+            Ok((Tally { ops, latency: timer.finish() }, start, end))
         };
         let threads: Vec<_> = parts.map(|part| scope.spawn(move || timed(part))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or(Err(Error::Panicked))).collect()
     });
     let done = done.into_iter().collect::<Result<Vec<_>>>()?;
-    let ops = done.iter().map(|(ops, ..)| ops).sum();
+    let mut tally = Tally::default();
+    done.iter().for_each(|(of, ..)| tally.add(of));
     let start = done.iter().map(|&(_, start, _)| start).min();
     let end = done.iter().map(|&(.., end)| end).max();
-    Ok((ops, start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start)))
+    Ok((tally, start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::timer::EACH;
 
     #[test]
     fn names_differ_and_have_one_length() {
@@ -200,12 +215,13 @@ mod tests {
     fn parts_run_at_once_and_add_up() {
         // Each part waits for the other: one after the other would never end.
         let both = Barrier::new(2);
-        let (ops, _) = together([3, 4].into_iter(), |ops| {
+        let (tally, _) = together([3, 4].into_iter(), EACH, |ops, timer| {
             both.wait();
+            (0..ops).for_each(|_| timer.of(|| ()));
             Ok(ops)
         })
         .expect("no part fails");
-        assert_eq!(ops, 7);
-        assert!(together([1, 2].into_iter(), |_| Err(Error::Interrupted)).is_err());
+        assert_eq!((tally.ops, tally.latency.len()), (7, 7));
+        assert!(together([1, 2].into_iter(), EACH, |_, _| Err(Error::Interrupted)).is_err());
     }
 }

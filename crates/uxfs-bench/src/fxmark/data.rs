@@ -3,6 +3,7 @@
 use super::{FxMark, Hand, Plan, SHARED, Stage, own_dir, repeat, wrong};
 use crate::error::Result;
 use crate::fs::{Directory, FileSystem, OpenFile};
+use crate::timer::Timer;
 use blockdev::AlignedBuf;
 
 /// Bytes of a block.
@@ -127,9 +128,9 @@ struct Reads<F> {
 }
 
 impl<F: OpenFile> Hand for Reads<F> {
-    fn work(&mut self, plan: Plan) -> Result<u64> {
+    fn work(&mut self, plan: Plan, timer: &mut Timer) -> Result<u64> {
         let (file, buf, at) = (&self.file, &mut self.buf, self.at);
-        repeat(plan.limit, || file.read(at, buf))
+        repeat(plan.limit, timer, || file.read(at, buf))
     }
 
     fn check(&self) -> Result<()> {
@@ -146,12 +147,12 @@ struct Overwrites<F> {
 }
 
 impl<F: OpenFile> Hand for Overwrites<F> {
-    fn work(&mut self, plan: Plan) -> Result<u64> {
+    fn work(&mut self, plan: Plan, timer: &mut Timer) -> Result<u64> {
         let (file, block, at) = (&self.file, &self.block, self.at);
         if self.sync {
-            return repeat(plan.limit, || file.write(at, block).and_then(|()| file.sync()));
+            return repeat(plan.limit, timer, || file.write(at, block).and_then(|()| file.sync()));
         }
-        repeat(plan.limit, || file.write(at, block))
+        repeat(plan.limit, timer, || file.write(at, block))
     }
 
     fn check(&self) -> Result<()> {
@@ -168,9 +169,9 @@ struct Appends<F> {
 }
 
 impl<F: OpenFile> Hand for Appends<F> {
-    fn work(&mut self, plan: Plan) -> Result<u64> {
+    fn work(&mut self, plan: Plan, timer: &mut Timer) -> Result<u64> {
         while self.blocks < plan.files {
-            self.file.write(self.blocks * BLOCK, &self.block)?;
+            timer.of(|| self.file.write(self.blocks * BLOCK, &self.block))?;
             self.blocks += 1;
         }
         Ok(self.blocks)
@@ -190,9 +191,9 @@ struct Cuts<F> {
 }
 
 impl<F: OpenFile> Hand for Cuts<F> {
-    fn work(&mut self, plan: Plan) -> Result<u64> {
+    fn work(&mut self, plan: Plan, timer: &mut Timer) -> Result<u64> {
         for left in (1..=plan.files).rev() {
-            self.file.set_len(left * BLOCK)?;
+            timer.of(|| self.file.set_len(left * BLOCK))?;
         }
         Ok(plan.files)
     }

@@ -1,5 +1,7 @@
 //! The names of the workloads, and what each does.
 
+use crate::timer;
+
 /// One of the workloads of FxMark. The first letter says data or metadata, the second reads or writes, the third what
 /// of it, and the last how much threads share: low, medium, high.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +99,18 @@ impl FxMark {
             Self::MWUM => "remove an empty file of a shared directory",
             Self::MWRL => "rename a file in a directory of one's own",
             Self::MWRM => "move a file from a directory of one's own to a shared one",
+        }
+    }
+
+    /// One operation in so many is timed: what is made durable each time, other changes of files and names rarely, and
+    /// what takes some hundred nanoseconds hardly ever.
+    pub(super) const fn timed(self) -> u32 {
+        match self {
+            Self::DWSL => timer::EACH,
+            Self::DWAL | Self::DWTL => timer::SHORT,
+            Self::MWCL | Self::MWCM | Self::MWUL | Self::MWUM | Self::MWRL | Self::MWRM => timer::SHORT,
+            Self::DRBL | Self::DRBM | Self::DRBH | Self::DWOL | Self::DWOM => timer::TINY,
+            Self::MRPL | Self::MRPM | Self::MRPH | Self::MRDL | Self::MRDM => timer::TINY,
         }
     }
 

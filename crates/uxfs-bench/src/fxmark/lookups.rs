@@ -1,9 +1,10 @@
 //! Paths that are looked up, and directories that are listed.
 
 use super::names::{NameOf, make_files};
-use super::{FxMark, Hand, Plan, SHARED, Stage, own_dir, repeat, wrong};
+use super::{FxMark, Hand, Plan, SHARED, Stage, own_dir, repeat, repeat_untimed, wrong};
 use crate::error::Result;
 use crate::fs::{Directory, FileSystem};
+use crate::timer::Timer;
 use std::ops::ControlFlow;
 
 /// Names in each directory of the tree of paths, the digits from 0 on.
@@ -113,8 +114,8 @@ fn look<F: FileSystem>(fs: &F, path: &[u8]) -> Result<()> {
 }
 
 impl<F: FileSystem> Hand for LooksAtOne<'_, F> {
-    fn work(&mut self, plan: Plan) -> Result<u64> {
-        repeat(plan.limit, || look(self.fs, &self.path))
+    fn work(&mut self, plan: Plan, timer: &mut Timer) -> Result<u64> {
+        repeat(plan.limit, timer, || look(self.fs, &self.path))
     }
 
     fn check(&self) -> Result<()> {
@@ -129,9 +130,9 @@ struct LooksAtAny<'a, F> {
 }
 
 impl<F: FileSystem> Hand for LooksAtAny<'_, F> {
-    fn work(&mut self, plan: Plan) -> Result<u64> {
+    fn work(&mut self, plan: Plan, timer: &mut Timer) -> Result<u64> {
         let mut path = [b'/'; PATH_BYTES];
-        repeat(plan.limit, || {
+        repeat(plan.limit, timer, || {
             let mut dice = self.rng.u32(..);
             for digit in path.iter_mut().step_by(2) {
                 *digit = b'0' + (dice % u32::from(BRANCHES)) as u8;
@@ -153,14 +154,19 @@ struct Lists<D> {
 }
 
 impl<D: Directory> Hand for Lists<D> {
-    fn work(&mut self, plan: Plan) -> Result<u64> {
+    fn work(&mut self, plan: Plan, timer: &mut Timer) -> Result<u64> {
         let mut all = 0;
-        repeat(plan.limit, || {
+        repeat_untimed(plan.limit, || {
             let mut entries = 0;
+            // From one entry to the next.
+            timer.begin();
             self.dir.list(&mut |name| {
+                timer.end();
                 entries += u64::from(!name.is_empty());
+                timer.begin();
                 ControlFlow::Continue(())
             })?;
+            timer.abandon();
             all += entries;
             if entries == self.expected { Ok(()) } else { Err(wrong(format!("{entries} names were listed"))) }
         })?;

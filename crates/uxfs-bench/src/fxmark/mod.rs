@@ -32,6 +32,8 @@ use crate::lockstat::{Tracker, shared_first};
 use crate::measure::{Collector, Sample, Series};
 use crate::suite::{Observer, Report};
 use crate::target::Label;
+use crate::timer::Timer;
+use crate::work::Tally;
 use std::time::{Duration, Instant};
 
 /// The name of the workload in reports.
@@ -51,8 +53,8 @@ struct Plan {
 
 /// One thread's part of a workload.
 trait Hand: Send {
-    /// Does it; gives the number of operations.
-    fn work(&mut self, plan: Plan) -> Result<u64>;
+    /// Does it, each operation past `timer`; gives the number of operations.
+    fn work(&mut self, plan: Plan, timer: &mut Timer) -> Result<u64>;
     /// Looks whether all that it did is there.
     fn check(&self) -> Result<()>;
 }
@@ -79,7 +81,12 @@ fn wrong(what: impl Into<String>) -> Error {
 }
 
 /// Goes on until the time is over; gives how often. Looks at the clock rarely where an operation takes little time.
-fn repeat(limit: Duration, mut op: impl FnMut() -> Result<()>) -> Result<u64> {
+fn repeat(limit: Duration, timer: &mut Timer, mut op: impl FnMut() -> Result<()>) -> Result<u64> {
+    repeat_untimed(limit, || timer.of(&mut op))
+}
+
+/// The same where an operation is several, which are timed one by one.
+fn repeat_untimed(limit: Duration, mut op: impl FnMut() -> Result<()>) -> Result<u64> {
     const BATCH_MAX: u64 = 1024;
     let start = Instant::now();
     let (mut ops, mut batch) = (0, 1);
@@ -103,12 +110,12 @@ fn measure<F: FileSystem>(
     plan: Plan,
     begin: impl FnOnce(),
     end: impl FnOnce(),
-) -> Result<(u64, Duration)> {
+) -> Result<(Tally, Duration)> {
     let fs = &site.fs;
     let mut stage = set(fs, which, plan)?;
     fs.sync()?;
     begin();
-    let timed = together(stage.hands.iter_mut(), |hand| hand.work(plan))?;
+    let timed = together(stage.hands.iter_mut(), which.timed(), |hand, timer| hand.work(plan, timer))?;
     end();
     check(&stage).map_err(|error| match error {
         Error::Result(what) => Error::Result(format!("{}: {}: {what}", site.label, which.name())),
@@ -178,8 +185,8 @@ pub(crate) fn run(config: &Config, observer: &mut dyn Observer, report: &mut Rep
                 for target in &scene.targets {
                     let name = format!("{} {} × {threads}", target.label(), which.name());
                     observer.step(&name);
-                    let (ops, wall) = one(target, which, plan, locks.as_mut(), &name)?;
-                    collector.add(line(target.label(), which, threads), sample(ops, wall));
+                    let (tally, wall) = one(target, which, plan, locks.as_mut(), &name)?;
+                    collector.add(line(target.label(), which, threads), Sample::of(&tally, wall));
                 }
             }
         }
@@ -196,7 +203,7 @@ fn one(
     plan: Plan,
     locks: Option<&mut Tracker>,
     name: &str,
-) -> Result<(u64, Duration)> {
+) -> Result<(Tally, Duration)> {
     let locks = std::cell::RefCell::new(locks);
     let begin = || {
         if let Some(locks) = locks.borrow_mut().as_mut() {
@@ -224,8 +231,4 @@ fn line(label: &Label, which: FxMark, threads: usize) -> Series {
         bytes: which.bytes(),
         samples: Vec::new(),
     }
-}
-
-fn sample(ops: u64, wall: Duration) -> Sample {
-    Sample { ops_per_s: ops as f64 / wall.as_secs_f64().max(1e-9), ..Sample::default() }
 }

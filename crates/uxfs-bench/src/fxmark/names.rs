@@ -3,6 +3,7 @@
 use super::{FxMark, Hand, Plan, SHARED, Stage, own_dir, repeat, wrong};
 use crate::error::Result;
 use crate::fs::{Directory, FileSystem, NameBuf, OpenFile};
+use crate::timer::Timer;
 use blockdev::AlignedBuf;
 
 /// Bytes that `MWCM` writes to each file.
@@ -96,8 +97,12 @@ struct Makes<D> {
 }
 
 impl<D: Directory> Hand for Makes<D> {
-    fn work(&mut self, _plan: Plan) -> Result<u64> {
-        make_files(&self.dir, self.name, self.files)?;
+    fn work(&mut self, _plan: Plan, timer: &mut Timer) -> Result<u64> {
+        let (mut room, dir) = (NameBuf::new(), &self.dir);
+        for nth in 0..self.files {
+            let name = self.name.nth(&mut room, nth);
+            timer.of(|| dir.make(name))?;
+        }
         Ok(self.files)
     }
 
@@ -116,10 +121,11 @@ struct Fills<D> {
 }
 
 impl<D: Directory> Hand for Fills<D> {
-    fn work(&mut self, _plan: Plan) -> Result<u64> {
+    fn work(&mut self, _plan: Plan, timer: &mut Timer) -> Result<u64> {
         let mut room = NameBuf::new();
         for nth in 0..self.files {
-            self.dir.create(self.name.nth(&mut room, nth))?.write(0, &self.block)?;
+            let name = self.name.nth(&mut room, nth);
+            timer.of(|| self.dir.create(name)?.write(0, &self.block))?;
         }
         Ok(self.files)
     }
@@ -138,10 +144,11 @@ struct Removes<D> {
 }
 
 impl<D: Directory> Hand for Removes<D> {
-    fn work(&mut self, _plan: Plan) -> Result<u64> {
+    fn work(&mut self, _plan: Plan, timer: &mut Timer) -> Result<u64> {
         let mut room = NameBuf::new();
         for nth in 0..self.files {
-            self.dir.unlink(self.name.nth(&mut room, nth))?;
+            let name = self.name.nth(&mut room, nth);
+            timer.of(|| self.dir.unlink(name))?;
         }
         Ok(self.files)
     }
@@ -161,10 +168,10 @@ struct Renames<D> {
 }
 
 impl<D: Directory> Hand for Renames<D> {
-    fn work(&mut self, plan: Plan) -> Result<u64> {
+    fn work(&mut self, plan: Plan, timer: &mut Timer) -> Result<u64> {
         let Self { dir, name, nth } = self;
         let (mut old, mut new) = (NameBuf::new(), NameBuf::new());
-        repeat(plan.limit, || {
+        repeat(plan.limit, timer, || {
             dir.rename(name.nth(&mut old, *nth), dir, name.nth(&mut new, *nth + 1))?;
             *nth += 1;
             Ok(())
@@ -185,11 +192,11 @@ struct Moves<D> {
 }
 
 impl<D: Directory> Hand for Moves<D> {
-    fn work(&mut self, _plan: Plan) -> Result<u64> {
+    fn work(&mut self, _plan: Plan, timer: &mut Timer) -> Result<u64> {
         let mut room = NameBuf::new();
         for nth in 0..self.files {
             let name = self.name.nth(&mut room, nth);
-            self.dir.rename(name, &self.to, name)?;
+            timer.of(|| self.dir.rename(name, &self.to, name))?;
         }
         Ok(self.files)
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fs::{OpenFile, SysFs, UxfsFs};
+use crate::timer::EACH;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -97,7 +98,12 @@ fn does_what_it_says<F: FileSystem>(site: &Site<F>, which: FxMark) {
     let counts: Vec<u64> = stage
         .hands
         .iter_mut()
-        .map(|hand| together([hand].into_iter(), |hand| hand.work(plan)).expect("works").0)
+        .map(|hand| {
+            let tally = together([hand].into_iter(), EACH, |hand, timer| hand.work(plan, timer));
+            let tally = tally.expect("works").0;
+            assert_eq!(tally.latency.len(), tally.ops, "{name}: each operation is timed");
+            tally.ops
+        })
         .collect();
     let ops: u64 = counts.iter().sum();
     assert!(counts.iter().all(|&count| count > 0), "{name}: {counts:?}");
@@ -120,9 +126,11 @@ fn does_what_it_says<F: FileSystem>(site: &Site<F>, which: FxMark) {
     // At once, this time; and nothing is left behind.
     clean(fs).expect("cleaned");
     let (mut begun, mut ended) = (false, false);
-    let (ops, wall) = measure(site, which, plan, || begun = true, || ended = true).expect("measured");
-    assert!(ops > 0 && wall > Duration::ZERO && begun && ended, "{name}");
-    assert!(known.is_none_or(|known| known == ops), "{name}");
+    let (tally, wall) = measure(site, which, plan, || begun = true, || ended = true).expect("measured");
+    assert!(tally.ops > 0 && wall > Duration::ZERO && begun && ended, "{name}");
+    assert!(known.is_none_or(|known| known == tally.ops), "{name}");
+    let (timed, each) = (tally.latency.len(), tally.ops / u64::from(which.timed()));
+    assert!((each..=each + THREADS as u64).contains(&timed), "{name}: {timed} of {} are timed", tally.ops);
     assert_eq!(files(fs), Files::new(), "{name}");
 }
 
@@ -173,7 +181,7 @@ fn spoilt_is_noticed<F: FileSystem>(site: &Site<F>, which: FxMark) {
         spoil();
     }
     for hand in &mut stage.hands {
-        hand.work(plan).expect("works");
+        hand.work(plan, &mut Timer::new(EACH)).expect("works");
     }
     if !reads {
         check(&stage).expect("all is there");
@@ -224,17 +232,17 @@ fn names_are_known_in_either_case() {
 #[test]
 fn what_is_repeated_ends_and_is_counted() {
     let mut calls = 0;
-    let ops = repeat(Duration::ZERO, || {
+    let ops = repeat(Duration::ZERO, &mut Timer::new(EACH), || {
         calls += 1;
         Ok(())
     });
     assert_eq!(ops.expect("it ends"), calls);
     assert_eq!(calls, 1);
     let mut calls = 0;
-    let ops = repeat(Duration::from_millis(3), || {
+    let ops = repeat(Duration::from_millis(3), &mut Timer::new(EACH), || {
         calls += 1;
         Ok(())
     });
     assert_eq!(ops.expect("it ends"), calls);
-    assert!(repeat(Duration::MAX, || Err(wrong("at once"))).is_err());
+    assert!(repeat(Duration::MAX, &mut Timer::new(EACH), || Err(wrong("at once"))).is_err());
 }

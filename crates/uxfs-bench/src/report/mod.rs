@@ -68,8 +68,10 @@ fn compared(heading: &Heading, report: &Report) -> String {
          same requests, the same data.</p>\n<p><code>{}</code><br/>{}</p>\n<h2>How it was measured</h2>\n\
          <p>All that is compared took turns within each of {rounds} rounds; each figure is the median of its own line over \
          the rounds. More operations a second are better. Small figures below a number say how many times as fast \
-         ours, the line in bold, was. Where it says p50, p99 and p99.9, half, 99 of 100 and 999 of 1,000 requests took at \
-         most so long.</p>\n<h2>What was compared</h2>\n<table class=\"plain\">\n",
+         ours, the line in bold, was. Where it says p50, p99 and p99.9, half, 99 of 100 and 999 of 1,000 operations took \
+         at most so long. To look at the clock takes time: what takes microseconds is timed one in seven or eight times, what \
+         takes less one in 32 or 64 times, what waits for a device each time. Where an operation takes as little as a look at \
+         the clock, or several are made durable together, single ones are not timed.</p>\n<h2>What was compared</h2>\n<table class=\"plain\">\n",
         escaped(&heading.version),
         escaped(&heading.command),
         escaped(&heading.when)

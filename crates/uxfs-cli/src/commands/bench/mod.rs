@@ -52,8 +52,15 @@ enum Asked {
     All,
 }
 
+/// What is said below the options.
+const LATENCIES: &str = "With --verbose, tables also show what single operations took, in microseconds: half of them, 99 of \
+    100 and 999 of 1,000 took at most so long. --csv, --json and --report always have it. Operations of microseconds are \
+    timed one in seven or eight times, shorter ones one in 32 or 64 times, so that the figures beside them hardly have \
+    a part in it; handles, locks and clones are not timed one by one.";
+
 /// Arguments of `bench`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = LATENCIES)]
 pub struct Args {
     /// What to measure.
     #[arg(value_enum)]
