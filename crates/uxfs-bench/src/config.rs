@@ -42,6 +42,11 @@ impl Workload {
     pub(crate) const MODELLED: [Self; 5] =
         [Self::Overwrite, Self::RandRw, Self::Buffered, Self::RangeLock, Self::Handles];
 
+    /// Whether it says which locks were taken. Of locks alone that would be what it measures anyway.
+    pub(crate) const fn counts_locks(self) -> bool {
+        !matches!(self, Self::RangeLock | Self::Cow)
+    }
+
     /// Its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
@@ -205,8 +210,10 @@ pub struct Config {
     pub rounds: usize,
     /// A measurement goes over its pages until about this much time has passed.
     pub min_time: Duration,
-    /// Whether locks are counted and timed.
+    /// Whether locks are counted and timed, which slows all that is measured.
     pub lockstat: bool,
+    /// Whether locks are counted in a short round of its own behind all others, which are not slowed then.
+    pub count_locks: bool,
     /// The volume is left here after the run.
     pub keep: Option<PathBuf>,
     /// What the order of pages follows from.
@@ -241,6 +248,7 @@ impl Default for Config {
             rounds: 5,
             min_time: Duration::from_millis(250),
             lockstat: false,
+            count_locks: false,
             keep: None,
             seed: 1,
         }
@@ -301,6 +309,30 @@ impl Config {
             return wrong(format!("a flush takes from 0 to {} ms", Self::MAX_FLUSH.as_millis()));
         }
         Ok(())
+    }
+
+    /// The same for a short round, of uxfs alone, whose locks count: as many threads at once as there ever are.
+    pub(crate) fn short(&self) -> Self {
+        const BYTES: u64 = 64 << 20;
+        let most = |counts: &[usize]| counts.iter().copied().max().into_iter().collect();
+        Self {
+            threads: most(&self.threads),
+            osync_threads: most(&self.osync_threads),
+            clients: most(&self.clients),
+            flush_latencies: self.flush_latencies.iter().copied().min().into_iter().collect(),
+            versus: Vec::new(),
+            raw: false,
+            memcpy: false,
+            size: self.size.min(BYTES),
+            pages: self.pages.min(BYTES / PAGE as u64),
+            files: self.files.min(1000),
+            rounds: 1,
+            min_time: self.min_time.min(Duration::from_millis(50)),
+            lockstat: true,
+            count_locks: false,
+            keep: None,
+            ..self.clone()
+        }
     }
 
     /// Pages of the file.
@@ -417,6 +449,19 @@ mod tests {
         };
         assert_eq!(lists.product().len(), 4);
         assert_eq!(designs(Workload::Handles, &[], &[]).len(), 6);
+    }
+
+    #[test]
+    fn a_short_round_is_of_uxfs_alone_and_makes_sense() {
+        let largest = Config { block: 64 << 20, versus: vec![Versus::KernelXfs], ..Config::default() };
+        let short = largest.short();
+        assert!(short.check().is_ok() && short.lockstat && !short.count_locks, "{short:?}");
+        assert_eq!(
+            (&short.threads[..], &short.osync_threads[..], &short.clients[..]),
+            (&[16][..], &[64][..], &[8][..])
+        );
+        assert!(short.block <= short.size.min(short.pages * PAGE as u64), "{short:?}");
+        assert!(short.versus.is_empty() && short.rounds == 1 && short.flush_latencies.len() == 1);
     }
 
     #[test]

@@ -48,8 +48,10 @@ impl Observer for Silent {
 pub struct Report {
     /// The medians.
     pub measurements: Vec<Measurement>,
-    /// Lock classes, where they were asked for.
+    /// Lock classes as they were counted in all rounds, where that was asked for.
     pub locks: Vec<ClassReport>,
+    /// Lock classes of a round of its own behind all others, where that was asked for. It gave no measurement.
+    pub counted: Vec<ClassReport>,
     /// What the volume's file holds after the last run, where there was one on files.
     pub content: Option<Content>,
 }
@@ -64,6 +66,26 @@ pub fn run(config: &Config, workloads: &[Workload], observer: &mut dyn Observer)
         return Err(Error::Usage("seq: a block is larger than what is gone over".to_owned()));
     }
     interrupt::install()?;
+    let mut report = rounds(config, workloads, observer)?;
+    if config.count_locks && !config.lockstat {
+        report.counted = count_locks(config, workloads, observer)?;
+    }
+    Ok(report)
+}
+
+/// Runs a short round behind all others. Locks count from then on, and what was measured before is not slowed.
+fn count_locks(
+    config: &Config,
+    workloads: &[Workload],
+    observer: &mut dyn Observer,
+) -> Result<Vec<ClassReport>> {
+    let counting: Vec<Workload> = workloads.iter().copied().filter(|one| one.counts_locks()).collect();
+    observer.note("counting locks");
+    Ok(rounds(&config.short(), &counting, observer)?.locks)
+}
+
+/// All rounds of all workloads.
+fn rounds(config: &Config, workloads: &[Workload], observer: &mut dyn Observer) -> Result<Report> {
     if config.lockstat {
         fileio::lockstat::enable();
     }

@@ -151,18 +151,14 @@ fn assert_timed(lines: &[Value], is_timed: impl Fn(&Value) -> bool) {
 
 #[test]
 fn single_operations_are_timed_and_shown_if_asked() {
-    let small = [&SMALL[..], &["--clients=2", "--fsync=4K"]].concat();
     let page = tempfile::NamedTempFile::new().expect("a file");
     let report = format!("--report={}", page.path().display());
     let dir = tempfile::tempdir().expect("a directory");
     let vs = format!("--vs={}", dir.path().display());
-    for (workload, small) in [
-        ("fsmark", &SMALL[..]),
-        ("fsmark", &small),
-        ("fxmark", &SMALL),
-        ("dbench", &[&SMALL[..], &["--clients=2"]].concat()),
-    ] {
-        let args = [&["--json", "bench", workload, &vs, &report], small].concat();
+    let runs: [(&str, &[&str]); 4] =
+        [("fsmark", &[]), ("fsmark", &["--fsync=4K"]), ("fxmark", &[]), ("dbench", &["--clients=2"])];
+    for (workload, more) in runs {
+        let args = [&["--json", "bench", workload, &vs, &report], more, &SMALL].concat();
         let out = output(&args);
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
         let text = String::from_utf8(out.stdout).expect("text");
@@ -185,6 +181,30 @@ fn single_operations_are_timed_and_shown_if_asked() {
     }
     let help = String::from_utf8(output(&["bench", "--help"]).stdout).expect("text");
     assert!(help.contains("With --verbose"), "{help}");
+}
+
+/// A page shows locks also where nothing that was measured was slowed by counting them.
+#[test]
+fn a_page_has_locks_that_were_counted_apart() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("page.html");
+    let report = format!("--report={}", path.display());
+    for (lockstat, when) in [
+        (&[][..], "Counted in a short round of its own"),
+        (&["--lockstat"], "Counted while it was measured, which slows it"),
+    ] {
+        let out = output(&[&["--json", "bench", "fsmark", &report], &SMALL[..], lockstat].concat());
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let page = std::fs::read_to_string(&path).expect("a page");
+        assert!(
+            page.contains(when) && page.contains("uxfs create × 2") && page.contains("cil shard"),
+            "{page}"
+        );
+        assert_eq!(page.contains("they were counted behind all rounds"), lockstat.is_empty(), "{page}");
+        // What is printed has what was asked for alone.
+        let text = String::from_utf8_lossy(&out.stdout);
+        assert_eq!(text.contains("\"class\""), !lockstat.is_empty(), "{text}");
+    }
 }
 
 #[test]

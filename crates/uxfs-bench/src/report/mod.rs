@@ -59,6 +59,11 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     })
 }
 
+/// How locks were counted, where that was done in a round of its own.
+const COUNTED: &str = "<p>To count locks slows whoever takes them. So they were counted behind all rounds, in a short one of \
+                       uxfs alone, with as many threads as there are at most; it gave the tables of locks and nothing else.\
+                       </p>\n";
+
 /// What was run, where, and what is compared.
 fn compared(heading: &Heading, report: &Report) -> String {
     let lines = &report.measurements;
@@ -76,6 +81,10 @@ fn compared(heading: &Heading, report: &Report) -> String {
         escaped(&heading.command),
         escaped(&heading.when)
     );
+    if !report.counted.is_empty() {
+        let at = text.find("<h2>What was compared").unwrap_or(text.len());
+        text.insert_str(at, COUNTED);
+    }
     for (target, device) in distinct(lines.iter().map(|line| (&line.target, &line.device))) {
         let _ = writeln!(
             text,
@@ -113,7 +122,7 @@ fn section(workload: &str, report: &Report) -> String {
     for group in groups(&lines) {
         text += &group.html();
     }
-    text + &locks(workload, &report.locks)
+    text + &locks(workload, report)
 }
 
 /// Lines that are compared: of one operation, in as many requests in flight, on devices that are alike.
@@ -302,17 +311,22 @@ impl Group<'_> {
     }
 }
 
-/// What was counted of locks.
-fn locks(workload: &str, classes: &[ClassReport]) -> String {
-    let classes: Vec<&ClassReport> = classes.iter().filter(|class| class.workload == workload).collect();
+/// What was counted of locks: while it was measured, or in a round of its own.
+fn locks(workload: &str, report: &Report) -> String {
+    let (all, when) = if report.locks.is_empty() {
+        (&report.counted, "Counted in a short round of its own, of which no other figure of this page is")
+    } else {
+        (&report.locks, "Counted while it was measured, which slows it")
+    };
+    let classes: Vec<&ClassReport> = all.iter().filter(|class| class.workload == workload).collect();
     if classes.is_empty() {
         return String::new();
     }
-    let mut text = "<h3>Locks</h3>\n<p>Counted while it ran, those first that were waited for longest. “Of several”: taken \
-                    exclusively where several threads use the lock.</p>\n<table>\n<tr><th>while</th><th>lock</th>\
-                    <th>shared</th><th>exclusive</th><th>of several</th><th>contended</th><th>waited, ms</th>\
-                    <th>held, ms</th></tr>\n"
-        .to_owned();
+    let mut text = format!(
+        "<h3>Locks</h3>\n<p>{when}. “While” says what ran, and with how many threads; “of several”, how often a lock was \
+         taken exclusively that several threads use.</p>\n<table>\n<tr><th>while</th><th>lock</th><th>shared</th>\
+         <th>exclusive</th><th>of several</th><th>contended</th><th>waited, ms</th><th>held, ms</th></tr>\n"
+    );
     for class in classes {
         let _ = writeln!(
             text,

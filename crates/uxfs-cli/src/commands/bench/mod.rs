@@ -177,7 +177,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "json")]
     csv: bool,
     /// Make a page of the run, too: what was compared, tables, curves, latencies, locks, the machine. It is one HTML file
-    /// that works offline.
+    /// that works offline. Without --lockstat, locks are counted for it in a short round behind all others.
     #[arg(long, value_name = "PAGE.html")]
     report: Option<PathBuf>,
 }
@@ -246,6 +246,7 @@ impl Args {
             rounds: self.rounds,
             min_time: Duration::from_millis(self.min_time),
             lockstat: self.lockstat,
+            count_locks: self.report.is_some(),
             keep: self.keep.clone(),
             seed: self.seed,
         })
