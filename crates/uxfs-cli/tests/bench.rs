@@ -172,6 +172,7 @@ fn single_operations_are_timed_and_shown_if_asked() {
         assert_timed(&lines, is_timed);
         let page = std::fs::read_to_string(page.path()).expect("a page");
         assert!(page.contains("p50 / p99 / p99.9, µs"), "{workload}");
+        assert_eq!(page.contains("The five results"), workload != "fxmark", "{workload}");
     }
     for (verbose, is_shown) in [(&["-v"][..], true), (&[], false)] {
         let out =

@@ -7,6 +7,28 @@ pub(super) struct About {
     pub(super) reported: Option<&'static str>,
 }
 
+/// The five results, in this order: what each says, and the workloads that show it.
+pub(super) const RESULTS: [(&str, &[&str]); 5] = [
+    (
+        "A write locks the bytes that it writes and not the whole file, so that more threads write more.",
+        &["overwrite"],
+    ),
+    ("Threads that wait for their writes to be durable share one flush of the device.", &["osync"]),
+    (
+        "A change holds the lock of the journal for a shorter time, so that files are made and removed faster.",
+        &["fsmark"],
+    ),
+    (
+        "Threads read and write one file at once, each under a lock of its range, which costs no more than one lock for \
+         the whole file.",
+        &["randrw", "randrw-buffered", "rangelock"],
+    ),
+    (
+        "Threads start and stop changes of the file system without waiting for each other.",
+        &["handles", "dbench"],
+    ),
+];
+
 /// What there is to say of a workload.
 pub(super) fn workload(name: &str) -> About {
     let (title, what, reported) = match name {
@@ -35,7 +57,9 @@ pub(super) fn workload(name: &str) -> About {
         "fsmark" => (
             "Files made, looked at, removed",
             "Threads make empty files in directories of their own, list and look at all of them, and remove them. Nothing \
-             is made durable by itself; “+ sync” is the same over the time of the phase and of one sync behind it.",
+             is made durable by itself; “+ sync” is the same over the time of the phase and of one sync behind it. A line with a \
+             name and “=” is a journal of an older design: with cil=single-lock all changes join one list under one \
+             lock, with vectors=two-pass memory for what goes to the log is taken and given back under that lock.",
             Some(
                 "Kernel XFS, 8 threads: a shorter critical section of commits took creates from 105,000–109,000 to \
                  117,000–122,000 a second, and removing all from 959 to 889 seconds.",
@@ -74,7 +98,8 @@ pub(super) fn workload(name: &str) -> About {
         "handles" => (
             "Journal handles",
             "Threads start and stop journal handles, with more room asked for, with a new transaction, and with a barrier \
-             that waits for all; and transactions that change one inode.",
+             that waits for all; and transactions that change one inode. A line with a name and “=” is a journal of an older \
+             design: with handles=locked open handles are counted under one lock, with reservation=locked log space is.",
             Some(
                 "A dbench load on 8 processors, MB/s with 1, 2, 4, 8 clients: 411 714 1113 806 with the counts of a handle \
                  under one lock, 408 745 1266 1263 with counts in atomics.",
@@ -94,7 +119,8 @@ pub(super) fn workload(name: &str) -> About {
         ),
         "dbench" => (
             "A file server's mix",
-            "Clients make, read, write, rename, look at and remove files, each in a directory of its own.",
+            "Clients make, read, write, rename, look at and remove files, each in a directory of its own. With \
+             handles=locked the journal counts open handles under one lock, as older ones did.",
             Some("See journal handles."),
         ),
         _ => ("Other measurements", "", None),

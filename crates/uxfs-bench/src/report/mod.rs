@@ -40,7 +40,9 @@ pub fn page(heading: &Heading, report: &Report) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <title>uxfs bench</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>uxfs bench</h1>\n"
     );
-    page += &compared(heading, report);
+    page += &opening(heading);
+    page += &results(report);
+    page += &compared(&heading.machine, report);
     for workload in distinct(report.measurements.iter().map(|line| line.workload)) {
         page += &section(workload, report);
     }
@@ -64,27 +66,55 @@ const COUNTED: &str = "<p>To count locks slows whoever takes them. So they were 
                        uxfs alone, with as many threads as there are at most; it gave the tables of locks and nothing else.\
                        </p>\n";
 
-/// What was run, where, and what is compared.
-fn compared(heading: &Heading, report: &Report) -> String {
+/// What was run.
+fn opening(heading: &Heading) -> String {
+    format!(
+        "<p>uxfs {} is an XFS in user space. This is what it does beside others on the same machine: the same loops, the \
+         same requests, the same data.</p>\n<p><code>{}</code><br/>{}</p>\n",
+        escaped(&heading.version),
+        escaped(&heading.command),
+        escaped(&heading.when)
+    )
+}
+
+/// Which sections are about the five results; nothing where none is.
+fn results(report: &Report) -> String {
+    let measured = |workload: &str| report.measurements.iter().any(|line| line.workload == workload);
+    let mut items = String::new();
+    for (number, (says, workloads)) in (1..).zip(about::RESULTS) {
+        let links: Vec<String> = workloads
+            .iter()
+            .filter(|workload| measured(workload))
+            .map(|workload| format!("<a href=\"#{workload}\">{}</a>", about::workload(workload).title))
+            .collect();
+        if !links.is_empty() {
+            let _ = writeln!(items, "<li value=\"{number}\">{says} {}</li>", links.join(", "));
+        }
+    }
+    if items.is_empty() {
+        return items;
+    }
+    format!(
+        "<h2>The five results</h2>\n<p>Five ways to let many threads use a file system at once were found in work on \
+         kernels. uxfs has each of them, and what was there before, so that one run shows what each is worth. All other \
+         sections are there to compare.</p>\n<ol>\n{items}</ol>\n"
+    )
+}
+
+/// How it was measured, where, and what is compared.
+fn compared(machine: &Machine, report: &Report) -> String {
     let lines = &report.measurements;
     let rounds = lines.iter().map(|line| line.median_of).max().unwrap_or(0);
+    let counted = if report.counted.is_empty() { "" } else { COUNTED };
     let mut text = format!(
-        "<p>uxfs {} is an XFS in user space. This is what it does beside others on the same machine: the same loops, the \
-         same requests, the same data.</p>\n<p><code>{}</code><br/>{}</p>\n<h2>How it was measured</h2>\n\
+        "<h2>How it was measured</h2>\n\
          <p>All that is compared took turns within each of {rounds} rounds; each figure is the median of its own line over \
          the rounds. More operations a second are better. Small figures below a number say how many times as fast \
          ours, the line in bold, was. Where it says p50, p99 and p99.9, half, 99 of 100 and 999 of 1,000 operations took \
          at most so long. To look at the clock takes time: what takes microseconds is timed one in seven or eight times, what \
          takes less one in 32 or 64 times, what waits for a device each time. Where an operation takes as little as a look at \
-         the clock, or several are made durable together, single ones are not timed.</p>\n<h2>What was compared</h2>\n<table class=\"plain\">\n",
-        escaped(&heading.version),
-        escaped(&heading.command),
-        escaped(&heading.when)
+         the clock, or several are made durable together, single ones are not timed.</p>\n{counted}<h2>What was compared</h2>\n<table class=\"plain\">\n"
     );
-    if !report.counted.is_empty() {
-        let at = text.find("<h2>What was compared").unwrap_or(text.len());
-        text.insert_str(at, COUNTED);
-    }
     for (target, device) in distinct(lines.iter().map(|line| (&line.target, &line.device))) {
         let _ = writeln!(
             text,
@@ -95,7 +125,7 @@ fn compared(heading: &Heading, report: &Report) -> String {
         );
     }
     text += "</table>\n<h2>The machine</h2>\n<table class=\"plain\">\n";
-    for (name, value) in &heading.machine.facts {
+    for (name, value) in &machine.facts {
         let _ = writeln!(text, "<tr><th>{}</th><td>{}</td></tr>", escaped(name), escaped(value));
     }
     text += "</table>\n<h2>Contents</h2>\n<ul>\n";
