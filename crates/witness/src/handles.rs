@@ -12,7 +12,7 @@ pub enum Io {
     Direct,
     /// Those that go through it.
     Buffered,
-    /// Either of both, with what a call changes durable when it returns.
+    /// Either of both, with what a call changes durable when it returns, times as well or not.
     Syncing,
     /// Each call takes another one.
     Mixed,
@@ -68,16 +68,8 @@ impl Handles {
         let kinds = match io {
             Io::Direct => Vec::new(),
             Io::Buffered => vec![file.buffered()],
-            Io::Syncing => vec![
-                file.syncing(Syncing::Data),
-                file.buffered().syncing(Syncing::Data),
-                file.syncing(Syncing::All),
-                file.buffered().syncing(Syncing::All),
-            ],
-            Io::Mixed => {
-                let (buffered, data) = (file.buffered(), file.buffered().syncing(Syncing::Data));
-                vec![buffered.clone(), file.clone(), buffered.clone(), buffered, file.direct(), data]
-            }
+            Io::Syncing => syncing(&file).into(),
+            Io::Mixed => syncing(&file).into_iter().flat_map(|one| among_others(&file, one)).collect(),
         };
         // Files begin with different ones.
         let turn = AtomicUsize::new(file.node().ino() as usize / 3);
@@ -98,4 +90,16 @@ impl Handles {
     pub fn nth(&self, nth: usize) -> &File {
         if self.kinds.is_empty() { &self.file } else { &self.kinds[nth % self.kinds.len()] }
     }
+}
+
+/// The four that have each change durable.
+fn syncing(file: &File) -> [File; 4] {
+    let (buffered, [data, all]) = (file.buffered(), [Syncing::Data, Syncing::All]);
+    [file.syncing(data), buffered.syncing(data), file.syncing(all), buffered.syncing(all)]
+}
+
+/// One that syncs, behind others that leave something dirty for it.
+fn among_others(file: &File, syncing: File) -> [File; 6] {
+    let buffered = file.buffered();
+    [buffered.clone(), file.clone(), buffered.clone(), buffered, file.direct(), syncing]
 }

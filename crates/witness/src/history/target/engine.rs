@@ -68,7 +68,8 @@ impl EngineTarget {
 
     /// Handles of a file.
     fn handle(&self, file: File, is_own: bool) -> Handle {
-        Handle { handles: Handles::new(file, self.io), appends: is_own && self.io == Io::Mixed }
+        let appends = is_own && matches!(self.io, Io::Mixed | Io::Syncing);
+        Handle { handles: Handles::new(file, self.io), appends }
     }
 
     /// The volume.
