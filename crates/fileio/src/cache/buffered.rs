@@ -243,12 +243,32 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     pub fn write_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(0) };
         self.pages.prefetch(offset, buf.len());
-        self.pages.pool().make_room();
+        self.make_room_for(offset..end);
         match self.with_room(|| self.try_write(offset, buf, end)) {
             // Past the pages it takes less: the map is told of all of it at once.
             Err(FileError::Map { source, .. }) if M::lacks_space(&source) => self.try_write_past(offset, buf),
             written => written,
         }
+    }
+
+    /// Waits until a write to `range` may make pages dirty, unless it makes none.
+    #[inline]
+    fn make_room_for(&self, range: Range<u64>) {
+        let pool = self.pages.pool();
+        if !pool.is_full_of_dirty() || !self.is_dirty_now(range) {
+            pool.make_room();
+        }
+    }
+
+    /// Whether all of `range` is dirty, and nobody is at work on it.
+    #[cold]
+    fn is_dirty_now(&self, range: Range<u64>) -> bool {
+        let lock = self.file.lock();
+        let Some(token) = lock.try_acquire(range.clone(), Mode::Exclusive) else { return false };
+        let _held = Held::new(lock, token);
+        // SAFETY: the range is held exclusively.
+        self.is_cached()
+            && unsafe { self.pages.is_dirty_all_over(range.start, (range.end - range.start) as usize) }
     }
 
     /// See [`PageCache::with_room`].
@@ -270,10 +290,11 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
 
     fn append_in_memory(&self, buf: &[u8]) -> Outcome<u64, M> {
         loop {
+            // Who appends past the pages need not wait for it.
+            self.pages.pool().make_room();
             let _alone = self.ends.lock();
             let at = self.size();
             let Some(end) = self.checked_end(at, buf.len())? else { return Ok(at) };
-            self.pages.pool().make_room();
             match self.try_extend(at, buf, end, true) {
                 Ok(Some(_)) => return Ok(at),
                 Ok(None) => {}

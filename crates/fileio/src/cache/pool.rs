@@ -243,13 +243,19 @@ impl PageCache {
         }
     }
 
+    /// Whether no more pages may become dirty for now.
+    #[inline]
+    pub(super) fn is_full_of_dirty(&self) -> bool {
+        self.dirty() > self.dirty_max()
+    }
+
     /// Waits until a few more pages may become dirty. The caller holds nothing.
     pub(super) fn make_room(&self) {
         if self.used() > self.limit() {
             self.shrink(1 << 20);
         }
         let mut vain = 0;
-        while self.dirty() > self.dirty_max() && vain < 1000 {
+        while self.is_full_of_dirty() && vain < 1000 {
             let before = self.dirty();
             if !self.write_one_back(true) {
                 let mut waiting = self.waiting.lock();
