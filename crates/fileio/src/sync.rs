@@ -72,6 +72,11 @@ pub(crate) mod parking {
             Self(super::Mutex::new(value))
         }
 
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            let guard = self.0.try_lock().ok()?;
+            Some(MutexGuard { mutex: self, guard: Some(guard) })
+        }
+
         pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
             MutexGuard { mutex: self, guard: Some(super::lock(&self.0)) }
         }

@@ -1,4 +1,5 @@
-//! What an overwrite of allocated blocks costs besides the transfer, on a real volume: one hold of its own range.
+//! What an overwrite of allocated blocks costs besides the transfer, on a real volume: one hold of its own range. So does a
+//! read or an overwrite that finds all in memory.
 //!
 //! Everything else is counted and must stay where it is: heap allocations, the locks of the inode and of the
 //! buffer cache, and every further class of locks or events (transactions, once there are any) that the process
@@ -134,4 +135,35 @@ fn an_overwrite_takes_its_range_and_nothing_else() {
     let mut pages: Vec<_> = (0..32).map(|_| page.clone()).collect();
     overwrite_queued(&mut queue, &mut pages);
     assert_eq!(costs(|| overwrite_queued(&mut queue, &mut pages)), (0, only_ranges), "queued");
+}
+
+/// What `work` costs at best: threads that write back look now and then whether there is something to do.
+fn costs_at_best(work: impl Fn()) -> (u64, BTreeMap<&'static str, (u64, u64)>) {
+    let attempts = (0..10).map(|_| costs(&work));
+    attempts.min_by_key(|(allocations, taken)| (taken.len(), *allocations)).expect("some")
+}
+
+#[test]
+fn so_does_what_finds_all_in_memory() {
+    let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    lockstat::enable();
+    let dir = tempfile::tempdir().expect("a scratch directory");
+    let image = make_volume(dir.path());
+    let volume = Volume::open(&image, &OpenOptions::new().writable(true)).expect("it opens");
+    let file = volume.open_file("/data").expect("a file").buffered();
+    let page = [7; PAGE as usize];
+    // Too little to be written back at once.
+    let pages = || (0..OVERWRITES).map(|index| page_of(index) % (1 << 20));
+    let overwrite = || pages().for_each(|at| file.write_at(&page, at).expect("an overwrite"));
+    let read = || {
+        let mut page = [0; PAGE as usize];
+        pages().for_each(|at| assert_eq!(file.read_at(&mut page, at).expect("a read"), page.len()));
+    };
+
+    let (allocations, taken) = costs(overwrite);
+    assert!(allocations > 0 && taken.contains_key("file folios"), "the page cache counts: {taken:?}");
+    let exclusive = BTreeMap::from([(lockstat::RANGE_CLASS, (0, OVERWRITES))]);
+    let shared = BTreeMap::from([(lockstat::RANGE_CLASS, (OVERWRITES, 0))]);
+    assert_eq!(costs_at_best(overwrite), (0, exclusive), "an overwrite");
+    assert_eq!(costs_at_best(read), (0, shared), "a read");
 }

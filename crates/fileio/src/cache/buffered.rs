@@ -12,13 +12,13 @@ use std::sync::{Arc, Weak};
 
 use rangelock::{Mode, RangeLock};
 
+use super::counted::{self, Mutex};
 use super::failures::{Failures, SyncCursor};
 use super::pages::Pages;
 use super::pool::{CachedFile, NO_TICKET, PageCache};
 use crate::direct::{Kind, Outcome};
 use crate::lock::Held;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::parking::Mutex;
 use crate::testing::{CHANGE, point};
 use crate::{DelayedAllocation, DirectFile, FILE_END_MAX, FileError};
 
@@ -58,10 +58,10 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             file: Arc::new(file),
             pages,
             is_cached: AtomicBool::new(false),
-            passers: Mutex::new(0),
-            ends: Mutex::new(()),
+            passers: Mutex::new(&counted::PASSERS, 0),
+            ends: Mutex::new(&counted::ENDS, ()),
             flushing: RangeLock::new(),
-            telling: Mutex::new(()),
+            telling: Mutex::new(&counted::TELLING, ()),
             failures: Failures::default(),
             read_to: AtomicU64::new(0),
             window: AtomicU64::new(0),

@@ -21,9 +21,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 
+use super::counted::Guard;
 use super::folio::Folio;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use crate::sync::parking::MutexGuard;
 
 /// How wide nodes are, and by how many bits those below [`LARGE_LEVEL`] have fewer pages. In a model they are so small that a
 /// file of a few pages has large folios, and a tree of several levels.
@@ -150,7 +150,7 @@ pub(super) struct Index {
 pub(super) struct Changing<'a>(PhantomData<&'a ()>);
 
 impl<'a> Changing<'a> {
-    pub(super) fn with(_change: &'a MutexGuard<'_, ()>) -> Self {
+    pub(super) fn with(_change: &'a Guard<'_, ()>) -> Self {
         Self(PhantomData)
     }
 }
@@ -548,9 +548,9 @@ fn drain(node: *mut Node, base: u64, gone: &mut impl FnMut(&Folio)) {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
+    use super::super::counted::{self, Mutex};
     use super::super::folio::Mark;
     use super::*;
-    use parking_lot::Mutex;
     use std::sync::atomic::AtomicBool;
 
     fn folio(first: u64, pages: u64) -> Box<Folio> {
@@ -559,7 +559,7 @@ mod tests {
 
     #[test]
     fn folios_are_found_by_each_of_their_pages_and_go() {
-        let (mut index, change) = (Index::new(), Mutex::new(()));
+        let (mut index, change) = (Index::new(), Mutex::new(&counted::FOLIOS, ()));
         let change = change.lock();
         let changing = Changing::with(&change);
         let all = [(0, 1), (4, 4), (64, 256), (1 << 20, 1), (1 << 50, 16)];
@@ -588,7 +588,7 @@ mod tests {
 
     #[test]
     fn dirty_pages_are_found_in_order_also_behind_a_new_root() {
-        let (index, change) = (Index::new(), Mutex::new(()));
+        let (index, change) = (Index::new(), Mutex::new(&counted::FOLIOS, ()));
         let change = change.lock();
         let changing = Changing::with(&change);
         index.insert(folio(3, 1), &changing);
@@ -613,7 +613,7 @@ mod tests {
 
     #[test]
     fn a_page_is_whole_while_somebody_says_so_and_goes_with_its_folio() {
-        let (index, change) = (Index::new(), Mutex::new(()));
+        let (index, change) = (Index::new(), Mutex::new(&counted::FOLIOS, ()));
         let change = change.lock();
         let changing = Changing::with(&change);
         index.insert(folio(0, 4), &changing);
@@ -637,7 +637,7 @@ mod tests {
 
     #[test]
     fn a_large_folio_is_found_by_its_one_slot_while_all_of_it_is_present() {
-        let (index, change) = (Index::new(), Mutex::new(()));
+        let (index, change) = (Index::new(), Mutex::new(&counted::FOLIOS, ()));
         let change = change.lock();
         let changing = Changing::with(&change);
         for first in [0, 512, 5 * 512, 300 * 512] {
@@ -673,7 +673,7 @@ mod tests {
 
     #[test]
     fn runs_of_pages_are_marked_and_cleared_across_nodes_and_counted_once() {
-        let (index, change) = (Index::new(), Mutex::new(()));
+        let (index, change) = (Index::new(), Mutex::new(&counted::FOLIOS, ()));
         let change = change.lock();
         let changing = Changing::with(&change);
         index.insert(folio(0, 256), &changing);
@@ -691,7 +691,7 @@ mod tests {
     /// Who looked beside it took a parent's bit for a moment, and the one who had marked the page did not find it.
     #[test]
     fn who_marked_a_page_finds_it_beside_others_who_look() {
-        let (index, change) = (Index::new(), Mutex::new(()));
+        let (index, change) = (Index::new(), Mutex::new(&counted::FOLIOS, ()));
         let change = change.lock();
         let changing = Changing::with(&change);
         (0..128).for_each(|page| index.insert(folio(page, 1), &changing));
@@ -715,7 +715,7 @@ mod tests {
 
     #[test]
     fn no_dirty_page_is_lost_among_threads_that_mark_look_and_clear() {
-        let (index, change) = (Index::new(), Mutex::new(()));
+        let (index, change) = (Index::new(), Mutex::new(&counted::FOLIOS, ()));
         let change = change.lock();
         let changing = Changing::with(&change);
         for page in 0..4096 {

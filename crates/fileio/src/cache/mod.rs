@@ -9,6 +9,7 @@
 
 mod buffered;
 mod coherence;
+mod counted;
 mod cut;
 mod extend;
 mod failures;

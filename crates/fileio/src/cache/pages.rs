@@ -15,11 +15,11 @@ use std::sync::{Arc, Weak};
 
 use blockdev::prefetch_memory;
 
+use super::counted::{self, Mutex};
 use super::folio::{self, Folio, Mark};
 use super::index::{Changing, Index, LARGE_PAGES};
 use super::pool::{CachedFile, PageCache};
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::parking::Mutex;
 
 /// The size of a page, unless blocks are larger.
 const PAGE_LOG_MIN: u32 = 12;
@@ -46,7 +46,15 @@ impl Pages {
         let block_log = block_size.trailing_zeros();
         let page_log = block_log.max(PAGE_LOG_MIN);
         let (size, dirty) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { pool, index: Index::new(), change: Mutex::new(()), page_log, block_log, size, dirty }
+        Self {
+            pool,
+            index: Index::new(),
+            change: Mutex::new(&counted::FOLIOS, ()),
+            page_log,
+            block_log,
+            size,
+            dirty,
+        }
     }
 
     pub(super) fn pool(&self) -> &Arc<PageCache> {

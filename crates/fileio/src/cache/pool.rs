@@ -11,10 +11,11 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use super::counted::{self, Mutex};
 use super::failures::{Failure, Failures, SyncCursor};
 use super::folio::Trace;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::parking::{Condvar, Mutex};
+use crate::sync::parking::Condvar;
 
 /// How many folios are looked at, at most, for each that is to be let go.
 const LOOKS: usize = 64;
@@ -68,6 +69,10 @@ struct Waiting {
 }
 
 impl Waiting {
+    fn new() -> Self {
+        Self { files: BTreeMap::new(), last_ticket: NO_TICKET, active: Vec::new(), is_stopped: false }
+    }
+
     /// A file waits, unless it does already, or nobody writes back any more.
     fn push(&mut self, since: Instant, file: Arc<dyn CachedFile>) {
         if self.is_stopped || file.ticket().load(Ordering::SeqCst) != NO_TICKET {
@@ -136,13 +141,8 @@ impl PageCache {
             step: (limit / 64).clamp(1, 1 << 20),
             used: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
-            clock: Mutex::default(),
-            waiting: Mutex::new(Waiting {
-                files: BTreeMap::new(),
-                last_ticket: NO_TICKET,
-                active: Vec::new(),
-                is_stopped: false,
-            }),
+            clock: Mutex::new(&counted::CLOCK, VecDeque::new()),
+            waiting: Mutex::new(&counted::LINE, Waiting::new()),
             changed: Condvar::new(),
             failures: Failures::default(),
         })
@@ -258,8 +258,7 @@ impl PageCache {
         while self.is_full_of_dirty() && vain < 1000 {
             let before = self.dirty();
             if !self.write_one_back(true) {
-                let mut waiting = self.waiting.lock();
-                self.changed.wait_for(&mut waiting, NAP);
+                drop(self.waiting.lock().wait_for(&self.changed, NAP));
             }
             vain = if self.dirty() < before { 0 } else { vain + 1 };
         }
@@ -333,11 +332,8 @@ impl PageCache {
 
     /// Sleeps until there may be something to write back; `false` when there will be nothing any more.
     pub(super) fn wait_for_work(&self) -> bool {
-        let mut waiting = self.waiting.lock();
-        if !waiting.is_stopped {
-            self.changed.wait_for(&mut waiting, AGE_MAX / 5);
-        }
-        !waiting.is_stopped
+        let waiting = self.waiting.lock();
+        !waiting.is_stopped && !waiting.wait_for(&self.changed, AGE_MAX / 5).is_stopped
     }
 
     /// Writes all pages of all files back that are dirty now. The first failure of those, but all are tried.
