@@ -25,7 +25,31 @@ pub fn scratch() -> Result<TempDir> {
 /// Makes a volume in a new sparse file.
 pub fn mkfs(image: &Path, kind: &VolumeKind) -> Result<()> {
     File::create(image)?.set_len(kind.size)?;
-    run(kind.release().tool("mkfs.xfs")?.arg("-q").args(kind.mkfs_arguments()).arg(image))?;
+    mkfs_in(image, kind)
+}
+
+/// Makes a volume in a new file in which each sector holds a word of its own, again and again; what the volume does not
+/// need stays as it is.
+pub fn mkfs_over(image: &Path, kind: &VolumeKind, word: impl Fn(u64) -> u64) -> Result<()> {
+    /// At once.
+    const SECTORS: u64 = 2048;
+    const SECTOR: usize = 512;
+    let file = File::create(image)?;
+    let mut bytes = vec![0; SECTORS as usize * SECTOR];
+    for first in (0..kind.size / SECTOR as u64).step_by(SECTORS as usize) {
+        for (sector, bytes) in (first..).zip(bytes.chunks_mut(SECTOR)) {
+            let word = word(sector).to_le_bytes();
+            bytes.chunks_mut(word.len()).for_each(|to| to.copy_from_slice(&word));
+        }
+        file.write_all_at(&bytes, first * SECTOR as u64)?;
+    }
+    file.set_len(kind.size)?;
+    mkfs_in(image, kind)
+}
+
+/// Makes a volume in a file, of which nothing is discarded.
+fn mkfs_in(image: &Path, kind: &VolumeKind) -> Result<()> {
+    run(kind.release().tool("mkfs.xfs")?.args(["-q", "-f", "-K"]).args(kind.mkfs_arguments()).arg(image))?;
     if kind.newer == 0 { Ok(()) } else { set_incompat(image, kind.newer) }
 }
 

@@ -325,6 +325,23 @@ impl Content {
         start < end && self.runs_in(start, end).next().is_some()
     }
 
+    /// Whether these bytes are there, if zeroes come behind the end.
+    pub fn has(&self, offset: u64, bytes: &[u8]) -> bool {
+        let mut own = vec![0; bytes.len()];
+        self.read_into(offset, &mut own);
+        own == bytes
+    }
+
+    /// The parts of a range that were written.
+    pub fn written_within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.runs_in(start, end).map(move |(&at, run)| (at.max(start), run.end.min(end)))
+    }
+
+    /// The patterns that are there: by which seed, and up to which byte of them.
+    pub fn patterns(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.runs.iter().map(|(&at, run)| (run.seed, run.from + (run.end - at)))
+    }
+
     /// Adds what another thread wrote to the same file, at other places.
     pub fn merge(&mut self, other: &Self) {
         self.size = self.size.max(other.size);

@@ -5,7 +5,8 @@
 //! had ended when the last `sync` began, and as many as the last change of each object that was fsynced. Of the
 //! operation behind these, nothing may be there; if the kernel did it, any part may, as some of its operations are
 //! several transactions. And there is one moment for all threads: what ended before it is there, what began after it is not. Content is not in the journal:
-//! it must be right where the file was made durable and not changed since.
+//! it must be right where the file was made durable and not changed since. Of all others, each sector must be the file's
+//! own ([`own`](super::own)), where the files themselves are looked at.
 //!
 //! Invariants:
 //! - facts are about inode numbers, not paths, so that a rename of a directory changes two facts and not one for
@@ -14,13 +15,15 @@
 
 use super::content::Content;
 use super::drive::{Actor, Observer};
-use super::generator::{SHARED, folder};
+use super::generator::{SHARED, STRIPE, STRIPED, folder};
 use super::judge;
 use super::model::{Id, Key, Kind, Model, Node};
-use super::op::{Name, Op, Ref};
+use super::op::{AllocateHow, Name, Op, Ref};
+use super::own::{self, Files, Possible};
 use super::target::{Called, Slots, Target};
 use crate::record::{Inode, Record, escape};
 use anyhow::{Context, Result};
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
@@ -138,6 +141,19 @@ pub struct Durable {
     fsyncs: Vec<Fsync>,
     syncs: Vec<Span>,
     versions: HashMap<Id, Vec<Version>>,
+    /// The file in which each thread has stripes.
+    striped: Option<Id>,
+}
+
+/// What was found after a crash.
+struct Crash<'a> {
+    cut: u64,
+    threads: &'a [Durable],
+    /// Those of all threads that had ended.
+    syncs: Vec<Span>,
+    inodes: Inodes<'a>,
+    /// The files themselves, if they are looked at.
+    files: Option<&'a Files>,
 }
 
 /// A moment of a thread's history that is like what was found.
@@ -200,6 +216,7 @@ impl Durable {
             fsyncs: Vec::new(),
             syncs: Vec::new(),
             versions: HashMap::new(),
+            striped: actor.model.lookup(&Name::from(STRIPED)).ok(),
         };
         let model = &actor.model;
         let own = model.lookup(&folder(thread)).context("the thread's folder")?;
@@ -287,6 +304,14 @@ impl Durable {
         self.syncs.push(Span { begun: now, ended: now });
     }
 
+    /// What was in each file at any time, and which file that is.
+    fn contents(&self) -> impl Iterator<Item = (String, &Content)> {
+        let named = |id: Id| format!("file {} of thread {}", id.0, self.thread);
+        self.versions.iter().flat_map(move |(id, versions)| {
+            versions.iter().map(move |version| (named(*id), &version.content))
+        })
+    }
+
     /// Notes an operation of which it is not known whether it was done, and how much of it. The model is as if it had
     /// been; objects that it may have made are recognised in what was found afterwards.
     pub fn unfinished(&mut self, model: &Model, op: &Op, records: &[Record]) {
@@ -308,15 +333,19 @@ impl Durable {
         if !changes.is_empty() {
             self.steps.push(Step { span, clock: model.clock, kind: op.kind(), changes });
         }
+        if let Op::Allocate {
+            file, how: AllocateHow::CollapseRange | AllocateHow::InsertRange, offset, ..
+        } = op
+            && ok
+        {
+            Self::at(model, file).into_iter().for_each(|id| self.keep_gap(model, id, *offset, span));
+        }
         for id in
             model.touched.iter().filter_map(|key| if let Key::Inode(id) = key { Some(*id) } else { None })
         {
             self.keep_content(model, id, span);
         }
-        let at = |file: &Ref| match file {
-            Ref::Path(path) => model.lookup(path).ok(),
-            Ref::Slot(slot) => model.slots()[*slot],
-        };
+        let at = |file: &Ref| Self::at(model, file);
         match op {
             Op::Write { file, .. }
             | Op::Allocate { file, .. }
@@ -327,6 +356,9 @@ impl Durable {
                 at(file).into_iter().for_each(|id| self.keep_content(model, id, span));
                 if self.syncing && ok {
                     at(file).into_iter().for_each(|id| self.content_durable(id, span.ended));
+                }
+                if !ok && let Some((id, content)) = model.copied(op) {
+                    self.keep_part(model, id, content, span);
                 }
             }
             Op::Exchange { file, other, .. } => {
@@ -343,13 +375,37 @@ impl Durable {
         }
     }
 
+    fn at(model: &Model, file: &Ref) -> Option<Id> {
+        match file {
+            Ref::Path(path) => model.lookup(path).ok(),
+            Ref::Slot(slot) => model.slots()[*slot],
+        }
+    }
+
+    /// Keeps that what lies behind `offset` is on its way to another place: until it is there, a hole may be.
+    fn keep_gap(&mut self, model: &Model, id: Id, offset: u64, span: Span) {
+        let Some(now) = model.content(id) else { return };
+        let versions = self.versions.entry(id).or_default();
+        let before = versions.last().map_or(0, |last| last.content.size());
+        let mut content = now.clone();
+        content.truncate(offset);
+        content.truncate(before.max(now.size()));
+        versions.push(Version { span, content, fsynced: None });
+    }
+
     /// Keeps what is in a file now, if that is something new.
     fn keep_content(&mut self, model: &Model, id: Id, span: Span) {
-        let Some(Node { kind: Kind::File(content), foreign: false, .. }) = model.get(id) else { return };
+        let Some(content) = model.get(id).and(model.content(id)) else { return };
         let versions = self.versions.entry(id).or_default();
         if versions.last().is_none_or(|last| last.content != *content) {
             versions.push(Version { span, content: content.clone(), fsynced: None });
         }
+    }
+
+    /// Keeps what may be in a file in part, though the call failed.
+    fn keep_part(&mut self, model: &Model, id: Id, content: Content, span: Span) {
+        self.versions.entry(id).or_default().push(Version { span, content, fsynced: None });
+        self.keep_content(model, id, span);
     }
 
     /// What is in a file now is durable.
@@ -361,10 +417,10 @@ impl Durable {
 
     /// Everything up to the last change of this object is durable, and what is in it.
     fn fsynced(&mut self, model: &Model, id: Id, returned: u64) {
+        self.content_durable(id, returned);
         let Some(node) = model.get(id).filter(|node| !node.foreign) else { return };
         let covers = self.steps.partition_point(|step| step.clock <= node.changed);
         self.fsyncs.push(Fsync { returned, covers });
-        self.content_durable(id, returned);
     }
 
     /// How many steps must be there after a crash at `cut`.
@@ -375,21 +431,16 @@ impl Durable {
     }
 
     /// The moments of this thread's history that are like what was found.
-    fn moments(
-        &self,
-        found: &Facts,
-        cut: u64,
-        syncs: &[Span],
-        inodes: &Inodes,
-    ) -> Result<Vec<Moment>, String> {
-        let begun = self.begun_at(cut);
-        let certain = self.certain(cut, syncs);
+    fn moments(&self, found: &Facts, crash: &Crash<'_>) -> Result<Vec<Moment>, String> {
+        let begun = self.begun_at(crash.cut);
+        let certain = self.certain(crash.cut, &crash.syncs);
         let mut state = self.base.clone();
         let subjects = state.keys().chain(found.keys());
         let mut odd: HashSet<Subject> =
             subjects.filter(|subject| state.get(*subject) != found.get(*subject)).cloned().collect();
         let mut nearest: Option<(usize, HashSet<Subject>)> = None;
         let mut content = None;
+        let mut judged = HashMap::new();
         let mut moments = Vec::new();
         for place in 0..=begun {
             let next = self.steps[..begun].get(place);
@@ -399,7 +450,7 @@ impl Durable {
                 };
                 let amid = next.filter(|_| !self.whole && !odd.is_empty() && odd.iter().all(in_next));
                 if odd.is_empty() || amid.is_some() {
-                    match self.wrong_content(&state, cut, syncs, inodes) {
+                    match self.wrong_content(&state, crash, &mut judged)? {
                         None => moments.push(self.moment(place, amid)),
                         Some(what) => content = Some(what),
                     }
@@ -436,21 +487,46 @@ impl Durable {
         Moment { place, amid: amid.is_some(), span: Span { begun, ended } }
     }
 
-    /// The first file that is durable as it was at `cut`, and is not as it was.
-    fn wrong_content(&self, state: &Facts, cut: u64, syncs: &[Span], inodes: &Inodes) -> Option<String> {
-        state.iter().find_map(|(subject, fact)| {
-            let (Subject::Inode(ino), Fact::Is(_, Some(id))) = (subject, fact) else { return None };
-            let (path, inode) = inodes.get(ino)?;
-            let versions = self.versions.get(id)?;
-            let begun = versions.partition_point(|version| version.span.begun < cut);
-            let version = versions[..begun].last()?;
-            let synced = || syncs.iter().any(|sync| version.span.ended < sync.begun);
-            if version.fsynced.is_some_and(|at| at < cut) || synced() {
-                let what = wrong(&version.content, inode)?;
-                return Some(format!("a file that was made durable is not as it was: {path}: {what}"));
+    /// The first file whose content is wrong. What was judged before is known.
+    fn wrong_content(
+        &self,
+        state: &Facts,
+        crash: &Crash<'_>,
+        judged: &mut HashMap<(u64, Id), Option<String>>,
+    ) -> Result<Option<String>, String> {
+        for (subject, fact) in state {
+            let (Subject::Inode(ino), Fact::Is(_, Some(id))) = (subject, fact) else { continue };
+            let wrong = match judged.entry((*ino, *id)) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(self.wrong_file(*ino, *id, crash)?),
+            };
+            if wrong.is_some() {
+                return Ok(wrong.clone());
             }
-            None
-        })
+        }
+        Ok(None)
+    }
+
+    /// What is wrong in a file: it is durable as it was at the crash, and is not as it was; or it has what it never had.
+    fn wrong_file(&self, ino: u64, id: Id, crash: &Crash<'_>) -> Result<Option<String>, String> {
+        let Some((path, inode)) = crash.inodes.get(&ino) else { return Ok(None) };
+        let versions = self.versions_at(id, crash);
+        let Some(last) = versions.last() else { return Ok(None) };
+        if crash.is_durable(last) {
+            let what = wrong(&last.content, inode);
+            return Ok(
+                what.map(|what| format!("a file that was made durable is not as it was: {path}: {what}"))
+            );
+        }
+        let possible = Possible::of(versions.iter().map(|version| &version.content).collect());
+        crash.not_own(ino, &possible)
+    }
+
+    /// What was in a file at a crash: the last version that was durable, and those behind it that had begun.
+    fn versions_at(&self, id: Id, crash: &Crash<'_>) -> &[Version] {
+        let Some(versions) = self.versions.get(&id) else { return &[] };
+        let begun = &versions[..versions.partition_point(|version| version.span.begun < crash.cut)];
+        &begun[begun.iter().rposition(|version| crash.is_durable(version)).unwrap_or(0)..]
     }
 
     fn explain(
@@ -483,18 +559,73 @@ impl Durable {
     }
 }
 
+impl Crash<'_> {
+    /// Whether a version was durable.
+    fn is_durable(&self, version: &Version) -> bool {
+        version.fsynced.is_some_and(|at| at < self.cut)
+            || self.syncs.iter().any(|sync| version.span.ended < sync.begun)
+    }
+
+    /// What is in a file that it never had, if files are looked at.
+    fn not_own(&self, ino: u64, possible: &Possible<'_>) -> Result<Option<String>, String> {
+        let (Some(files), Some((path, inode))) = (self.files, self.inodes.get(&ino)) else { return Ok(None) };
+        let Some(found) = &inode.content else { return Ok(None) };
+        let origin = |bytes: &[u8]| own::origin(bytes, self.threads.iter().flat_map(Durable::contents));
+        let wrong = files.wrong(ino, possible, found, inode.size, origin);
+        let wrong = wrong.map_err(|error| format!("{path}: {error:#}"))?;
+        Ok(wrong.map(|what| format!("a file has what it never had: {path}: {what}")))
+    }
+
+    /// What is wrong in the file in which each thread has stripes.
+    fn wrong_stripes(&self) -> Result<Option<String>, String> {
+        let path = format!("/{}", escape(STRIPED));
+        let Some(ino) = self.inodes.iter().find(|(_, (known, _))| *known == path).map(|(ino, _)| *ino) else {
+            return Ok(None);
+        };
+        let empty = Content::default();
+        let versions = self.threads.iter().map(|durable| {
+            let versions = durable.striped.map_or(&[][..], |id| durable.versions_at(id, self));
+            // Before anything was written, it was empty.
+            let first = durable.striped.and_then(|id| durable.versions.get(&id)).and_then(|all| all.first());
+            let had =
+                first.is_some_and(|first| versions.first().is_some_and(|version| version.span != first.span));
+            let own = versions.iter().map(|version| &version.content);
+            if had { own.collect() } else { std::iter::once(&empty).chain(own).collect() }
+        });
+        self.not_own(ino, &Possible::striped(versions.collect(), STRIPE))
+    }
+}
+
 /// Judges what was recovered after a crash at `cut`: where that is in each thread's history, if it is anywhere.
 pub fn judge(threads: &[Durable], cut: u64, records: &[Record]) -> Result<Vec<Place>, String> {
-    let syncs: Vec<Span> = threads.iter().flat_map(|thread| &thread.syncs).copied().collect();
-    let syncs: Vec<Span> = syncs.into_iter().filter(|sync| sync.ended < cut).collect();
+    judge_files(threads, cut, records, None)
+}
+
+/// The same, with a look at the files themselves.
+pub fn judge_files(
+    threads: &[Durable],
+    cut: u64,
+    records: &[Record],
+    files: Option<&Files>,
+) -> Result<Vec<Place>, String> {
+    let syncs = threads.iter().flat_map(|thread| &thread.syncs).copied();
     let described =
         records.iter().filter_map(|record| Some((record.ino, (&*record.path, record.inode.as_ref()?))));
-    let inodes: Inodes = described.collect();
+    let crash = Crash {
+        cut,
+        threads,
+        syncs: syncs.filter(|sync| sync.ended < cut).collect(),
+        inodes: described.collect(),
+        files,
+    };
     let mut all = Vec::new();
     for durable in threads {
         let found = facts_of(durable.thread, records);
-        let moments = durable.moments(&found, cut, &syncs, &inodes);
+        let moments = durable.moments(&found, &crash);
         all.push(moments.map_err(|what| format!("thread {}: {what}", durable.thread))?);
+    }
+    if let Some(what) = crash.wrong_stripes()? {
+        return Err(what);
     }
     let Some(chosen) = common(&all) else {
         let spans: Vec<_> =
@@ -505,7 +636,7 @@ pub fn judge(threads: &[Durable], cut: u64, records: &[Record]) -> Result<Vec<Pl
     };
     let place = |(durable, moment): (&Durable, &Moment)| Place {
         there: moment.place,
-        certain: durable.certain(cut, &syncs),
+        certain: durable.certain(cut, &crash.syncs),
         begun: durable.begun_at(cut),
     };
     Ok(threads.iter().zip(chosen).map(place).collect())
@@ -729,10 +860,24 @@ mod tests {
             .versions
             .insert(id, versions(&[(1, 2, None), (5, 6, Some(10)), (20, 21, None), (30, 31, None)]));
         let state = Facts::from([(Subject::Inode(9), Fact::Is(String::new(), Some(id)))]);
+        fn crash<'a>(cut: u64, syncs: &[Span], inodes: Inodes<'a>) -> Crash<'a> {
+            Crash { cut, threads: &[], syncs: syncs.to_vec(), inodes, files: None }
+        }
         let judged = |cut, size, syncs: &[Span]| {
             let inode = Inode { size, ..Inode::default() };
-            durable.wrong_content(&state, cut, syncs, &Inodes::from([(9, ("/t0/f", &inode))])).is_some()
+            let crash = crash(cut, syncs, Inodes::from([(9, ("/t0/f", &inode))]));
+            durable.wrong_content(&state, &crash, &mut HashMap::new()).unwrap().is_some()
         };
+        let may_be = |cut, syncs: &[Span]| -> Vec<u64> {
+            let versions = durable.versions_at(id, &crash(cut, syncs, Inodes::new()));
+            versions.iter().map(|version| version.content.size()).collect()
+        };
+        assert_eq!(may_be(1, &[]), [0_u64; 0]);
+        assert_eq!(may_be(10, &[]), [0, 1], "the fsync had not returned");
+        assert_eq!(may_be(11, &[]), [1]);
+        assert_eq!(may_be(21, &[]), [1, 2]);
+        assert_eq!(may_be(26, &[Span { begun: 22, ended: 25 }]), [2]);
+        assert_eq!(may_be(END, &[]), [1, 2, 3]);
         assert!(!judged(10, 9, &[]), "the fsync had not returned");
         assert!(judged(11, 9, &[]));
         assert!(!judged(11, 1, &[]));

@@ -26,6 +26,7 @@ pub(crate) mod means;
 mod model;
 mod nearly_full;
 mod op;
+mod own;
 pub(crate) mod promised;
 pub mod recover;
 pub(crate) mod redo;
@@ -34,7 +35,8 @@ mod target;
 
 use crate::handles::Io;
 use crate::record::{Hash, Record};
-use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
+use crate::sandbox::{Mounted, copy_sparse, mkfs, mkfs_over, scratch};
+use crate::volumes::VolumeKind;
 use anyhow::{Context, Result};
 use campaign::{Task, Which};
 use clap::{Args as ClapArgs, ValueEnum};
@@ -151,9 +153,18 @@ struct History {
 
 impl History {
     fn new(task: &Task) -> Result<Self> {
+        Self::made(task, mkfs)
+    }
+
+    /// The same on a device on which something lies already: see [`own::filler_word`].
+    fn on_filler(task: &Task) -> Result<Self> {
+        Self::made(task, |image, kind| mkfs_over(image, kind, own::filler_word))
+    }
+
+    fn made(task: &Task, make: impl FnOnce(&Path, &VolumeKind) -> Result<()>) -> Result<Self> {
         let folder = scratch()?;
         let Task { geometry, seed, threads, io, .. } = *task;
-        mkfs(&folder.path().join("image"), &geometry.volume)?;
+        make(&folder.path().join("image"), &geometry.volume)?;
         Ok(Self { geometry, seed, threads, io, folder, since: SystemTime::now(), actors: Vec::new() })
     }
 

@@ -3,6 +3,7 @@
 //! Invariant: whatever comes of it, the stage is left as the image was before its recovery.
 
 use super::super::durable::{self, Durable};
+use super::super::own::Files;
 use super::super::promised::Promised;
 use super::super::{growth, judge};
 use crate::record::Record;
@@ -18,6 +19,16 @@ use uxfs::{OpenOptions, Volume};
 pub struct Stage {
     device: Arc<Rewind>,
     path: PathBuf,
+    sector: u32,
+}
+
+/// An image that was right.
+#[derive(Debug)]
+pub struct Recovered {
+    /// What its recovery wrote.
+    pub recording: Recording,
+    /// How many sectors of files were judged that nobody had made durable.
+    pub sectors: u64,
 }
 
 /// Somewhere the kernel may mount a copy of an image.
@@ -41,7 +52,7 @@ impl Stage {
     /// The stage that is the file at `path`.
     pub fn new(path: &Path, sector: u32) -> Result<Self> {
         let device = MemoryOptions::new().sector_size(sector).map_file(path)?;
-        Ok(Self { device: Arc::new(Rewind::new(Arc::new(device))), path: path.to_owned() })
+        Ok(Self { device: Arc::new(Rewind::new(Arc::new(device))), path: path.to_owned(), sector })
     }
 
     /// The device.
@@ -54,9 +65,8 @@ impl Stage {
         &self.path
     }
 
-    /// Has uxfs recover what is on the stage, and judges that as a crash at `cut` of a history. Gives what
-    /// recovery wrote.
-    pub fn try_image(&self, threads: &[Durable], cut: u64, beside: Option<Beside<'_>>) -> Result<Recording> {
+    /// Has uxfs recover what is on the stage, and judges that as a crash at `cut` of a history.
+    pub fn try_image(&self, threads: &[Durable], cut: u64, beside: Option<Beside<'_>>) -> Result<Recovered> {
         let theirs = beside.map(|beside| self.by_kernel(beside)).transpose()?;
         self.device.mark();
         let tried = self.recovered().and_then(|(found, recording)| {
@@ -68,8 +78,10 @@ impl Stage {
                 let by_place = |records: &[Record]| records.iter().map(Record::by_place).collect::<Vec<_>>();
                 promised.same(what, &by_place(recovered), by_place(replayed))?;
             }
-            durable::judge(threads, cut, &found).map_err(Error::msg)?;
-            Ok(recording)
+            let files = Files::on(self.device.clone(), self.sector)?;
+            durable::judge_files(threads, cut, &found, Some(&files)).map_err(Error::msg)?;
+            self.grows()?;
+            Ok(Recovered { recording, sectors: files.judged() })
         });
         self.device.rewind()?;
         tried
@@ -105,7 +117,6 @@ impl Stage {
         judge::checker_finds_nothing(self.device.clone())?;
         repair_finds_nothing(&self.path)?;
         let found = judge::by_uxfs_on(self.device.clone())?;
-        self.grows()?;
         Ok((found, recording))
     }
 }

@@ -5,6 +5,8 @@
 //!   it had not, any part;
 //! - an image is right only if uxfs recovers it, `xfs_repair -n` and `uxfs check` find nothing, and every thread's
 //!   part of the tree is as it was at one moment that is not before what was durable when the power went;
+//! - each sector of a file, synced or not, is one that this file had at this place, or zeroes where it had none
+//!   ([`own`](super::own) says what that is): the device is full of other bytes before the volume is made;
 //! - every file grows then, and what comes behind its old end is zeroes;
 //! - where the kernel recovers a copy, both trees are the same: also of what a recovery by uxfs left that was cut short;
 //! - what is found wrong is kept as an image, which is all that is needed to see it again.
@@ -63,6 +65,8 @@ struct Counts {
     /// Images at flushes.
     boundaries: u64,
     samples: u64,
+    /// Sectors that were judged of files that nobody had made durable.
+    sectors: u64,
     /// Images that the kernel recovered too.
     kernel: u64,
     /// Recoveries that were cut short at each of their writes.
@@ -86,6 +90,7 @@ impl AddAssign for Counts {
         self.flushes += other.flushes;
         self.boundaries += other.boundaries;
         self.samples += other.samples;
+        self.sectors += other.sectors;
         self.kernel += other.kernel;
         self.again += other.again;
         self.again_writes += other.again_writes;
@@ -100,13 +105,15 @@ impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} operations, {} writes; {} flushes, {} images at them; {} sampled subsets; {} beside the kernel; {} \
+            "{} operations, {} writes; {} flushes, {} images at them; {} sampled subsets; {} sectors of files that \
+             were not synced; {} beside the kernel; {} \
              recoveries cut at each of {} writes, {} images, {} of them beside the kernel",
             self.ops,
             self.writes,
             self.flushes,
             self.boundaries,
             self.samples,
+            self.sectors,
             self.kernel,
             self.again,
             self.again_writes,

@@ -8,7 +8,7 @@ use super::super::op::Moment;
 use super::super::target::{EngineTarget, Target};
 use super::super::{Failure, History, Source, drive, means, replay};
 use super::fate::Choice;
-use super::image::{Beside, Stage};
+use super::image::{Beside, Recovered, Stage};
 use super::{Args, Counts};
 use crate::chains::Tally;
 use crate::sandbox::copy_sparse;
@@ -48,7 +48,7 @@ struct Recorded {
 
 /// Records a run and tries its images.
 pub fn one(task: &Task, args: &Args) -> Result<Counts> {
-    let mut history = History::new(task)?;
+    let mut history = History::on_filler(task)?;
     let image = history.image();
     let base = image.with_extension("base");
     copy_sparse(&image, &base)?;
@@ -287,9 +287,12 @@ impl Images<'_> {
     }
 
     /// Notes how an image was; gives what its recovery wrote if it was right.
-    fn right(&mut self, what: &str, tried: Result<Recording>) -> Result<Option<Recording>> {
+    fn right(&mut self, what: &str, tried: Result<Recovered>) -> Result<Option<Recording>> {
         match tried {
-            Ok(recovery) => Ok(Some(recovery)),
+            Ok(Recovered { recording, sectors }) => {
+                self.counts.sectors += sectors;
+                Ok(Some(recording))
+            }
             Err(error) => {
                 self.counts.failed += 1;
                 let kept = self.keep(what)?;

@@ -24,7 +24,7 @@ pub const SHARED: &[u8] = b"shared";
 /// The file that threads share: each has every so-manieth stripe.
 pub const STRIPED: &[u8] = b"shared/striped";
 /// Bytes a stripe.
-const STRIPE: u64 = 64 << 10;
+pub const STRIPE: u64 = 64 << 10;
 /// Stripes of each thread that are written to.
 const STRIPES: u64 = 24;
 

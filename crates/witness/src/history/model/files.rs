@@ -2,7 +2,7 @@
 
 use super::{Id, Key, Kind, Model, Time};
 use crate::history::content::Content;
-use crate::history::op::{AllocateHow, Outcome, Ref};
+use crate::history::op::{AllocateHow, Op, Outcome, Ref};
 use rustix::io::Errno;
 use std::ops::Range;
 
@@ -177,6 +177,22 @@ impl Model {
             self.put(from, offset, to, at, len);
         }
         Ok(Outcome::Wrote(len as u32))
+    }
+
+    /// What a copy would have left in a file that failed, for want of space, and may be there in part.
+    pub fn copied(&self, op: &Op) -> Option<(Id, Content)> {
+        let (from, offset, to, at, len) = match op {
+            Op::Clone { from, offset, to, at, len } => (from, *offset, to, *at, *len),
+            Op::CopyRange { from, offset, to, at, len } => (from, *offset, to, *at, u64::from(*len)),
+            _ => return None,
+        };
+        let (from, to, size, _) = self.pair(from, to).ok()?;
+        let left = size.checked_sub(offset)?;
+        let len = if len == 0 { left } else { len.min(left) };
+        let mut content = self.content(to)?.clone();
+        at.checked_add(len)?;
+        content.put(at, len, self.content(from)?.piece(offset, offset + len), self.block);
+        Some((to, content))
     }
 
     fn put(&mut self, from: Id, offset: u64, to: Id, at: u64, len: u64) {
