@@ -1,6 +1,7 @@
 //! Power cuts under buffered, direct and syncing handles of files that share blocks, by two threads, with names that move; with
-//! small writes gathered, and while a cut is recovered. The kernel recovers some of the images as well, and both must find the
-//! same.
+//! small writes gathered, and while a cut is recovered. Beside them, files are made and removed while what is in them is dirty,
+//! on a device that was full of other bytes, with so little room that others take their blocks soon. The kernel recovers
+//! some of the images as well, and both must find the same.
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
@@ -8,6 +9,7 @@ mod common;
 use blockdev::{BlockDevice, Durability, Fate, Means, MemoryDevice, PowerCuts, Recorder, Rewind};
 use common::devices::copy;
 use common::files::{Random, image_of, new_file};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,6 +23,12 @@ const BLOCKS: u64 = 32;
 const SECTOR: usize = 512;
 const STEPS: usize = 120;
 const THREADS: usize = 2;
+/// What the device has before the volume is made: no file has it.
+const FILLER: u8 = 0xee;
+/// Files of a thread that come and go.
+const BRIEF: usize = 6;
+/// What is left for all files that are changed.
+const ROOM: u64 = 4 << 20;
 /// Images of a run that are looked at.
 const LOOKS: usize = 80;
 
@@ -36,6 +44,209 @@ struct Durable {
     step: usize,
     of: usize,
     range: Range<u64>,
+}
+
+/// Whether some version has these bytes of a sector, with zeroes behind its end.
+fn was<'a>(mut versions: impl Iterator<Item = &'a Vec<u8>>, at: usize, bytes: &[u8]) -> bool {
+    versions.any(|old| (0..bytes.len()).all(|byte| old.get(at + byte).copied().unwrap_or(0) == bytes[byte]))
+}
+
+/// A file that comes and goes, and is never synced on purpose but now and then.
+struct Brief {
+    file: Option<File>,
+    /// What it had behind a step, and when that began.
+    versions: Vec<(usize, u64, Vec<u8>)>,
+    /// When a version was durable.
+    durable: Vec<(u64, usize)>,
+}
+
+impl Brief {
+    /// What is wrong with what was found at a cut, if all that was done up to step `first` is there.
+    fn misfit(&self, found: &[u8], cut: u64, first: usize) -> Option<String> {
+        let last = self.versions.iter().rposition(|(_, began, _)| *began <= cut);
+        let Some(last) = last else { return Some("it is not made yet".to_owned()) };
+        let synced = self.versions.iter().rposition(|(step, ..)| *step <= first).unwrap_or(0);
+        let durable = self.durable.iter().filter(|(at, _)| *at <= cut).map(|(_, version)| *version);
+        let floor = durable.chain([synced]).max().unwrap_or(0).min(last);
+        let may = |from: usize| self.versions[from..=last].iter().map(|(.., content)| content);
+        let lens = || may(floor).map(Vec::len);
+        if lens().min() > Some(found.len()) || lens().max() < Some(found.len()) {
+            return Some(format!("{} bytes, of {:?}", found.len(), lens().collect::<Vec<_>>()));
+        }
+        let grown = floor + lens().position(|len| len >= found.len()).unwrap_or(0);
+        found.chunks(SECTOR).enumerate().find_map(|(sector, bytes)| {
+            let at = sector * SECTOR;
+            let from = if at + SECTOR >= found.len() { grown } else { floor };
+            let begin = &bytes[..4.min(bytes.len())];
+            (!was(may(from), at, bytes)).then(|| format!("sector {sector} of {}: {begin:?}", found.len()))
+        })
+    }
+}
+
+/// Which file has a name from some time on.
+struct Named {
+    step: usize,
+    began: u64,
+    brief: Option<usize>,
+}
+
+/// The files of a thread that come and go.
+struct Briefs {
+    thread: usize,
+    all: Vec<Brief>,
+    names: BTreeMap<String, Vec<Named>>,
+    there: Vec<(String, usize)>,
+}
+
+impl Briefs {
+    fn new(thread: usize) -> Self {
+        Self { thread, all: Vec::new(), names: BTreeMap::new(), there: Vec::new() }
+    }
+
+    /// Makes, changes, syncs, removes or replaces a file.
+    fn step(
+        &mut self,
+        random: &mut Random,
+        volume: &Volume,
+        now: &Recorder,
+        nth: usize,
+        block: u64,
+    ) -> Result<()> {
+        if self.there.len() < 2 {
+            return self.make(random, volume, now, nth, block);
+        }
+        let which = random.below(self.there.len() as u64) as usize;
+        match random.below(10) {
+            0..=2 if self.there.len() < BRIEF => self.make(random, volume, now, nth, block),
+            0..=4 => self.write(random, now, nth, self.there[which].1, block),
+            5 => {
+                let brief = &mut self.all[self.there[which].1];
+                brief.file.as_ref().expect("it is there").sync_data()?;
+                brief.durable.push((now.moment(), brief.versions.len() - 1));
+                Ok(())
+            }
+            6 => {
+                // Its name goes to another, which is removed so.
+                let (from, to) = (which, (which + 1) % self.there.len());
+                let (old, name) = (self.there[from].0.clone(), self.there[to].0.clone());
+                let began = now.moment();
+                let root = volume.root()?.as_dir()?;
+                root.rename(old.as_bytes(), &root, name.as_bytes(), Rename::Replace)?;
+                self.all[self.there[to].1].file = None;
+                self.there[to].1 = self.there[from].1;
+                self.named(&old, Named { step: nth, began, brief: None });
+                self.named(&name, Named { step: nth, began, brief: Some(self.there[to].1) });
+                self.there.remove(from);
+                Ok(())
+            }
+            _ => {
+                let (name, brief) = self.there.swap_remove(which);
+                let began = now.moment();
+                volume.root()?.as_dir()?.remove_file(name.as_bytes())?;
+                self.named(&name, Named { step: nth, began, brief: None });
+                // What is dirty goes with it, and its blocks to whoever asks next.
+                self.all[brief].file = None;
+                self.make(random, volume, now, nth, block)
+            }
+        }
+    }
+
+    fn named(&mut self, name: &str, named: Named) {
+        self.names.entry(name.to_owned()).or_default().push(named);
+    }
+
+    fn make(
+        &mut self,
+        random: &mut Random,
+        volume: &Volume,
+        now: &Recorder,
+        nth: usize,
+        block: u64,
+    ) -> Result<()> {
+        let name = format!("brief {} {nth}", self.thread);
+        let began = now.moment();
+        let plain = new_file(volume, &name);
+        let file = if random.below(2) == 0 { plain.buffered() } else { plain };
+        let brief = self.all.len();
+        self.all.push(Brief {
+            file: Some(file),
+            versions: vec![(nth, began, Vec::new())],
+            durable: Vec::new(),
+        });
+        self.named(&name, Named { step: nth, began, brief: Some(brief) });
+        self.there.push((name, brief));
+        self.write(random, now, nth, brief, block)
+    }
+
+    /// Writes over it, behind it or into it, or moves its end.
+    fn write(
+        &mut self,
+        random: &mut Random,
+        now: &Recorder,
+        nth: usize,
+        brief: usize,
+        block: u64,
+    ) -> Result<()> {
+        let brief = &mut self.all[brief];
+        let file = brief.file.as_ref().expect("it is there");
+        let began = now.moment();
+        // No other file has this.
+        let mark = [nth as u8, 240 + self.thread as u8];
+        let data: Vec<u8> = mark.into_iter().cycle().take(1 + random.below(6 * block) as usize).collect();
+        let size = file.size();
+        match random.below(7) {
+            0 | 1 if size < BLOCKS * block => drop(file.append(&data)?),
+            2 if size < BLOCKS * block => file.write_at(&data, size + random.below(2 * block))?,
+            3 if size > 0 => file.set_len(random.below(size))?,
+            // What is written next goes into a hole, mostly.
+            4 if size < BLOCKS * block => file.set_len(size + random.below(6 * block))?,
+            _ => file.write_at(&data, random.below(size + 1).min(BLOCKS * block))?,
+        }
+        brief.versions.push((nth, began, content(file)));
+        Ok(())
+    }
+
+    /// Judges what there is at a cut, if all that was done up to step `first` is there; gives that.
+    fn judge(&self, volume: &Volume, cut: u64, first: usize, what: &str) -> Vec<(String, Vec<u8>)> {
+        let mut all = Vec::new();
+        for (name, history) in &self.names {
+            let begun = &history[..history.partition_point(|named| named.began <= cut)];
+            let certain = begun.iter().rposition(|named| named.step <= first);
+            let may: BTreeSet<Option<usize>> = begun[certain.unwrap_or(0)..]
+                .iter()
+                .map(|named| named.brief)
+                .chain(certain.is_none().then_some(None))
+                .collect();
+            let found = match volume.open_file(name) {
+                Ok(file) => content(&file),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::NotFound, "{what}: {name}: {error}");
+                    assert!(may.contains(&None), "{what}: {name} is not there, first {first}");
+                    continue;
+                }
+            };
+            let misfits: Vec<Option<String>> =
+                may.iter().flatten().map(|&brief| self.all[brief].misfit(&found, cut, first)).collect();
+            assert!(misfits.iter().any(Option::is_none), "{what}: {name}, first {first}: {misfits:?}");
+            all.push((name.clone(), found));
+        }
+        all
+    }
+}
+
+/// Leaves little room on a volume.
+fn fill_up(volume: &Volume) -> Result<()> {
+    let ballast = new_file(volume, "ballast");
+    let mut end = 0;
+    loop {
+        match ballast.allocate(end..end + (1 << 20), false) {
+            Ok(()) => end += 1 << 20,
+            Err(error) if error.kind() == ErrorKind::NoSpace => break,
+            Err(error) => return Err(error),
+        }
+    }
+    assert!(end > ROOM, "there was room");
+    ballast.punch_hole(0..ROOM)
 }
 
 fn content(file: &File) -> Vec<u8> {
@@ -148,12 +359,13 @@ fn run(seed: u64) {
     let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let new = || Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
     let device: Arc<dyn BlockDevice> = new();
+    device.write(0, &vec![FILLER; BYTES as usize], Durability::Volatile).expect("written");
     let features = MkfsFeatures::of_kernel("6.18").expect("known");
     let block = if seed.is_multiple_of(3) { 1024 } else { 4096 };
     mkfs_device(
         Arc::clone(&device),
         &MkfsOptions::new().small(true).block_size(block as u32).features(features),
-        true,
+        false,
     )
     .expect("made");
     let gold: Vec<u8> = (0..BLOCKS * block).map(|at| (at / block) as u8 + 200).collect();
@@ -166,6 +378,9 @@ fn run(seed: u64) {
                 .clone_range(0, &new_file(&volume, &format!("file {thread} {nth}")), 0, 0)
                 .expect("a clone");
         }
+    }
+    if !seed.is_multiple_of(4) {
+        fill_up(&volume).expect("filled");
     }
     volume.close().expect("closed");
     drop((golden, volume));
@@ -185,12 +400,13 @@ fn run(seed: u64) {
     let done: Vec<AtomicUsize> = (0..THREADS).map(|_| AtomicUsize::new(0)).collect();
     let over = AtomicUsize::new(0);
     let synced = Mutex::new(vec![(0, vec![0; THREADS])]);
-    let mut all: Vec<(Vec<State>, Vec<Durable>)> = Vec::new();
+    let mut all: Vec<(Vec<State>, Vec<Durable>, Briefs)> = Vec::new();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut nth = 0;
             while over.load(Ordering::SeqCst) < THREADS {
                 let steps: Vec<usize> = done.iter().map(|done| done.load(Ordering::SeqCst)).collect();
+                let before = steps.iter().sum::<usize>();
                 nth += 1;
                 if nth % 4 == 0 {
                     volume.sync().expect("synced");
@@ -199,6 +415,12 @@ fn run(seed: u64) {
                     // Only the log.
                     let beside = volume.open_file("golden").expect("there");
                     beside.sync().expect("synced");
+                }
+                // Some steps stay without the log for a while: what one of them frees, the next may want.
+                let until = before + nth * 7 % 11;
+                let so_far = || done.iter().map(|done| done.load(Ordering::SeqCst)).sum::<usize>();
+                while so_far() < until && over.load(Ordering::SeqCst) == 0 {
+                    std::thread::yield_now();
                 }
             }
         });
@@ -213,17 +435,21 @@ fn run(seed: u64) {
                     let root = volume.root().expect("root").as_dir().expect("dir");
                     let mut states = vec![State { began: 0, content: [gold.clone(), gold.clone()] }];
                     let mut durable = Vec::new();
+                    let mut briefs = Briefs::new(thread);
                     for nth in 1..=STEPS {
                         let began = recorder.moment();
                         let stamp = (nth % 95 + 1 + thread * 100) as u8;
                         let came = step(&mut random, block, golden, &files, stamp);
+                        let ended = recorder.moment();
+                        let brief = briefs.step(&mut random, volume, recorder, nth, block);
+                        let came = came.and_then(|came| brief.map(|()| came));
                         if came.is_err() {
                             over.fetch_add(THREADS, Ordering::SeqCst);
                         }
                         let came = came.unwrap_or_else(|error| panic!("seed {seed}, step {nth}: {error}"));
                         states.push(State { began, content: files.each_ref().map(content) });
                         if let Some((of, range)) = came {
-                            durable.push(Durable { at: recorder.moment(), step: nth, of, range });
+                            durable.push(Durable { at: ended, step: nth, of, range });
                         }
                         done[thread].store(nth, Ordering::SeqCst);
                         // Names beside, with parent pointers.
@@ -237,7 +463,8 @@ fn run(seed: u64) {
                         };
                     }
                     over.fetch_add(1, Ordering::SeqCst);
-                    (states, durable)
+                    briefs.all.iter_mut().for_each(|brief| brief.file = None);
+                    (states, durable, briefs)
                 })
             })
             .collect();
@@ -288,7 +515,7 @@ fn run(seed: u64) {
             assert!(content(&golden) == gold, "{what}: what nobody wrote to has changed");
             drop(golden);
             let mut found_all = Vec::new();
-            for (thread, (states, durable)) in all.iter().enumerate() {
+            for (thread, (states, durable, briefs)) in all.iter().enumerate() {
                 let of_sync = synced.iter().filter(|(at, _)| *at <= cut).map(|(_, steps)| steps[thread]);
                 let first = of_sync.max().unwrap_or(0);
                 let last = states.iter().rposition(|state| state.began <= cut).unwrap_or(0);
@@ -307,9 +534,11 @@ fn run(seed: u64) {
                     let between =
                         lens.iter().min() <= Some(&found.len()) && lens.iter().max() >= Some(&found.len());
                     assert!(between, "{what}: {} bytes, of {lens:?}, floor {floor_all}", found.len());
+                    // The size does not come ahead of the data.
+                    let grown = lens.iter().position(|len| *len >= found.len()).unwrap_or(0) + floor_all;
                     for (sector, bytes) in found.chunks(SECTOR).enumerate() {
                         let at = sector * SECTOR;
-                        let mut floor = floor_all;
+                        let mut floor = if at + SECTOR >= found.len() { grown } else { floor_all };
                         for durable in durable.iter().filter(|durable| durable.at <= cut && durable.of == of)
                         {
                             if durable.range.start <= at as u64
@@ -318,12 +547,8 @@ fn run(seed: u64) {
                                 floor = floor.max(durable.step);
                             }
                         }
-                        let is_old = |old: &Vec<u8>| {
-                            (0..bytes.len())
-                                .all(|byte| old.get(at + byte).copied().unwrap_or(0) == bytes[byte])
-                        };
                         assert!(
-                            may(floor).any(is_old),
+                            was(may(floor), at, bytes),
                             "{what}: sector {sector} of {}: {:?}, floor {floor}",
                             found.len() / SECTOR,
                             &bytes[..4.min(bytes.len())]
@@ -331,6 +556,7 @@ fn run(seed: u64) {
                     }
                     found_all.push((name, found));
                 }
+                found_all.extend(briefs.judge(&volume, cut, first, &what));
             }
             volume.close().expect("closed");
             found_all
