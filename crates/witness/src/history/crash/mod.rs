@@ -6,7 +6,7 @@
 //! - an image is right only if uxfs recovers it, `xfs_repair -n` and `uxfs check` find nothing, and every thread's
 //!   part of the tree is as it was at one moment that is not before what was durable when the power went;
 //! - each sector of a file, synced or not, is one that this file had at this place, or zeroes where it had none
-//!   ([`own`](super::own) says what that is): the device is full of other bytes before the volume is made;
+//!   (`own` says what that is): the device is full of other bytes before the volume is made;
 //! - every file grows then, and what comes behind its old end is zeroes;
 //! - where the kernel recovers a copy, both trees are the same: also of what a recovery by uxfs left that was cut short;
 //! - what is found wrong is kept as an image, which is all that is needed to see it again.
