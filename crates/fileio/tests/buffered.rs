@@ -727,3 +727,24 @@ fn a_write_holds_its_bytes_once_whatever_is_there() {
         assert!(seen == data, "{prepared}");
     }
 }
+
+/// A cut to a whole page took the file for longer than that, as somebody extended it in memory to end just there: the map was
+/// told of an end over blocks that were not written yet.
+#[test]
+fn an_end_is_told_over_nothing_that_is_in_memory_alone() {
+    let (file, _pool) = cached(64 << 20);
+    file.write_at(0, &[1; 100]).unwrap();
+    file.write_back(0..u64::MAX).unwrap();
+    let other = Arc::clone(&file);
+    file.map().when_content_changes(move || {
+        thread::spawn(move || other.write_at(BLOCK, &[2; BLOCK as usize]).unwrap()).join().unwrap();
+    });
+    file.set_len(2 * BLOCK).unwrap();
+    assert_eq!((file.size(), file.map().size()), (2 * BLOCK, 2 * BLOCK));
+    let found = file.map().lookup(BLOCK).unwrap().extent.state;
+    assert!(matches!(found, fileio::ExtentState::Written(_)), "{found:?}");
+    let mut all = vec![1; 100];
+    all.resize(BLOCK as usize, 0);
+    all.resize(2 * BLOCK as usize, 2);
+    assert!(on_device(&file) == all);
+}

@@ -5,8 +5,8 @@ mod common;
 mod growing;
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -126,4 +126,69 @@ fn who_waits_to_append_is_in_nobodys_way() {
     let mut seen = [0; 12288];
     assert_eq!(file.read_at(0, &mut seen).unwrap(), seen.len());
     assert!(seen.chunks(4096).zip(1..).all(|(block, byte)| *block == [byte; 4096]));
+}
+
+/// Each of those who append to one file found the same room, and then all of them made pages dirty.
+#[test]
+fn those_who_append_at_once_share_the_room_there_is() {
+    const THREADS: u64 = 16;
+    let pool = PageCache::new(LIMIT);
+    let (file, device) = cached(&pool);
+    let all_are_there = Barrier::new(THREADS as usize);
+    let piece = vec![1; BLOCKS as usize / THREADS as usize * BLOCK as usize];
+    device.set(Op::Write, Delay::Held);
+    thread::scope(|scope| {
+        let extends = |nth: u64| {
+            all_are_there.wait();
+            match nth % 2 {
+                0 => drop(file.append(&piece).unwrap()),
+                _ => drop(file.write_at(nth * piece.len() as u64, &piece).unwrap()),
+            }
+        };
+        let threads: Vec<_> = (0..THREADS).map(|nth| scope.spawn(move || extends(nth))).collect();
+        let is_full = wait_until(|| pool.dirty() > LIMIT / 2);
+        thread::sleep(Duration::from_millis(200));
+        let (dirty, are_over) = (pool.dirty(), threads.iter().all(|thread| thread.is_finished()));
+        device.set(Op::Write, Delay::None);
+        assert!(is_full && !are_over, "somebody waits");
+        assert!(dirty <= LIMIT / 2 + piece.len() as u64, "{dirty} bytes are dirty");
+    });
+    assert!(file.size() >= THREADS * piece.len() as u64);
+}
+
+/// Who writes to a file that is passed by, as while there is a queue of it, makes no page dirty, and waited all the same.
+#[test]
+fn who_goes_past_the_pages_waits_for_no_room() {
+    let pool = PageCache::new(LIMIT);
+    let (large, device) = cached(&pool);
+    let (file, _) = cached(&pool);
+    file.write_past(0, &[1; 8192]).unwrap();
+    let passes = file.pass_by(Duration::from_secs(4)).unwrap().expect("nobody is in the way");
+    thread::scope(|scope| {
+        fill(&large, &device, &pool, || {
+            let writes = scope.spawn(|| {
+                file.write_at(0, &[2; 4096]).unwrap();
+                file.append(&[3; 4096]).unwrap();
+                file.append(&[]).unwrap();
+            });
+            wait_until(|| writes.is_finished())
+        });
+    });
+    drop(passes);
+    assert_eq!(file.size(), 12288);
+}
+
+#[test]
+fn no_file_ends_behind_what_a_file_can_have() {
+    let (file, _) = cached(&PageCache::new(LIMIT));
+    for end in [fileio::FILE_END_MAX + 1, u64::MAX - 5, u64::MAX] {
+        let refused = |done: Result<(), fileio::FileError<_>>| {
+            assert!(matches!(done, Err(fileio::FileError::TooLarge { .. })), "{end}");
+        };
+        refused(file.set_len(end));
+        refused(file.allocate(0..end, false));
+        refused(file.zero_range(4096..end, true));
+        refused(file.punch_hole(4096..end));
+    }
+    assert_eq!(file.size(), 0);
 }

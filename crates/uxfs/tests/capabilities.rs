@@ -50,11 +50,13 @@ fn overwrite_queued(file: &File) -> uxfs::Result<()> {
 fn a_change_that_waits_for_its_bytes_takes_off_what_was_given_meanwhile() {
     type Step = fn(&File) -> uxfs::Result<()>;
     // What it does, and how many bytes it holds before those that count.
-    let steps: [(&str, usize, Step); 12] = [
+    let steps: [(&str, usize, Step); 14] = [
         ("overwrite", 0, |file| file.overwrite_at(&[2; 4096], 0)),
         ("overwrite part of a sector", 0, |file| file.overwrite_at(&[2; 100], 50)),
         ("overwrite in a queue", 0, overwrite_queued),
-        ("write behind the end", 1, |file| file.write_at(&[2; 4096], 1 << 20)),
+        ("write behind the end", 0, |file| file.write_at(&[2; 4096], 1 << 20)),
+        ("write into a hole", 0, |file| file.write_at(&[2; 4096], 4096)),
+        ("write where nothing was written", 0, |file| file.write_at(&[2; 4096], 8192)),
         ("append", 0, |file| file.append_at(&[2; 4096], 1 << 20)),
         ("cut", 0, |file| file.set_len(10_000)),
         ("grow", 1, |file| file.set_len(1 << 20)),
@@ -67,6 +69,8 @@ fn a_change_that_waits_for_its_bytes_takes_off_what_was_given_meanwhile() {
     let volume = open(made());
     for (what, others, step) in steps {
         let file = file(&volume, what);
+        file.punch_hole(4096..12288).expect("a hole");
+        file.allocate(8192..12288, true).expect("set aside");
         let node = file.node().clone();
         (0..others).for_each(|_| at(CHANGE, || ()));
         let (gives, given) = mpsc::channel();

@@ -243,21 +243,24 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     pub fn write_at(&self, offset: u64, buf: &[u8]) -> Outcome<usize, M> {
         let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(0) };
         self.pages.prefetch(offset, buf.len());
-        self.make_room_for(offset..end);
-        match self.with_room(|| self.try_write(offset, buf, end)) {
+        let has_room = self.make_room_for(&(offset..end));
+        match self.with_room(|| self.try_write(offset, buf, end, has_room)) {
             // Past the pages it takes less: the map is told of all of it at once.
             Err(FileError::Map { source, .. }) if M::lacks_space(&source) => self.try_write_past(offset, buf),
             written => written,
         }
     }
 
-    /// Waits until a write to `range` may make pages dirty, unless it makes none.
+    /// Waits until a write to `range` may make pages dirty, unless it makes none; `false` if that was in vain.
     #[inline]
-    fn make_room_for(&self, range: Range<u64>) {
-        let pool = self.pages.pool();
-        if !pool.is_full_of_dirty() || !self.is_dirty_now(range) {
-            pool.make_room();
-        }
+    fn make_room_for(&self, range: &Range<u64>) -> bool {
+        self.pages.pool().make_room(|| !(self.goes_past() || self.is_dirty_now(range.clone())))
+    }
+
+    /// Whether what is written goes past the pages now, as while there is a queue of the file.
+    #[cold]
+    fn goes_past(&self) -> bool {
+        !self.is_cached() && *self.passers.lock() > 0
     }
 
     /// Whether all of `range` is dirty, and nobody is at work on it.
@@ -289,10 +292,18 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     fn append_in_memory(&self, buf: &[u8]) -> Outcome<u64, M> {
+        let pool = self.pages.pool();
         loop {
+            if self.checked_end(self.size(), buf.len())?.is_none() {
+                return Ok(self.size());
+            }
             // Who appends past the pages need not wait for it.
-            self.pages.pool().make_room();
+            let has_room = pool.make_room(|| !self.goes_past());
             let _alone = self.ends.lock();
+            if has_room && pool.is_full_of_dirty() && !self.goes_past() {
+                // Others were before, who found the same room.
+                continue;
+            }
             let at = self.size();
             let Some(end) = self.checked_end(at, buf.len())? else { return Ok(at) };
             match self.try_extend(at, buf, end, true) {
@@ -323,13 +334,21 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
     }
 
-    fn try_write(&self, offset: u64, buf: &[u8], end: u64) -> Outcome<usize, M> {
+    /// `has_room`: others may have taken the room since that the caller had; then it waits again before it makes the file longer.
+    fn try_write(&self, offset: u64, buf: &[u8], end: u64, has_room: bool) -> Outcome<usize, M> {
+        let pool = self.pages.pool();
+        let mut has_room = has_room;
         loop {
             if !self.is_cached() && (*self.passers.lock() > 0 || !self.begin_caching()) {
                 return self.try_write_past(offset, buf);
             }
             if end > self.pages.size() {
-                let _alone = self.ends.lock();
+                let alone = self.ends.lock();
+                if has_room && pool.is_full_of_dirty() {
+                    drop(alone);
+                    has_room = pool.make_room(|| !self.goes_past());
+                    continue;
+                }
                 match self.try_extend(offset, buf, end, false)? {
                     Some(len) => return Ok(len),
                     None => continue,

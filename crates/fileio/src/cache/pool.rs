@@ -249,19 +249,21 @@ impl PageCache {
         self.dirty() > self.dirty_max()
     }
 
-    /// Waits until a few more pages may become dirty. The caller holds nothing.
-    pub(super) fn make_room(&self) {
+    /// Waits until a few more pages may become dirty, or until that is not needed any more, which is asked while too many are;
+    /// `false` if that was in vain. The caller holds nothing.
+    pub(super) fn make_room(&self, mut is_needed: impl FnMut() -> bool) -> bool {
         if self.used() > self.limit() {
             self.shrink(1 << 20);
         }
         let mut vain = 0;
-        while self.is_full_of_dirty() && vain < 1000 {
+        while self.is_full_of_dirty() && vain < 1000 && is_needed() {
             let before = self.dirty();
             if !self.write_one_back(true) {
                 drop(self.waiting.lock().wait_for(&self.changed, NAP));
             }
             vain = if self.dirty() < before { 0 } else { vain + 1 };
         }
+        vain < 1000
     }
 
     /// A file has dirty pages: it waits, unless it does already. Who finds that it does, finds it in the list, too.

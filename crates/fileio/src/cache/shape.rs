@@ -20,7 +20,11 @@ type Ends<'a, M> = [Option<HeldCopies<'a, M>>; 2];
 
 impl<M: FileSpace + 'static> BufferedFile<M> {
     /// Cuts the file off at `size`, or lets it end there, with a hole behind its old end.
+    ///
+    /// # Errors
+    /// [`FileError::TooLarge`].
     pub fn set_len(&self, size: u64) -> Outcome<(), M> {
+        check_end(size)?;
         // Which of the two it is shows when the end is held.
         while !(self.cut(size)? || self.lengthen(size)?) {}
         Ok(())
@@ -30,7 +34,8 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
     fn cut(&self, size: u64) -> Outcome<bool, M> {
         let held = self.hold_to_cut(size)?;
         self.content_changes(size)?;
-        let is_longer = size <= self.size();
+        // Where it ended when it was held: who extends it to end just there holds nothing of what is held here.
+        let is_longer = size <= held.size();
         if is_longer {
             // What lies behind it is given up, shared or not.
             self.file().zero_behind_end(size, u64::MAX)?;
@@ -53,7 +58,11 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
 
     /// Sets space aside for `range`, which reads as zeroes where nothing was before. The file grows to its end, unless
     /// `keep_size`.
+    ///
+    /// # Errors
+    /// [`FileError::TooLarge`].
     pub fn allocate(&self, range: Range<u64>, keep_size: bool) -> Outcome<(), M> {
+        check_end(range.end)?;
         let (held, grown) = self.hold_for(&range, keep_size)?;
         // No look at the map says it.
         self.step(range.start, self.map().check_changeable())?;
@@ -66,7 +75,11 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
     }
 
     /// Makes a hole of `range`: what it took is free, and it reads as zeroes.
+    ///
+    /// # Errors
+    /// [`FileError::TooLarge`].
     pub fn punch_hole(&self, range: Range<u64>) -> Outcome<(), M> {
+        check_end(range.end)?;
         let _held = self.hold_blocks(&range)?;
         self.content_changes(range.start)?;
         let _staged = self.stage_ends(&range)?;
@@ -74,7 +87,11 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
     }
 
     /// Makes `range` read as zeroes and keeps space set aside for it. The file grows to its end, unless `keep_size`.
+    ///
+    /// # Errors
+    /// [`FileError::TooLarge`].
     pub fn zero_range(&self, range: Range<u64>, keep_size: bool) -> Outcome<(), M> {
+        check_end(range.end)?;
         let (held, grown) = self.hold_for(&range, keep_size)?;
         let _staged = (self.stage_ends(&range)?, self.stage_end(&held, grown)?);
         self.step(range.start, self.map().check_pieces())?;
@@ -96,6 +113,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
     /// # Errors
     /// [`FileError::ReachesEnd`].
     pub fn collapse_range(&self, range: Range<u64>) -> Outcome<(), M> {
+        debug_assert_eq!(self.file().blocks_around(range.clone()), range, "whole blocks");
         let _held = self.hold_to_change(range.start..u64::MAX)?;
         self.content_changes(range.start)?;
         let size = self.size();
@@ -114,6 +132,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
     /// # Errors
     /// [`FileError::BehindEnd`], [`FileError::TooLarge`].
     pub fn insert_range(&self, range: Range<u64>) -> Outcome<(), M> {
+        debug_assert_eq!(self.file().blocks_around(range.clone()), range, "whole blocks");
         // And the block before it: an extent that is changed there must not become one with what is about to move.
         let from = range.start.saturating_sub(self.map().block_size().into());
         let _held = self.hold_to_change(from..u64::MAX)?;
@@ -230,6 +249,10 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         let blocks = range.start.next_multiple_of(block)..range.end & !(block - 1);
         (!blocks.is_empty()).then_some(blocks)
     }
+}
+
+fn check_end<E: std::error::Error>(end: u64) -> Result<(), FileError<E>> {
+    if end <= FILE_END_MAX { Ok(()) } else { Err(FileError::TooLarge { offset: 0, len: end }) }
 }
 
 /// Whether a step was refused before anything of it was done.

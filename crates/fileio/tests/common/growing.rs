@@ -45,8 +45,19 @@ struct State {
     lacks_space_from: Option<u64>,
 }
 
+/// What happens when content is about to change, once.
+#[derive(Default)]
+struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hook")
+    }
+}
+
 #[derive(Debug)]
 pub struct GrowingMap {
+    hook: Hook,
     state: Mutex<State>,
     seq: AtomicU64,
     looks: AtomicU64,
@@ -56,6 +67,7 @@ impl GrowingMap {
     /// A file without bytes, and so many blocks for it.
     pub fn new(free: u64) -> Self {
         Self {
+            hook: Hook::default(),
             state: Mutex::new(State { free, ..State::default() }),
             seq: AtomicU64::new(0),
             looks: AtomicU64::new(0),
@@ -67,6 +79,11 @@ impl GrowingMap {
         let done = work(&mut state);
         self.seq.fetch_add(1, Ordering::SeqCst);
         done
+    }
+
+    /// Has something happen when content is about to change the next time, with its bytes held.
+    pub fn when_content_changes(&self, work: impl FnOnce() + Send + 'static) {
+        *self.hook.0.lock().unwrap() = Some(Box::new(work));
     }
 
     /// How often a run was looked up.
@@ -159,6 +176,14 @@ impl FileMapping for GrowingMap {
         MapSeq(self.seq.load(Ordering::SeqCst))
     }
 
+    fn content_changes(&self) -> Result<(), MapError> {
+        let work = self.hook.0.lock().unwrap().take();
+        if let Some(work) = work {
+            work();
+        }
+        Ok(())
+    }
+
     fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = MapError>> {
         Some(self)
     }
@@ -181,12 +206,17 @@ impl CopyOnWrite for GrowingMap {
 
     fn stage(&self, range: Range<u64>) -> Result<(), MapError> {
         self.change(|state| {
-            for block in indexes(&range) {
-                let is_shared = state.blocks.get(&block).is_some_and(|(_, kind)| *kind == Kind::Shared);
-                if is_shared && !state.staged.contains_key(&block) {
-                    let at = state.take()?;
-                    state.staged.insert(block, at);
-                }
+            let is_missing = |block: &u64| {
+                let is_shared = state.blocks.get(block).is_some_and(|(_, kind)| *kind == Kind::Shared);
+                is_shared && !state.staged.contains_key(block)
+            };
+            let missing = Vec::from_iter(indexes(&range).filter(is_missing));
+            if state.free < missing.len() as u64 {
+                return Err(MapError::NoSpace);
+            }
+            for block in missing {
+                let at = state.take()?;
+                state.staged.insert(block, at);
             }
             Ok(())
         })
