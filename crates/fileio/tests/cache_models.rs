@@ -722,3 +722,96 @@ fn a_dirty_file_waits_to_be_written_back() {
         assert!(settles(&file).iter().all(|byte| *byte == 3));
     });
 }
+
+/// What was cut off is 1, behind byte `KEPT`, and must not come back; what is written there is 2 or 3.
+fn nothing_comes_back(left: &[u8]) {
+    const KEPT: usize = BLOCK as usize + 700;
+    for (at, byte) in left.iter().enumerate().skip(KEPT) {
+        assert!(*byte == 0 || *byte == 2 || *byte == 3, "byte {at} of {} is {byte}", left.len());
+    }
+}
+
+fn cut_off() -> Cached {
+    let file = cached(1 << 20, |_| ());
+    file.write_at(0, &[1; 3 * BLOCK as usize]).expect("written");
+    file.write_back(0..u64::MAX).expect("written back");
+    file.set_len(BLOCK + 700).expect("cut");
+    file.pass_by(std::time::Duration::from_secs(1)).map(drop).expect("nobody is in the way");
+    let map = Watched { judge: nothing_comes_back, ..file.map().clone() };
+    let device = Arc::clone(file.file().device());
+    // What was cut off is there until here.
+    let judged = BufferedFile::new(DirectFile::new(device, map, Locking::Range), &PageCache::new(1 << 20));
+    drop(file);
+    judged
+}
+
+/// Every change of shape beside writes of every kind.
+#[test]
+fn what_was_cut_off_stays_away_beside_every_change_of_shape() {
+    let model = || {
+        let file = cut_off();
+        if shuttle::rand::thread_rng().gen_range(0..2) == 0 {
+            file.map().map.share();
+        }
+        let shapes = |file: &Cached, _| match shuttle::rand::thread_rng().gen_range(0..6) {
+            0 => file.zero_range(BLOCK + 600..3 * BLOCK + 100, false).expect("zeroed"),
+            1 => file.allocate(2 * BLOCK + 5..4 * BLOCK, false).expect("set aside"),
+            2 => file.punch_hole(BLOCK + 800..3 * BLOCK + 1).expect("punched"),
+            3 => file.zero_range(BLOCK + 900..2 * BLOCK + 900, true).expect("zeroed"),
+            4 => file.set_len(BLOCK + 700).expect("cut"),
+            _ => file.set_len(5 * BLOCK + 9).expect("longer"),
+        };
+        let writes = |file: &Cached, _| match shuttle::rand::thread_rng().gen_range(0..5) {
+            0 => drop(file.write_at(2 * BLOCK, &[2; BLOCK as usize]).expect("written")),
+            1 => drop(file.write_past(2 * BLOCK, &[2; BLOCK as usize]).expect("written")),
+            2 => drop(file.write_past(3 * BLOCK, &[3; 2 * BLOCK as usize]).expect("written")),
+            3 => drop(file.append(&[3; 900]).expect("written")),
+            _ => drop(file.write_past(BLOCK + 700, &[2; 10]).expect("written")),
+        };
+        let through = |file: &Cached, _| {
+            file.write_at(BLOCK, &[1; 100]).expect("written");
+        };
+        all_over([
+            beside(&file, 2, shapes),
+            beside(&file, 2, writes),
+            beside(&file, 1, through),
+            beside(&file, 1, flush_all),
+        ]);
+        settles(&file);
+    };
+    check(250, model);
+}
+
+/// Direct writes to what was never written, beside who begins and ends caching.
+#[test]
+fn a_direct_write_to_what_was_never_written_is_whole_beside_caching() {
+    let model = || {
+        let file = cached(1 << 20, |left| assert!(left.iter().all(|b| *b <= 2)));
+        file.allocate(0..4 * BLOCK, false).expect("set aside");
+        file.punch_hole(2 * BLOCK..3 * BLOCK).expect("punched");
+        file.pass_by(std::time::Duration::from_secs(1)).map(drop).expect("nobody is in the way");
+        let past = |file: &Cached, _| {
+            file.write_past(BLOCK, &[2; 2 * BLOCK as usize]).expect("written");
+        };
+        let reads = |file: &Cached, _| {
+            let mut seen = [0xAA; 2 * BLOCK as usize];
+            let len = file.read_at(BLOCK, &mut seen).expect("read");
+            assert!(seen[..len].iter().all(|b| *b == seen[0]), "torn");
+        };
+        let by = |file: &Cached, _| {
+            let _ = file.pass_by(std::time::Duration::from_millis(1)).map(drop);
+        };
+        let through = |file: &Cached, _| {
+            file.write_at(3 * BLOCK + 10, &[1; 100]).expect("written");
+        };
+        all_over([
+            beside(&file, 1, past),
+            beside(&file, 2, reads),
+            beside(&file, 1, through),
+            beside(&file, 1, by),
+        ]);
+        let all = settles(&file);
+        assert!(all[BLOCK as usize..3 * BLOCK as usize].iter().all(|b| *b == 2));
+    };
+    check(250, model);
+}
