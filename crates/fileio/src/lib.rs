@@ -28,7 +28,7 @@ pub mod testing;
 pub use cache::{
     BufferedFile, Failure, HeldFile, HeldToChange, HeldToCut, PageCache, SyncCursor, Unbuffered, Writers,
 };
-pub use direct::{DirectFile, FILE_END_MAX, HeldCopies, HeldEnd};
+pub use direct::{DirectFile, FILE_END_MAX};
 pub use error::{FileError, Refusal};
 pub use flush::{FlushDevice, Flushing, SharedFlush, UnknownFlushing};
 pub use lock::Held;

@@ -180,7 +180,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     /// Holds the blocks of a range, as [`hold_to_change`](Self::hold_to_change) does.
-    pub fn hold_blocks(&self, range: &Range<u64>) -> Outcome<HeldToChange<'_, M>, M> {
+    pub(super) fn hold_blocks(&self, range: &Range<u64>) -> Outcome<HeldToChange<'_, M>, M> {
         self.hold_to_change(self.pages.blocks_around(range))
     }
 
@@ -188,7 +188,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     /// file ends before `end`, that much of it is held too as lies between; blocks behind its end that held data are
     /// gone. The rest of its last block is the caller's to zero
     /// ([`zero_behind_end`](crate::DirectFile::zero_behind_end)).
-    pub fn hold_to_grow(&self, from: u64, end: u64) -> Outcome<HeldToChange<'_, M>, M> {
+    pub(super) fn hold_to_grow(&self, from: u64, end: u64) -> Outcome<HeldToChange<'_, M>, M> {
         let block = u64::from(self.map().block_size());
         let to = end.next_multiple_of(block);
         let map = |source| FileError::Map { offset: from, source };

@@ -39,7 +39,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         if is_longer {
             // What lies behind it is given up, shared or not.
             self.file().zero_behind_end(size, u64::MAX)?;
-            self.step(size, self.map().cut(size))?;
+            step(size, self.map().cut(size))?;
             held.was_cut();
         }
         Ok(is_longer)
@@ -51,7 +51,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         let is_shorter = held.size() < size;
         if is_shorter {
             self.file().zero_behind_end(held.size(), u64::MAX)?;
-            self.step(size, self.map().set_size(size))?;
+            step(size, self.map().set_size(size))?;
         }
         Ok(is_shorter)
     }
@@ -65,13 +65,13 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         check_end(range.end)?;
         let (held, grown) = self.hold_for(&range, keep_size)?;
         // No look at the map says it.
-        self.step(range.start, self.map().check_changeable())?;
+        step(range.start, self.map().check_changeable())?;
         let _staged = self.stage_end(&held, grown)?;
         // What may find no space comes first.
-        self.step(range.start, self.map().set_aside(self.file().blocks_around(range.clone())))?;
+        step(range.start, self.map().set_aside(self.file().blocks_around(range.clone())))?;
         self.zero_end(&held, grown)?;
         self.map().overwritten();
-        self.step(range.start, self.map().was_set_aside(grown))
+        step(range.start, self.map().was_set_aside(grown))
     }
 
     /// Makes a hole of `range`: what it took is free, and it reads as zeroes.
@@ -94,17 +94,17 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         check_end(range.end)?;
         let (held, grown) = self.hold_for(&range, keep_size)?;
         let _staged = (self.stage_ends(&range)?, self.stage_end(&held, grown)?);
-        self.step(range.start, self.map().check_pieces())?;
+        step(range.start, self.map().check_pieces())?;
         // Space first: where there is none, the content stays.
-        let given = self.step(range.start, self.map().set_aside(self.file().blocks_around(range.clone())))?;
+        let given = step(range.start, self.map().set_aside(self.file().blocks_around(range.clone())))?;
         if let Err(error) = self.in_parts(&range, |blocks| self.map().blank(blocks)) {
             if is_refusal::<M>(&error) {
-                self.step(range.start, self.map().take_back(given))?;
+                step(range.start, self.map().take_back(given))?;
             }
             return Err(error);
         }
         self.zero_end(&held, grown)?;
-        self.step(range.start, self.map().was_set_aside(grown))
+        step(range.start, self.map().was_set_aside(grown))
     }
 
     /// Cuts `range`, whole blocks before the end of the file, out of it: what lies behind moves to the front, one extent after
@@ -120,7 +120,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         if range.end >= size {
             return Err(FileError::ReachesEnd);
         }
-        self.step(range.start, self.map().check_pieces())?;
+        step(range.start, self.map().check_pieces())?;
         self.nothing_behind(size)?;
         let end = size - (range.end - range.start);
         self.moved(range.start, self.map().collapse(range.clone(), end))
@@ -147,7 +147,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         if grown.max(self.map().space_end().saturating_add(by)) > FILE_END_MAX {
             return Err(FileError::TooLarge { offset: size, len: by });
         }
-        self.step(range.start, self.map().check_pieces())?;
+        step(range.start, self.map().check_pieces())?;
         self.nothing_behind(size)?;
         self.moved(range.start, self.map().insert(range.clone(), grown))
     }
@@ -160,20 +160,14 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         if !self.file().is_zeroed(size..behind)? {
             self.file().zero_behind_end(size, behind)?;
         }
-        self.step(size, self.map().free_behind_end())
-    }
-
-    /// A step of the format's is over; `offset` is where the change begins.
-    #[expect(clippy::unused_self, reason = "it says whose error it is")]
-    fn step<T>(&self, offset: u64, done: Result<T, M::Error>) -> Outcome<T, M> {
-        done.map_err(|source| FileError::Map { offset, source })
+        step(size, self.map().free_behind_end())
     }
 
     /// Blocks have moved, some of them perhaps before an error. That is durable before anybody may write to them: a write in
     /// place is in no log, and would be found where the blocks were before if that was not in one either when the power goes.
     fn moved(&self, offset: u64, done: Result<(), M::Error>) -> Outcome<(), M> {
         let durable = self.map().make_durable();
-        self.step(offset, done.and(durable))
+        step(offset, done.and(durable))
     }
 
     /// Holds the blocks of a range that gets space, and those from the end of the file to it if it lies behind, so that
@@ -236,7 +230,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
             return self.file().zero_held(range.clone());
         };
         // What may find no space comes first.
-        self.step(range.start, whole(blocks.clone()))?;
+        step(range.start, whole(blocks.clone()))?;
         // Also where nothing but holes is cleared.
         self.map().overwritten();
         self.file().zero_held(range.start..blocks.start)?;
@@ -249,6 +243,11 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         let blocks = range.start.next_multiple_of(block)..range.end & !(block - 1);
         (!blocks.is_empty()).then_some(blocks)
     }
+}
+
+/// A step of the format's is over; `offset` is where the change begins.
+fn step<T, E: std::error::Error>(offset: u64, done: Result<T, E>) -> Result<T, FileError<E>> {
+    done.map_err(|source| FileError::Map { offset, source })
 }
 
 fn check_end<E: std::error::Error>(end: u64) -> Result<(), FileError<E>> {

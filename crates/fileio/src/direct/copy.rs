@@ -22,7 +22,7 @@ use crate::{CopyOnWrite, FileError, FileMapping, Refusal};
 /// the place of its own.
 #[derive(Debug)]
 #[must_use = "the space is anybody's again when this is dropped"]
-pub struct HeldCopies<'a, M: FileMapping> {
+pub(crate) struct HeldCopies<'a, M: FileMapping> {
     file: &'a DirectFile<M>,
     blocks: Range<u64>,
 }
@@ -86,7 +86,7 @@ impl<M: FileMapping> DirectFile<M> {
 
     /// Sets space aside for what is shared of the blocks around `range`, which the caller holds exclusively, for a change
     /// that comes later, by [`zero_held`](Self::zero_held).
-    pub fn stage_held(&self, range: Range<u64>) -> Outcome<Option<HeldCopies<'_, M>>, M> {
+    pub(crate) fn stage_held(&self, range: Range<u64>) -> Outcome<Option<HeldCopies<'_, M>>, M> {
         let blocks = self.blocks_around(range);
         if blocks.is_empty() || !self.is_shared(blocks.clone())? {
             return Ok(None);

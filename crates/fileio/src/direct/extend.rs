@@ -27,7 +27,7 @@ const COPY_BYTES: usize = 1 << 20;
 
 /// A part of a file that is held by somebody who may move the file's end. Dropping it lets go.
 #[derive(Debug)]
-pub struct HeldEnd<'a> {
+pub(crate) struct HeldEnd<'a> {
     _held: Held<'a>,
     size: u64,
 }
@@ -103,7 +103,7 @@ impl<M: FileMappingMut> DirectFile<M> {
     }
 
     /// Whether all of `range`, which the caller holds and which is less than a block, is zeroes, wherever the file ends.
-    pub fn is_zeroed(&self, range: Range<u64>) -> Outcome<bool, M> {
+    pub(crate) fn is_zeroed(&self, range: Range<u64>) -> Outcome<bool, M> {
         if range.is_empty() {
             return Ok(true);
         }
@@ -118,7 +118,7 @@ impl<M: FileMappingMut> DirectFile<M> {
 
     /// Writes zeroes over the part of `range` that holds data. The caller holds it exclusively, in whole blocks. What is
     /// [staged](Self::stage_held) already needs no space.
-    pub fn zero_held(&self, range: Range<u64>) -> Outcome<(), M> {
+    pub(crate) fn zero_held(&self, range: Range<u64>) -> Outcome<(), M> {
         let staged = self.stage_held(range.clone())?;
         let mut at = range.start;
         while at < range.end {
@@ -138,18 +138,10 @@ impl<M: FileMappingMut> DirectFile<M> {
         staged.map_or(Ok(()), HeldCopies::take)
     }
 
-    /// Holds the blocks of a range, wherever the file ends.
-    pub fn hold_blocks(&self, range: &Range<u64>) -> HeldEnd<'_> {
-        let block = u64::from(self.map().block_size());
-        let blocks = range.start & !(block - 1)..range.end.next_multiple_of(block);
-        point(CHANGE);
-        HeldEnd { _held: self.lock().hold(blocks, Mode::Exclusive), size: self.map().size() }
-    }
-
     /// Holds a range from `from` to `end`, in whole blocks, to write there or to let the file end at `end`. Where the
     /// file ends before `end`, that much of it is held too as lies between; blocks behind its end that held data are
     /// gone. The rest of its last block is the caller's to zero ([`zero_behind_end`](Self::zero_behind_end)).
-    pub fn hold_to_grow(&self, from: u64, end: u64) -> Outcome<HeldEnd<'_>, M> {
+    pub(crate) fn hold_to_grow(&self, from: u64, end: u64) -> Outcome<HeldEnd<'_>, M> {
         let block = u64::from(self.map().block_size());
         let to = end.next_multiple_of(block);
         let map = |source| FileError::Map { offset: from, source };

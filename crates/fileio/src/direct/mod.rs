@@ -26,8 +26,7 @@ use crate::lock::{Attempt, FileLock, Held, Token};
 use crate::testing::{CHANGE, HOLD, point};
 use crate::{FileError, FileMapping, Locking, Refusal, lockstat};
 
-pub use copy::HeldCopies;
-pub use extend::HeldEnd;
+pub(crate) use copy::HeldCopies;
 pub(crate) use run::{Kind, Run};
 
 /// No file reaches further than this byte: offsets are signed for everybody else.
