@@ -43,7 +43,16 @@ struct Plan {
     to_end: bool,
     /// What the files have then.
     sizes: Option<[u64; 2]>,
+    /// Where both files end, or where they have to end at the earliest.
+    ends: [u64; 2],
     held: [Range<u64>; 2],
+}
+
+impl Plan {
+    /// Whether it is right for files of these sizes.
+    fn is_for(&self, sizes: [u64; 2]) -> bool {
+        if self.to_end { sizes == self.ends } else { (0..2).all(|nth| sizes[nth] >= self.ends[nth]) }
+    }
 }
 
 impl File {
@@ -141,8 +150,11 @@ impl File {
                 Part { file: self, bytes: mine, changes: true },
                 Part { file: other, bytes: others, changes: true },
             )?;
-            // By the sizes of now, which stay as far as they matter.
-            if self.plan_exchange(at, other, other_at, len)? == plan {
+            // By the sizes of now, which stay as far as they matter: a file may have been cut and have grown again in
+            // memory to the size that it had, with an end that nobody holds.
+            if self.plan_exchange(at, other, other_at, len)? == plan
+                && plan.is_for([self, other].map(|file| held.size(file)))
+            {
                 return Ok(Some((plan, held)));
             }
         }
@@ -181,7 +193,8 @@ impl File {
             false => [at..at + whole, other_at..other_at + whole],
         };
         let swapped = (to_end && sizes[0] != sizes[1]).then_some([sizes[1], sizes[0]]);
-        Ok(Plan { blocks: whole / block, to_end, sizes: swapped, held })
+        let ends = if to_end { sizes } else { [mine, others] };
+        Ok(Plan { blocks: whole / block, to_end, sizes: swapped, ends, held })
     }
 }
 

@@ -215,7 +215,9 @@ impl File {
             // By the sizes of now, which stay as far as they matter.
             let now = self.checked_pair(to, asked, wanted)?;
             let is_same = now.is_some_and(|now| now.len == ranges.len);
-            let is_held = to.size() >= ranges.destination().end || grows && to.size() >= destination.start;
+            // The size that it had when it was held: it may have grown since, with an end that nobody holds.
+            let held_size = held.size(to);
+            let is_held = held_size >= ranges.destination().end || grows && held_size >= destination.start;
             if is_same && is_held {
                 return Ok(Some((ranges, held)));
             }

@@ -25,7 +25,16 @@ pub(crate) struct Part<'a> {
 
 /// Both parts, held until this is dropped.
 pub(crate) struct HeldBoth<'a> {
-    _held: Vec<HeldToChange<'a, FileMap>>,
+    held: Vec<(u64, HeldToChange<'a, FileMap>)>,
+}
+
+impl HeldBoth<'_> {
+    /// The size that a file had on the device when its part was held. Where its end lies in that part, it stays.
+    pub(crate) fn size(&self, file: &File) -> u64 {
+        let ino = file.node.ino();
+        let held = self.held.iter().find(|(held, _)| *held == ino);
+        held.map_or_else(|| file.size(), |(_, held)| held.size())
+    }
 }
 
 /// Holds both parts. [`ErrorKind::Busy`] if overwrites that are in a queue keep being in the way; where what is in memory
@@ -41,19 +50,20 @@ pub(crate) fn hold<'a>(one: Part<'a>, other: Part<'a>) -> Result<HeldBoth<'a>> {
     };
     let held = still::patiently(|patience| try_hold(&parts, patience))
         .map_err(|ino| Error::new(ErrorKind::Busy, format!("writes to inode {ino} are still in a queue")))?;
-    Ok(HeldBoth { _held: held? })
+    Ok(HeldBoth { held: held? })
 }
 
 /// One attempt: the number of the inode at which it takes too long.
 fn try_hold<'a>(
     parts: &[Part<'a>],
     patience: Duration,
-) -> std::result::Result<std::result::Result<Vec<HeldToChange<'a, FileMap>>, Failure>, u64> {
+) -> std::result::Result<std::result::Result<Vec<(u64, HeldToChange<'a, FileMap>)>, Failure>, u64> {
     let mut all = Vec::with_capacity(parts.len());
     for part in parts {
         let held = part.file.data.hold_within(part.bytes.clone(), part.changes, patience);
-        match held.transpose().ok_or(part.file.node.ino())? {
-            Ok(held) => all.push(held),
+        let ino = part.file.node.ino();
+        match held.transpose().ok_or(ino)? {
+            Ok(held) => all.push((ino, held)),
             Err(failure) => return Ok(Err(failure)),
         }
     }
