@@ -2,6 +2,7 @@
 
 use crate::exit::{Exit, Failure, Result};
 use clap::Args;
+use std::thread::available_parallelism;
 use uxfs::Timestamp;
 
 /// Options of every verb.
@@ -35,6 +36,37 @@ pub struct Global {
     pub time: Option<Timestamp>,
 }
 
+/// How many threads a verb has for many files.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct ThreadsArg {
+    /// How many threads make, read or remove files (as the verb and the number of processors have it, and 8 at most, if it is not
+    /// said); with -v or SOURCE_DATE_EPOCH, one does all that changes an image, in order
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+}
+
+impl ThreadsArg {
+    /// The most that nobody asked for: more wait for each other.
+    const UNASKED_MAX: usize = 8;
+
+    /// How many were asked for, or so many for each processor.
+    pub fn count(self, for_each_processor: usize) -> usize {
+        let processors = || available_parallelism().map_or(1, usize::from);
+        let unasked = || (processors() * for_each_processor).min(Self::UNASKED_MAX);
+        self.threads.map_or_else(unasked, usize::from)
+    }
+
+    /// The same where an image is changed: what is said comes in order, and the same changes at one time give the same volume.
+    pub fn count_for_changes(self, for_each_processor: usize, is_ordered: bool) -> usize {
+        if is_ordered { 1 } else { self.count(for_each_processor) }
+    }
+
+    /// How many read ahead from a device that takes its time.
+    pub fn count_ahead(self) -> usize {
+        self.threads.map_or(Self::UNASKED_MAX, usize::from)
+    }
+}
+
 /// What the help of verbs that change volumes says of the time.
 pub const TIME_HELP: &str = "\
 With SOURCE_DATE_EPOCH in the environment, in seconds since 1970, that is when all that is changed changes.";
@@ -48,6 +80,11 @@ impl Global {
             .length(self.length)
             .cache_size(self.cache_size)
             .repeatable(self.time)
+    }
+
+    /// Whether changes are made one behind the other, in the order in which they are told.
+    pub fn is_ordered(&self) -> bool {
+        self.verbose || self.time.is_some()
     }
 
     /// The same, but that all changes happen when the environment says, if it does.

@@ -17,7 +17,7 @@ use crate::host::stream;
 use crate::interrupt::{self, Patient};
 use crate::location::{Images, Location, image_parser};
 use crate::mode::Owner;
-use crate::options::{Global, parse_size, source_date};
+use crate::options::{Global, ThreadsArg, parse_size, source_date};
 use crate::output::Output;
 use crate::problems::{Problems, complain};
 use crate::progress;
@@ -89,6 +89,8 @@ pub struct Args {
     /// Whose all that is filled in is, in numbers (as in the source if it is not said)
     #[arg(long, value_name = "UID[:GID]", requires = "from")]
     owner: Option<Owner>,
+    #[command(flatten)]
+    threads: ThreadsArg,
 }
 
 /// Makes the volume and shows it as `info` does.
@@ -250,6 +252,7 @@ fn fill(
         existing: Existing::LastCounts,
         trust: Trust::FULL,
         verbose: global.verbose,
+        threads: args.threads.count_for_changes(1, global.verbose || time.is_some()),
     };
     interrupt::watch();
     let mut filler = Filler::new(rules, &bar);

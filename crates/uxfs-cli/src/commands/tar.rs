@@ -12,7 +12,7 @@ use crate::host::{Identity, rename, stream, volumes};
 use crate::interrupt;
 use crate::location::{Images, Location, parser};
 use crate::mode::umask;
-use crate::options::Global;
+use crate::options::{Global, ThreadsArg};
 use crate::problems::Problems;
 use crate::progress;
 use crate::trust::{Budget, Devices, OverLimit, Trust, TrustArgs};
@@ -51,6 +51,8 @@ pub struct Args {
     #[arg(long)]
     no_xattrs: bool,
     #[command(flatten)]
+    threads: ThreadsArg,
+    #[command(flatten)]
     trust: TrustArgs,
 }
 
@@ -69,7 +71,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
 }
 
 fn write(args: &Args, global: &Global, volume: &Volume, start: Node, out: &std::fs::File) -> Result<Exit> {
-    let ahead = Ahead::of(volume, &start, ORDER, global.cache_size);
+    let ahead = Ahead::of(volume, &start, ORDER, global.cache_size, args.threads.count_ahead());
     let out = BufWriter::with_capacity(CHUNK, out);
     let bar = progress::bytes();
     let mut pack = Pack {

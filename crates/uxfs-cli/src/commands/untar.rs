@@ -11,7 +11,7 @@ use crate::host::stream;
 use crate::interrupt::Patient;
 use crate::location::{Location, parser};
 use crate::mode::{Owner, umask};
-use crate::options::Global;
+use crate::options::{Global, ThreadsArg};
 use crate::problems::{Problems, complain};
 use crate::progress;
 use crate::trust::{Devices, TrustArgs};
@@ -32,6 +32,8 @@ pub struct Args {
     /// Whose the files are, in numbers (as in the archive if it is not said)
     #[arg(long, value_name = "UID[:GID]")]
     owner: Option<Owner>,
+    #[command(flatten)]
+    threads: ThreadsArg,
     #[command(flatten)]
     trust: TrustArgs,
 }
@@ -61,6 +63,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         existing: Existing::LastCounts,
         trust: args.trust.trust(Devices::Made),
         verbose: global.verbose,
+        threads: args.threads.count_for_changes(1, global.is_ordered()),
     };
     let mut filler = Filler::new(rules, &bar);
     let mut problems = Problems::beside(&bar);

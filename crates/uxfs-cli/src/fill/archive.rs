@@ -2,20 +2,25 @@
 //!
 //! Invariants: no name leads out of the directory that the archive is unpacked in: `..` is refused, and no symbolic
 //! link is followed on the way, whether the archive brought it or not; a directory gets what is said of it when the
-//! archive ends, as more may come into it until then. What is kept of the archive is a name and an inode number for
-//! each directory of it, however long its paths are.
+//! archive ends, as more may come into it until then; of entries of one name the last counts, also where other threads make
+//! what is small ([`threads`](super::threads)). What is kept of the archive is a name and an inode number for
+//! each directory of it, however long its paths are, and names of files that may not be made yet.
 
+use super::threads::{InFlight, ThreadIndex, Threads, tell};
 use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at};
 use crate::archive::read::{Entry, Reader, What};
 use crate::exit::{Exit, Result};
 use crate::problems::{Problems, short};
 use std::collections::HashMap;
 use std::io::Read;
-use uxfs::{Dir, Node};
+use uxfs::{Dir, Node, Special};
 
 /// Directories that may lie below each other: more than a path can name that a system call takes (4,096 bytes), and few
 /// enough that one long name makes no work worth speaking of.
 const MAX_DEPTH: usize = 4096;
+
+/// Files of more bytes are written by the thread that reads the archive.
+const SMALL: u64 = 128 << 10;
 
 /// Unpacks archives into a directory of a volume.
 pub struct FromArchive<'a, 'b> {
@@ -23,7 +28,7 @@ pub struct FromArchive<'a, 'b> {
     problems: &'a mut Problems,
     root: Dir,
     /// Directories that the archive has, or that its names ask for, by the one above and their name.
-    places: HashMap<(usize, Vec<u8>), usize>,
+    places: HashMap<Place, usize>,
     dirs: Vec<Known>,
 }
 
@@ -32,26 +37,94 @@ struct Known {
     ino: u64,
     /// What is said of it, without the attributes, which it has.
     of: Option<Attributes>,
+    /// Who makes what is small in it, once there is something.
+    thread: Option<ThreadIndex>,
+}
+
+impl Known {
+    fn new(dir: &Node) -> Self {
+        Self { ino: dir.ino(), of: None, thread: None }
+    }
+}
+
+/// A directory by its index, and a name in it.
+type Place = (usize, Vec<u8>);
+
+/// The threads, and what they may not have made yet.
+struct Makers<'scope, 'b> {
+    threads: Threads<'scope, 'b>,
+    names: InFlight<Place>,
+}
+
+impl Makers<'_, '_> {
+    /// Waits until a name is as the entries before say.
+    fn wait_for(&mut self, place: &Place) {
+        self.names.wait_for(place, &mut self.threads);
+    }
+}
+
+/// A file that another thread makes.
+enum Small {
+    File { runs: Vec<(u64, u64)>, data: Vec<u8>, size: u64 },
+    Symlink(Vec<u8>),
+    Special(Special),
+}
+
+impl Small {
+    fn make(&self, filler: &mut Filler<'_>, dir: &Dir, name: &[u8], of: &Attributes) -> Outcome<()> {
+        match self {
+            Self::File { runs, data, size } => {
+                filler.file(dir, name, of, |filler, file| {
+                    let mut data = data.as_slice();
+                    for &(at, len) in runs {
+                        let (run, rest) = data.split_at(data.len().min(len as usize));
+                        filler.append(file, at, run)?;
+                        data = rest;
+                    }
+                    end_at(file, *size)
+                })?;
+            }
+            Self::Symlink(target) => {
+                filler.leaf(dir, name, of, &Leaf::Symlink(target))?;
+            }
+            Self::Special(special) => {
+                filler.leaf(dir, name, of, &Leaf::Special(*special))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::File { data, .. } => data.len(),
+            Self::Symlink(_) | Self::Special(_) => 0,
+        }
+    }
 }
 
 impl<'a, 'b> FromArchive<'a, 'b> {
     /// Unpacks with a filler; what fails is said.
     pub fn new(filler: &'a mut Filler<'b>, problems: &'a mut Problems, root: Dir) -> Self {
-        let dirs = vec![Known { ino: root.node().ino(), of: None }];
+        let dirs = vec![Known::new(root.node())];
         Self { filler, problems, root, places: HashMap::new(), dirs }
     }
 
     /// Unpacks all of an archive.
     pub fn unpack(&mut self, mut reader: Reader<impl Read>) -> Result<()> {
-        while let Some(entry) = reader.next()? {
-            for _ in 0..entry.lost_xattrs {
-                self.filler.lose_xattr();
+        std::thread::scope(|scope| {
+            let threads = Threads::new(scope, self.filler, self.filler.rules().threads);
+            let mut makers = Makers { threads, names: InFlight::default() };
+            while let Some(entry) = reader.next()? {
+                tell(makers.threads.failed(), |line| self.problems.say(line))?;
+                self.filler.lose_xattrs(entry.lost_xattrs);
+                self.filler.at(&entry.name);
+                let Entry { name, .. } = &entry;
+                let outcome =
+                    parts(name).and_then(|parts| self.entry(&mut reader, &mut makers, &entry, &parts));
+                self.check(&entry.name, outcome)?;
             }
-            self.filler.at(&entry.name);
-            let Entry { name, .. } = &entry;
-            let outcome = parts(name).and_then(|parts| self.entry(&mut reader, &entry, &parts));
-            self.check(&entry.name, outcome)?;
-        }
+            tell(makers.threads.finish(), |line| self.problems.say(line))
+        })?;
         // The innermost first.
         while let Some(known) = self.dirs.pop() {
             if let Some(of) = known.of {
@@ -72,7 +145,13 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         Ok(())
     }
 
-    fn entry<R: Read>(&mut self, reader: &mut Reader<R>, entry: &Entry, parts: &[&[u8]]) -> Outcome<()> {
+    fn entry<R: Read>(
+        &mut self,
+        reader: &mut Reader<R>,
+        makers: &mut Makers<'_, 'b>,
+        entry: &Entry,
+        parts: &[&[u8]],
+    ) -> Outcome<()> {
         let of = Attributes {
             permissions: entry.permissions,
             uid: entry.uid,
@@ -84,24 +163,25 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         };
         let Some((&name, above)) = parts.split_last() else {
             // The directory itself.
-            return if entry.what == What::Directory { self.said(0, of) } else { Ok(()) };
+            return if entry.what == What::Directory { self.said(makers, 0, of) } else { Ok(()) };
         };
         if entry.what == What::Directory {
-            let at = self.directory(parts, Some(&of))?;
-            return self.said(at, of);
+            let at = self.directory(makers, parts, Some(&of))?;
+            return self.said(makers, at, of);
         }
-        let at = self.directory(above, None)?;
+        let at = self.directory(makers, above, None)?;
+        if !makers.threads.is_empty()
+            && let Some(small) = small(reader, entry)?
+        {
+            return self.give(makers, (at, name.to_vec()), of, small, short(&entry.name));
+        }
+        makers.wait_for(&(at, name.to_vec()));
         let dir = self.dir(at)?;
         match &entry.what {
             What::File => {
                 self.filler.file(&dir, name, &of, |filler, file| {
                     for &(offset, len) in &entry.runs {
-                        filler.copy_run(file, offset, offset + len, |buf, _| {
-                            // Half an archive ends the work.
-                            reader
-                                .read(buf)
-                                .map_err(|failure| Trouble::end(failure.exit(), failure.to_string()))
-                        })?;
+                        filler.copy_run(file, offset, offset + len, |buf, _| read(reader, buf))?;
                     }
                     end_at(file, entry.size)
                 })?;
@@ -113,7 +193,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
                 self.filler.leaf(&dir, name, &of, &Leaf::Special(*special))?;
             }
             What::HardLink(target) => {
-                let to = self.find(target)?;
+                let to = self.find(makers, target)?;
                 self.filler.link(&dir, name, &to)?;
             }
             What::Other(letter) => {
@@ -125,8 +205,30 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         Ok(())
     }
 
+    /// Has another thread make a file: the one that makes all files of its directory.
+    fn give(
+        &mut self,
+        makers: &mut Makers<'_, 'b>,
+        place: Place,
+        of: Attributes,
+        small: Small,
+        shown: String,
+    ) -> Outcome<()> {
+        let (dir, name) = (self.dir(place.0)?, place.1.clone());
+        let thread = *self.dirs[place.0].thread.get_or_insert_with(|| makers.threads.least_busy());
+        makers.names.insert(place, &makers.threads, thread);
+        let bytes = small.bytes();
+        let make = move |filler: &mut Filler<'b>| small.make(filler, &dir, &name, &of);
+        makers.threads.give(thread, bytes, shown, Box::new(make));
+        Ok(())
+    }
+
     /// Gives a directory what is said of it, and remembers what has to be said once more in the end.
-    fn said(&mut self, at: usize, of: Attributes) -> Outcome<()> {
+    fn said(&mut self, makers: &mut Makers<'_, 'b>, at: usize, of: Attributes) -> Outcome<()> {
+        // What was in the archive before gets nothing of it handed down.
+        if let Some(thread) = self.dirs[at].thread {
+            makers.threads.wait(thread);
+        }
         let dir = self.dir(at)?;
         self.filler.finish(dir.node(), &of)?;
         self.dirs[at].of = Some(Attributes { xattrs: Vec::new(), ..of });
@@ -138,7 +240,12 @@ impl<'a, 'b> FromArchive<'a, 'b> {
     }
 
     /// The directory at a path, which is made if need be. Those that the archive does not name are plain ones.
-    fn directory(&mut self, parts: &[&[u8]], of: Option<&Attributes>) -> Outcome<usize> {
+    fn directory(
+        &mut self,
+        makers: &mut Makers<'_, 'b>,
+        parts: &[&[u8]],
+        of: Option<&Attributes>,
+    ) -> Outcome<usize> {
         self.filler.check_depth(parts.len())?;
         let mut at = 0;
         for (nth, &name) in parts.iter().enumerate() {
@@ -146,11 +253,12 @@ impl<'a, 'b> FromArchive<'a, 'b> {
             at = match self.places.get(&place) {
                 Some(&known) => known,
                 None => {
+                    makers.wait_for(&place);
                     let plain = self.plain();
                     let of = of.filter(|_| nth + 1 == parts.len()).unwrap_or(&plain);
                     let dir = self.filler.directory(&self.dir(at)?, name, of)?;
                     // One that was there stays what it is, unless the archive names it.
-                    self.dirs.push(Known { ino: dir.node().ino(), of: None });
+                    self.dirs.push(Known::new(dir.node()));
                     self.places.insert(place, self.dirs.len() - 1);
                     self.dirs.len() - 1
                 }
@@ -174,15 +282,53 @@ impl<'a, 'b> FromArchive<'a, 'b> {
     }
 
     /// The file that an earlier entry made.
-    fn find(&self, name: &[u8]) -> Outcome<Node> {
+    fn find(&self, makers: &mut Makers<'_, '_>, name: &[u8]) -> Outcome<Node> {
         let missing =
             || Trouble::new(Exit::NotFound, format!("a link to {}, which is not there", short(name)));
+        let parts = parts(name)?;
+        if let Some((&last, above)) = parts.split_last() {
+            let known = |at, part: &&[u8]| self.places.get(&(at, part.to_vec())).copied();
+            if let Some(dir) = above.iter().try_fold(0, known) {
+                makers.wait_for(&(dir, last.to_vec()));
+            }
+        }
         let mut at = self.root.node().clone();
-        for part in parts(name)? {
+        for part in parts {
             at = at.as_dir().ok().ok_or_else(missing)?.lookup(part)?.ok_or_else(missing)?;
         }
         if at.file_type().is_dir() { Err(missing()) } else { Ok(at) }
     }
+}
+
+/// Reads what another thread is to make; `None` if that is not for another thread.
+fn small<R: Read>(reader: &mut Reader<R>, entry: &Entry) -> Outcome<Option<Small>> {
+    Ok(match &entry.what {
+        What::File => {
+            let bytes = entry.runs.iter().fold(0_u64, |bytes, (_, len)| bytes.saturating_add(*len));
+            if bytes > SMALL {
+                return Ok(None);
+            }
+            // No more than `SMALL`.
+            let mut data = vec![0; bytes as usize];
+            let mut filled = 0;
+            while filled < data.len() {
+                match read(reader, &mut data[filled..])? {
+                    0 => break,
+                    more => filled += more,
+                }
+            }
+            data.truncate(filled);
+            Some(Small::File { runs: entry.runs.clone(), data, size: entry.size })
+        }
+        What::Symlink(target) => Some(Small::Symlink(target.clone())),
+        What::Special(special) => Some(Small::Special(*special)),
+        What::HardLink(_) | What::Other(_) | What::Directory => None,
+    })
+}
+
+/// Bytes of the entry that was read last. Half an archive ends the work.
+fn read<R: Read>(reader: &mut Reader<R>, buf: &mut [u8]) -> Outcome<usize> {
+    reader.read(buf).map_err(|failure| Trouble::end(failure.exit(), failure.to_string()))
 }
 
 /// Parts of a name, relative to where the archive is unpacked.

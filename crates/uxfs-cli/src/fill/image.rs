@@ -1,15 +1,22 @@
 //! Files of another volume, or of the same one, read for a volume.
+//!
+//! Invariants: directories and files with several names are made by the thread that goes down the tree, all else by others
+//! ([`threads`](super::threads)), unless the volume is the one that is written.
 
 use super::exact::{self, Exact, Keeps};
 use super::host::Target;
-use super::{Attributes, Filler, Leaf, Outcome, Reflink, Trouble, attributes_of, end_at, special_of};
+use super::threads::{Make, ThreadIndex, Threads, tell};
+use super::{
+    Attributes, Existing, Filler, Leaf, Outcome, Reflink, Trouble, attributes_of, end_at, special_of,
+};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::interrupt;
 use crate::location::Location;
-use crate::problems::Problems;
+use crate::problems::{Problems, short};
 use crate::walk::{Order, Step, Walk};
 use std::collections::BTreeMap;
-use uxfs::{Dir, ErrorKind, File, Node, Volume};
+use std::sync::Arc;
+use uxfs::{Dir, ErrorKind, File, Metadata, Node, Volume};
 
 /// Copies trees of one volume into another.
 pub struct FromImage<'a, 'b> {
@@ -22,6 +29,21 @@ pub struct FromImage<'a, 'b> {
     /// Copies of files with several names, by the inode number in the source.
     linked: BTreeMap<u64, Linked>,
     /// What the volume keeps, where all is to be kept.
+    keeps: Option<Keeps>,
+}
+
+/// A directory that is being filled.
+struct Level {
+    dir: Dir,
+    /// Who makes what is in it, once there is something, and its path where that matters.
+    maker: Option<(ThreadIndex, Arc<[u8]>)>,
+}
+
+/// What whoever copies a file has to know of the two volumes.
+#[derive(Clone)]
+struct Origin {
+    volume: Volume,
+    same: bool,
     keeps: Option<Keeps>,
 }
 
@@ -48,29 +70,40 @@ impl<'a, 'b> FromImage<'a, 'b> {
 
     /// Copies a node, a directory with all that is in it.
     pub fn copy(&mut self, node: Node, target: Target) -> Result<()> {
+        let to = target.dir.node().volume().clone();
+        if self.filler.rules().exact {
+            let info = to.info().map_err(|error| Trouble::from(error).failure(self.place(&target.path)))?;
+            self.keeps = Some(Keeps::of(&info));
+        }
+        let threads = if self.same { 1 } else { self.filler.rules().threads };
+        std::thread::scope(|scope| {
+            let mut threads = Threads::new(scope, self.filler, threads);
+            self.tree(node, target, &mut threads)?;
+            tell(threads.finish(), |line| self.problems.say(line))
+        })?;
+        self.settle(&to).map_err(|trouble| trouble.failure(host_name(&self.source.image)))
+    }
+
+    fn tree(&mut self, node: Node, target: Target, threads: &mut Threads<'_, 'b>) -> Result<()> {
         let is_dir = node.file_type().is_dir();
         let mut walk = Walk::new(self.volume, node, &self.source.path, Order::Sorted);
         let Target { dir, path, name } = target;
         self.filler.start(&path);
         let goal = dir.node().ino();
-        let to = dir.node().volume().clone();
-        if self.filler.rules().exact {
-            let info = to.info().map_err(|error| Trouble::from(error).failure(self.place(&path)))?;
-            self.keeps = Some(Keeps::of(&info));
-        }
-        let mut dirs = vec![dir];
+        let mut dirs = vec![Level { dir, maker: None }];
         while let Some(step) = walk.next() {
             interrupt::check()?;
+            tell(threads.failed(), |line| self.problems.say(line))?;
             let name = if walk.depth() == 0 { name.as_deref() } else { Some(walk.name()) };
-            let Some(to) = dirs.last() else { break };
+            let Some(to) = dirs.last_mut() else { break };
             let outcome = match step {
                 Step::Enter(node) if self.same && node.ino() == goal && is_dir => {
                     walk.skip();
                     Err(Trouble::new(Exit::Usage, "a directory cannot be copied into itself"))
                 }
-                Step::Enter(node) => match self.enter(to, name, &node) {
+                Step::Enter(node) => match self.enter(&to.dir, name, &node) {
                     Ok(dir) => {
-                        dirs.push(dir);
+                        dirs.push(Level { dir, maker: None });
                         Ok(())
                     }
                     Err(trouble) => {
@@ -80,17 +113,16 @@ impl<'a, 'b> FromImage<'a, 'b> {
                 },
                 Step::Leave(node) => {
                     let left = dirs.pop();
-                    self.attributes(&node).and_then(|of| match left {
-                        Some(dir) if dirs.len() == 1 && name.is_none() => self.filler.finish(dir.node(), &of),
-                        Some(dir) => self.filler.leave(&dir, &of),
-                        None => Ok(()),
-                    })
+                    if dirs.len() > 1 || name.is_some() {
+                        self.filler.leave();
+                    }
+                    left.map_or(Ok(()), |level| self.finish(level, &node, threads, walk.path()))
                 }
                 Step::Leaf(leaf) => match (leaf.node(self.volume), name) {
                     (Ok(node), Some(name)) => {
-                        let to = to.clone();
                         self.filler.at(walk.path());
-                        self.leaf(&to, name, &node)
+                        let is_inner = walk.depth() > 0;
+                        self.leaf(to, name, node, is_inner.then_some(&mut *threads), walk.path())
                     }
                     (Ok(_), None) => Err(Trouble::new(Exit::NotFound, "has no name to copy it under")),
                     (Err(error), _) => Err(error.into()),
@@ -104,7 +136,21 @@ impl<'a, 'b> FromImage<'a, 'b> {
             }
             self.problems.at(&self.source.image, walk.path(), trouble);
         }
-        self.settle(&to).map_err(|trouble| trouble.failure(host_name(&self.source.image)))
+        Ok(())
+    }
+
+    /// Says what is to be said of a directory, behind all that is made in it.
+    fn finish(&self, level: Level, node: &Node, threads: &mut Threads<'_, 'b>, path: &[u8]) -> Outcome<()> {
+        let of = self.attributes(node)?;
+        let Some((thread, _)) = level.maker else { return self.filler.finish(level.dir.node(), &of) };
+        let finish: Make<'b> = Box::new(move |filler| filler.finish(level.dir.node(), &of));
+        threads.give(thread, 0, self.shown(path), finish);
+        Ok(())
+    }
+
+    /// How a path of the source is told.
+    fn shown(&self, path: &[u8]) -> String {
+        format!("{}: {}", host_name(&self.source.image), short(path))
     }
 
     fn failure(&self, path: &[u8], trouble: Trouble) -> Failure {
@@ -127,9 +173,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
 
     /// What is to be said of the copy of a node.
     fn attributes(&self, node: &Node) -> Outcome<Attributes> {
-        let of = attributes_of(node)?;
-        let Some(keeps) = self.keeps else { return Ok(of) };
-        Ok(Attributes { inode: Some(Exact::of(&node.metadata()?, keeps)?), ..of })
+        attributes(node, self.keeps)
     }
 
     fn enter(&mut self, to: &Dir, name: Option<&[u8]>, node: &Node) -> Outcome<Dir> {
@@ -139,10 +183,49 @@ impl<'a, 'b> FromImage<'a, 'b> {
         }
     }
 
-    fn leaf(&mut self, to: &Dir, name: &[u8], node: &Node) -> Outcome<()> {
+    /// Copies anything but a directory: by another thread, if there are `threads`.
+    fn leaf(
+        &mut self,
+        to: &mut Level,
+        name: &[u8],
+        node: Node,
+        threads: Option<&mut Threads<'_, 'b>>,
+        path: &[u8],
+    ) -> Outcome<()> {
         let metadata = node.metadata()?;
         let several = self.filler.rules().keep_links && metadata.nlink > 1;
-        if several && let Some(copy) = self.linked.get_mut(&node.ino()) {
+        if several {
+            return self.one_of_several(&to.dir, name, &node, &metadata);
+        }
+        let origin = self.origin();
+        let Some(threads) = threads.filter(|threads| !threads.is_empty()) else {
+            let of = self.attributes(&node)?;
+            origin.leaf(self.filler, &to.dir, name, &node, &metadata, of)?;
+            return Ok(());
+        };
+        let new = || {
+            // Links are followed by the path that they are at.
+            let kept = self.filler.rules().existing == Existing::Kept;
+            (threads.least_busy(), Arc::from(if kept { self.filler.place() } else { &[] }))
+        };
+        let (thread, place) = to.maker.get_or_insert_with(new).clone();
+        let (dir, name, bytes) = (to.dir.clone(), name.to_vec(), metadata.size.min(1 << 20) as usize);
+        let make: Make<'b> = Box::new(move |filler| {
+            filler.start(&place);
+            let of = attributes(&node, origin.keeps)?;
+            origin.leaf(filler, &dir, &name, &node, &metadata, of).map(drop)
+        });
+        threads.give(thread, bytes, self.shown(path), make);
+        Ok(())
+    }
+
+    fn origin(&self) -> Origin {
+        Origin { volume: self.volume.clone(), same: self.same, keeps: self.keeps }
+    }
+
+    /// Copies a file with several names, or gives its copy another one.
+    fn one_of_several(&mut self, to: &Dir, name: &[u8], node: &Node, metadata: &Metadata) -> Outcome<()> {
+        if let Some(copy) = self.linked.get_mut(&node.ino()) {
             let made = to.node().volume().node(copy.ino)?;
             self.filler.link(to, name, &made)?;
             copy.names = copy.names.saturating_sub(1);
@@ -151,44 +234,79 @@ impl<'a, 'b> FromImage<'a, 'b> {
                 None => Ok(()),
             };
         }
-        if self.same && self.filler.leads_to(to, name, node)? {
-            return Err(Trouble::new(Exit::Usage, "this is the same file"));
-        }
         let mut of = self.attributes(node)?;
         // What is protected gets no other names.
-        let whole = (several && of.inode.is_some()).then(|| Box::new(of.clone()));
-        of.inode = of.inode.map(|inode| if several { inode.unprotected() } else { inode });
-        let made = if metadata.is_file() {
-            let from = node.open()?;
-            let sets_aside = of.inode.is_some();
-            let data = metadata.size.min(metadata.blocks.saturating_mul(512));
-            let reflink = if self.same { self.filler.rules().reflink } else { Reflink::Never };
-            if reflink == Reflink::Never {
-                self.filler.expect(data);
-            } else if reflink == Reflink::Always {
-                check_shares(self.volume)?;
-            }
-            Some(self.filler.file(to, name, &of, |filler, file| {
-                if reflink == Reflink::Never || !share(filler, &from, file, data, reflink)? {
-                    content(filler, &from, file)?;
-                }
-                if sets_aside { exact::allocate(&from, file) } else { Ok(()) }
-            })?)
-        } else if metadata.is_symlink() {
-            self.filler.leaf(to, name, &of, &Leaf::Symlink(&node.read_link()?))?
-        } else if let Some(special) = special_of(&metadata) {
-            self.filler.leaf(to, name, &of, &Leaf::Special(special))?
-        } else {
-            return Err(Trouble::new(
-                Exit::Damaged,
-                format!("damaged: a {} where none can be", metadata.file_type),
-            ));
-        };
-        if several && let Some(made) = made {
+        let whole = of.inode.is_some().then(|| Box::new(of.clone()));
+        of.inode = of.inode.map(Exact::unprotected);
+        let made = self.origin().leaf(self.filler, to, name, node, metadata, of)?;
+        if let Some(made) = made {
             let names = metadata.nlink - 1;
             self.linked.insert(node.ino(), Linked { ino: made.ino(), names, of: whole });
         }
         Ok(())
+    }
+}
+
+/// What is to be said of the copy of a node, where the new volume keeps so much.
+fn attributes(node: &Node, keeps: Option<Keeps>) -> Outcome<Attributes> {
+    let of = attributes_of(node)?;
+    let Some(keeps) = keeps else { return Ok(of) };
+    Ok(Attributes { inode: Some(Exact::of(&node.metadata()?, keeps)?), ..of })
+}
+
+impl Origin {
+    /// Copies anything but a directory; `None` if it is left out.
+    fn leaf(
+        &self,
+        filler: &mut Filler<'_>,
+        to: &Dir,
+        name: &[u8],
+        node: &Node,
+        metadata: &Metadata,
+        of: Attributes,
+    ) -> Outcome<Option<Node>> {
+        if self.same && filler.leads_to(to, name, node)? {
+            return Err(Trouble::new(Exit::Usage, "this is the same file"));
+        }
+        if metadata.is_file() {
+            return self.file(filler, to, name, node, metadata, &of).map(Some);
+        }
+        if metadata.is_symlink() {
+            return filler.leaf(to, name, &of, &Leaf::Symlink(&node.read_link()?));
+        }
+        match special_of(metadata) {
+            Some(special) => filler.leaf(to, name, &of, &Leaf::Special(special)),
+            None => Err(Trouble::new(
+                Exit::Damaged,
+                format!("damaged: a {} where none can be", metadata.file_type),
+            )),
+        }
+    }
+
+    fn file(
+        &self,
+        filler: &mut Filler<'_>,
+        to: &Dir,
+        name: &[u8],
+        node: &Node,
+        metadata: &Metadata,
+        of: &Attributes,
+    ) -> Outcome<Node> {
+        let from = node.open()?;
+        let sets_aside = of.inode.is_some();
+        let data = metadata.size.min(metadata.blocks.saturating_mul(512));
+        let reflink = if self.same { filler.rules().reflink } else { Reflink::Never };
+        if reflink == Reflink::Never {
+            filler.expect(data);
+        } else if reflink == Reflink::Always {
+            check_shares(&self.volume)?;
+        }
+        filler.file(to, name, of, |filler, file| {
+            if reflink == Reflink::Never || !share(filler, &from, file, data, reflink)? {
+                content(filler, &from, file)?;
+            }
+            if sets_aside { exact::allocate(&from, file) } else { Ok(()) }
+        })
     }
 }
 

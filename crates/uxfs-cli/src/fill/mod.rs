@@ -11,6 +11,7 @@ pub mod exact;
 pub mod host;
 pub mod image;
 pub mod stream;
+pub mod threads;
 
 use self::exact::Exact;
 use crate::edit::NewName;
@@ -22,6 +23,9 @@ use crate::progress;
 use crate::trust::{Budget, Devices, OverLimit, Trust, is_acl};
 use crate::walk::InodeSet;
 use indicatif::ProgressBar;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use uxfs::{
     AlignedBuf, Changes, Dir, ErrorKind, File, FileType, Metadata, NewNode, Node, SetXattr, Special,
     Timestamp,
@@ -103,6 +107,8 @@ pub struct Rules {
     pub trust: Trust,
     /// Whether each name is said.
     pub verbose: bool,
+    /// How many threads make files: one where all is to be in order.
+    pub threads: usize,
 }
 
 impl Rules {
@@ -194,37 +200,60 @@ pub enum Leaf<'a> {
     Special(Special),
 }
 
-/// Writes files into a volume.
+/// Writes files into a volume, for one thread.
 pub struct Filler<'a> {
     rules: Rules,
     bar: &'a ProgressBar,
     buf: AlignedBuf,
-    /// Attributes that the volume cannot hold.
-    lost_xattrs: u64,
-    budget: Budget,
     /// Bytes of data that the next file is to have, as far as that is known.
     expected: u64,
-    /// What was made or written into; directories, if they were made.
-    made: InodeSet,
     /// The directory that is being filled, as a path of the volume; where each part of it begins.
     place: Vec<u8>,
     parts: Vec<usize>,
+    shared: Arc<Shared>,
+}
+
+/// What all threads have together that write into a volume.
+struct Shared {
+    /// Attributes that the volume cannot hold.
+    lost_xattrs: AtomicU64,
+    budget: Mutex<Budget>,
+    /// What was made or written into; directories, if they were made.
+    made: Mutex<InodeSet>,
+    /// Held by whoever writes into a file that was there: links may lead two names to the same.
+    overwriting: Mutex<()>,
+}
+
+impl Shared {
+    fn is_made(&self, ino: u64) -> bool {
+        self.made.lock().contains(ino)
+    }
+
+    fn was_made(&self, ino: u64) {
+        self.made.lock().insert(ino);
+    }
 }
 
 impl<'a> Filler<'a> {
     /// A filler with these rules.
     pub fn new(rules: Rules, bar: &'a ProgressBar) -> Self {
-        Self {
-            rules,
-            bar,
-            buf: AlignedBuf::zeroed(CHUNK),
-            lost_xattrs: 0,
-            budget: Budget::new(rules.trust.limits),
-            expected: 0,
-            made: InodeSet::default(),
-            place: Vec::new(),
-            parts: Vec::new(),
-        }
+        let shared = Shared {
+            lost_xattrs: AtomicU64::new(0),
+            budget: Mutex::new(Budget::new(rules.trust.limits)),
+            made: Mutex::default(),
+            overwriting: Mutex::default(),
+        };
+        Self::with(rules, bar, Arc::new(shared))
+    }
+
+    /// One for another thread, for the same work.
+    pub fn another(&self) -> Self {
+        Self::with(self.rules, self.bar, self.shared.clone())
+    }
+
+    fn with(rules: Rules, bar: &'a ProgressBar, shared: Arc<Shared>) -> Self {
+        let (place, parts) = (Vec::new(), Vec::new());
+        Self { rules, bar, buf: AlignedBuf::zeroed(CHUNK), expected: 0, place, parts, shared }
     }
 
     /// What new files are to be.
@@ -234,12 +263,12 @@ impl<'a> Filler<'a> {
 
     /// Attributes that were left out because no volume can hold them.
     pub fn lost_xattrs(&self) -> u64 {
-        self.lost_xattrs
+        self.shared.lost_xattrs.load(Ordering::Relaxed)
     }
 
-    /// Counts an attribute that is left out.
-    pub fn lose_xattr(&mut self) {
-        self.lost_xattrs += 1;
+    /// Counts attributes that are left out.
+    pub fn lose_xattrs(&self, count: u64) {
+        self.shared.lost_xattrs.fetch_add(count, Ordering::Relaxed);
     }
 
     /// Says what is being worked on.
@@ -252,13 +281,20 @@ impl<'a> Filler<'a> {
 
     /// Begins to fill the directory at a path of the volume.
     pub fn start(&mut self, path: &[u8]) {
-        self.place = path.to_vec();
+        self.place.clear();
+        self.place.extend(path);
         self.parts.clear();
     }
 
-    /// Goes into a directory of the one that is being filled. [`leave`](Self::leave) it when all is in it.
+    /// The directory that is being filled, as a path of the volume.
+    pub fn place(&self) -> &[u8] {
+        &self.place
+    }
+
+    /// Goes into a directory of the one that is being filled. [`leave`](Self::leave) and [`finish`](Self::finish) it when all is
+    /// in it.
     pub fn enter(&mut self, parent: &Dir, name: &[u8], of: &Attributes) -> Outcome<Dir> {
-        self.budget.check_depth(self.parts.len() as u64 + 1)?;
+        self.shared.budget.lock().check_depth(self.parts.len() as u64 + 1)?;
         let dir = self.directory(parent, name, of)?;
         self.parts.push(self.place.len());
         self.place.push(b'/');
@@ -266,12 +302,11 @@ impl<'a> Filler<'a> {
         Ok(dir)
     }
 
-    /// Ends a directory that was gone into.
-    pub fn leave(&mut self, dir: &Dir, of: &Attributes) -> Outcome<()> {
+    /// Goes back up from a directory that was gone into, which is to be [`finish`](Self::finish)ed.
+    pub fn leave(&mut self) {
         if let Some(end) = self.parts.pop() {
             self.place.truncate(end);
         }
-        self.finish(dir.node(), of)
     }
 
     /// Finds a directory, which is made unless it is there. [`finish`](Self::finish) it when all is in it.
@@ -279,17 +314,15 @@ impl<'a> Filler<'a> {
     /// A new one gets its attributes at once: later there may be no room for them beside its entries.
     pub fn directory(&mut self, parent: &Dir, name: &[u8], of: &Attributes) -> Outcome<Dir> {
         go_on()?;
-        self.budget.take_file()?;
+        self.shared.budget.lock().take_file()?;
         match parent.create_dir(name, &self.new_node(of, true)) {
             Ok(made) => {
-                self.made.insert(made.ino());
-                let lost = self.lost_xattrs;
+                self.shared.was_made(made.ino());
                 // Of a directory that hands down its group it has that.
                 self.owner(&made, of)?;
                 self.plain(&made, of)?;
-                self.xattrs(&made, of)?;
-                // They are set, and counted, once more in the end.
-                self.lost_xattrs = lost;
+                // They are set once more in the end, and those counted that are lost.
+                let _lost = self.xattrs(&made, of)?;
                 Ok(made.as_dir()?)
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => match parent.lookup(name)? {
@@ -319,12 +352,14 @@ impl<'a> Filler<'a> {
     ) -> Outcome<Node> {
         let expected = std::mem::take(&mut self.expected);
         go_on()?;
-        self.budget.take_file()?;
-        if self.rules.existing == Existing::Kept
-            && let Some(node) = self.existing(parent, name)?
-        {
-            check_room(&node, expected)?;
-            return self.overwrite(node, of, content);
+        self.shared.budget.lock().take_file()?;
+        if self.rules.existing == Existing::Kept && parent.lookup(name)?.is_some() {
+            let shared = self.shared.clone();
+            let _alone = shared.overwriting.lock();
+            if let Some(node) = self.existing(parent, name)? {
+                check_room(&node, expected)?;
+                return self.overwrite(node, of, content);
+            }
         }
         let new = self.new_node(of, false);
         if self.rules.existing != Existing::LastCounts && parent.lookup(name)?.is_none() {
@@ -332,6 +367,8 @@ impl<'a> Filler<'a> {
             let file = parent.create_unnamed(&new)?;
             let node = file.node().clone();
             self.fill(&node, of, content)?;
+            // Nobody who finds it by its name takes it for one that was there.
+            self.shared.was_made(node.ino());
             parent.link(name, &node)?;
             return self.made(node, of);
         }
@@ -346,9 +383,9 @@ impl<'a> Filler<'a> {
     }
 
     /// Ends something new that has its name.
-    fn made(&mut self, node: Node, of: &Attributes) -> Outcome<Node> {
+    fn made(&self, node: Node, of: &Attributes) -> Outcome<Node> {
         self.inode(&node, of)?;
-        self.made.insert(node.ino());
+        self.shared.was_made(node.ino());
         Ok(node)
     }
 
@@ -361,7 +398,7 @@ impl<'a> Filler<'a> {
         self.owner(node, of)?;
         self.plain(node, of)?;
         // Later there may be no room for them beside the map.
-        self.xattrs(node, of)?;
+        self.keep_xattrs(node, of)?;
         if let Some(exact) = &of.inode {
             exact.before_content(node)?;
         }
@@ -420,7 +457,7 @@ impl<'a> Filler<'a> {
 
     /// Refuses to lose what this work has made.
     fn check_made(&self, there: &Node) -> Outcome<()> {
-        if self.rules.existing != Existing::LastCounts && self.made.contains(there.ino()) {
+        if self.rules.existing != Existing::LastCounts && self.shared.is_made(there.ino()) {
             return Err(Trouble::new(
                 Exit::AlreadyExists,
                 "something else was copied to this name just now, and is left as it is",
@@ -441,12 +478,12 @@ impl<'a> Filler<'a> {
         content(self, &file).map_err(Trouble::in_part)?;
         drop(file);
         self.owner(&node, of)?;
-        self.xattrs(&node, of)?;
+        self.keep_xattrs(&node, of)?;
         let mut changes = self.changes(&node, of);
         // Filling a file leaves its times alone.
         changes.mtime = changes.mtime.or_else(|| Some(self.rules.now()));
         node.change(&changes)?;
-        self.made.insert(node.ino());
+        self.shared.was_made(node.ino());
         Ok(node)
     }
 
@@ -466,14 +503,14 @@ impl<'a> Filler<'a> {
                 Devices::Refused => return Err(Trouble::new(Exit::Unsupported, NO_DEVICE)),
             }
         }
-        self.budget.take_file()?;
+        self.shared.budget.lock().take_file()?;
         let new = self.new_node(of, false);
         let (node, name) = self.make(parent, name, |name| match what {
             Leaf::Symlink(target) => parent.create_symlink(name, target, &new),
             Leaf::Special(special) => parent.create_special(name, *special, &new),
         })?;
         let done = self.owner(&node, of).and_then(|()| self.plain(&node, of));
-        let done = done.and_then(|()| self.xattrs(&node, of));
+        let done = done.and_then(|()| self.keep_xattrs(&node, of));
         let done = done.and_then(|()| Ok(name.publish(parent)?));
         if let Err(trouble) = done {
             name.take_back(parent);
@@ -513,12 +550,12 @@ impl<'a> Filler<'a> {
     }
 
     /// Sets all that is said of a directory and is to be kept.
-    pub fn finish(&mut self, node: &Node, of: &Attributes) -> Outcome<()> {
+    pub fn finish(&self, node: &Node, of: &Attributes) -> Outcome<()> {
         if self.rules.keep.ownership {
             // Else one that was there keeps its owner, and a new one has the right one.
             self.owner(node, of)?;
         }
-        self.xattrs(node, of)?;
+        self.keep_xattrs(node, of)?;
         self.inode(node, of)
     }
 
@@ -556,7 +593,7 @@ impl<'a> Filler<'a> {
 
     /// Whether so many directories may lie below each other.
     pub fn check_depth(&self, depth: usize) -> Outcome<()> {
-        Ok(self.budget.check_depth(depth as u64)?)
+        Ok(self.shared.budget.lock().check_depth(depth as u64)?)
     }
 
     /// Sets what else is said of a file in its inode. Permissions come behind the lists, which they are a part of, and
@@ -598,12 +635,19 @@ impl<'a> Filler<'a> {
         Ok(())
     }
 
-    /// Sets attributes; access control lists go with permissions.
-    fn xattrs(&mut self, node: &Node, of: &Attributes) -> Outcome<()> {
+    /// Sets attributes, and counts those that are lost.
+    fn keep_xattrs(&self, node: &Node, of: &Attributes) -> Outcome<()> {
+        self.lose_xattrs(self.xattrs(node, of)?);
+        Ok(())
+    }
+
+    /// Sets attributes; access control lists go with permissions. Gives how many the volume cannot hold.
+    fn xattrs(&self, node: &Node, of: &Attributes) -> Outcome<u64> {
+        let mut lost = 0;
         // An archive that says nothing of lists leaves a directory that was there those that it has.
         let silent = self.rules.existing == Existing::LastCounts
             && !of.xattrs.iter().any(|(name, _)| is_acl(name))
-            && !self.made.contains(node.ino())
+            && !self.shared.is_made(node.ino())
             && node.file_type().is_dir();
         if self.rules.inherit && self.rules.keep.mode && !silent {
             // What the directory gives to new files would let in people whom the source doesn't.
@@ -625,12 +669,12 @@ impl<'a> Filler<'a> {
             match node.set_xattr(name, value, SetXattr::Either) {
                 Ok(()) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::WrongType) => {
-                    self.lost_xattrs += 1;
+                    lost += 1;
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(())
+        Ok(lost)
     }
 
     fn new_node(&self, of: &Attributes, is_dir: bool) -> NewNode {
@@ -677,7 +721,7 @@ impl<'a> Filler<'a> {
                 break;
             }
             go_on()?;
-            self.budget.take_size(len as u64)?;
+            self.shared.budget.lock().take_size(len as u64)?;
             to.append_at(&self.buf[..len], at)?;
             self.bar.inc(len as u64);
             at += len as u64;
@@ -687,7 +731,7 @@ impl<'a> Filler<'a> {
 
     /// Counts data that a copy has without a byte of it copied.
     pub fn share(&mut self, bytes: u64) -> Outcome<()> {
-        self.budget.take_size(bytes)?;
+        self.shared.budget.lock().take_size(bytes)?;
         self.bar.inc(bytes);
         Ok(())
     }
@@ -695,7 +739,7 @@ impl<'a> Filler<'a> {
     /// Adds bytes to the end of a file, or behind it.
     pub fn append(&mut self, to: &File, at: u64, data: &[u8]) -> Outcome<()> {
         go_on()?;
-        self.budget.take_size(data.len() as u64)?;
+        self.shared.budget.lock().take_size(data.len() as u64)?;
         to.append_at(data, at)?;
         self.bar.inc(data.len() as u64);
         Ok(())
@@ -786,6 +830,7 @@ mod tests {
             existing,
             trust: Trust::FULL,
             verbose: false,
+            threads: 1,
         }
     }
 

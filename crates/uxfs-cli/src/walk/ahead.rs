@@ -13,8 +13,6 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use uxfs::{File, FileType, Node, Volume};
 
-/// Threads that read files. They wait for the device, most of the time.
-const READERS: usize = 8;
 /// Files before the first walk, at most.
 const FILES_MAX: u64 = 256;
 /// Bytes of a file that are read at most. Of larger ones, the first walk reads long runs at once.
@@ -32,6 +30,8 @@ pub struct Ahead {
     start: Node,
     order: Order,
     bytes_max: u64,
+    /// Threads that read files. They wait for the device, most of the time.
+    readers: usize,
     /// Files that the first walk has passed.
     passed: u64,
     /// When the last was, how many small ones were looked at, and how many of them took long.
@@ -84,13 +84,14 @@ impl State {
 }
 
 impl Ahead {
-    /// Before a walk from `start` in this order, through caches of so many bytes.
-    pub fn of(volume: &Volume, start: &Node, order: Order, cache_bytes: u64) -> Self {
+    /// Before a walk from `start` in this order, through caches of so many bytes, by so many threads.
+    pub fn of(volume: &Volume, start: &Node, order: Order, cache_bytes: u64, readers: usize) -> Self {
         Self {
             volume: volume.clone(),
             start: start.clone(),
             order,
             bytes_max: cache_bytes / 8,
+            readers,
             passed: 0,
             last: Instant::now(),
             small: 0,
@@ -137,7 +138,7 @@ impl Ahead {
         let walk = Walk::new(&self.volume, self.start.clone(), b"", self.order);
         let to = Arc::clone(&shared);
         run(Box::new(move || to.walk(walk)));
-        for _ in 0..READERS {
+        for _ in 0..self.readers {
             let (from, volume, bytes_max) = (Arc::clone(&shared), self.volume.clone(), self.bytes_max);
             run(Box::new(move || from.read(&volume, bytes_max)));
         }
@@ -314,7 +315,7 @@ mod tests {
     fn read_all(volume: &Volume, mut each: impl FnMut()) -> u32 {
         let start = volume.lookup("/").unwrap();
         let mut walk = Walk::new(volume, start.clone(), b"", Order::Stored);
-        let mut ahead = Ahead::of(volume, &start, Order::Stored, 64 << 20);
+        let mut ahead = Ahead::of(volume, &start, Order::Stored, 64 << 20, 8);
         let mut files = 0;
         while let Some(step) = walk.next() {
             let Step::Leaf(leaf) = step else { continue };
@@ -335,7 +336,7 @@ mod tests {
         let (volume, slow) = volume();
         slow.is_slow.store(true, Ordering::SeqCst);
         assert_eq!(read_all(&volume, || {}), FILES);
-        assert!(slow.most.load(Ordering::SeqCst) > READERS / 2, "{slow:?}");
+        assert!(slow.most.load(Ordering::SeqCst) > 4, "{slow:?}");
         assert_eq!(slow.reads.load(Ordering::SeqCst), 0, "nobody reads any more");
     }
 
@@ -357,7 +358,7 @@ mod tests {
                 Volume::open_device(Arc::clone(&slow) as _, &OpenOptions::new().cache_size(cache)).unwrap();
             let start = volume.lookup("/").unwrap();
             let mut walk = Walk::new(&volume, start.clone(), b"", Order::Stored);
-            let mut ahead = Ahead::of(&volume, &start, Order::Stored, cache);
+            let mut ahead = Ahead::of(&volume, &start, Order::Stored, cache, 8);
             let mut buf = vec![0; 1 << 20];
             while let Some(step) = walk.next() {
                 let Step::Leaf(leaf) = step else { continue };
@@ -379,7 +380,7 @@ mod tests {
         let (volume, slow) = volume();
         slow.is_slow.store(true, Ordering::SeqCst);
         let start = volume.lookup("/").unwrap();
-        let mut ahead = Ahead::of(&volume, &start, Order::Stored, 64 << 20);
+        let mut ahead = Ahead::of(&volume, &start, Order::Stored, 64 << 20, 8);
         let pass = |ahead: &mut Ahead| {
             for _ in 0..LOOK {
                 std::thread::sleep(LONG);

@@ -75,6 +75,7 @@ pub fn run(args: &Args, destination: &Location, global: &Global) -> Result<Exit>
         existing: args.existing(),
         trust: args.trust(),
         verbose: global.verbose,
+        threads: args.threads.count_for_changes(1, global.is_ordered()),
     };
     let mut filler = Filler::new(rules, &bar);
     let mut problems = Problems::beside(&bar);

@@ -10,7 +10,7 @@ use crate::host::stream;
 use crate::interrupt::wait_for_input;
 use crate::location::{Location, before_colon, check};
 use crate::mode::Owner;
-use crate::options::Global;
+use crate::options::{Global, ThreadsArg};
 use crate::trust::{Devices, Trust, TrustArgs};
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
@@ -58,6 +58,8 @@ pub struct Args {
     /// Whose the copies in an image are, in numbers (root's, or as in the source with -p, if it is not said)
     #[arg(long, value_name = "UID[:GID]")]
     owner: Option<Owner>,
+    #[command(flatten)]
+    threads: ThreadsArg,
     #[command(flatten)]
     trust: TrustArgs,
 }

@@ -123,6 +123,8 @@ struct Copy<'a> {
     verbose: bool,
     /// Bytes that the volume's caches hold.
     cache_size: u64,
+    /// Threads that read ahead.
+    readers: usize,
     keep: Keep,
     keep_links: bool,
     trust: Trust,
@@ -157,6 +159,7 @@ impl<'a> Copy<'a> {
             destination,
             verbose: global.verbose,
             cache_size: global.cache_size,
+            readers: args.threads.count_ahead(),
             keep: args.keep(),
             keep_links: args.keeps(Attribute::Links),
             trust,
@@ -252,7 +255,7 @@ impl<'a> Copy<'a> {
         problems: &mut Problems,
     ) -> Result<()> {
         let is_dir = node.file_type().is_dir();
-        let mut ahead = Ahead::of(&of.volume, &node, ORDER, self.cache_size);
+        let mut ahead = Ahead::of(&of.volume, &node, ORDER, self.cache_size, self.readers);
         let mut walk = Walk::new(&of.volume, node, &of.source.path, ORDER);
         while let Some(step) = walk.next() {
             let (is_leaf, is_dir_entered) = (matches!(step, Step::Leaf(_)), matches!(step, Step::Enter(_)));

@@ -5,7 +5,7 @@ mod tree;
 use crate::edit;
 use crate::exit::{Exit, Result};
 use crate::location::{Location, parser};
-use crate::options::{Global, TIME_HELP};
+use crate::options::{Global, TIME_HELP, ThreadsArg};
 use crate::problems::{Problems, complain};
 use uxfs::Volume;
 
@@ -22,6 +22,8 @@ pub struct Args {
     /// What is not there is no failure
     #[arg(short, long)]
     force: bool,
+    #[command(flatten)]
+    threads: ThreadsArg,
 }
 
 /// Removes each.
@@ -56,7 +58,9 @@ fn one(
         let what = "is a directory; give -r to remove it with all that is in it";
         return Err(edit::refused(location, Exit::Usage, what));
     }
-    tree::remove(tree::Root { volume, location, dir, name, node: &node }, problems, global)
+    // Two for each processor, as some wait for the device.
+    let threads = args.threads.count_for_changes(2, global.is_ordered());
+    tree::remove(tree::Root { volume, location, dir, name, node: &node }, problems, global.verbose, threads)
 }
 
 fn say(verbose: bool, path: &[u8]) {

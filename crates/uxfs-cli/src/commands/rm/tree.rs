@@ -12,7 +12,6 @@ use crate::edit;
 use crate::exit::{Failure, Result};
 use crate::interrupt;
 use crate::location::Location;
-use crate::options::Global;
 use crate::problems::Problems;
 use crate::walk::InodeSet;
 use parking_lot::{Condvar, Mutex};
@@ -31,9 +30,6 @@ const CROWD_STAYS_MAX: usize = 2048;
 /// Entries that are removed before other threads are started.
 const ALONE: usize = 256;
 
-/// More threads wait for each other.
-const THREADS_MAX: usize = 8;
-
 /// What is to be removed.
 pub(super) struct Root<'a> {
     pub(super) volume: &'a Volume,
@@ -44,16 +40,8 @@ pub(super) struct Root<'a> {
     pub(super) node: &'a Node,
 }
 
-/// Removes a directory with all that is in it.
-pub(super) fn remove(root: Root<'_>, problems: &mut Problems, global: &Global) -> Result<()> {
-    // What is said comes in order, and the same changes at one time give the same volume.
-    let is_ordered = global.verbose || global.time.is_some();
-    // Two for each processor, as some wait for the device.
-    let threads = if is_ordered { 1 } else { thread::available_parallelism().map_or(1, usize::from) * 2 };
-    remove_by(root, problems, global.verbose, threads.min(THREADS_MAX))
-}
-
-fn remove_by(root: Root<'_>, problems: &mut Problems, verbose: bool, threads: usize) -> Result<()> {
+/// Removes a directory with all that is in it, by so many threads.
+pub(super) fn remove(root: Root<'_>, problems: &mut Problems, verbose: bool, threads: usize) -> Result<()> {
     let dir = root.node.as_dir().map_err(|error| edit::failure(root.location, &error))?;
     let mut path = root.location.path.clone();
     while path.last() == Some(&b'/') {
@@ -597,7 +585,7 @@ mod tests {
                 let root = Root { volume: &volume, location: &location, dir, name: b"tree", node: &node };
                 let bar = indicatif::ProgressBar::hidden();
                 let mut problems = Problems::beside(&bar);
-                remove_by(root, &mut problems, false, threads).unwrap();
+                remove(root, &mut problems, false, threads).unwrap();
                 let mut found = BTreeSet::new();
                 all(&volume.open_dir("/").unwrap(), "", &mut found);
                 assert_eq!(found, stays, "{threads} threads, seed {seed}");

@@ -1,12 +1,15 @@
 //! Files of the host, read for a volume.
 //!
 //! Invariants: names come sorted by their bytes; symbolic links are copied, never followed, but for the one that was
-//! named itself; reading leaves no trace in times of access where the host permits that, and is ahead of writing.
+//! named itself; reading leaves no trace in times of access where the host permits that, and is ahead of writing. Directories,
+//! large files and those with several names are made by the thread that goes down the tree, what is small by others
+//! ([`threads`](super::threads)).
 
 mod read;
 
-use self::read::{Copied, Key, Reader, Step, Steps};
-use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at};
+use self::read::{Copied, Key, Piece, Reader, Step, Steps};
+use super::threads::{Make, ThreadIndex, Threads, tell};
+use super::{Attributes, Existing, Filler, Leaf, Outcome, Trouble, end_at};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::host::Identity;
 use crate::interrupt;
@@ -15,8 +18,11 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
-use uxfs::{Dir, File, Node};
+use std::sync::{Arc, PoisonError};
+use uxfs::{Dir, File, Node, Special};
+
+/// Files of more bytes are copied by the thread that goes down the tree, as they are read.
+const SMALL: usize = 128 << 10;
 
 /// Copies trees of the host into a volume.
 pub struct FromHost<'a, 'b> {
@@ -41,14 +47,65 @@ pub struct Target {
 }
 
 /// Where in a tree the copying is.
-struct Place<'t> {
+struct Place<'t, 'scope, 'b> {
     target: &'t Target,
-    /// The directories on the way down, with what is said of each.
-    dirs: Vec<(Dir, Attributes)>,
+    /// The directories on the way down.
+    dirs: Vec<Level>,
     /// In the source.
     path: PathBuf,
     /// Directories on the way down, inside one that could not be made.
     lost: u64,
+    threads: Threads<'scope, 'b>,
+}
+
+/// A directory on the way down.
+struct Level {
+    dir: Dir,
+    of: Attributes,
+    /// Who makes what is small in it, once there is something.
+    maker: Option<Maker>,
+}
+
+/// Whoever makes what is small in a directory, and the directory's path in the volume where that matters.
+#[derive(Clone)]
+struct Maker {
+    thread: ThreadIndex,
+    path: Arc<[u8]>,
+}
+
+/// A file that another thread makes.
+enum Small {
+    File { pieces: Vec<(u64, Piece)>, data: u64, size: u64 },
+    Symlink(Vec<u8>),
+    Special(Special),
+}
+
+impl Small {
+    fn make(&self, filler: &mut Filler<'_>, dir: &Dir, name: &[u8], of: &Attributes) -> Outcome<()> {
+        match self {
+            Self::File { pieces, data, size } => {
+                filler.expect(*data);
+                filler.file(dir, name, of, |filler, file| {
+                    append(filler, file, pieces)?;
+                    end_at(file, *size)
+                })?;
+            }
+            Self::Symlink(target) => {
+                filler.leaf(dir, name, of, &Leaf::Symlink(target))?;
+            }
+            Self::Special(special) => {
+                filler.leaf(dir, name, of, &Leaf::Special(*special))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::File { pieces, .. } => pieces.iter().map(|(_, piece)| piece.bytes().len()).sum(),
+            Self::Symlink(_) | Self::Special(_) => 0,
+        }
+    }
 }
 
 impl<'a, 'b> FromHost<'a, 'b> {
@@ -73,26 +130,30 @@ impl<'a, 'b> FromHost<'a, 'b> {
         let (reader, steps) = Reader::new(rules.keep_links, keep_xattrs, self.image, copied);
         std::thread::scope(|scope| {
             scope.spawn(|| reader.run(&at));
-            self.tree(Place { target: &target, dirs: Vec::new(), path: at.clone(), lost: 0 }, steps)
+            let threads = Threads::new(scope, self.filler, rules.threads);
+            let mut place = Place { target: &target, dirs: Vec::new(), path: at.clone(), lost: 0, threads };
+            self.tree(&mut place, steps)?;
+            tell(place.threads.finish(), |line| self.problems.say(line))
         })
     }
 
-    fn tree(&mut self, mut place: Place<'_>, mut steps: Steps) -> Result<()> {
+    fn tree(&mut self, place: &mut Place<'_, '_, 'b>, mut steps: Steps) -> Result<()> {
         while let Some(step) = steps.next() {
             interrupt::check()?;
+            tell(place.threads.failed(), |line| self.problems.say(line))?;
             if let Step::Leave = step {
                 let done = place.leave(self.filler);
                 self.check(&place.path, done)?;
                 place.path.pop();
             } else {
-                self.found(&mut place, step, &mut steps)?;
+                self.found(place, step, &mut steps)?;
             }
         }
         Ok(())
     }
 
     /// Copies what was found, unless its directory could not be made; says what went wrong.
-    fn found(&mut self, place: &mut Place<'_>, step: Step, steps: &mut Steps) -> Result<()> {
+    fn found(&mut self, place: &mut Place<'_, '_, 'b>, step: Step, steps: &mut Steps) -> Result<()> {
         let is_root = place.dirs.is_empty() && place.lost == 0;
         let enters = matches!(step, Step::Enter(..));
         if !is_root {
@@ -114,7 +175,7 @@ impl<'a, 'b> FromHost<'a, 'b> {
     }
 
     /// Copies what was found, or goes into it.
-    fn step(&mut self, place: &mut Place<'_>, step: Step, steps: &mut Steps) -> Outcome<()> {
+    fn step(&mut self, place: &mut Place<'_, '_, 'b>, step: Step, steps: &mut Steps) -> Outcome<()> {
         if !matches!(step, Step::Enter(..) | Step::Trouble(..)) {
             self.filler.at(place.path.as_os_str().as_bytes());
         }
@@ -124,7 +185,18 @@ impl<'a, 'b> FromHost<'a, 'b> {
                     Some((dir, name)) => self.filler.enter(dir, name, &of)?,
                     None => place.target.dir.clone(),
                 };
-                place.dirs.push((dir, of));
+                place.dirs.push(Level { dir, of, maker: None });
+                Ok(())
+            }
+            Step::File(name, of, None, data) if place.has_makers() => {
+                self.small_file(place, name, of, data, steps)
+            }
+            Step::Symlink(name, of, None, target) if place.has_makers() => {
+                place.give(self.filler, name, of, Small::Symlink(target));
+                Ok(())
+            }
+            Step::Special(name, of, None, special) if place.has_makers() => {
+                place.give(self.filler, name, of, Small::Special(special));
                 Ok(())
             }
             Step::File(name, of, key, data) => self.once(place, &name, key, |filler, dir, name| {
@@ -143,10 +215,42 @@ impl<'a, 'b> FromHost<'a, 'b> {
         }
     }
 
+    /// Has another thread make a file, if it turns out to be small.
+    fn small_file(
+        &mut self,
+        place: &mut Place<'_, '_, 'b>,
+        name: Vec<u8>,
+        of: Attributes,
+        data: u64,
+        steps: &mut Steps,
+    ) -> Outcome<()> {
+        let (mut pieces, mut bytes) = (Vec::new(), 0);
+        while data.max(bytes as u64) <= SMALL as u64 {
+            match steps.next_in_file() {
+                Some(Step::Data(at, part)) => {
+                    bytes += part.len();
+                    pieces.push((at, steps.piece(part).ok_or_else(ended_early)?));
+                }
+                Some(Step::End(size)) => {
+                    place.give(self.filler, name, of, Small::File { pieces, data, size: size? });
+                    return Ok(());
+                }
+                _ => return Err(ended_early()),
+            }
+        }
+        let Some((dir, name)) = place.end(&name) else { return Err(ended_early()) };
+        self.filler.expect(data);
+        self.filler.file(dir, name, &of, |filler, file| {
+            append(filler, file, &pieces)?;
+            content(filler, steps, file)
+        })?;
+        Ok(())
+    }
+
     /// Makes a file that is no directory, or another name of it if it was made before.
     fn once(
         &mut self,
-        place: &Place<'_>,
+        place: &Place<'_, '_, 'b>,
         name: &[u8],
         key: Option<Key>,
         make: impl FnOnce(&mut Filler<'b>, &Dir, &[u8]) -> Outcome<Option<Node>>,
@@ -174,13 +278,35 @@ impl<'a, 'b> FromHost<'a, 'b> {
     }
 }
 
-impl Place<'_> {
+impl<'b> Place<'_, '_, 'b> {
     /// Where something of this name goes; `None`: it is the directory itself that was told.
     fn end<'p>(&'p self, name: &'p [u8]) -> Option<(&'p Dir, &'p [u8])> {
         match self.dirs.last() {
-            Some((dir, _)) => Some((dir, name)),
+            Some(level) => Some((&level.dir, name)),
             None => Some((&self.target.dir, self.target.name.as_deref()?)),
         }
+    }
+
+    /// Whether what is small is made by other threads here: what the tree begins with is not.
+    fn has_makers(&self) -> bool {
+        !self.threads.is_empty() && !self.dirs.is_empty()
+    }
+
+    /// Has another thread make something in the innermost directory.
+    fn give(&mut self, filler: &Filler<'b>, name: Vec<u8>, of: Attributes, small: Small) {
+        let Some(level) = self.dirs.last_mut() else { return };
+        let new = || {
+            // Links are followed by the path that they are at.
+            let path = if filler.rules().existing == Existing::Kept { filler.place() } else { &[] };
+            Maker { thread: self.threads.least_busy(), path: path.into() }
+        };
+        let maker = level.maker.get_or_insert_with(new).clone();
+        let (bytes, dir) = (small.bytes(), level.dir.clone());
+        let make = move |filler: &mut Filler<'b>| {
+            filler.start(&maker.path);
+            small.make(filler, &dir, &name, &of)
+        };
+        self.threads.give(maker.thread, bytes, host_name(&self.path), Box::new(make));
     }
 
     /// Goes back up.
@@ -189,14 +315,20 @@ impl Place<'_> {
             self.lost -= 1;
             return Ok(());
         }
-        match self.dirs.pop() {
-            Some((dir, of)) if self.dirs.is_empty() && self.target.name.is_none() => {
-                filler.finish(dir.node(), &of)
-            }
-            Some((dir, of)) => filler.leave(&dir, &of),
-            None => Ok(()),
+        let Some(Level { dir, of, maker }) = self.dirs.pop() else { return Ok(()) };
+        if !self.dirs.is_empty() || self.target.name.is_some() {
+            filler.leave();
         }
+        let Some(maker) = maker else { return filler.finish(dir.node(), &of) };
+        let finish: Make<'b> = Box::new(move |filler| filler.finish(dir.node(), &of));
+        self.threads.give(maker.thread, 0, host_name(&self.path), finish);
+        Ok(())
     }
+}
+
+/// Adds pieces to the end of a file.
+fn append(filler: &mut Filler<'_>, to: &File, pieces: &[(u64, Piece)]) -> Outcome<()> {
+    pieces.iter().try_for_each(|(at, piece)| filler.append(to, *at, piece.bytes()))
 }
 
 /// Copies the data of a file as they come.
