@@ -19,7 +19,8 @@ use crate::measure::{Collector, Measurement, Sample, Series};
 use crate::setup::{Compared, Shape};
 use crate::suite::Observer;
 use crate::target::{Label, Target};
-use crate::work::{Op, Work, random_pages};
+use crate::timer::{self, Timer};
+use crate::work::{Op, Tally, Work, random_pages};
 use std::time::{Duration, Instant};
 use sys::SysSite;
 use uxfs::UxfsSite;
@@ -68,8 +69,16 @@ struct Plan<'a> {
 /// What a phase took.
 struct Timed {
     op: &'static str,
-    ops: u64,
+    tally: Tally,
     wall: Duration,
+}
+
+impl Timed {
+    /// A phase, and the same with the sync behind it, which takes no part of what single operations took.
+    fn pair([op, synced]: [&'static str; 2], tally: Tally, wall: Duration, with_sync: Duration) -> [Self; 2] {
+        let alone = Tally { ops: tally.ops, ..Tally::default() };
+        [Self { op, tally, wall }, Self { op: synced, tally: alone, wall: with_sync }]
+    }
 }
 
 /// A [`Named`] site of any type.
@@ -93,23 +102,24 @@ impl<T: Site> AnySite for Named<T> {
 
         let mut clones = (0..plan.clones).map(|_| self.site.empty()).collect::<Result<Vec<_>>>()?;
         self.site.sync()?;
-        let start = Instant::now();
-        clones.iter().try_for_each(|clone| self.site.share(&file, clone))?;
-        let mut timed = vec![Timed { op: "clone", ops: plan.clones as u64, wall: start.elapsed() }];
+        let (mut timer, start) = (Timer::new(timer::EACH), Instant::now());
+        clones.iter().try_for_each(|clone| timer.of(|| self.site.share(&file, clone)))?;
+        let wall = start.elapsed();
         self.site.sync()?;
-        timed.push(Timed { op: "clone + sync", ops: plan.clones as u64, wall: start.elapsed() });
+        let with_sync = start.elapsed();
+        let tally = Tally { ops: plan.clones as u64, latency: timer.finish() };
+        let mut timed = Vec::from(Timed::pair(["clone", "clone + sync"], tally, wall, with_sync));
         // One is kept: each page has two owners.
         let mut clone = clones.swap_remove(plan.nth % clones.len());
         clones.into_iter().try_for_each(|clone| self.site.remove(clone))?;
         self.site.sync()?;
 
         let cloned = content.clone();
-        for [op, synced] in [["copy", "copy + sync"], ["again", "again + sync"]] {
-            let (ops, wall) = overwrite(&mut file, plan, &mut content)?;
+        for names in [["copy", "copy + sync"], ["again", "again + sync"]] {
+            let (tally, wall) = overwrite(&mut file, plan, &mut content)?;
             let start = Instant::now();
             self.site.sync()?;
-            timed.push(Timed { op, ops, wall });
-            timed.push(Timed { op: synced, ops, wall: wall + start.elapsed() });
+            timed.extend(Timed::pair(names, tally, wall, wall + start.elapsed()));
         }
         let name = self.label.to_string();
         for (file, content) in [(&mut file, &content), (&mut clone, &cloned)] {
@@ -126,14 +136,14 @@ impl<T: Site> AnySite for Named<T> {
     }
 }
 
-/// Overwrites the plan's pages; gives how many that were, and the time.
-fn overwrite<T: Target>(file: &mut T, plan: Plan<'_>, content: &mut Content) -> Result<(u64, Duration)> {
+/// Overwrites the plan's pages; gives how many that were, what single ones took, and the time.
+fn overwrite<T: Target>(file: &mut T, plan: Plan<'_>, content: &mut Content) -> Result<(Tally, Duration)> {
     let depth = if file.has_queue() { plan.depth } else { 1 };
     let (pages, threads, generation) = (plan.pages, plan.threads, content.next_generation());
     let work = Work { pages, op: Op::Write, generation, threads, depth, passes: 1, span: 1 };
     let outcome = drive::run(file, &work)?;
     content.apply(&work);
-    Ok((outcome.writes.ops, outcome.wall))
+    Ok((outcome.writes, outcome.wall))
 }
 
 /// Volumes of the same size and shape, each with all that is mounted for it.
@@ -179,7 +189,8 @@ pub(crate) fn run(config: &Config, observer: &mut dyn Observer) -> Result<Vec<Me
                 for site in &mut scene.sites {
                     observer.step(&format!("{} × {threads}", site.label()));
                     for timed in site.round(plan)? {
-                        collector.add(line(site.label(), plan, &timed), sample(&timed));
+                        let sample = Sample::of(&timed.tally, timed.wall);
+                        collector.add(line(site.label(), plan, &timed), sample);
                     }
                 }
             }
@@ -202,9 +213,4 @@ fn line(label: &Label, plan: Plan<'_>, timed: &Timed) -> Series {
         bytes: if timed.op.starts_with("clone") { 0 } else { PAGE as u64 },
         samples: Vec::new(),
     }
-}
-
-fn sample(timed: &Timed) -> Sample {
-    let ops_per_s = timed.ops as f64 / timed.wall.as_secs_f64().max(1e-9);
-    Sample { ops_per_s, ..Sample::default() }
 }

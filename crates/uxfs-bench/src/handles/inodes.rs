@@ -4,9 +4,11 @@ use super::VOLUME_BYTES;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fsmark::make_device;
+use crate::measure::Sample;
 use crate::setup::mkfs_options;
 use crate::target::Label;
-use crate::together;
+use crate::timer;
+use crate::together::{self, Clock, Cycle};
 use ::uxfs::{Changes, Designs, NewNode, Node, OpenOptions, Timestamp, Volume, mkfs_device};
 use blockdev::BlockDevice;
 use std::sync::Arc;
@@ -53,6 +55,19 @@ impl Hand {
     }
 }
 
+/// Each thread changes its files, one after the other.
+struct Changing;
+
+impl Cycle for Changing {
+    type Part = Hand;
+    const TIMED: u32 = timer::SHORT;
+    const OPS: u64 = CHANGES;
+
+    fn run(&self, hand: &mut Hand, clock: &mut impl Clock) -> Result<()> {
+        (0..CHANGES).try_for_each(|_| clock.of(|| hand.change()))
+    }
+}
+
 fn time(nth: u64) -> Timestamp {
     Timestamp { seconds: nth.cast_signed(), nanoseconds: 0 }
 }
@@ -79,8 +94,8 @@ impl Files {
         Ok(Self { volume, hands, device, _dir: dir })
     }
 
-    /// Transactions a second of so many threads.
-    pub(super) fn measure(&mut self, threads: usize, time: Duration) -> Result<f64> {
+    /// Transactions a second of so many threads, and what single ones take.
+    pub(super) fn measure(&mut self, threads: usize, time: Duration) -> Result<Sample> {
         let (over, volume) = (AtomicBool::new(false), &self.volume);
         let hands = self.hands.get_mut(..threads).unwrap_or_default();
         std::thread::scope(|scope| {
@@ -91,8 +106,7 @@ impl Files {
                 }
                 Ok(())
             });
-            let measured =
-                together::run(hands, time, CHANGES, |hand| (0..CHANGES).try_for_each(|_| hand.change()));
+            let measured = together::run(hands, time, &Changing);
             over.store(true, Ordering::Relaxed);
             let moved: ::uxfs::Result<()> = moves.join().map_err(|_| Error::Panicked)?;
             moved.map_err(Error::volume)?;

@@ -4,8 +4,10 @@ use super::{Op, PAIRS_A_BARRIER, VOLUME_BYTES};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fsmark::make_device;
+use crate::measure::Sample;
 use crate::setup::mkfs_options;
-use crate::together;
+use crate::timer;
+use crate::together::{self, Clock, Cycle};
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -34,27 +36,53 @@ impl Handles {
         Ok((Self { volume, _dir: dir }, name))
     }
 
-    /// Pairs a second of so many threads.
-    pub(crate) fn measure(&self, op: Op, threads: usize, time: Duration) -> Result<f64> {
+    /// Pairs a second of so many threads, and what single ones take.
+    pub(crate) fn measure(&self, op: Op, threads: usize, time: Duration) -> Result<Sample> {
         let journal = &**self.volume.journal().map_err(Error::volume)?;
-        let mut threads = vec![(); threads];
-        let mut run = |each, cycle: fn(&Journal) -> xfs::Result<()>| {
-            together::run(&mut threads, time, each, |()| cycle(journal).map_err(Error::volume))
-        };
+        let threads = &mut vec![(); threads][..];
         match op {
-            Op::Extend => run(PAIRS, |journal| (0..PAIRS).try_for_each(|_| extend(journal))),
-            Op::Roll => run(PAIRS, |journal| (0..PAIRS).try_for_each(|_| roll(journal))),
-            Op::Barrier => run(PAIRS_A_BARRIER, |journal| {
-                (0..PAIRS_A_BARRIER).try_for_each(|_| start_stop(journal))?;
-                journal.freeze().map(drop)
-            }),
-            _ => run(PAIRS, |journal| (0..PAIRS).try_for_each(|_| start_stop(journal))),
+            Op::Extend => together::run(threads, time, &Pairs { journal, pair: extend }),
+            Op::Roll => together::run(threads, time, &Pairs { journal, pair: roll }),
+            Op::Barrier => together::run(threads, time, &PairsAndBarrier(journal)),
+            _ => together::run(threads, time, &Pairs { journal, pair: start_stop }),
         }
     }
 
     /// Closes the volume, of which nothing was changed.
     pub(super) fn finish(self) -> Result<()> {
         self.volume.close().map_err(Error::volume)
+    }
+}
+
+/// Pairs of one kind.
+struct Pairs<'a, F> {
+    journal: &'a Journal,
+    pair: F,
+}
+
+impl<F: Fn(&Journal) -> xfs::Result<()> + Sync> Cycle for Pairs<'_, F> {
+    type Part = ();
+    const TIMED: u32 = timer::TINY;
+    const OPS: u64 = PAIRS;
+
+    fn run(&self, (): &mut (), clock: &mut impl Clock) -> Result<()> {
+        let mut pair = |_| clock.of(|| (self.pair)(self.journal));
+        (0..PAIRS).try_for_each(&mut pair).map_err(Error::volume)
+    }
+}
+
+/// Pairs, and then a barrier. Pairs are what is timed: some of them wait for another thread's barrier.
+struct PairsAndBarrier<'a>(&'a Journal);
+
+impl Cycle for PairsAndBarrier<'_> {
+    type Part = ();
+    const TIMED: u32 = timer::TINY;
+    const OPS: u64 = PAIRS_A_BARRIER;
+
+    fn run(&self, (): &mut (), clock: &mut impl Clock) -> Result<()> {
+        let mut pair = |_| clock.of(|| start_stop(self.0));
+        (0..PAIRS_A_BARRIER).try_for_each(&mut pair).map_err(Error::volume)?;
+        self.0.freeze().map(drop).map_err(Error::volume)
     }
 }
 

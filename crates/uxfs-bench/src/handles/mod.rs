@@ -80,8 +80,8 @@ impl Target {
         op == Op::Inode || self.designs == today || of_handles != today
     }
 
-    /// Operations a second of so many threads.
-    fn measure(&mut self, op: Op, threads: usize, config: &Config) -> Result<f64> {
+    /// Operations a second of so many threads, and what single ones take.
+    fn measure(&mut self, op: Op, threads: usize, config: &Config) -> Result<Sample> {
         match op {
             Op::Inode => self.files.measure(threads, config.min_time),
             op => self.handles.measure(op, threads, config.min_time),
@@ -109,12 +109,11 @@ pub(crate) fn run(config: &Config, observer: &mut dyn Observer, report: &mut Rep
                     if let Some(locks) = &mut locks {
                         locks.skip();
                     }
-                    let ops_per_s = target.measure(op, threads, config)?;
+                    let sample = target.measure(op, threads, config)?;
                     if let Some(locks) = &mut locks {
                         locks.attribute(&format!("{} {} × {threads}", target.label, op.name()));
                     }
-                    collector
-                        .add(line(&target.label, op, threads), Sample { ops_per_s, ..Sample::default() });
+                    collector.add(line(&target.label, op, threads), sample);
                 }
             }
         }
@@ -159,6 +158,7 @@ mod tests {
         assert_eq!(report.measurements.len(), 2 * (4 * Op::ALL.len() + 2));
         for line in &report.measurements {
             assert!(line.ops_per_s > 0.0 && line.median_of == 2, "{line:?}");
+            assert!(line.p50_us.is_some() && line.p50_us <= line.p999_us, "{line:?}");
         }
     }
 }

@@ -229,11 +229,19 @@ pub fn rate(ops: f64) -> String {
     }
 }
 
-/// The same of a measurement, with its latencies if that is asked for.
+/// What an operation took, in microseconds; of what takes less than one, nanoseconds count.
+fn micros(value: f64) -> String {
+    if value < 1.0 { format!("{value:.3}") } else { format!("{value:.1}") }
+}
+
+/// Operations a second of a measurement, with its latencies if that is asked for.
 fn figure(line: &Measurement, verbose: bool) -> String {
     let ops = rate(line.ops_per_s);
     match (verbose, line.p50_us, line.p99_us, line.p999_us) {
-        (true, Some(p50), Some(p99), Some(p999)) => format!("{ops}\n{p50:.1} / {p99:.1} / {p999:.1} µs"),
+        (true, Some(p50), Some(p99), Some(p999)) => {
+            let [p50, p99, p999] = [p50, p99, p999].map(micros);
+            format!("{ops}\n{p50} / {p99} / {p999} µs")
+        }
         _ => ops,
     }
 }
@@ -341,7 +349,7 @@ mod tests {
         assert!(row("range ÷ exclusive").contains("2.00×"), "{text}");
         assert!(row("range ÷ kernel-xfs").contains("5.00×"), "{text}");
         assert!(row("range ÷ its reads").contains("0.95×"), "{text}");
-        assert!(text.contains("0.2 / 1.5 / 9.5 µs") || text.contains("0.3 / 1.5 / 9.5 µs"), "{text}");
+        assert!(text.contains("0.250 / 1.5 / 9.5 µs"), "{text}");
         assert!(text.contains("medians of 3"), "{text}");
     }
 
