@@ -94,7 +94,7 @@ impl std::str::FromStr for Place {
 pub enum Versus {
     /// A kernel XFS on a RAM device, made for this.
     KernelXfs,
-    /// A kernel XFS on a loop device over a file on tmpfs, made for this.
+    /// A kernel XFS on a loop device, made for this, over a file in the directory of uxfs's volume, or else on tmpfs.
     KernelXfsLoop,
     /// A kernel ext4 on a RAM device, made for this.
     KernelExt4,

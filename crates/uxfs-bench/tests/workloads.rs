@@ -40,8 +40,17 @@ static MOUNTS: Mutex<()> = Mutex::new(());
 
 /// Whether a workload's mount is left of a device. Loop devices that others use by the same name are none.
 fn is_left(device: &str) -> bool {
+    // Behind a loop device stands where it lies.
+    let device = device.split(' ').next().expect("a name");
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
     mounts.lines().any(|line| line.starts_with(&format!("{device} ")) && line.contains("/uxfs-bench-"))
+}
+
+/// Whether a loop device has a file in this directory.
+fn is_attached(device: &str, dir: &Path) -> bool {
+    let name = device.strip_prefix("/dev/").expect("a device");
+    let file = std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).unwrap_or_default();
+    Path::new(&file).starts_with(dir)
 }
 
 /// Lets `xfs_repair` look at the image, and compares the file as the kernel reads it, byte by byte.
@@ -432,7 +441,7 @@ fn durable_writes_go_to_a_disk_and_through_system_calls() {
     let config = Config {
         place: Place::Dir(dir.path().to_owned()),
         flushings: vec![Flushing::Shared],
-        versus: vec![Versus::Dir(dir.path().to_owned()), Versus::KernelXfs],
+        versus: vec![Versus::Dir(dir.path().to_owned()), Versus::KernelXfs, Versus::KernelXfsLoop],
         ..osync_config()
     };
     let report = run(&config, &[Workload::OSync], &mut Silent).expect("it runs");
@@ -449,10 +458,18 @@ fn durable_writes_go_to_a_disk_and_through_system_calls() {
     }
     let kernels: Vec<&Measurement> =
         report.measurements.iter().filter(|line| line.target.starts_with("kernel-")).collect();
-    assert_eq!(kernels.len(), 4, "two mounted directories");
+    assert_eq!(kernels.len(), 6, "three mounted directories");
     assert!(kernels.iter().all(|line| line.op == "file write" && line.ops_per_s > 0.0));
     let zram = kernels.iter().find(|line| line.device.starts_with("/dev/zram")).expect("made for this");
     assert!(!is_left(&zram.device));
+    // One lies where ours does, and there are as many threads, which write as much.
+    let in_place = lines(&report, "kernel-xfs-loop", None, "file write");
+    let threads: Vec<(usize, Option<u64>)> = in_place.iter().map(|line| (line.threads, line.bytes)).collect();
+    assert_eq!(threads, [(1, Some(64 << 10)), (3, Some(64 << 10))]);
+    for line in in_place {
+        let device = line.device.strip_suffix(&format!(" in {here}")).expect("in the same directory");
+        assert!(device.starts_with("/dev/loop") && !is_left(device) && !is_attached(device, dir.path()));
+    }
     assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
 }
 
@@ -474,6 +491,11 @@ fn what_is_there_is_written_over_only_if_that_is_asked_for() {
     assert!(std::fs::read(&disk).expect("still there") == held);
 
     let config = Config { overwrite: true, ..config };
+    let beside = Config { versus: vec![Versus::KernelXfsLoop], ..config.clone() };
+    let refused = run(&beside, &[Workload::OSync], &mut Silent).expect_err("there is no directory");
+    assert!(refused.to_string().contains("no directory"), "{refused}");
+    assert!(std::fs::read(&disk).expect("still there") == held);
+
     let report = run(&config, &[Workload::OSync], &mut Silent).expect("it runs");
     // Three ways, one flush a round, and system calls; two thread counts.
     assert_eq!(report.measurements.len(), 10, "{:?}", report.measurements);

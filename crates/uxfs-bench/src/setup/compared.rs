@@ -1,8 +1,8 @@
 //! What a run compares uxfs with, by system calls: a mounted directory, or a file system that is made and mounted for it.
 
-use super::mount::{KernelMount, Kind, RamDevice};
-use crate::config::{Config, Versus};
-use crate::error::Result;
+use super::mount::{KernelMount, Kind, Storage};
+use crate::config::{Config, Place, Versus};
+use crate::error::{Error, Result};
 use crate::suite::Observer;
 use std::path::{Path, PathBuf};
 
@@ -29,18 +29,18 @@ impl Compared {
         shape: Shape,
         observer: &mut dyn Observer,
     ) -> Result<Self> {
-        let (device, kind, suffix) = match versus {
+        let (storage, kind, suffix) = match versus {
             Versus::Dir(dir) => return Ok(Self::Dir(dir.clone())),
-            Versus::KernelXfs => (RamDevice::Zram, Kind::Xfs, ""),
-            Versus::KernelXfsLoop => (RamDevice::Loop, Kind::Xfs, "-loop"),
-            Versus::KernelExt4 => (RamDevice::Zram, Kind::Ext4, ""),
+            Versus::KernelXfs => (Storage::Zram, Kind::Xfs, ""),
+            Versus::KernelXfsLoop => (loop_at(&config.place)?, Kind::Xfs, "-loop"),
+            Versus::KernelExt4 => (Storage::Zram, Kind::Ext4, ""),
         };
-        observer.note(&format!("making and mounting an {kind} in memory"));
+        observer.note(&format!("making and mounting an {kind} {storage}"));
         let mount = match (kind, &config.compat, shape.groups) {
             (Kind::Xfs, Some(_), Some(groups)) => {
-                KernelMount::xfs_of_uxfs(config, device, shape.bytes, groups)?
+                KernelMount::xfs_of_uxfs(config, storage, shape.bytes, groups)?
             }
-            _ => KernelMount::new(device, kind, shape)?,
+            _ => KernelMount::new(storage, kind, shape)?,
         };
         Ok(Self::Mount { mount, suffix })
     }
@@ -58,5 +58,17 @@ impl Compared {
             Self::Dir(_) => "",
             Self::Mount { suffix, .. } => suffix,
         }
+    }
+}
+
+/// A loop device over a file on the storage that uxfs's own volume lies on.
+fn loop_at(place: &Place) -> Result<Storage> {
+    match place {
+        Place::Memory | Place::Shm => Ok(Storage::LoopInMemory),
+        Place::Dir(dir) if dir.is_dir() => Ok(Storage::LoopIn(dir.clone())),
+        Place::Dir(other) => Err(Error::Usage(format!(
+            "{} is no directory, and kernel-xfs-loop is a file beside what uxfs writes to",
+            other.display()
+        ))),
     }
 }

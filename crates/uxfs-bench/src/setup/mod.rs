@@ -46,6 +46,11 @@ fn features(asked: &str) -> Result<MkfsFeatures> {
 
 /// Runs a program that sets something up; what it prints is part of the error where it fails.
 pub(crate) fn run(program: &'static str, command: &mut Command) -> Result<()> {
+    output(program, command).map(drop)
+}
+
+/// The same, for what it prints.
+fn output(program: &'static str, command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| {
         let message = if error.kind() == std::io::ErrorKind::NotFound {
             let package = match program {
@@ -60,7 +65,7 @@ pub(crate) fn run(program: &'static str, command: &mut Command) -> Result<()> {
         Error::Program { program, message }
     })?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let said = said.trim();

@@ -1,10 +1,10 @@
-//! A file system that the kernel mounts, on a device in memory of its own.
+//! A file system that the kernel mounts, on a device of its own.
 //!
 //! Whatever was made is taken down on drop, in reverse order: each step is a value of its own.
 
 use super::compared::Shape;
 use super::zram::Zram;
-use super::{mkfs_options, run};
+use super::{mkfs_options, output, run};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use std::fmt;
@@ -14,12 +14,23 @@ use std::time::Duration;
 use tempfile::{NamedTempFile, TempDir};
 
 /// What a mounted file system lies on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RamDevice {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Storage {
     /// A zram device.
     Zram,
     /// A loop device over a file on tmpfs.
-    Loop,
+    LoopInMemory,
+    /// A loop device over a file in this directory, by direct I/O where that can be.
+    LoopIn(PathBuf),
+}
+
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Zram | Self::LoopInMemory => f.write_str("in memory"),
+            Self::LoopIn(dir) => write!(f, "in {}", dir.display()),
+        }
+    }
 }
 
 /// What a mounted file system is.
@@ -62,6 +73,14 @@ pub(crate) struct KernelMount {
 enum Device {
     Zram(Zram),
     Image(NamedTempFile),
+    Loop(Loop),
+}
+
+/// A loop device over a file of our own.
+#[derive(Debug)]
+struct Loop {
+    node: PathBuf,
+    _image: NamedTempFile,
 }
 
 /// A mounted directory.
@@ -72,8 +91,8 @@ struct Mount {
 
 impl KernelMount {
     /// Makes and mounts a file system with what its own program gives it.
-    pub(crate) fn new(device: RamDevice, kind: Kind, shape: Shape) -> Result<Self> {
-        Self::mount_made(device, kind, shape.bytes, |device| match kind {
+    pub(crate) fn new(storage: Storage, kind: Kind, shape: Shape) -> Result<Self> {
+        Self::mount_made(storage, kind, shape.bytes, |device| match kind {
             Kind::Xfs => {
                 let mut mkfs = Command::new("mkfs.xfs");
                 mkfs.args(["-q", "-f"]).args(shape.groups.map(|groups| format!("-dagcount={groups}")));
@@ -89,26 +108,26 @@ impl KernelMount {
     }
 
     /// Makes and mounts an XFS that uxfs has made as its own volume beside it, so that both have the same features.
-    pub(crate) fn xfs_of_uxfs(config: &Config, device: RamDevice, bytes: u64, groups: u32) -> Result<Self> {
+    pub(crate) fn xfs_of_uxfs(config: &Config, storage: Storage, bytes: u64, groups: u32) -> Result<Self> {
         let options = mkfs_options(config, groups)?.overwrite(true);
         let mkfs = |device: &Path| uxfs::mkfs(device, &options).map_err(Error::volume);
-        Self::mount_made(device, Kind::Xfs, bytes, mkfs)
+        Self::mount_made(storage, Kind::Xfs, bytes, mkfs)
     }
 
     fn mount_made(
-        device: RamDevice,
+        storage: Storage,
         kind: Kind,
         bytes: u64,
         mkfs: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return Err(Error::Usage(format!(
-                "kernel-{} makes a RAM device and mounts it, which only root may; \
+                "kernel-{} makes a device and mounts it, which only root may; \
                  run as root, or give a mounted directory (--vs DIR)",
                 kind.name()
             )));
         }
-        let device = Device::make(device, bytes)?;
+        let device = Device::make(&storage, bytes)?;
         mkfs(&device.path())?;
         let dir = tempfile::Builder::new()
             .prefix("uxfs-bench-")
@@ -125,23 +144,51 @@ impl KernelMount {
 }
 
 impl Device {
-    fn make(kind: RamDevice, bytes: u64) -> Result<Self> {
-        if kind == RamDevice::Zram {
-            return Ok(Self::Zram(Zram::create(bytes)?));
-        }
-        let image = tempfile::Builder::new()
-            .prefix("uxfs-bench-")
-            .tempfile_in("/dev/shm")
-            .map_err(Error::host("cannot make a file in /dev/shm"))?;
-        image.as_file().set_len(bytes).map_err(Error::host("cannot make a file in /dev/shm"))?;
-        Ok(Self::Image(image))
+    fn make(storage: &Storage, bytes: u64) -> Result<Self> {
+        Ok(match storage {
+            Storage::Zram => Self::Zram(Zram::create(bytes)?),
+            Storage::LoopInMemory => Self::Image(new_image(Path::new("/dev/shm"), bytes)?),
+            Storage::LoopIn(dir) => Self::Loop(Loop::over(new_image(dir, bytes)?)?),
+        })
     }
 
     fn path(&self) -> PathBuf {
         match self {
             Self::Zram(zram) => zram.node(),
             Self::Image(image) => image.path().to_owned(),
+            Self::Loop(device) => device.node.clone(),
         }
+    }
+}
+
+/// A file of `bytes` bytes, none of them written.
+fn new_image(dir: &Path, bytes: u64) -> Result<NamedTempFile> {
+    let cannot = || Error::host(format!("cannot make a file in {}", dir.display()));
+    let image = tempfile::Builder::new().prefix("uxfs-bench-").tempfile_in(dir).map_err(cannot())?;
+    image.as_file().set_len(bytes).map_err(cannot())?;
+    Ok(image)
+}
+
+impl Loop {
+    /// Sectors are those of uxfs's volumes, which suit direct I/O to any disk.
+    fn over(image: NamedTempFile) -> Result<Self> {
+        let attach = |direct: &[&str]| {
+            let mut losetup = Command::new("losetup");
+            losetup.args(["--find", "--show", "--sector-size=4096"]).args(direct);
+            output("losetup", losetup.arg(image.path()))
+        };
+        let node = attach(&["--direct-io=on"]).or_else(|_| attach(&[]))?;
+        Ok(Self { node: node.into(), _image: image })
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let node = self.node.display();
+        patiently(&format!("cannot detach {node}"), || {
+            run("losetup", Command::new("losetup").arg("--detach").arg(&self.node))
+                .map_err(|error| error.to_string())
+        });
     }
 }
 

@@ -87,7 +87,7 @@ fn new_file(dir: &Path) -> Result<NamedTempFile> {
         .map_err(Error::host(format!("cannot make a file in {}", dir.display())))
 }
 
-/// The type and the source of the mount that holds `path`.
+/// The type and the source of the mount that holds `path`; of a loop device, also where its file is.
 pub(crate) fn mount_of(path: &Path) -> Result<(String, String)> {
     let path = path.canonicalize().map_err(Error::host(format!("cannot resolve {}", path.display())))?;
     let mounts =
@@ -103,7 +103,16 @@ pub(crate) fn mount_of(path: &Path) -> Result<(String, String)> {
         })
         // Of mounts on one directory the last one covers the others.
         .max_by_key(|&(depth, ..)| depth);
-    Ok(best.map_or_else(|| ("?".to_owned(), "?".to_owned()), |(_, kind, source)| (kind, source)))
+    let (kind, source) =
+        best.map_or_else(|| ("?".to_owned(), "?".to_owned()), |(_, kind, source)| (kind, source));
+    Ok((kind, place_of_loop(&source).map_or_else(|| source.clone(), |dir| format!("{source} in {dir}"))))
+}
+
+/// The directory of a loop device's file.
+fn place_of_loop(source: &str) -> Option<String> {
+    let name = source.strip_prefix("/dev/").filter(|name| name.starts_with("loop"))?;
+    let file = std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok()?;
+    Some(Path::new(file.trim_end()).parent()?.display().to_string())
 }
 
 /// A thread's way to the file: all threads use one open file.

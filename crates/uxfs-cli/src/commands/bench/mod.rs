@@ -95,7 +95,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     vectors: Vec<Vectors>,
     /// Run the same in a mounted directory; `kernel-xfs` makes and mounts one on a RAM device, `kernel-xfs-loop` on a
-    /// loop device over a file on tmpfs (root only); `kernel-ext4` is an ext4 on a RAM device.
+    /// loop device over a file in the directory that --device names, or else on tmpfs (root only); `kernel-ext4` is an
+    /// ext4 on a RAM device.
     #[arg(long, value_name = "DIR|kernel-xfs|kernel-xfs-loop|kernel-ext4")]
     vs: Vec<Versus>,
     /// Where uxfs's volume is kept: memory (or mem), shm (a mapped file on tmpfs), or a directory (an image file in it,
