@@ -40,7 +40,7 @@ pub use fileio::Flushing;
 pub use fxmark::FxMark;
 pub use lockstat::ClassReport;
 pub use measure::Measurement;
-pub use model::{MovedLine, Prediction, Recorder, predict, record};
+pub use model::{MovedLine, Prediction, Quoted, Recorder, predict, record};
 pub use report::{Heading, Machine, page};
 pub use setup::{FILE_NAME, make_image};
 pub use suite::{Observer, Report, Silent, run};

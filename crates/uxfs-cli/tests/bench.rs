@@ -591,6 +591,40 @@ fn requests_on_files_and_journal_handles_are_predicted_too() {
     }
 }
 
+/// Designs that figures were reported of, at two thread counts of these.
+#[test]
+fn predictions_are_held_against_what_was_reported_of_other_machines() {
+    let small = ["--size=256K", "--pages=64", "--threads=1,2"];
+    for (args, reported) in [
+        (&["overwrite", "--locking=exclusive"][..], &[("read", "exclusive"), ("write", "exclusive")][..]),
+        (&["rangelock", "--locking=btree"], &[("all-held", "btree")]),
+        (&["handles", "--handles=locked"], &[("start/stop", "handles=locked")]),
+    ] {
+        let lines = predictions(&[args, &small].concat());
+        let found: Vec<(&str, &str)> = lines
+            .iter()
+            .filter(|line| line["quoted"].is_object())
+            .map(|line| {
+                (line["op"].as_str().expect("an operation"), line["locking"].as_str().expect("a design"))
+            })
+            .collect();
+        let mut sorted = found.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, reported, "{args:?}");
+        for line in lines.iter().filter(|line| line["quoted"].is_object()) {
+            assert_eq!((&line["threads"], &line["quoted"]["base_threads"]), (&2.into(), &1.into()), "{line}");
+            assert!(line["quoted"]["ratio"].as_f64() > Some(0.0), "{line}");
+            assert_eq!(line["quoted"]["agrees"].is_null(), args[0] == "handles", "{line}");
+        }
+    }
+    let output =
+        output(&["bench", "rangelock", "--model", "--moved-ns=50", "--threads=1,2", "--locking=btree"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("reported of ANOTHER machine") && text.contains("0.19× to 1 thread"), "{text}");
+    assert!(text.contains("agrees") || text.contains("DISAGREES"), "{text}");
+    assert!(text.contains("(16 processors; pairs a second)"), "{text}");
+}
+
 #[test]
 fn what_has_no_model_is_said() {
     for args in [&["bench", "osync", "--model"][..], &["bench", "fsmark", "--model"]] {

@@ -8,7 +8,8 @@
 //!
 //! What is not in it: the distance between sockets, the width of the memory bus, threads that sleep, processors that share
 //! a core, the scheduler. So it is a bound from above, on a machine where every line is as far from every processor as
-//! here. A prediction says what stops first, and about where; it is no measurement.
+//! here. A prediction says what stops first, and about where; it is no measurement. Where figures of machines with more
+//! processors were reported, they stand beside it ([`quoted`]).
 
 mod coherence;
 mod cost;
@@ -18,12 +19,14 @@ pub(crate) mod locks;
 mod patient;
 mod pen;
 mod prediction;
+mod quoted;
 mod record;
 mod simulate;
 mod steps;
 mod trace;
 
 pub use prediction::{MovedLine, Prediction};
+pub use quoted::Quoted;
 pub use record::Recorder;
 
 use crate::config::{Config, Workload};
@@ -118,6 +121,7 @@ pub fn predict(
             all.push(parts.predict(config.seed));
         }
     }
+    quoted::hold_against(&mut all);
     Ok(all)
 }
 

@@ -1,6 +1,7 @@
 //! A prediction, with the parts that it is made of.
 
 use super::Subject;
+use super::quoted::Quoted;
 use super::simulate::{self, HandOver, Serial};
 use super::steps::{self, Pace, Program};
 use super::trace::Recording;
@@ -52,6 +53,8 @@ pub struct Prediction {
     pub serial: Option<String>,
     /// Lines that move most.
     pub worst: Vec<MovedLine>,
+    /// What was reported of another machine.
+    pub quoted: Option<Quoted>,
 }
 
 /// A line that moves between caches.
@@ -104,6 +107,7 @@ impl Parts<'_> {
             serial_ns,
             serial: outcome.serial.map(|serial| name(serial, &program)),
             worst: worst(&outcome.moved_by_line, &program, each),
+            quoted: None,
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::exit::{Exit, Failure, Result};
 use crate::options::Global;
 use comfy_table::{CellAlignment, Table, presets};
 use std::io::Write;
-use uxfs_bench::{Config, Prediction, Recorder, Workload};
+use uxfs_bench::{Config, Prediction, Quoted, Recorder, Workload};
 
 /// The hidden verb that this command is run with by its recorder. It is no verb of the command line's: what parses that
 /// takes longer, under a recorder, than most of what is recorded.
@@ -44,7 +44,7 @@ pub fn run(config: &Config, workloads: &[Workload], moved_ns: Option<f64>, globa
     Ok(Exit::Ok)
 }
 
-/// Prints two tables: what is predicted, and what that is made of.
+/// Prints tables: what is predicted, what that is made of, and what was reported of other machines.
 fn print(out: &mut impl Write, lines: &[Prediction], verbose: bool) -> Result<()> {
     let Some(first) = lines.first() else { return Ok(()) };
     writeln!(
@@ -60,6 +60,15 @@ fn print(out: &mut impl Write, lines: &[Prediction], verbose: bool) -> Result<()
         "\nwhat it is made of, for one operation (greedy: where who gave a lock back may take it again first)\n{}",
         parts(lines, verbose)
     )?;
+    if lines.iter().any(|line| line.quoted.is_some()) {
+        writeln!(
+            out,
+            "\nheld against figures that were reported of ANOTHER machine and system, with other processors and another \
+             speed: of these and of the prediction, how many times as much as with fewer threads (disagrees: one lies more \
+             than 1.5 times beyond the other; the model is not fitted to them)\n{}",
+            reported(lines)
+        )?;
+    }
     Ok(())
 }
 
@@ -129,6 +138,50 @@ fn parts(lines: &[Prediction], verbose: bool) -> Table {
     }
     align(&mut table, 2..10);
     table
+}
+
+/// A row for each figure that was reported of what is predicted.
+fn reported(lines: &[Prediction]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.set_header([
+        "",
+        "",
+        "threads",
+        "reported",
+        "as a ratio",
+        "predicted",
+        "greedy",
+        "",
+        "what was measured there",
+    ]);
+    for (line, quoted) in lines.iter().filter_map(|line| line.quoted.as_ref().map(|quoted| (line, quoted))) {
+        let base = match quoted.base_threads {
+            Some(threads) => format!("to {threads} thread{}", if threads == 1 { "" } else { "s" }),
+            None => "to that figure".to_owned(),
+        };
+        table.add_row([
+            line.op.to_owned(),
+            name(line),
+            line.threads.to_string(),
+            rate(quoted.figure),
+            format!("{:.2}× {base}", quoted.ratio),
+            format!("{:.2}×", quoted.predicted_ratio),
+            format!("{:.2}×", quoted.greedy_ratio),
+            verdict(quoted).to_owned(),
+            format!("{} ({} processors; {})", quoted.source, quoted.processors, quoted.unit),
+        ]);
+    }
+    align(&mut table, 2..7);
+    table
+}
+
+fn verdict(quoted: &Quoted) -> &'static str {
+    match quoted.agrees {
+        Some(true) => "agrees",
+        Some(false) => "DISAGREES",
+        None => "another workload",
+    }
 }
 
 fn align(table: &mut Table, columns: std::ops::Range<usize>) {
