@@ -4,7 +4,7 @@
 //! which runs on uxfs in process, on any mounted directory by system calls, on a raw device and on plain memory;
 //! `osync` writes and makes durable, over and over, on a device or a file;
 //! `fsmark` (directories and files, no content), `fxmark` and `dbench` (both) do so too, but for the raw device and plain
-//! memory; `rangelock` measures the range locks alone, `handles` the journal. [`page`] makes a
+//! memory; `rangelock` measures the range locks alone, `handles` the journal. [`trees`] times the command's verbs on whole trees beside the kernel's tools. [`page`] makes a
 //! page of it; other printing is left to the caller.
 #![forbid(unsafe_code)]
 
@@ -30,6 +30,7 @@ mod suite;
 mod target;
 mod timer;
 mod together;
+mod trees;
 mod volume;
 mod work;
 
@@ -44,4 +45,5 @@ pub use model::{MovedLine, Prediction, Quoted, Recorder, predict, record};
 pub use report::{Heading, Machine, page};
 pub use setup::{FILE_NAME, make_image};
 pub use suite::{Observer, Report, Silent, run};
+pub use trees::{TreeTimes, trees};
 pub use uxfs::{CilLocks, HandleCounts, Locking, Reservations, Vectors};

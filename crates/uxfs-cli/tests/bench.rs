@@ -429,15 +429,17 @@ fn kernel_xfs_without_root_says_so() {
     let program = dir.path().join("uxfs");
     std::fs::copy(env!("CARGO_BIN_EXE_uxfs"), &program).expect("a copy");
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("a place for everyone");
-    let mut command = Command::new(&program);
-    command.args(["bench", "overwrite", "--vs=kernel-xfs"]).args(SMALL).stdin(Stdio::null());
-    if std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
-        command.uid(NOBODY).gid(NOBODY);
+    for args in [&["overwrite", "--vs=kernel-xfs"][..], &["trees"]] {
+        let mut command = Command::new(&program);
+        command.arg("bench").args(args).args(SMALL).stdin(Stdio::null());
+        if std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let output = command.output().expect("the command starts");
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("only root may"), "{said}");
     }
-    let output = command.output().expect("the command starts");
-    assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("only root may"), "{said}");
 }
 
 #[test]
@@ -644,4 +646,44 @@ fn a_prediction_without_valgrind_says_what_to_install() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("install the package valgrind"), "{said}");
     assert!(output.stdout.is_empty());
+}
+
+/// Each step leaves on both sides what it should: the run itself looks.
+#[test]
+fn whole_trees_come_in_and_out_beside_the_kernels_tools() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let tree = dir.path().join("tree");
+    let images = dir.path().join("images");
+    std::fs::create_dir_all(tree.join("below"))
+        .and_then(|()| std::fs::create_dir(&images))
+        .expect("directories");
+    for nth in 0..50 {
+        std::fs::write(tree.join(format!("below/file{nth}")), vec![7; 1000 * nth]).expect("room");
+    }
+    std::fs::hard_link(tree.join("below/file1"), tree.join("again")).expect("room");
+    let archive = dir.path().join("tree.tar.gz");
+    let packed = Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(&tree).arg(".").status();
+    assert!(packed.expect("tar runs").success());
+    for (source, place) in [(&tree, images.to_str().expect("text")), (&archive, "shm")] {
+        let (source, place) = (format!("--source={}", source.display()), format!("--device={place}"));
+        let output = output(&["--json", "bench", "trees", &source, &place, "--rounds=2"]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).expect("text");
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        let ops: Vec<&str> = lines.iter().map(|line| line["op"].as_str().expect("a step")).collect();
+        assert_eq!(ops, ["untar", "tar", "rm -r", "cp -r"]);
+        for line in &lines {
+            // The tree, a directory in it, and fifty files, one of which has two names.
+            assert_eq!((&line["names"], &line["median_of"]), (&53.into(), &2.into()), "{line}");
+            for field in ["uxfs_s", "kernel_s", "ratio", "peak_mib"] {
+                assert!(line[field].as_f64() > Some(0.0), "{field}: {line}");
+            }
+        }
+        assert_eq!(std::fs::read_dir(&images).expect("still there").count(), 0);
+        let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+        assert!(!mounts.contains(images.to_str().expect("text")));
+    }
+    for args in [&["bench", "trees", "--csv"][..], &["bench", "overwrite", "--source=/tmp"]] {
+        assert_eq!(output(args).status.code(), Some(2), "{args:?}");
+    }
 }

@@ -7,6 +7,7 @@ mod zram;
 
 pub(crate) use compared::{Compared, Shape};
 pub use image::{FILE_NAME, make_image};
+pub(crate) use mount::Mounted;
 
 use crate::config::Config;
 use crate::error::{Error, Result};

@@ -73,20 +73,61 @@ pub(crate) struct KernelMount {
 enum Device {
     Zram(Zram),
     Image(NamedTempFile),
-    Loop(Loop),
+    Loop {
+        // Dropped in this order.
+        device: Loop,
+        _image: NamedTempFile,
+    },
 }
 
-/// A loop device over a file of our own.
+/// A loop device that is ours.
 #[derive(Debug)]
 struct Loop {
     node: PathBuf,
-    _image: NamedTempFile,
+}
+
+/// An image that is mounted for a while.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    // Dropped in this order.
+    mount: Mount,
+    _dir: TempDir,
+}
+
+impl Mounted {
+    /// Mounts an XFS as `mount -o loop` does it unasked, by way of the host's page cache. On a disk, a loop device with
+    /// direct I/O reads small files many times as slowly.
+    pub(crate) fn image(image: &Path) -> Result<Self> {
+        let dir = dir_to_mount_on()?;
+        let mount = Mount::new(image, true, Kind::Xfs, dir.path())?;
+        Ok(Self { mount, _dir: dir })
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.mount.dir
+    }
+
+    /// Unmounts at once: by then all is durable.
+    pub(crate) fn unmount(mut self) -> Result<()> {
+        self.mount.unmount()?;
+        self.mount.is_gone = true;
+        Ok(())
+    }
+}
+
+fn dir_to_mount_on() -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("uxfs-bench-")
+        .tempdir()
+        .map_err(Error::host("cannot make a directory to mount on"))
 }
 
 /// A mounted directory.
 #[derive(Debug)]
 struct Mount {
     dir: PathBuf,
+    /// It was unmounted by whoever wanted to know.
+    is_gone: bool,
 }
 
 impl KernelMount {
@@ -129,11 +170,9 @@ impl KernelMount {
         }
         let device = Device::make(&storage, bytes)?;
         mkfs(&device.path())?;
-        let dir = tempfile::Builder::new()
-            .prefix("uxfs-bench-")
-            .tempdir()
-            .map_err(Error::host("cannot make a directory to mount on"))?;
-        let mount = Mount::new(&device, kind, dir.path())?;
+        let dir = dir_to_mount_on()?;
+        let is_file = matches!(device, Device::Image(_));
+        let mount = Mount::new(&device.path(), is_file, kind, dir.path())?;
         Ok(Self { mount, _dir: dir, _device: device })
     }
 
@@ -148,7 +187,10 @@ impl Device {
         Ok(match storage {
             Storage::Zram => Self::Zram(Zram::create(bytes)?),
             Storage::LoopInMemory => Self::Image(new_image(Path::new("/dev/shm"), bytes)?),
-            Storage::LoopIn(dir) => Self::Loop(Loop::over(new_image(dir, bytes)?)?),
+            Storage::LoopIn(dir) => {
+                let image = new_image(dir, bytes)?;
+                Self::Loop { device: Loop::over(image.path())?, _image: image }
+            }
         })
     }
 
@@ -156,7 +198,7 @@ impl Device {
         match self {
             Self::Zram(zram) => zram.node(),
             Self::Image(image) => image.path().to_owned(),
-            Self::Loop(device) => device.node.clone(),
+            Self::Loop { device, .. } => device.node.clone(),
         }
     }
 }
@@ -171,14 +213,14 @@ fn new_image(dir: &Path, bytes: u64) -> Result<NamedTempFile> {
 
 impl Loop {
     /// Sectors are those of uxfs's volumes, which suit direct I/O to any disk.
-    fn over(image: NamedTempFile) -> Result<Self> {
+    fn over(image: &Path) -> Result<Self> {
         let attach = |direct: &[&str]| {
             let mut losetup = Command::new("losetup");
             losetup.args(["--find", "--show", "--sector-size=4096"]).args(direct);
-            output("losetup", losetup.arg(image.path()))
+            output("losetup", losetup.arg(image))
         };
         let node = attach(&["--direct-io=on"]).or_else(|_| attach(&[]))?;
-        Ok(Self { node: node.into(), _image: image })
+        Ok(Self { node: node.into() })
     }
 }
 
@@ -193,22 +235,28 @@ impl Drop for Loop {
 }
 
 impl Mount {
-    fn new(device: &Device, kind: Kind, dir: &Path) -> Result<Self> {
+    /// Mounts a device, or a file, on a loop device that goes with the mount.
+    fn new(device: &Path, is_file: bool, kind: Kind, dir: &Path) -> Result<Self> {
         let mut mount = Command::new("mount");
         mount.args(["-t", kind.name()]);
-        if matches!(device, Device::Image(_)) {
+        if is_file {
             mount.args(["-o", "loop"]);
         }
-        run("mount", mount.arg(device.path()).arg(dir))?;
-        Ok(Self { dir: dir.to_owned() })
+        run("mount", mount.arg(device).arg(dir))?;
+        Ok(Self { dir: dir.to_owned(), is_gone: false })
+    }
+
+    fn unmount(&self) -> Result<()> {
+        run("umount", Command::new("umount").arg(&self.dir))
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        patiently(&format!("cannot unmount {}", self.dir.display()), || {
-            run("umount", Command::new("umount").arg(&self.dir)).map_err(|error| error.to_string())
-        });
+        if !self.is_gone {
+            let what = format!("cannot unmount {}", self.dir.display());
+            patiently(&what, || self.unmount().map_err(|error| error.to_string()));
+        }
     }
 }
 

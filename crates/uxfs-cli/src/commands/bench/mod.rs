@@ -5,6 +5,7 @@ mod model;
 mod page;
 mod progress;
 mod table;
+mod trees;
 
 pub use model::recorded;
 use page::Page;
@@ -48,7 +49,10 @@ enum Asked {
     Cow,
     /// Write 64 KiB to regions of each thread's own of one device or file, each write durable before the next
     Osync,
-    /// All of them
+    /// `untar`, `tar`, `rm -r` and `cp -r` of a whole tree, beside the kernel's mount of an image made alike and tar, rm and
+    /// cp (root only)
+    Trees,
+    /// All of them, but for `trees`
     All,
 }
 
@@ -100,7 +104,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR|kernel-xfs|kernel-xfs-loop|kernel-ext4")]
     vs: Vec<Versus>,
     /// Where uxfs's volume is kept: memory (or mem), shm (a mapped file on tmpfs), or a directory (an image file in it,
-    /// opened with O_DIRECT). `osync` also takes a device, or a file in place of one, and writes all over it (--force).
+    /// opened with O_DIRECT); of `trees`, both images: a directory, or else tmpfs. `osync` also takes a device, or a file in place of one, and writes all over it (--force).
     #[arg(long, value_name = "memory|shm|DIR|DEVICE", default_value = "memory")]
     device: Place,
     /// Run the same on the device without a file system, too (always, where --device is a directory).
@@ -137,7 +141,7 @@ pub struct Args {
     /// Give each file of `fsmark` so much content when it is made, and make it durable before the next.
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     fsync: Option<u64>,
-    /// Give the volumes of `fsmark`, `fxmark`, `dbench`, `handles` and `cow` the features of this kernel release, and others by name, the kernel's
+    /// Give the volumes of `fsmark`, `fxmark`, `dbench`, `handles`, `cow` and `trees` the features of this kernel release, and others by name, the kernel's
     /// volume too. Unsaid: those of 6.1, and for the kernel what mkfs.xfs makes.
     #[arg(long, value_name = "RELEASE[+FEATURE…]")]
     compat: Option<String>,
@@ -149,6 +153,9 @@ pub struct Args {
     /// too, whose flushes take nothing: what the kernel has mounted lies on a device as it is.
     #[arg(long, value_name = "MILLISECONDS,…", value_delimiter = ',', default_value = "0.1,1,10")]
     flush_ms: Vec<f64>,
+    /// The tree of `trees`: a directory, or an archive of it. Unsaid: one of 83,000 files that is like a kernel's sources.
+    #[arg(long, value_name = "DIR|ARCHIVE")]
+    source: Option<PathBuf>,
     /// Let `osync` write all over the device, or the file, that --device names.
     #[arg(long)]
     force: bool,
@@ -187,6 +194,7 @@ pub struct Args {
 impl Args {
     fn workloads(&self) -> Result<Vec<Workload>> {
         let one = match self.workload {
+            Asked::Trees => return Ok(Vec::new()),
             Asked::Overwrite => Workload::Overwrite,
             Asked::Rangelock => Workload::RangeLock,
             Asked::Randrw if self.direct => Workload::RandRw,
@@ -284,6 +292,12 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
         return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(keep))));
     }
     let config = args.config()?;
+    if args.workload == Asked::Trees {
+        return trees(args, &config, global);
+    }
+    if args.source.is_some() {
+        return Err(Failure::new(Exit::Usage, "--source: only trees has a tree"));
+    }
     if args.model {
         return model::run(&config, &workloads, args.moved_ns, global);
     }
@@ -311,6 +325,21 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     }
     out.flush()?;
     Ok(Exit::Ok)
+}
+
+/// Trees are no workload of threads: what is about these is refused.
+fn trees(args: &Args, config: &Config, global: &Global) -> Result<Exit> {
+    let others = [
+        ("--model", args.model),
+        ("--csv", args.csv),
+        ("--lockstat", args.lockstat),
+        ("--vs", !args.vs.is_empty()),
+    ];
+    let asked = others.into_iter().chain([("--report", args.report.is_some())]).find(|(_, asked)| *asked);
+    match asked {
+        Some((option, _)) => Err(Failure::new(Exit::Usage, format!("{option}: not of trees"))),
+        None => trees::run(config, args.source.as_deref(), global),
+    }
 }
 
 fn json_line(out: &mut impl Write, line: &impl serde::Serialize) -> Result<()> {
