@@ -57,10 +57,25 @@ impl Requests {
     }
 }
 
+/// A thread that has more requests in flight than pages would wait for itself.
+fn check_room(config: &Config, workload: Workload) -> Result<()> {
+    let depth = u64::from(config.depths(workload).into_iter().max().unwrap_or(1));
+    let threads = config.threads.iter().copied().max().unwrap_or(1) as u64;
+    let pages = config.file_pages().min(MOST / PAGE as u64);
+    if threads * depth <= pages {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "{threads} threads with {depth} requests in flight each need {} pages of their own, and the file has {pages}",
+        threads * depth
+    )))
+}
+
 /// The lockings and requests that the model can be asked for.
 pub(crate) fn scene<'a>(config: &'a Config, workload: Workload, recorder: &Recorder) -> Result<Scene<'a>> {
     let buffered = workload == Workload::Buffered;
     let ops: &[Op] = if workload == Workload::Overwrite { &[Op::Read, Op::Write] } else { &[Op::Mixed] };
+    check_room(config, workload)?;
     let own = OwnVolume::make(config)?;
     let mut subjects = Vec::new();
     for depth in config.depths(workload) {
@@ -280,6 +295,19 @@ impl Script for Queued<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_thread_has_more_in_flight_than_pages() {
+        let config = |threads: usize, size| Config { threads: vec![1, threads], size, ..Config::default() };
+        let check =
+            |threads, pages: u64, workload| check_room(&config(threads, pages * PAGE as u64), workload);
+        assert!(check(2, 256, Workload::RandRw).is_ok());
+        assert!(matches!(check(2, 255, Workload::RandRw), Err(Error::Usage(_))));
+        assert!(check(2, 255, Workload::Overwrite).is_ok());
+        // What is recorded is no larger, but room for as many threads as there can be.
+        assert!(check(256, 1 << 20, Workload::RandRw).is_ok());
+        assert!(matches!(check(257, 1 << 20, Workload::RandRw), Err(Error::Usage(_))));
+    }
 
     #[test]
     fn keys_lead_back() {
