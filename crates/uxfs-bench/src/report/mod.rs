@@ -112,9 +112,9 @@ fn compared(machine: &Machine, report: &Report) -> String {
          the rounds. More operations a second are better. Small figures below a number say how many times as fast \
          ours, the line in bold, was. Where it says p50, p99 and p99.9, half, 99 of 100 and 999 of 1,000 operations took \
          at most so long. To look at the clock takes time: what takes microseconds is timed one in seven or eight times, what \
-         takes less one in 32 or 64 times, what waits for a device each time. Pairs of locks and \
-         handles take about as long as that look, which is in their times: they are timed for a moment after those that are \
-         counted. Where several operations are made durable together, single ones are not timed.</p>\n{counted}<h2>What was compared</h2>\n<table class=\"plain\">\n"
+         takes less one in 32 or 64 times, what waits for a device each time. Pairs of handles \
+         take about as long as that look, which is in their times: they are timed for a moment after those that are counted. \
+         Of locks, and where several operations are made durable together, single ones are not timed.</p>\n{counted}<h2>What was compared</h2>\n<table class=\"plain\">\n"
     );
     for (target, device) in distinct(lines.iter().map(|line| (&line.target, &line.device))) {
         let _ = writeln!(

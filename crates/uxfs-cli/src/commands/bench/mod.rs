@@ -60,8 +60,8 @@ enum Asked {
 const LATENCIES: &str = "With --verbose, tables also show what single operations took, in microseconds: half of them, 99 of \
     100 and 999 of 1,000 took at most so long. --csv, --json and --report always have it. Operations of microseconds are \
     timed one in seven or eight times, shorter ones one in 32 or 64 times, so that the figures beside them hardly have \
-    a part in it. Pairs of locks and handles take about as long as a look at the clock, which is in their times: they are \
-    timed for a moment after those that are counted. What is made durable together is not timed one by one.";
+    a part in it. Pairs of handles take about as long as a look at the clock, which is in their times: they are timed for a \
+    moment after those that are counted. Locks, and what is made durable together, are not timed one by one.";
 
 /// Arguments of `bench`.
 #[derive(clap::Args, Debug)]
