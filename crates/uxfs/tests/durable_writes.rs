@@ -75,9 +75,11 @@ struct How {
     buffered: bool,
     fua: bool,
     gathers: bool,
+    /// Whether all of the file is in memory before each step, for another handle.
+    cached: bool,
 }
 
-fn nothing_is_lost(How { syncing, buffered, fua, gathers }: How) {
+fn nothing_is_lost(How { syncing, buffered, fua, gathers, cached }: How) {
     let mut random = Random::seeded();
     let made = device(fua);
     let volume = open(Arc::clone(&made));
@@ -99,6 +101,10 @@ fn nothing_is_lost(How { syncing, buffered, fua, gathers }: How) {
     let file = if buffered { direct.buffered() } else { direct.clone() }.syncing(syncing);
     let mut states = Vec::new();
     for nth in 0..STEPS {
+        if cached {
+            let seen = content(&direct);
+            assert!(content(&direct.buffered()) == seen, "behind step {nth}");
+        }
         step(&mut random, &file, &golden, nth as u8 + 1).expect("done");
         states.push((recorder.moment(), content(&direct), direct.metadata().mtime));
     }
@@ -136,28 +142,47 @@ fn nothing_is_lost(How { syncing, buffered, fua, gathers }: How) {
 #[test]
 fn what_a_data_syncing_handle_has_done_outlives_a_power_cut() {
     for fua in [true, false] {
-        nothing_is_lost(How { syncing: Syncing::Data, buffered: false, fua, gathers: false });
+        nothing_is_lost(How { syncing: Syncing::Data, buffered: false, fua, gathers: false, cached: false });
+    }
+}
+
+#[test]
+fn so_does_what_goes_past_what_is_in_memory() {
+    for fua in [true, false] {
+        nothing_is_lost(How { syncing: Syncing::Data, buffered: false, fua, gathers: false, cached: true });
     }
 }
 
 #[test]
 fn so_does_what_goes_through_the_page_cache() {
-    nothing_is_lost(How { syncing: Syncing::Data, buffered: true, fua: false, gathers: false });
-    nothing_is_lost(How { syncing: Syncing::All, buffered: true, fua: true, gathers: false });
+    nothing_is_lost(How {
+        syncing: Syncing::Data,
+        buffered: true,
+        fua: false,
+        gathers: false,
+        cached: false,
+    });
+    nothing_is_lost(How { syncing: Syncing::All, buffered: true, fua: true, gathers: false, cached: false });
 }
 
 #[test]
 fn so_does_what_a_handle_syncs_with_its_times() {
-    nothing_is_lost(How { syncing: Syncing::All, buffered: false, fua: false, gathers: false });
+    nothing_is_lost(How {
+        syncing: Syncing::All,
+        buffered: false,
+        fua: false,
+        gathers: false,
+        cached: false,
+    });
 }
 
 /// What is kept in memory to be gathered is there as well.
 #[test]
 fn so_does_what_is_gathered_on_the_way() {
     for (buffered, fua) in [(false, true), (true, false)] {
-        nothing_is_lost(How { syncing: Syncing::Data, buffered, fua, gathers: true });
+        nothing_is_lost(How { syncing: Syncing::Data, buffered, fua, gathers: true, cached: false });
     }
-    nothing_is_lost(How { syncing: Syncing::All, buffered: false, fua: false, gathers: true });
+    nothing_is_lost(How { syncing: Syncing::All, buffered: false, fua: false, gathers: true, cached: false });
 }
 
 /// When a volume is closed, or dropped, nothing of it is under way any more: the next writer comes at once.
@@ -264,6 +289,17 @@ fn an_overwrite_costs_its_data_and_no_log() {
             let before = counter.counts();
             file.overwrite_at(&[3; 8192], at).expect("written");
             assert_eq!(less(counter.counts(), before), cost, "durable writes: {fua}");
+        }
+        // Also where the bytes are in memory, for another handle, which sees the new ones.
+        let cached = file.syncing(Syncing::Later).buffered();
+        for stamp in [7, 8] {
+            let mut bytes = [0; 8192];
+            cached.read_at(&mut bytes, 0).expect("read");
+            let before = counter.counts();
+            file.write_at(&[stamp; 4096], 4096).expect("written");
+            assert_eq!(less(counter.counts(), before), cost, "in memory; durable writes: {fua}");
+            cached.read_at(&mut bytes, 0).expect("read");
+            assert!(bytes[4096..] == [stamp; 4096]);
         }
         // A part of a sector is read and written, and then flushed.
         let before = counter.counts();

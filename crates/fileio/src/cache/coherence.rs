@@ -340,8 +340,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
     }
 
     /// As [`overwrite_past`](Self::overwrite_past), durable when it returns without a flush. `false`, and nothing was written,
-    /// where the device has no [durable writes](blockdev::BlockDevice::has_fua), where the write is not whole sectors of one
-    /// piece that the file has for itself, or where some of the file is in memory.
+    /// where the device has no [durable writes](blockdev::BlockDevice::has_fua), or where the write is not whole sectors of one
+    /// piece that the file has for itself.
     pub fn overwrite_durably(&self, offset: u64, buf: &[u8]) -> Outcome<bool, M> {
         let Some(end) = self.checked_end(offset, buf.len())? else { return Ok(true) };
         if !self.file.device().has_fua() || (offset | end) & self.file.sector_mask() != 0 {
@@ -350,12 +350,27 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         let Some((range, mode)) = self.file.write_range(offset, buf.len())? else { return Ok(true) };
         point(CHANGE);
         let held = self.file.lock().hold(range, mode);
-        if self.is_cached() || !self.file.overwrite_held_durably(offset, buf)? {
-            return Ok(false);
+        if self.is_cached() {
+            drop(held);
+            return self.overwrite_cached_durably(offset, buf);
         }
+        let is_written = self.file.overwrite_held_durably(offset, buf)?;
         drop(held);
-        self.map().overwritten();
-        Ok(true)
+        if is_written {
+            self.map().overwritten();
+        }
+        Ok(is_written)
+    }
+
+    #[cold]
+    fn overwrite_cached_durably(&self, offset: u64, buf: &[u8]) -> Outcome<bool, M> {
+        let held = self.hold_to_change(offset..offset + buf.len() as u64)?;
+        let is_written = self.file.overwrite_held_durably(offset, buf)?;
+        drop(held);
+        if is_written {
+            self.map().overwritten();
+        }
+        Ok(is_written)
     }
 
     #[cold]
