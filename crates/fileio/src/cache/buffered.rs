@@ -16,6 +16,7 @@ use super::counted::{self, Mutex};
 use super::failures::{Failures, SyncCursor};
 use super::pages::Pages;
 use super::pool::{CachedFile, NO_TICKET, PageCache};
+use super::streams::Streams;
 use crate::direct::{Kind, Outcome};
 use crate::lock::Held;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,9 +39,8 @@ pub struct BufferedFile<M: DelayedAllocation + 'static> {
     /// Held by who tells the map what was written back: the end moves only over what all was.
     pub(super) telling: Mutex<()>,
     pub(super) failures: Failures,
-    /// Where the last read ended that found nothing in memory, and how much was read then.
-    pub(super) read_to: AtomicU64,
-    pub(super) window: AtomicU64,
+    /// Reads that found nothing in memory, and what was read then.
+    pub(super) streams: Streams,
     /// Whether the map was told that the file ends elsewhere in memory.
     pub(super) is_ahead: AtomicBool,
     /// Whether somebody holds the end of the file to change it; changed with `telling` held.
@@ -63,8 +63,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             flushing: RangeLock::new(),
             telling: Mutex::new(&counted::TELLING, ()),
             failures: Failures::default(),
-            read_to: AtomicU64::new(0),
-            window: AtomicU64::new(0),
+            streams: Streams::default(),
             is_ahead: AtomicBool::new(false),
             is_end_held: AtomicBool::new(false),
             ticket: AtomicU64::new(NO_TICKET),

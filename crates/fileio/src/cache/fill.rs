@@ -13,10 +13,7 @@ use super::buffered::BufferedFile;
 use crate::DelayedAllocation;
 use crate::direct::{Kind, Outcome};
 use crate::lock::Held;
-use crate::sync::atomic::Ordering;
 
-/// How much is read at once, at most, beyond what somebody wants.
-const WINDOW_MAX: u64 = 1 << 20;
 /// How much a reader may want so that it comes into memory at all: more is read past it.
 const WANTED_MAX: u64 = 4 << 20;
 
@@ -56,8 +53,8 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             return Ok(false);
         }
         let size = self.pages.size();
-        let (start, mut end) =
-            (offset, (offset + len + self.read_ahead(offset, len)).min(size).max(offset + 1));
+        let stream = self.streams.of(offset, len, self.pages.page_size());
+        let (start, mut end) = (offset, (offset + len + stream.ahead()).min(size).max(offset + 1));
         let mut range = self.pages.pages_around(&(start..end));
         // More than is wanted only where nobody is in the way.
         let lock = self.file.lock();
@@ -77,18 +74,9 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         if range.start < end {
             self.fill_data(range.start..end)?;
         }
-        self.read_to.store(range.end, Ordering::Relaxed);
+        self.streams.read_to(stream, range.end, len);
         drop(held);
         Ok(true)
-    }
-
-    /// How much to read beyond what is wanted: twice as much each time that a reader goes on where the last one ended.
-    fn read_ahead(&self, offset: u64, len: u64) -> u64 {
-        let near = self.read_to.load(Ordering::Relaxed).abs_diff(offset) <= self.pages.page_size();
-        let twice = self.window.load(Ordering::Relaxed) * 2;
-        let more = if near { twice.clamp(len.min(WINDOW_MAX), WINDOW_MAX) } else { 0 };
-        self.window.store(more.max(len.min(WINDOW_MAX)), Ordering::Relaxed);
-        more
     }
 
     /// Brings all of `blocks` in that are data and not present. The caller holds them exclusively.

@@ -19,6 +19,7 @@ mod index;
 mod pages;
 mod pool;
 mod shape;
+mod streams;
 mod writeback;
 mod writers;
 
