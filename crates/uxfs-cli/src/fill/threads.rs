@@ -17,7 +17,7 @@ use std::thread::{Builder, Scope, ScopedJoinHandle};
 const BATCH_FILES: usize = 32;
 const BATCH_BYTES: usize = 256 << 10;
 /// Batches that wait for a thread, at most.
-const BATCHES: usize = 8;
+const BATCHES: usize = 4;
 
 /// Makes one file with the filler of whichever thread does it.
 pub type Make<'a> = Box<dyn FnOnce(&mut Filler<'a>) -> Outcome<()> + Send + 'a>;
