@@ -7,6 +7,8 @@
 //! - **Constant cost.** A range within one segment costs one compare-and-swap and one store to take
 //!   and the same to give back; no allocation, no reference count, no line of a cache shared with
 //!   ranges that lie elsewhere in the file.
+//! - **Readers of the same bytes scale.** Where shared ranges within one segment contend, holding one writes no
+//!   line of a cache that other readers write, until somebody wants the bytes exclusively.
 //! - **Fair both ways.** Conflicting requests are served in the order in which they came; neither
 //!   readers nor writers starve.
 //! - **Usable from an I/O queue.** A request may leave a [`Waker`](std::task::Waker) instead of blocking

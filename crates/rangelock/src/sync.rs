@@ -6,22 +6,26 @@
 #[cfg(loom)]
 pub(crate) use loom::{
     cell::UnsafeCell,
+    lazy_static,
     sync::Mutex,
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
     thread::{Thread, current, park, yield_now},
+    thread_local,
 };
 
 #[cfg(shuttle)]
 pub(crate) use shuttle::{
+    lazy_static,
     sync::Mutex,
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
     thread::{Thread, current, park, yield_now},
+    thread_local,
 };
 
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::{
     sync::Mutex,
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
     thread::{Thread, current, park, yield_now},
 };
 
@@ -30,6 +34,13 @@ pub(crate) use std::{
 pub(crate) const SPINS: u32 = 0;
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) const SPINS: u32 = 100;
+
+/// How many readers have to contend for a bucket before it is biased to them; in a model one who is not alone is
+/// enough.
+#[cfg(any(loom, shuttle))]
+pub(crate) const CONTENDED_BEFORE_BIAS: u32 = 0;
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) const CONTENDED_BEFORE_BIAS: u32 = 16;
 
 /// `std`'s cell with loom's interface.
 #[cfg(not(loom))]

@@ -4,7 +4,7 @@
 //! byte   0        8                                  120      128
 //!        | word   | 7 spans of 16 bytes (start, end) | cold   |
 //! word: bit 0 LOCKED · bit 1 COLD · bit 2 LONE · and then
-//!       without LONE: bits 8.. occupied · bits 16.. exclusive · bits 24.. loose (one bit a span)
+//!       without LONE: bit 3 BIASED · bits 8.. occupied · bits 16.. exclusive · bits 24.. loose (one bit a span)
 //!       with LONE:    bit 3 exclusive · bits 4.. length less one (14 bits) · bits 18.. start (46 bits)
 //! ```
 //!
@@ -20,6 +20,9 @@
 //!   nobody has to be woken and `cold` need not be looked at;
 //! - a span that is not *loose* belongs to the token that names it. Loose claims (those of requests that
 //!   waited or touch several buckets) are found by their value; equal ones stand for each other;
+//! - a bucket that is BIASED holds no exclusive claim, and nobody waits in it: readers may hold their claims
+//!   among the [visible readers](super::visible_readers) instead. Whoever enters an exclusive claim, or waits to,
+//!   takes BIASED away and those claims in first. So everything else said here holds of spans and `cold` alone;
 //! - a bucket lies in cache lines of its own (two, as processors fetch them in pairs);
 //! - only claims beyond the spans and waiters need memory of their own, which is then kept, so the steady
 //!   state allocates nothing;
@@ -29,8 +32,10 @@ use std::sync::Arc;
 
 use crate::Mode;
 use crate::claim::Claim;
-use crate::sync::{AtomicU64, Ordering, SPINS, UnsafeCell, yield_now};
+use crate::sync::{AtomicU64, CONTENDED_BEFORE_BIAS, Ordering, SPINS, UnsafeCell, fence, yield_now};
 use crate::waiter::{WaitQueue, Waiter};
+
+use super::visible_readers::{BucketId, EntryIndex, VisibleReaders};
 
 const SPANS: u32 = 7;
 const ALL_SPANS: u64 = (1 << SPANS) - 1;
@@ -39,11 +44,18 @@ const LOCKED: u64 = 1;
 const COLD: u64 = 2;
 const LONE: u64 = 4;
 const LONE_EXCLUSIVE: u64 = 8;
+/// Without LONE only.
+const BIASED: u64 = 8;
 const LONE_LEN: u32 = 4;
 const LONE_START: u32 = 18;
 const OCCUPIED: u32 = 8;
 const EXCLUSIVE: u32 = 16;
 const LOOSE: u32 = 24;
+
+/// A revocation moves a line for the bucket and one for each entry that it looks at, about what a contending reader
+/// pays too. For each, so many readers have to contend for the bucket before it is biased again: revoking stays a
+/// small part of all that is done.
+const CONTENDED_PER_LINE: u32 = if CONTENDED_BEFORE_BIAS == 0 { 0 } else { 16 };
 
 /// The span that a claim has in its bucket.
 pub(super) type SpanIndex = u32;
@@ -73,10 +85,25 @@ struct Span {
     end: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Cold {
     overflow: Vec<Claim>,
     waiters: WaitQueue,
+    /// How many readers have yet to contend for the bucket before it is biased to them.
+    until_bias: u32,
+    /// Whether it ever was.
+    was_biased: bool,
+}
+
+impl Default for Cold {
+    fn default() -> Self {
+        Cold {
+            overflow: Vec::new(),
+            waiters: WaitQueue::default(),
+            until_bias: CONTENDED_BEFORE_BIAS,
+            was_biased: false,
+        }
+    }
 }
 
 /// How a claim was entered.
@@ -84,6 +111,8 @@ struct Cold {
 pub(super) enum Entered {
     /// It has a span of its own.
     Span(SpanIndex),
+    /// It is among the visible readers.
+    Visibly(EntryIndex),
     /// It is found by its value.
     Loosely,
     /// Not at all: somebody has to be waited for.
@@ -103,24 +132,65 @@ impl Bucket {
         Bucket { word: AtomicU64::new(0), body: UnsafeCell::new(Body::default()) }
     }
 
+    /// The bucket's name among the visible readers.
+    pub(super) fn id(&self) -> BucketId {
+        BucketId::of(&self.word)
+    }
+
+    /// Whether it ever was biased to readers, so that they may have left something behind.
+    pub(super) fn was_biased(&mut self) -> bool {
+        self.body.with_mut(|body| {
+            // SAFETY: nobody else has a reference to the bucket.
+            let body = unsafe { &*body };
+            body.cold.as_ref().is_some_and(|cold| cold.was_biased)
+        })
+    }
+
     /// Enters one claim, if it conflicts with nobody.
     #[inline(always)]
     pub(super) fn try_enter(&self, claim: &Claim) -> Entered {
-        if let Some(lone) = lone_word(claim)
-            && self.word.load(Ordering::Relaxed) == 0
-            && self.word.compare_exchange(0, lone, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let word = self.word.load(Ordering::Relaxed);
+        let mut contended = false;
+        if word == 0
+            && let Some(lone) = lone_word(claim)
         {
-            return Entered::Span(0);
+            if self.word.compare_exchange(0, lone, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Entered::Span(0);
+            }
+            contended = true;
+        } else if claim.mode == Mode::Shared
+            && is_biased(word)
+            && let Some(entry) = self.try_enter_visibly(claim.start, claim.end)
+        {
+            return Entered::Visibly(entry);
         }
-        self.try_enter_among_others(claim)
+        self.try_enter_among_others(claim, contended)
+    }
+
+    /// Enters a shared claim among the visible readers, if the bucket is still biased to them.
+    #[inline(never)]
+    fn try_enter_visibly(&self, start: u64, end: u64) -> Option<EntryIndex> {
+        let (readers, id) = (VisibleReaders::of_process(), self.id());
+        let entry = readers.publish(id, start, end)?;
+        // Of this fence and that of `revoke_bias` one comes first. If this one, the revoker finds the claim. If
+        // that one, this load finds the bias gone, or given anew, and then a later revoker finds the claim.
+        fence(Ordering::SeqCst);
+        // Acquire: comes after the exclusive holders from before the bias.
+        let held = is_biased(self.word.load(Ordering::Acquire)) || !readers.withdraw(entry, id);
+        // What cannot be withdrawn was taken over by a revoker before it let anybody in: it is held.
+        held.then_some(entry)
     }
 
     /// Enters one claim into a bucket that may hold others.
     #[inline]
-    fn try_enter_among_others(&self, claim: &Claim) -> Entered {
-        let word = self.lock_word();
+    fn try_enter_among_others(&self, claim: &Claim, contended: bool) -> Entered {
+        let (mut word, contended_again) = self.lock_word_and_tell();
+        if claim.mode == Mode::Shared && (contended || contended_again || CONTENDED_BEFORE_BIAS == 0) {
+            word = self.note_contending_reader(word);
+        }
         let occupied = (word >> OCCUPIED) & ALL_SPANS;
-        if word & COLD != 0 || occupied == ALL_SPANS {
+        let revokes = claim.mode == Mode::Exclusive && word & BIASED != 0;
+        if word & COLD != 0 || occupied == ALL_SPANS || revokes {
             return self.try_enter_cold(word, claim.start, claim.end, claim.mode);
         }
         let span = occupied.trailing_ones();
@@ -136,6 +206,26 @@ impl Bucket {
         let bits = if entered { bits_of(span, claim.mode) } else { 0 };
         self.word.store(word | bits, Ordering::Release);
         if entered { Entered::Span(span) } else { Entered::No }
+    }
+
+    /// Biases the bucket, which the caller has locked, to readers if enough of them contended for it and nobody
+    /// excludes them; returns the word that says so.
+    #[cold]
+    fn note_contending_reader(&self, word: u64) -> u64 {
+        self.body.with_mut(|body| {
+            // SAFETY: the caller holds LOCKED.
+            let body = unsafe { &mut *body };
+            if word & BIASED != 0 || !body.holds_readers_alone(word) {
+                return word;
+            }
+            let cold = body.cold.get_or_insert_default();
+            cold.until_bias = cold.until_bias.saturating_sub(1);
+            if cold.until_bias != 0 {
+                return word;
+            }
+            cold.was_biased = true;
+            word | BIASED
+        })
     }
 
     /// The parts of the claim come one by one, lest the fast path put them together in memory.
@@ -176,6 +266,24 @@ impl Bucket {
             && self.word.compare_exchange(word, word & !bits, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
+    /// Takes a claim out from among the visible readers, unless it was taken over into the bucket.
+    #[inline(always)]
+    pub(super) fn leave_visibly_fast(&self, entry: EntryIndex) -> bool {
+        VisibleReaders::of_process().withdraw(entry, self.id())
+    }
+
+    /// Takes a claim out that was entered among the visible readers and then taken over into the bucket.
+    pub(super) fn leave_visibly(&self, entry: EntryIndex, claim: &Claim) -> Left {
+        let readers = VisibleReaders::of_process();
+        if !readers.is_taken(entry, self.id()) {
+            return Left { found: false, granted: Vec::new() };
+        }
+        // The revoker had the bucket locked until it was done with the entry.
+        let left = self.leave_loose(claim);
+        readers.free_taken(entry);
+        left
+    }
+
     /// Takes a claim out that has a span of its own.
     pub(super) fn leave_span(&self, span: SpanIndex, mode: Mode) -> Left {
         self.locked(self.lock_word(), |slots| {
@@ -204,11 +312,17 @@ impl Bucket {
     /// Takes the word from unlocked to LOCKED; returns what it was, a lone claim moved to its span.
     #[inline(always)]
     fn lock_word(&self) -> u64 {
+        self.lock_word_and_tell().0
+    }
+
+    /// As [`lock_word`](Self::lock_word), and tells whether somebody else was at the word.
+    #[inline(always)]
+    fn lock_word_and_tell(&self) -> (u64, bool) {
         let word = self.word.load(Ordering::Relaxed);
         let taken = word & LOCKED == 0
             && self.word.compare_exchange(word, word | LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok();
         let word = if taken { word } else { self.lock_word_contended() };
-        if word & LONE == 0 { word } else { self.unpack_lone(word) }
+        (if word & LONE == 0 { word } else { self.unpack_lone(word) }, !taken)
     }
 
     /// Gives the claim in a LONE word, which the caller has locked, the first span; returns the word that says so.
@@ -265,6 +379,12 @@ fn bits_of(span: u32, mode: Mode) -> u64 {
     }
 }
 
+/// Whether readers may enter without changing the word.
+#[inline(always)]
+fn is_biased(word: u64) -> bool {
+    word & (LONE | BIASED) == BIASED
+}
+
 /// The word of a bucket that holds just this claim, if the claim fits into it.
 #[inline(always)]
 fn lone_word(claim: &Claim) -> Option<u64> {
@@ -301,6 +421,15 @@ impl Body {
         }
         true
     }
+
+    /// Whether nobody holds or wants anything exclusively.
+    fn holds_readers_alone(&self, word: u64) -> bool {
+        let in_spans = (word >> EXCLUSIVE) & ALL_SPANS == 0;
+        in_spans
+            && self.cold.as_ref().is_none_or(|cold| {
+                cold.waiters.is_empty() && cold.overflow.iter().all(|held| held.mode == Mode::Shared)
+            })
+    }
 }
 
 /// A locked bucket; unlocks it on drop, a panic's included.
@@ -333,12 +462,32 @@ impl Slots<'_> {
         self.fits(claim) && self.body.cold.as_ref().is_none_or(|cold| !cold.waiters.conflicts(claim))
     }
 
+    /// Whether the bucket's claims, those of the visible readers taken over if need be, admit all of these; then
+    /// they are entered.
     fn try_enter_all<'c>(&mut self, claims: impl Iterator<Item = &'c Claim> + Clone) -> bool {
+        if self.word & BIASED != 0 && claims.clone().any(|claim| claim.mode == Mode::Exclusive) {
+            self.revoke_bias();
+        }
         let free = claims.clone().all(|claim| self.admits(claim));
         if free {
             claims.for_each(|claim| self.insert_loose(claim));
         }
         free
+    }
+
+    /// Sends readers the ordinary way, and enters those loosely who came the other.
+    fn revoke_bias(&mut self) {
+        self.word &= !BIASED;
+        // A store will do, as nobody changes a word that is LOCKED by somebody else. Relaxed: who sees this enters
+        // the bucket, and for that has to wait for the store that unlocks it.
+        self.owner.store(self.word | LOCKED, Ordering::Relaxed);
+        // With that of `try_enter_visibly`: readers see the store above, or `take_over` sees their claims.
+        fence(Ordering::SeqCst);
+        let looked_at = VisibleReaders::of_process().take_over(BucketId::of(self.owner), |start, end| {
+            self.insert_loose(&Claim { start, end, mode: Mode::Shared });
+        });
+        // As many as there are entries: the cast cannot cut.
+        self.cold_mut().until_bias = CONTENDED_PER_LINE * (1 + looked_at as u32);
     }
 
     fn insert_loose(&mut self, claim: &Claim) {
@@ -408,8 +557,26 @@ impl Slots<'_> {
 }
 
 #[cfg(all(test, not(loom)))]
+impl Bucket {
+    /// As if a reader found somebody else at the word so many times.
+    pub(super) fn contend(&self, times: u32) {
+        for _ in 0..times {
+            let word = self.note_contending_reader(self.lock_word());
+            self.word.store(word, Ordering::Release);
+        }
+    }
+
+    /// As if readers contended until the bucket is biased to them, unless something forbids it.
+    pub(super) fn bias(&self) {
+        self.locked(self.lock_word(), |slots| slots.cold_mut().until_bias = 1);
+        self.contend(1);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::task::Waker;
 
     fn claim(start: u64, mode: Mode) -> Claim {
         Claim::new(start..start + 1, mode)
@@ -419,6 +586,9 @@ mod tests {
         match entered {
             Entered::Span(span) => {
                 bucket.leave_span_fast(span, claim.mode) || bucket.leave_span(span, claim.mode).found
+            }
+            Entered::Visibly(entry) => {
+                bucket.leave_visibly_fast(entry) || bucket.leave_visibly(entry, claim).found
             }
             Entered::Loosely => bucket.leave_loose(claim).found,
             Entered::No => false,
@@ -477,5 +647,87 @@ mod tests {
         assert!(leave(&bucket, &shared, own));
         assert!(!leave(&bucket, &shared, own));
         assert!(bucket.try_enter(&claim(3, Mode::Exclusive)) != Entered::No);
+    }
+
+    #[test]
+    fn readers_who_contend_enough_leave_the_bucket_as_it_is() {
+        let (bucket, shared) = (Bucket::new(), claim(3, Mode::Shared));
+        bucket.contend(CONTENDED_BEFORE_BIAS - 1);
+        let entered = bucket.try_enter(&shared);
+        assert_eq!(entered, Entered::Span(0));
+        assert!(leave(&bucket, &shared, entered));
+        bucket.contend(1);
+        let entered = [(); 20].map(|()| bucket.try_enter(&shared));
+        let visibly = |entered: &&Entered| matches!(entered, Entered::Visibly(_));
+        assert!(entered.iter().filter(visibly).count() > 10, "{entered:?}");
+        assert!(entered.iter().all(|entered| leave(&bucket, &shared, *entered)));
+        assert_eq!(bucket.word.load(Ordering::Relaxed), BIASED);
+    }
+
+    #[test]
+    fn who_excludes_finds_the_visible_readers_in_the_bucket() {
+        let (bucket, shared) = (Bucket::new(), claim(3, Mode::Shared));
+        bucket.bias();
+        let (first, second) = (bucket.try_enter(&shared), bucket.try_enter(&claim(5, Mode::Shared)));
+        let (Entered::Visibly(entry), Entered::Visibly(other)) = (first, second) else {
+            panic!("{first:?} {second:?}")
+        };
+        assert!(!leave(&bucket, &claim(3, Mode::Exclusive), Entered::Loosely));
+        assert_eq!(bucket.try_enter(&claim(3, Mode::Exclusive)), Entered::No);
+        assert!(!bucket.leave_visibly_fast(entry) && !bucket.leave_visibly_fast(other));
+        // What lies beside them is free, and readers come the ordinary way.
+        assert!(matches!(bucket.try_enter(&claim(4, Mode::Exclusive)), Entered::Span(_) | Entered::Loosely));
+        let late = bucket.try_enter(&shared);
+        assert!(matches!(late, Entered::Span(_)), "{late:?}");
+        assert!(leave(&bucket, &shared, late));
+        assert_eq!(bucket.try_enter(&claim(3, Mode::Exclusive)), Entered::No);
+        assert!(bucket.leave_visibly(entry, &shared).found);
+        assert!(!bucket.leave_visibly(entry, &shared).found, "it is gone");
+        assert!(bucket.try_enter(&claim(3, Mode::Exclusive)) != Entered::No);
+        assert!(bucket.leave_visibly(other, &claim(5, Mode::Shared)).found);
+    }
+
+    #[test]
+    fn a_bucket_is_not_biased_while_somebody_excludes_readers() {
+        let elsewhere = claim(9, Mode::Exclusive);
+        let stays_as_it_is = |bucket: &Bucket| {
+            bucket.bias();
+            assert!(!is_biased(bucket.word.load(Ordering::Relaxed)));
+        };
+        // In a span.
+        let bucket = Bucket::new();
+        let entered = bucket.try_enter(&elsewhere);
+        stays_as_it_is(&bucket);
+        assert!(leave(&bucket, &elsewhere, entered));
+        // Beyond the spans.
+        let readers: Vec<_> = (0..SPANS).map(|_| bucket.try_enter(&claim(3, Mode::Shared))).collect();
+        let entered = bucket.try_enter(&elsewhere);
+        assert_eq!(entered, Entered::Loosely);
+        stays_as_it_is(&bucket);
+        assert!(leave(&bucket, &elsewhere, entered));
+        // In line.
+        let waiter = Waiter::task(vec![claim(3, Mode::Exclusive)], Waker::noop().clone());
+        assert!(!bucket.enter_or_queue(&waiter));
+        stays_as_it_is(&bucket);
+        assert!(bucket.cancel(&waiter).found);
+        bucket.bias();
+        assert!(is_biased(bucket.word.load(Ordering::Relaxed)));
+        assert!(readers.into_iter().all(|entered| leave(&bucket, &claim(3, Mode::Shared), entered)));
+    }
+
+    #[test]
+    fn a_revocation_holds_the_next_bias_off() {
+        let bucket = Bucket::new();
+        bucket.bias();
+        let entered = bucket.try_enter(&claim(3, Mode::Shared));
+        assert!(leave(&bucket, &claim(3, Mode::Shared), entered));
+        let writer = claim(3, Mode::Exclusive);
+        let entered = bucket.try_enter(&writer);
+        assert!(leave(&bucket, &writer, entered));
+        // At least this thread has an entry.
+        bucket.contend(2 * CONTENDED_PER_LINE - 1);
+        assert!(!is_biased(bucket.word.load(Ordering::Relaxed)));
+        bucket.contend(CONTENDED_PER_LINE * 200);
+        assert!(is_biased(bucket.word.load(Ordering::Relaxed)));
     }
 }

@@ -9,7 +9,9 @@
 //!   most one bucket at a time, where it holds nothing. Whoever it waits for there either holds all that it
 //!   wants, or waits in a higher bucket, or came earlier to the same: no cycle, hence no deadlock among
 //!   requests that block with nothing held;
-//! - a hold is its claims in the table and nothing else: a token names them.
+//! - a hold is its claims in the table and nothing else: a token names them. Claims of readers may lie in another
+//!   table, of the process, while their bucket is biased to readers (see [`visible_readers`]); whoever enters an
+//!   exclusive claim into the bucket enters them too, first.
 //!
 //! There is no separate gate for whole-file ranges: these enter every bucket (512 pairs of
 //! compare-and-swap and store), which makes them some microseconds dear, and everybody else two
@@ -19,6 +21,9 @@ mod bucket;
 mod geometry;
 mod pending;
 mod request;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod stress;
+mod visible_readers;
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -32,6 +37,7 @@ use crate::{ByteRangeLock, Mode};
 use bucket::{Bucket, Entered, Left, SpanIndex};
 use geometry::Geometry;
 use request::Request;
+use visible_readers::{EntryIndex, VisibleReaders};
 
 pub use pending::{LockFuture, Pending};
 pub use request::ManyGuard;
@@ -64,8 +70,8 @@ pub struct RangeToken {
     since: u64,
 }
 
-/// How a range is held and where: its mode, and the bucket and span if it has a span of its own, so that
-/// giving it back computes nothing. All in one full word, as copying bytes together with their padding
+/// How a range is held and where: its mode, and the bucket and the span, or the entry among the visible readers,
+/// if it has one of its own, so that giving it back computes nothing. All in one full word, as copying bytes together with their padding
 /// right after they were written makes a processor wait.
 #[derive(Clone, Copy, Debug)]
 struct Place(u64);
@@ -73,7 +79,8 @@ struct Place(u64);
 impl Place {
     const EXCLUSIVE: u64 = 1;
     const OWN_SPAN: u64 = 2;
-    const SPAN: u32 = 8;
+    const VISIBLE: u64 = 4;
+    const SPAN_OR_ENTRY: u32 = 8;
     const BUCKET: u32 = 16;
 
     #[inline(always)]
@@ -83,8 +90,17 @@ impl Place {
 
     #[inline(always)]
     fn own(bucket: usize, span: SpanIndex, mode: Mode) -> Self {
-        let at = (bucket as u64) << Self::BUCKET | u64::from(span) << Self::SPAN;
-        Place(Self::loose(mode).0 | Self::OWN_SPAN | at)
+        Place(Self::loose(mode).0 | Self::OWN_SPAN | Self::at(bucket, span))
+    }
+
+    #[inline(always)]
+    fn visible(bucket: usize, entry: EntryIndex) -> Self {
+        Place(Self::loose(Mode::Shared).0 | Self::VISIBLE | Self::at(bucket, entry))
+    }
+
+    #[inline(always)]
+    fn at(bucket: usize, span_or_entry: u32) -> u64 {
+        (bucket as u64) << Self::BUCKET | u64::from(span_or_entry) << Self::SPAN_OR_ENTRY
     }
 
     #[inline(always)]
@@ -95,8 +111,23 @@ impl Place {
     /// Bucket and span, if it has one of its own.
     #[inline(always)]
     fn own_span(self) -> Option<(usize, SpanIndex)> {
-        let own = self.0 & Self::OWN_SPAN != 0;
-        own.then_some(((self.0 >> Self::BUCKET) as usize, (self.0 >> Self::SPAN) as SpanIndex & 0xff))
+        (self.0 & Self::OWN_SPAN != 0).then_some((self.bucket(), self.span_or_entry()))
+    }
+
+    /// Bucket and entry, if it is among the visible readers.
+    #[inline(always)]
+    fn visible_entry(self) -> Option<(usize, EntryIndex)> {
+        (self.0 & Self::VISIBLE != 0).then_some((self.bucket(), self.span_or_entry()))
+    }
+
+    #[inline(always)]
+    fn bucket(self) -> usize {
+        (self.0 >> Self::BUCKET) as usize
+    }
+
+    #[inline(always)]
+    fn span_or_entry(self) -> u32 {
+        (self.0 >> Self::SPAN_OR_ENTRY) as u32 & 0xff
     }
 }
 
@@ -276,6 +307,10 @@ impl RangeLock {
             }
             None => {
                 let claim = Claim { start, end, mode: place.mode() };
+                if let Some((at, entry)) = place.visible_entry() {
+                    let bucket = self.table().get(at).expect("the token is of another lock");
+                    return self.settle(bucket.leave_visibly(entry, &claim));
+                }
                 self.leave_below(&Request::new(self.geometry, [claim]), usize::MAX);
             }
         }
@@ -287,6 +322,7 @@ impl RangeLock {
         let at = self.geometry.only_bucket(claim)?;
         let place = match self.table()[at].try_enter(claim) {
             Entered::Span(span) => Place::own(at, span, claim.mode),
+            Entered::Visibly(entry) => Place::visible(at, entry),
             Entered::Loosely => Place::loose(claim.mode),
             Entered::No => return None,
         };
@@ -297,6 +333,18 @@ impl RangeLock {
     fn settle(&self, left: Left) {
         wake_all(left.granted);
         assert!(left.found, "the token is of another lock");
+    }
+}
+
+/// Buckets made later at the same addresses do not inherit what tokens that were lost still held.
+impl Drop for RangeLock {
+    fn drop(&mut self) {
+        if let Some(table) = self.table.get_mut()
+            && table.iter_mut().any(Bucket::was_biased)
+            && let (Some(first), Some(last)) = (table.first(), table.last())
+        {
+            VisibleReaders::of_process().forget(first.id()..=last.id());
+        }
     }
 }
 
@@ -343,12 +391,13 @@ impl ByteRangeLock for RangeLock {
     #[inline(always)]
     fn release(&self, token: Self::Token) {
         self.meter.released(token.since);
-        let left = match token.place.own_span() {
-            // A token of another lock may name a bucket that this one lacks.
-            Some((at, span)) => {
-                self.table().get(at).is_some_and(|bucket| bucket.leave_span_fast(span, token.place.mode()))
-            }
-            None => false,
+        // A token of another lock may name a bucket that this one lacks.
+        let left = if let Some((at, span)) = token.place.own_span() {
+            self.table().get(at).is_some_and(|bucket| bucket.leave_span_fast(span, token.place.mode()))
+        } else if let Some((at, entry)) = token.place.visible_entry() {
+            self.table().get(at).is_some_and(|bucket| bucket.leave_visibly_fast(entry))
+        } else {
+            false
         };
         if !left {
             self.release_slow(token.start, token.end, token.place);
@@ -381,6 +430,87 @@ mod tests {
     fn a_foreign_token_is_refused() {
         let token = RangeLock::new().acquire(0..10, Mode::Exclusive);
         RangeLock::new().release(token);
+    }
+
+    /// A lock whose first bucket is biased to readers.
+    fn biased(buckets: usize) -> RangeLock {
+        let lock = RangeLock::with_buckets(buckets);
+        lock.table()[0].bias();
+        lock
+    }
+
+    #[test]
+    #[should_panic(expected = "another lock")]
+    fn a_foreign_token_of_a_visible_reader_is_refused() {
+        let lock = biased(16);
+        let token = lock.acquire(0..10, Mode::Shared);
+        assert!(token.place.visible_entry().is_some());
+        biased(16).release(token);
+    }
+
+    /// A bucket that is made later where this one was must not find them.
+    #[test]
+    fn tokens_that_were_lost_go_with_the_lock() {
+        // So large that the table has pages of its own.
+        let lock = biased(1 << 14);
+        let taken_over = lock.acquire(0..10, Mode::Shared);
+        assert!(lock.try_lock(0..10, Mode::Exclusive).is_none());
+        lock.table()[0].bias();
+        let visible = lock.acquire(0..10, Mode::Shared);
+        assert!(taken_over.place.visible_entry().is_some() && visible.place.visible_entry().is_some());
+        let table = lock.table();
+        let buckets = table[0].id()..=table[table.len() - 1].id();
+        assert!(VisibleReaders::of_process().names_any(&buckets));
+        drop(lock);
+        assert!(!VisibleReaders::of_process().names_any(&buckets));
+    }
+
+    #[test]
+    fn visible_readers_are_counted_and_tokens_say_what_they_hold() {
+        let lock = biased(16).with_stats(LockStats::new());
+        let token = lock.acquire(0..10, Mode::Shared);
+        assert_eq!((token.range(), token.mode()), (0..10, Mode::Shared));
+        assert!(token.place.visible_entry().is_some());
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        std::thread::scope(|scope| scope.spawn(|| lock.release(token)).join()).unwrap();
+        let counted = lock.stats().expect("it counts");
+        assert_eq!((counted.shared, counted.exclusive, counted.contended), (1, 0, 0));
+        assert!(counted.hold_ns >= 2_000_000, "{counted:?}");
+    }
+
+    #[test]
+    fn a_writer_in_line_is_not_overtaken_by_visible_readers() {
+        let lock = biased(16);
+        let noop = std::task::Waker::noop();
+        let reader = lock.acquire(0..10, Mode::Shared);
+        assert!(reader.place.visible_entry().is_some());
+        let Err(mut writer) = lock.acquire_or_notify(0..10, Mode::Exclusive, noop) else {
+            panic!("passed a reader")
+        };
+        lock.table()[0].bias();
+        assert!(lock.try_lock(0..10, Mode::Shared).is_none(), "a reader overtook the writer who waits");
+        assert!(writer.try_finish().is_none());
+        lock.release(reader);
+        lock.release(writer.try_finish().expect("the writer's turn"));
+    }
+
+    #[test]
+    fn whole_files_and_many_ranges_find_visible_readers() {
+        let lock = biased(16);
+        let reader = lock.acquire(0..10, Mode::Shared);
+        assert!(reader.place.visible_entry().is_some());
+        // They do not exclude each other.
+        drop(lock.try_lock(0..u64::MAX, Mode::Shared).expect("shared"));
+        drop(lock.lock_pair((0..20, Mode::Shared), (0..1 << 20, Mode::Shared)));
+        assert!(lock.try_lock(0..10, Mode::Shared).is_some_and(|guard| {
+            let token = guard.into_token();
+            let visible = token.place.visible_entry().is_some();
+            lock.release(token);
+            visible
+        }));
+        assert!(lock.try_lock(0..u64::MAX, Mode::Exclusive).is_none());
+        lock.release(reader);
+        assert!(lock.try_lock(0..u64::MAX, Mode::Exclusive).is_some());
     }
 
     #[test]
