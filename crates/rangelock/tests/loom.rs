@@ -55,8 +55,13 @@ impl Shared {
 }
 
 fn model(check: impl Fn() + Sync + Send + 'static) {
+    model_within(3, check);
+}
+
+/// With so many preemptions at most, where three are too many to try them all.
+fn model_within(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
     builder.check(check);
 }
 
@@ -214,5 +219,239 @@ fn a_cancelled_request_lets_the_next_one_in() {
         thread.join().unwrap();
         shared.lock.release(held);
         shared.finish(0);
+    });
+}
+
+/// A lock of one bucket that is biased to readers: in a model it is once a reader has met another.
+fn biased() -> Arc<Shared> {
+    let shared = Shared::new(1);
+    meet(&shared);
+    shared
+}
+
+fn meet(shared: &Shared) {
+    let first = shared.lock.lock(0..1, Mode::Shared);
+    drop(shared.lock.lock(0..1, Mode::Shared));
+    drop(first);
+}
+
+/// The reader's claim and look at the bias, against the writer's revocation and look at the claims.
+#[test]
+fn a_visible_reader_and_a_writer_exclude_each_other() {
+    model(|| {
+        let shared = biased();
+        let other = shared.clone();
+        let thread = thread::spawn(move || {
+            let guard = other.lock.lock(0..1, Mode::Exclusive);
+            other.write();
+            drop(guard);
+        });
+        let guard = shared.lock.lock(0..1, Mode::Shared);
+        assert!(shared.read() <= 1);
+        drop(guard);
+        thread.join().unwrap();
+        shared.finish(1);
+    });
+}
+
+/// The reader goes while the writer comes: before it is seen, while it is taken over, or with the writer in line.
+#[test]
+fn a_visible_reader_who_goes_wakes_the_writer() {
+    model(|| {
+        let shared = biased();
+        let other = shared.clone();
+        let reading = shared.lock.lock(0..1, Mode::Shared);
+        let thread = thread::spawn(move || {
+            let guard = other.lock.lock(0..1, Mode::Exclusive);
+            other.write();
+            drop(guard);
+        });
+        assert_eq!(shared.read(), 0);
+        drop(reading);
+        thread.join().unwrap();
+        shared.finish(1);
+    });
+}
+
+#[test]
+fn a_visible_reader_who_goes_wakes_a_task() {
+    model(|| {
+        let shared = biased();
+        let other = shared.clone();
+        let reading = shared.lock.acquire(0..1, Mode::Shared);
+        let thread = thread::spawn(move || {
+            assert_eq!(other.read(), 0);
+            other.lock.release(reading);
+        });
+        let guard = block_on(shared.lock.lock_async(0..1, Mode::Exclusive));
+        shared.write();
+        drop(guard);
+        thread.join().unwrap();
+        shared.finish(1);
+    });
+}
+
+/// A writer who does not wait gets in, or leaves the readers undisturbed.
+#[test]
+fn a_visible_reader_and_a_writer_who_tries() {
+    model(|| {
+        let shared = biased();
+        let other = shared.clone();
+        let thread = thread::spawn(move || {
+            let guard = other.lock.try_lock(0..1, Mode::Exclusive);
+            let wrote = guard.is_some();
+            if wrote {
+                other.write();
+            }
+            drop(guard);
+            wrote
+        });
+        for _ in 0..2 {
+            let guard = shared.lock.lock(0..1, Mode::Shared);
+            shared.read();
+            drop(guard);
+        }
+        let wrote = thread.join().unwrap();
+        shared.finish(u32::from(wrote));
+    });
+}
+
+/// A hold that is given back by another thread than took it, while that one waits to write.
+#[test]
+fn a_visible_hold_ends_in_another_thread() {
+    model(|| {
+        let shared = biased();
+        let other = shared.clone();
+        let reading = shared.lock.acquire(0..1, Mode::Shared);
+        let thread = thread::spawn(move || {
+            assert_eq!(other.read(), 0);
+            other.lock.release(reading);
+        });
+        let guard = shared.lock.lock(0..1, Mode::Exclusive);
+        shared.write();
+        drop(guard);
+        thread.join().unwrap();
+        shared.finish(1);
+    });
+}
+
+/// Two readers have one entry between them, as a model's table has two: one gets it, and the other gets the other
+/// or enters the ordinary way. The one who comes last writes too.
+#[test]
+fn readers_of_one_entry_and_a_writer() {
+    model(|| {
+        let shared = biased();
+        let read = |shared: &Shared| {
+            let guard = shared.lock.lock(0..1, Mode::Shared);
+            shared.read();
+            drop(guard);
+        };
+        // This thread is given the first entry, and the second goes to one who is gone by then.
+        read(&shared);
+        let other = shared.clone();
+        thread::spawn(move || read(&other)).join().unwrap();
+        let other = shared.clone();
+        let thread = thread::spawn(move || {
+            read(&other);
+            let guard = other.lock.lock(0..1, Mode::Exclusive);
+            other.write();
+            drop(guard);
+        });
+        read(&shared);
+        thread.join().unwrap();
+        shared.finish(1);
+    });
+}
+
+/// The entry of one bucket's reader is reused by another bucket's, and a writer of the first finds it so.
+#[test]
+fn an_entry_serves_two_buckets() {
+    model(|| {
+        let shared = Shared::new(2);
+        meet(&shared);
+        let (first, second) = (shared.lock.lock(1..2, Mode::Shared), shared.lock.lock(1..2, Mode::Shared));
+        drop((first, second));
+        let other = shared.clone();
+        let thread = thread::spawn(move || {
+            let guard = other.lock.lock(0..1, Mode::Exclusive);
+            other.write();
+            drop(guard);
+        });
+        let guard = shared.lock.lock(0..1, Mode::Shared);
+        shared.read();
+        drop(guard);
+        let elsewhere = shared.lock.lock(1..2, Mode::Shared);
+        thread.join().unwrap();
+        drop(elsewhere);
+        shared.finish(1);
+    });
+}
+
+/// The bias is revoked and given again while a reader is about to enter by it.
+#[test]
+fn the_bias_comes_back() {
+    model_within(2, || {
+        let shared = biased();
+        let other = shared.clone();
+        let thread = thread::spawn(move || {
+            let guard = other.lock.lock(0..1, Mode::Shared);
+            assert!(other.read() <= 2);
+            drop(guard);
+        });
+        let write = || {
+            let guard = shared.lock.lock(0..1, Mode::Exclusive);
+            shared.write();
+            drop(guard);
+        };
+        write();
+        meet(&shared);
+        write();
+        thread.join().unwrap();
+        shared.finish(2);
+    });
+}
+
+/// The writer finds the first claim in the entry and takes over the second.
+#[test]
+fn a_visible_reader_of_two_ranges_and_a_writer() {
+    model(|| {
+        let shared = biased();
+        let other = shared.clone();
+        let thread = thread::spawn(move || {
+            let guard = other.lock.lock(0..2, Mode::Exclusive);
+            other.write();
+            drop(guard);
+        });
+        for start in 0..2 {
+            let guard = shared.lock.lock(start..start + 1, Mode::Shared);
+            shared.read();
+            drop(guard);
+        }
+        thread.join().unwrap();
+        shared.finish(1);
+    });
+}
+
+/// One writer is in line behind a visible reader when the next comes.
+#[test]
+fn writers_line_up_behind_a_visible_reader() {
+    model(|| {
+        let shared = biased();
+        let other = shared.clone();
+        let reading = shared.lock.acquire(0..1, Mode::Shared);
+        let pending = shared.lock.acquire_or_notify(0..1, Mode::Exclusive, Waker::noop());
+        let mut pending = pending.expect_err("passed a reader");
+        let thread = thread::spawn(move || {
+            let guard = other.lock.lock(0..1, Mode::Exclusive);
+            other.write();
+            drop(guard);
+        });
+        shared.read();
+        shared.lock.release(reading);
+        let token = pending.try_finish().expect("it was the first in line");
+        shared.write();
+        shared.lock.release(token);
+        thread.join().unwrap();
+        shared.finish(2);
     });
 }
