@@ -25,8 +25,11 @@ pub(crate) struct Part<'a> {
 
 /// Both parts, held until this is dropped.
 pub(crate) struct HeldBoth<'a> {
-    held: Vec<(u64, HeldToChange<'a, FileMap>)>,
+    held: Vec<HeldPart<'a>>,
 }
+
+/// The number of an inode, and what is held of its file.
+type HeldPart<'a> = (u64, HeldToChange<'a, FileMap>);
 
 impl HeldBoth<'_> {
     /// The size that a file had on the device when its part was held. Where its end lies in that part, it stays.
@@ -57,7 +60,7 @@ pub(crate) fn hold<'a>(one: Part<'a>, other: Part<'a>) -> Result<HeldBoth<'a>> {
 fn try_hold<'a>(
     parts: &[Part<'a>],
     patience: Duration,
-) -> std::result::Result<std::result::Result<Vec<(u64, HeldToChange<'a, FileMap>)>, Failure>, u64> {
+) -> std::result::Result<std::result::Result<Vec<HeldPart<'a>>, Failure>, u64> {
     let mut all = Vec::with_capacity(parts.len());
     for part in parts {
         let held = part.file.data.hold_within(part.bytes.clone(), part.changes, patience);

@@ -6,6 +6,7 @@
 //! what is small ([`threads`](super::threads)). What is kept of the archive is a name and an inode number for
 //! each directory of it, however long its paths are, and names of files that may not be made yet.
 
+use super::small::{Content, Small, is_small};
 use super::threads::{InFlight, ThreadIndex, Threads, tell};
 use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at};
 use crate::archive::read::{Entry, Reader, What};
@@ -13,14 +14,11 @@ use crate::exit::{Exit, Result};
 use crate::problems::{Problems, short};
 use std::collections::HashMap;
 use std::io::Read;
-use uxfs::{Dir, Node, Special};
+use uxfs::{Dir, Node};
 
 /// Directories that may lie below each other: more than a path can name that a system call takes (4,096 bytes), and few
 /// enough that one long name makes no work worth speaking of.
 const MAX_DEPTH: usize = 4096;
-
-/// Files of more bytes are written by the thread that reads the archive.
-const SMALL: u64 = 128 << 10;
 
 /// Unpacks archives into a directory of a volume.
 pub struct FromArchive<'a, 'b> {
@@ -60,45 +58,6 @@ impl Makers<'_, '_> {
     /// Waits until a name is as the entries before say.
     fn wait_for(&mut self, place: &Place) {
         self.names.wait_for(place, &mut self.threads);
-    }
-}
-
-/// A file that another thread makes.
-enum Small {
-    File { runs: Vec<(u64, u64)>, data: Vec<u8>, size: u64 },
-    Symlink(Vec<u8>),
-    Special(Special),
-}
-
-impl Small {
-    fn make(&self, filler: &mut Filler<'_>, dir: &Dir, name: &[u8], of: &Attributes) -> Outcome<()> {
-        match self {
-            Self::File { runs, data, size } => {
-                filler.file(dir, name, of, |filler, file| {
-                    let mut data = data.as_slice();
-                    for &(at, len) in runs {
-                        let (run, rest) = data.split_at(data.len().min(len as usize));
-                        filler.append(file, at, run)?;
-                        data = rest;
-                    }
-                    end_at(file, *size)
-                })?;
-            }
-            Self::Symlink(target) => {
-                filler.leaf(dir, name, of, &Leaf::Symlink(target))?;
-            }
-            Self::Special(special) => {
-                filler.leaf(dir, name, of, &Leaf::Special(*special))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::File { data, .. } => data.len(),
-            Self::Symlink(_) | Self::Special(_) => 0,
-        }
     }
 }
 
@@ -171,9 +130,9 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         }
         let at = self.directory(makers, above, None)?;
         if !makers.threads.is_empty()
-            && let Some(small) = small(reader, entry)?
+            && let Some(content) = content(reader, entry, &of)?
         {
-            return self.give(makers, (at, name.to_vec()), of, small, short(&entry.name));
+            return self.give(makers, at, Small { name: name.to_vec(), of, content }, short(&entry.name));
         }
         makers.wait_for(&(at, name.to_vec()));
         let dir = self.dir(at)?;
@@ -209,16 +168,15 @@ impl<'a, 'b> FromArchive<'a, 'b> {
     fn give(
         &mut self,
         makers: &mut Makers<'_, 'b>,
-        place: Place,
-        of: Attributes,
-        small: Small,
+        at: usize,
+        small: Small<Vec<u8>>,
         shown: String,
     ) -> Outcome<()> {
-        let (dir, name) = (self.dir(place.0)?, place.1.clone());
-        let thread = *self.dirs[place.0].thread.get_or_insert_with(|| makers.threads.least_busy());
-        makers.names.insert(place, &makers.threads, thread);
+        let dir = self.dir(at)?;
+        let thread = *self.dirs[at].thread.get_or_insert_with(|| makers.threads.least_busy());
+        makers.names.insert((at, small.name.clone()), &makers.threads, thread);
         let bytes = small.bytes();
-        let make = move |filler: &mut Filler<'b>| small.make(filler, &dir, &name, &of);
+        let make = move |filler: &mut Filler<'b>| small.make(filler, &dir);
         makers.threads.give(thread, bytes, shown, Box::new(make));
         Ok(())
     }
@@ -300,30 +258,38 @@ impl<'a, 'b> FromArchive<'a, 'b> {
     }
 }
 
-/// Reads what another thread is to make; `None` if that is not for another thread.
-fn small<R: Read>(reader: &mut Reader<R>, entry: &Entry) -> Outcome<Option<Small>> {
+/// Reads what is in a file that another thread is to make; `None` if that is not for another thread.
+fn content<R: Read>(
+    reader: &mut Reader<R>,
+    entry: &Entry,
+    of: &Attributes,
+) -> Outcome<Option<Content<Vec<u8>>>> {
+    let bytes = entry.runs.iter().fold(0_u64, |bytes, (_, len)| bytes.saturating_add(*len));
+    if !is_small(of, bytes, entry.runs.len()) {
+        return Ok(None);
+    }
     Ok(match &entry.what {
         What::File => {
-            let bytes = entry.runs.iter().fold(0_u64, |bytes, (_, len)| bytes.saturating_add(*len));
-            if bytes > SMALL {
-                return Ok(None);
-            }
-            // No more than `SMALL`.
-            let mut data = vec![0; bytes as usize];
-            let mut filled = 0;
-            while filled < data.len() {
-                match read(reader, &mut data[filled..])? {
-                    0 => break,
-                    more => filled += more,
-                }
-            }
-            data.truncate(filled);
-            Some(Small::File { runs: entry.runs.clone(), data, size: entry.size })
+            let pieces = entry.runs.iter().map(|&(at, len)| Ok((at, read_all(reader, len as usize)?)));
+            Some(Content::Data(pieces.collect::<Outcome<_>>()?, entry.size))
         }
-        What::Symlink(target) => Some(Small::Symlink(target.clone())),
-        What::Special(special) => Some(Small::Special(*special)),
+        What::Symlink(target) => Some(Content::Symlink(target.clone())),
+        What::Special(special) => Some(Content::Special(*special)),
         What::HardLink(_) | What::Other(_) | What::Directory => None,
     })
+}
+
+/// So many bytes of the entry that was read last, or all that there are.
+fn read_all<R: Read>(reader: &mut Reader<R>, bytes: usize) -> Outcome<Vec<u8>> {
+    let (mut data, mut filled) = (vec![0; bytes], 0);
+    while filled < bytes {
+        match read(reader, &mut data[filled..])? {
+            0 => break,
+            more => filled += more,
+        }
+    }
+    data.truncate(filled);
+    Ok(data)
 }
 
 /// Bytes of the entry that was read last. Half an archive ends the work.

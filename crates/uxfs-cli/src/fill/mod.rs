@@ -10,6 +10,7 @@ pub mod archive;
 pub mod exact;
 pub mod host;
 pub mod image;
+pub mod small;
 pub mod stream;
 pub mod threads;
 
@@ -55,6 +56,14 @@ pub struct Attributes {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// What an inode of another volume says besides, where all of it is kept.
     pub inode: Option<Exact>,
+}
+
+impl Attributes {
+    /// Memory that extended attributes take.
+    fn bytes(&self) -> usize {
+        let of_each = 2 * size_of::<Vec<u8>>();
+        self.xattrs.iter().map(|(name, value)| name.len() + value.len() + of_each).sum()
+    }
 }
 
 /// What becomes of a file that has the name of what is written.

@@ -8,6 +8,7 @@
 mod read;
 
 use self::read::{Copied, Key, Piece, Reader, Step, Steps};
+use super::small::{self, Content, Small, is_small};
 use super::threads::{Make, ThreadIndex, Threads, tell};
 use super::{Attributes, Existing, Filler, Leaf, Outcome, Trouble, end_at};
 use crate::exit::{Exit, Failure, Result, host_name};
@@ -19,10 +20,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
-use uxfs::{Dir, File, Node, Special};
-
-/// Files of more bytes are copied by the thread that goes down the tree, as they are read.
-const SMALL: usize = 128 << 10;
+use uxfs::{Dir, File, Node};
 
 /// Copies trees of the host into a volume.
 pub struct FromHost<'a, 'b> {
@@ -71,41 +69,6 @@ struct Level {
 struct Maker {
     thread: ThreadIndex,
     path: Arc<[u8]>,
-}
-
-/// A file that another thread makes.
-enum Small {
-    File { pieces: Vec<(u64, Piece)>, data: u64, size: u64 },
-    Symlink(Vec<u8>),
-    Special(Special),
-}
-
-impl Small {
-    fn make(&self, filler: &mut Filler<'_>, dir: &Dir, name: &[u8], of: &Attributes) -> Outcome<()> {
-        match self {
-            Self::File { pieces, data, size } => {
-                filler.expect(*data);
-                filler.file(dir, name, of, |filler, file| {
-                    append(filler, file, pieces)?;
-                    end_at(file, *size)
-                })?;
-            }
-            Self::Symlink(target) => {
-                filler.leaf(dir, name, of, &Leaf::Symlink(target))?;
-            }
-            Self::Special(special) => {
-                filler.leaf(dir, name, of, &Leaf::Special(*special))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::File { pieces, .. } => pieces.iter().map(|(_, piece)| piece.bytes().len()).sum(),
-            Self::Symlink(_) | Self::Special(_) => 0,
-        }
-    }
 }
 
 impl<'a, 'b> FromHost<'a, 'b> {
@@ -188,15 +151,15 @@ impl<'a, 'b> FromHost<'a, 'b> {
                 place.dirs.push(Level { dir, of, maker: None });
                 Ok(())
             }
-            Step::File(name, of, None, data) if place.has_makers() => {
+            Step::File(name, of, None, data) if place.has_makers() && is_small(&of, data, 1) => {
                 self.small_file(place, name, of, data, steps)
             }
-            Step::Symlink(name, of, None, target) if place.has_makers() => {
-                place.give(self.filler, name, of, Small::Symlink(target));
+            Step::Symlink(name, of, None, target) if place.has_makers() && is_small(&of, 0, 0) => {
+                place.give(self.filler, Small { name, of, content: Content::Symlink(target) });
                 Ok(())
             }
-            Step::Special(name, of, None, special) if place.has_makers() => {
-                place.give(self.filler, name, of, Small::Special(special));
+            Step::Special(name, of, None, special) if place.has_makers() && is_small(&of, 0, 0) => {
+                place.give(self.filler, Small { name, of, content: Content::Special(special) });
                 Ok(())
             }
             Step::File(name, of, key, data) => self.once(place, &name, key, |filler, dir, name| {
@@ -225,14 +188,14 @@ impl<'a, 'b> FromHost<'a, 'b> {
         steps: &mut Steps,
     ) -> Outcome<()> {
         let (mut pieces, mut bytes) = (Vec::new(), 0);
-        while data.max(bytes as u64) <= SMALL as u64 {
+        while is_small(&of, bytes, pieces.len()) {
             match steps.next_in_file() {
                 Some(Step::Data(at, part)) => {
-                    bytes += part.len();
+                    bytes += part.len() as u64;
                     pieces.push((at, steps.piece(part).ok_or_else(ended_early)?));
                 }
                 Some(Step::End(size)) => {
-                    place.give(self.filler, name, of, Small::File { pieces, data, size: size? });
+                    place.give(self.filler, Small { name, of, content: Content::Data(pieces, size?) });
                     return Ok(());
                 }
                 _ => return Err(ended_early()),
@@ -241,7 +204,7 @@ impl<'a, 'b> FromHost<'a, 'b> {
         let Some((dir, name)) = place.end(&name) else { return Err(ended_early()) };
         self.filler.expect(data);
         self.filler.file(dir, name, &of, |filler, file| {
-            append(filler, file, &pieces)?;
+            small::append(filler, file, &pieces)?;
             content(filler, steps, file)
         })?;
         Ok(())
@@ -293,7 +256,7 @@ impl<'b> Place<'_, '_, 'b> {
     }
 
     /// Has another thread make something in the innermost directory.
-    fn give(&mut self, filler: &Filler<'b>, name: Vec<u8>, of: Attributes, small: Small) {
+    fn give(&mut self, filler: &Filler<'b>, small: Small<Piece>) {
         let Some(level) = self.dirs.last_mut() else { return };
         let new = || {
             // Links are followed by the path that they are at.
@@ -304,7 +267,7 @@ impl<'b> Place<'_, '_, 'b> {
         let (bytes, dir) = (small.bytes(), level.dir.clone());
         let make = move |filler: &mut Filler<'b>| {
             filler.start(&maker.path);
-            small.make(filler, &dir, &name, &of)
+            small.make(filler, &dir)
         };
         self.threads.give(maker.thread, bytes, host_name(&self.path), Box::new(make));
     }
@@ -324,11 +287,6 @@ impl<'b> Place<'_, '_, 'b> {
         self.threads.give(maker.thread, 0, host_name(&self.path), finish);
         Ok(())
     }
-}
-
-/// Adds pieces to the end of a file.
-fn append(filler: &mut Filler<'_>, to: &File, pieces: &[(u64, Piece)]) -> Outcome<()> {
-    pieces.iter().try_for_each(|(at, piece)| filler.append(to, *at, piece.bytes()))
 }
 
 /// Copies the data of a file as they come.

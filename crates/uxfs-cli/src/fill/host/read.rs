@@ -131,9 +131,8 @@ pub struct Piece {
     part: Range<usize>,
 }
 
-impl Piece {
-    /// The bytes.
-    pub fn bytes(&self) -> &[u8] {
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
         &self.of.data.buf[self.part.clone()]
     }
 }
