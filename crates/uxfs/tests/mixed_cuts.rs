@@ -14,8 +14,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use uxfs::{
-    ErrorKind, ExchangeOptions, File, MkfsFeatures, MkfsOptions, OpenOptions, Rename, Result, Syncing,
-    Volume, check_device, mkfs_device,
+    Changes, ErrorKind, ExchangeOptions, File, MkfsFeatures, MkfsOptions, OpenOptions, Rename, Result,
+    Syncing, Timestamp, Volume, check_device, mkfs_device,
 };
 
 const BYTES: u64 = 64 << 20;
@@ -403,6 +403,7 @@ fn run(seed: u64) {
     let mut all: Vec<(Vec<State>, Vec<Durable>, Briefs)> = Vec::new();
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let beside = new_file(&volume, "beside");
             let mut nth = 0;
             while over.load(Ordering::SeqCst) < THREADS {
                 let steps: Vec<usize> = done.iter().map(|done| done.load(Ordering::SeqCst)).collect();
@@ -412,8 +413,9 @@ fn run(seed: u64) {
                     volume.sync().expect("synced");
                     synced.lock().unwrap().push((recorder.moment(), steps));
                 } else {
-                    // Only the log.
-                    let beside = volume.open_file("golden").expect("there");
+                    // Only the log: what is in its open checkpoint goes there with a change that somebody syncs.
+                    let mtime = Some(Timestamp { seconds: nth as i64, nanoseconds: 0 });
+                    beside.node().change(&Changes { mtime, ..Changes::default() }).expect("changed");
                     beside.sync().expect("synced");
                 }
                 // Some steps stay without the log for a while: what one of them frees, the next may want.
