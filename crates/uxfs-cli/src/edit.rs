@@ -150,6 +150,9 @@ pub struct NewName<'n> {
 }
 
 impl<'n> NewName<'n> {
+    /// What names begin with that something has until it gets its own.
+    pub const TEMPORARY: &'static [u8] = b".uxfs-new-";
+
     /// Makes something under its name; `None` if something else has it.
     pub fn make<T>(
         name: &'n [u8],
@@ -168,7 +171,7 @@ impl<'n> NewName<'n> {
     ) -> uxfs::Result<(T, Self)> {
         let mut number = 0_u64;
         loop {
-            let temporary = format!(".uxfs-new-{number}").into_bytes();
+            let temporary = [Self::TEMPORARY, number.to_string().as_bytes()].concat();
             match make(&temporary) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
                 // The other name means nothing to who asked.

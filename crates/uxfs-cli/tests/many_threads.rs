@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
+use tar::EntryType as Kind;
 
 /// A tree of every kind of file, and directories full of small ones.
 fn tree(dir: &Path) {
@@ -78,13 +79,15 @@ fn any_number_of_threads_makes_the_same_tree() {
     }
 }
 
-/// Entries that name what an earlier one made, again and again: the last counts, and a link is to what was there last.
-#[test]
-fn of_entries_with_one_name_the_last_counts() {
-    let dir = scratch();
-    let archive = dir.path().join("tar");
-    let mut to = tar::Builder::new(std::fs::File::create(&archive).unwrap());
-    let mut entry = |kind: tar::EntryType, name: &str, content: &[u8], link: &str| {
+/// An archive that is written entry by entry.
+struct Archive(tar::Builder<std::fs::File>);
+
+impl Archive {
+    fn new(path: &Path) -> Self {
+        Self(tar::Builder::new(std::fs::File::create(path).unwrap()))
+    }
+
+    fn entry(&mut self, kind: Kind, name: &str, content: &[u8], link: &str) {
         let mut header = tar::Header::new_ustar();
         header.set_entry_type(kind);
         header.set_size(content.len() as u64);
@@ -93,12 +96,132 @@ fn of_entries_with_one_name_the_last_counts() {
         header.set_gid(0);
         header.set_mtime(1);
         if link.is_empty() {
-            to.append_data(&mut header, name, content).unwrap();
+            self.0.append_data(&mut header, name, content).unwrap();
         } else {
-            to.append_link(&mut header, name, link).unwrap();
+            self.0.append_link(&mut header, name, link).unwrap();
         }
+    }
+
+    fn file(&mut self, name: &str, content: &[u8]) {
+        self.entry(Kind::Regular, name, content, "");
+    }
+}
+
+/// What the command says and how it ends when it unpacks an archive by so many threads, and the files that are there.
+fn untar(archive: &Path, image: &Forged, threads: &str) -> (Option<i32>, String, usize) {
+    let output = uxfs(&[&"untar", &"--threads", &threads, &"-i", &archive, &image.path]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let files = shown(&image.path).values().filter(|what| what.starts_with("100")).count();
+    (output.status.code(), said, files)
+}
+
+/// What was whole before an archive broke off was thrown away where it waited for a thread, and what had failed there was not
+/// told.
+#[test]
+fn of_half_an_archive_all_is_there_that_was_whole() {
+    let dir = scratch();
+    let archive = dir.path().join("tar");
+    let mut to = Archive::new(&archive);
+    to.entry(Kind::Directory, "d1/f3", b"", "");
+    (0..500).for_each(|nth| to.file(&format!("d{}/f{nth}", nth % 10), &[b'x'; 3000]));
+    // A directory has the name.
+    to.file("d1/f3", b"x");
+    drop(to);
+    let whole = std::fs::metadata(&archive).unwrap().len();
+    std::fs::File::options().write(true).open(&archive).unwrap().set_len(whole - 100 * 3584 - 2000).unwrap();
+    let expected = untar(&archive, &Forged::new("64M"), "1");
+    assert!(expected.2 > 390 && expected.1.contains("the archive is broken"), "{expected:?}");
+    for _ in 0..3 {
+        assert_eq!(untar(&archive, &Forged::new("64M"), "8"), expected);
+    }
+}
+
+/// Behind what ended the work, the thread that reads went on: it told of links to files that were never made.
+#[test]
+fn nothing_is_begun_behind_what_ends_the_work() {
+    let dir = scratch();
+    let archive = dir.path().join("tar");
+    let mut to = Archive::new(&archive);
+    for nth in 0..1500 {
+        to.file(&format!("d/f{nth}"), &[7; 60_000]);
+        to.entry(Kind::Link, &format!("d/l{nth}"), b"", &format!("d/f{nth}"));
+    }
+    drop(to);
+    for threads in ["1", "8", "8"] {
+        let (code, said, _) = untar(&archive, &Forged::new("40M"), threads);
+        assert_eq!(code, Some(10), "{said}");
+        assert!(said.lines().count() == 1 && said.contains("no space left"), "{said}");
+    }
+}
+
+/// An archive has a file of the name that another one has until it takes its place.
+#[test]
+fn names_that_files_have_meanwhile_are_names_like_others() {
+    let dir = scratch();
+    let archive = dir.path().join("tar");
+    let mut to = Archive::new(&archive);
+    for nth in 0..300 {
+        (0..8).for_each(|_| to.file("d/.uxfs-new-0", format!("S{nth}").as_bytes()));
+        // By the thread that reads the archive.
+        to.file("d/large", &format!("L{nth}").as_bytes().repeat(40_000));
+    }
+    drop(to);
+    for threads in ["1", "8", "8", "8"] {
+        let image = Forged::new("64M");
+        assert_eq!(untar(&archive, &image, threads), (Some(0), String::new(), 2), "{threads}");
+        assert_eq!(uxfs_ok(&[&"cat", &image.at("/d/.uxfs-new-0")]), b"S299");
+        assert_eq!(uxfs_ok(&[&"cat", &image.at("/d/large")]), b"L299".repeat(40_000));
+    }
+}
+
+/// What is in the destination may be reached by several names, and then order matters.
+#[test]
+fn what_was_there_is_written_into_in_order() {
+    let dir = scratch();
+    let (source, old) = (dir.path().join("source"), dir.path().join("old"));
+    for of in ["a", "b"] {
+        std::fs::create_dir_all(source.join(of)).unwrap();
+        std::fs::create_dir_all(old.join(of)).unwrap();
+    }
+    for nth in 0..100 {
+        let name = format!("f{nth}");
+        std::fs::write(source.join("a").join(&name), format!("a{nth}")).unwrap();
+        std::fs::write(source.join("b").join(&name), format!("b{nth}")).unwrap();
+        std::fs::write(old.join("a").join(&name), "old").unwrap();
+        if nth % 2 == 0 {
+            std::fs::hard_link(old.join("a").join(&name), old.join("b").join(&name)).unwrap();
+        } else {
+            std::os::unix::fs::symlink(format!("../a/{name}"), old.join("b").join(&name)).unwrap();
+        }
+    }
+    let copied = |threads: &str| {
+        let image = Forged::new("64M");
+        uxfs_ok(&[&"cp", &"-a", &"--threads", &"1", &old.join("."), &image.at("/")]);
+        let args: [&dyn AsRef<OsStr>; 6] =
+            [&"cp", &"-r", &"--preserve=links", &"--threads", &threads, &source.join(".")];
+        let output = uxfs(&[&args[..], &[&image.at("/")]].concat());
+        let times = |what: String| what.split(" mtime=").next().unwrap().to_owned();
+        let content = |path: &Vec<u8>| {
+            let path = String::from_utf8(path.clone()).unwrap();
+            uxfs(&[&"cat", &image.at(&format!("/{path}"))]).stdout
+        };
+        let found = shown(&image.path).into_iter();
+        let found: Vec<_> = found.map(|(path, what)| (content(&path), path.clone(), times(what))).collect();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned(), found)
     };
-    use tar::EntryType as Kind;
+    let expected = copied("1");
+    for _ in 0..3 {
+        assert!(copied("8") == expected);
+    }
+}
+
+/// Entries that name what an earlier one made, again and again: the last counts, and a link is to what was there last.
+#[test]
+fn of_entries_with_one_name_the_last_counts() {
+    let dir = scratch();
+    let archive = dir.path().join("tar");
+    let mut to = Archive::new(&archive);
+    let mut entry = |kind, name: &str, content: &[u8], link: &str| to.entry(kind, name, content, link);
     // Else it is now that they were changed.
     entry(Kind::Directory, ".", b"", "");
     (0..7).for_each(|of| entry(Kind::Directory, &format!("d{of}"), b"", ""));
@@ -120,7 +243,7 @@ fn of_entries_with_one_name_the_last_counts() {
         entry(Kind::Regular, &format!("late{round}/file"), &small, "");
         entry(Kind::Directory, &format!("late{round}"), b"", "");
     }
-    to.finish().unwrap();
+    drop(to);
     let unpack = |threads: &str| {
         let image = Forged::new("128M");
         let output = uxfs(&[&"untar", &"--threads", &threads, &"-i", &archive, &image.path]);

@@ -10,6 +10,7 @@ use super::small::{Content, Small, is_small};
 use super::threads::{InFlight, ThreadIndex, Threads, tell};
 use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at};
 use crate::archive::read::{Entry, Reader, What};
+use crate::edit::NewName;
 use crate::exit::{Exit, Result};
 use crate::problems::{Problems, short};
 use std::collections::HashMap;
@@ -56,8 +57,8 @@ struct Makers<'scope, 'b> {
 
 impl Makers<'_, '_> {
     /// Waits until a name is as the entries before say.
-    fn wait_for(&mut self, place: &Place) {
-        self.names.wait_for(place, &mut self.threads);
+    fn wait_for(&mut self, place: &Place) -> Outcome<()> {
+        self.names.wait_for(place, &mut self.threads)
     }
 }
 
@@ -73,16 +74,8 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         std::thread::scope(|scope| {
             let threads = Threads::new(scope, self.filler, self.filler.rules().threads);
             let mut makers = Makers { threads, names: InFlight::default() };
-            while let Some(entry) = reader.next()? {
-                tell(makers.threads.failed(), |line| self.problems.say(line))?;
-                self.filler.lose_xattrs(entry.lost_xattrs);
-                self.filler.at(&entry.name);
-                let Entry { name, .. } = &entry;
-                let outcome =
-                    parts(name).and_then(|parts| self.entry(&mut reader, &mut makers, &entry, &parts));
-                self.check(&entry.name, outcome)?;
-            }
-            tell(makers.threads.finish(), |line| self.problems.say(line))
+            let done = self.entries(&mut reader, &mut makers);
+            makers.threads.finish(done, |line| self.problems.say(line))
         })?;
         // The innermost first.
         while let Some(known) = self.dirs.pop() {
@@ -91,6 +84,18 @@ impl<'a, 'b> FromArchive<'a, 'b> {
                 let outcome = dir.and_then(|dir| self.filler.settle(&dir, &of));
                 self.check(b"", outcome)?;
             }
+        }
+        Ok(())
+    }
+
+    fn entries<R: Read>(&mut self, reader: &mut Reader<R>, makers: &mut Makers<'_, 'b>) -> Result<()> {
+        while let Some(entry) = reader.next()? {
+            tell(makers.threads.failed(), |line| self.problems.say(line))?;
+            self.filler.lose_xattrs(entry.lost_xattrs);
+            self.filler.at(&entry.name);
+            let Entry { name, .. } = &entry;
+            let outcome = parts(name).and_then(|parts| self.entry(reader, makers, &entry, &parts));
+            self.check(&entry.name, outcome)?;
         }
         Ok(())
     }
@@ -129,13 +134,14 @@ impl<'a, 'b> FromArchive<'a, 'b> {
             return self.said(makers, at, of);
         }
         let at = self.directory(makers, above, None)?;
+        let dir = self.dir(at)?;
         if !makers.threads.is_empty()
+            && self.filler.is_new(&dir)
             && let Some(content) = content(reader, entry, &of)?
         {
             return self.give(makers, at, Small { name: name.to_vec(), of, content }, short(&entry.name));
         }
-        makers.wait_for(&(at, name.to_vec()));
-        let dir = self.dir(at)?;
+        self.have_alone(makers, at, &dir, name)?;
         match &entry.what {
             What::File => {
                 self.filler.file(&dir, name, &of, |filler, file| {
@@ -181,11 +187,26 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         Ok(())
     }
 
+    /// Waits until a name is as the entries before say, and, if there is something to be put out of the way, or the name is like
+    /// those that things have meanwhile, until nobody else makes anything in its directory.
+    fn have_alone(&self, makers: &mut Makers<'_, 'b>, at: usize, dir: &Dir, name: &[u8]) -> Outcome<()> {
+        if makers.threads.is_empty() {
+            return Ok(());
+        }
+        makers.wait_for(&(at, name.to_vec()))?;
+        if let Some(thread) = self.dirs[at].thread
+            && (name.starts_with(NewName::TEMPORARY) || dir.lookup(name)?.is_some())
+        {
+            makers.threads.wait(thread)?;
+        }
+        makers.threads.check()
+    }
+
     /// Gives a directory what is said of it, and remembers what has to be said once more in the end.
     fn said(&mut self, makers: &mut Makers<'_, 'b>, at: usize, of: Attributes) -> Outcome<()> {
         // What was in the archive before gets nothing of it handed down.
         if let Some(thread) = self.dirs[at].thread {
-            makers.threads.wait(thread);
+            makers.threads.wait(thread)?;
         }
         let dir = self.dir(at)?;
         self.filler.finish(dir.node(), &of)?;
@@ -211,7 +232,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
             at = match self.places.get(&place) {
                 Some(&known) => known,
                 None => {
-                    makers.wait_for(&place);
+                    self.have_alone(makers, at, &self.dir(at)?, name)?;
                     let plain = self.plain();
                     let of = of.filter(|_| nth + 1 == parts.len()).unwrap_or(&plain);
                     let dir = self.filler.directory(&self.dir(at)?, name, of)?;
@@ -247,7 +268,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
         if let Some((&last, above)) = parts.split_last() {
             let known = |at, part: &&[u8]| self.places.get(&(at, part.to_vec())).copied();
             if let Some(dir) = above.iter().try_fold(0, known) {
-                makers.wait_for(&(dir, last.to_vec()));
+                makers.wait_for(&(dir, last.to_vec()))?;
             }
         }
         let mut at = self.root.node().clone();

@@ -6,16 +6,13 @@
 use super::exact::{self, Exact, Keeps};
 use super::host::Target;
 use super::threads::{Make, ThreadIndex, Threads, tell};
-use super::{
-    Attributes, Existing, Filler, Leaf, Outcome, Reflink, Trouble, attributes_of, end_at, special_of,
-};
+use super::{Attributes, Filler, Leaf, Outcome, Reflink, Trouble, attributes_of, end_at, special_of};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::interrupt;
 use crate::location::Location;
 use crate::problems::{Problems, short};
 use crate::walk::{Order, Step, Walk};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use uxfs::{Dir, ErrorKind, File, Metadata, Node, Volume};
 
 /// Copies trees of one volume into another.
@@ -35,8 +32,9 @@ pub struct FromImage<'a, 'b> {
 /// A directory that is being filled.
 struct Level {
     dir: Dir,
-    /// Who makes what is in it, once there is something, and its path where that matters.
-    maker: Option<(ThreadIndex, Arc<[u8]>)>,
+    is_new: bool,
+    /// Who makes what is in it, once there is something.
+    thread: Option<ThreadIndex>,
 }
 
 /// What whoever copies a file has to know of the two volumes.
@@ -78,8 +76,8 @@ impl<'a, 'b> FromImage<'a, 'b> {
         let threads = if self.same { 1 } else { self.filler.rules().threads };
         std::thread::scope(|scope| {
             let mut threads = Threads::new(scope, self.filler, threads);
-            self.tree(node, target, &mut threads)?;
-            tell(threads.finish(), |line| self.problems.say(line))
+            let done = self.tree(node, target, &mut threads);
+            threads.finish(done, |line| self.problems.say(line))
         })?;
         self.settle(&to).map_err(|trouble| trouble.failure(host_name(&self.source.image)))
     }
@@ -90,7 +88,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
         let Target { dir, path, name } = target;
         self.filler.start(&path);
         let goal = dir.node().ino();
-        let mut dirs = vec![Level { dir, maker: None }];
+        let mut dirs = vec![Level { dir, is_new: false, thread: None }];
         while let Some(step) = walk.next() {
             interrupt::check()?;
             tell(threads.failed(), |line| self.problems.say(line))?;
@@ -103,7 +101,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
                 }
                 Step::Enter(node) => match self.enter(&to.dir, name, &node) {
                     Ok(dir) => {
-                        dirs.push(Level { dir, maker: None });
+                        dirs.push(Level { is_new: self.filler.is_new(&dir), dir, thread: None });
                         Ok(())
                     }
                     Err(trouble) => {
@@ -121,8 +119,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
                 Step::Leaf(leaf) => match (leaf.node(self.volume), name) {
                     (Ok(node), Some(name)) => {
                         self.filler.at(walk.path());
-                        let is_inner = walk.depth() > 0;
-                        self.leaf(to, name, node, is_inner.then_some(&mut *threads), walk.path())
+                        self.leaf(to, name, node, threads, walk.path())
                     }
                     (Ok(_), None) => Err(Trouble::new(Exit::NotFound, "has no name to copy it under")),
                     (Err(error), _) => Err(error.into()),
@@ -142,7 +139,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
     /// Says what is to be said of a directory, behind all that is made in it.
     fn finish(&self, level: Level, node: &Node, threads: &mut Threads<'_, 'b>, path: &[u8]) -> Outcome<()> {
         let of = self.attributes(node)?;
-        let Some((thread, _)) = level.maker else { return self.filler.finish(level.dir.node(), &of) };
+        let Some(thread) = level.thread else { return self.filler.finish(level.dir.node(), &of) };
         let finish: Make<'b> = Box::new(move |filler| filler.finish(level.dir.node(), &of));
         threads.give(thread, 0, self.shown(path), finish);
         Ok(())
@@ -189,7 +186,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
         to: &mut Level,
         name: &[u8],
         node: Node,
-        threads: Option<&mut Threads<'_, 'b>>,
+        threads: &mut Threads<'_, 'b>,
         path: &[u8],
     ) -> Outcome<()> {
         let metadata = node.metadata()?;
@@ -198,20 +195,14 @@ impl<'a, 'b> FromImage<'a, 'b> {
             return self.one_of_several(&to.dir, name, &node, &metadata);
         }
         let origin = self.origin();
-        let Some(threads) = threads.filter(|threads| !threads.is_empty()) else {
+        if threads.is_empty() || !to.is_new {
             let of = self.attributes(&node)?;
             origin.leaf(self.filler, &to.dir, name, &node, &metadata, of)?;
             return Ok(());
-        };
-        let new = || {
-            // Links are followed by the path that they are at.
-            let kept = self.filler.rules().existing == Existing::Kept;
-            (threads.least_busy(), Arc::from(if kept { self.filler.place() } else { &[] }))
-        };
-        let (thread, place) = to.maker.get_or_insert_with(new).clone();
+        }
+        let thread = *to.thread.get_or_insert_with(|| threads.least_busy());
         let (dir, name, bytes) = (to.dir.clone(), name.to_vec(), metadata.size.min(1 << 20) as usize);
         let make: Make<'b> = Box::new(move |filler| {
-            filler.start(&place);
             let of = attributes(&node, origin.keeps)?;
             origin.leaf(filler, &dir, &name, &node, &metadata, of).map(drop)
         });

@@ -229,8 +229,6 @@ struct Shared {
     budget: Mutex<Budget>,
     /// What was made or written into; directories, if they were made.
     made: Mutex<InodeSet>,
-    /// Held by whoever writes into a file that was there: links may lead two names to the same.
-    overwriting: Mutex<()>,
 }
 
 impl Shared {
@@ -250,7 +248,6 @@ impl<'a> Filler<'a> {
             lost_xattrs: AtomicU64::new(0),
             budget: Mutex::new(Budget::new(rules.trust.limits)),
             made: Mutex::default(),
-            overwriting: Mutex::default(),
         };
         Self::with(rules, bar, Arc::new(shared))
     }
@@ -295,9 +292,9 @@ impl<'a> Filler<'a> {
         self.parts.clear();
     }
 
-    /// The directory that is being filled, as a path of the volume.
-    pub fn place(&self) -> &[u8] {
-        &self.place
+    /// Whether this work made a directory, so that nothing is in it that it did not put there.
+    pub fn is_new(&self, dir: &Dir) -> bool {
+        self.shared.is_made(dir.node().ino())
     }
 
     /// Goes into a directory of the one that is being filled. [`leave`](Self::leave) and [`finish`](Self::finish) it when all is
@@ -362,13 +359,11 @@ impl<'a> Filler<'a> {
         let expected = std::mem::take(&mut self.expected);
         go_on()?;
         self.shared.budget.lock().take_file()?;
-        if self.rules.existing == Existing::Kept && parent.lookup(name)?.is_some() {
-            let shared = self.shared.clone();
-            let _alone = shared.overwriting.lock();
-            if let Some(node) = self.existing(parent, name)? {
-                check_room(&node, expected)?;
-                return self.overwrite(node, of, content);
-            }
+        if self.rules.existing == Existing::Kept
+            && let Some(node) = self.existing(parent, name)?
+        {
+            check_room(&node, expected)?;
+            return self.overwrite(node, of, content);
         }
         let new = self.new_node(of, false);
         if self.rules.existing != Existing::LastCounts && parent.lookup(name)?.is_none() {
@@ -376,8 +371,6 @@ impl<'a> Filler<'a> {
             let file = parent.create_unnamed(&new)?;
             let node = file.node().clone();
             self.fill(&node, of, content)?;
-            // Nobody who finds it by its name takes it for one that was there.
-            self.shared.was_made(node.ino());
             parent.link(name, &node)?;
             return self.made(node, of);
         }

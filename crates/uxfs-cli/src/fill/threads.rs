@@ -1,11 +1,17 @@
 //! Threads that make files beside the one that says which.
 //!
-//! Invariants: all that is made in one directory is made by one thread, in the order in which it was said: so what is said of
-//! the directory itself comes behind all that is in it. No more waits for a thread than [`BATCHES`] hold. What fails is told
-//! to whoever says what is made; if it ends the work, nothing is begun behind it. Without threads, whoever says it makes it.
+//! Invariants:
+//! - what threads make in one directory is made by one of them, in the order in which it was said: so what is said of the
+//!   directory itself comes behind all that is in it;
+//! - they make things in directories that this work made, and nowhere else: what was in a directory before may be reached by
+//!   several names, and order would matter;
+//! - no more waits for a thread than [`BATCHES`] hold;
+//! - what was said is made, whatever comes to whoever said it; what fails is told to them. If it ends the work, nothing is
+//!   begun behind it;
+//! - without threads, whoever says it makes it.
 
 use super::{Filler, Outcome, Trouble};
-use crate::exit::Result;
+use crate::exit::{Exit, Result};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
@@ -129,8 +135,8 @@ impl<'a> Threads<'_, 'a> {
         self.failed.try_iter()
     }
 
-    /// Waits until a thread has made all that it was given.
-    pub fn wait(&mut self, thread: ThreadIndex) {
+    /// Waits until a thread has made all that it was given; fails if the work is over, which [`finish`](Self::finish) explains.
+    pub fn wait(&mut self, thread: ThreadIndex) -> Outcome<()> {
         let (done, is_done) = channel::<()>();
         let mark = move |_: &mut Filler<'a>| {
             drop(done);
@@ -140,10 +146,23 @@ impl<'a> Threads<'_, 'a> {
         self.threads[thread.0].hand_over();
         // Nothing is ever sent: this ends when the mark is gone.
         let _ = is_done.recv();
+        self.check()
     }
 
-    /// Waits until all is made that was given, and gives what failed.
-    pub fn finish(mut self) -> Vec<Failed> {
+    /// Fails if something that a thread made has ended the work.
+    pub fn check(&self) -> Outcome<()> {
+        match self.is_over.load(Ordering::Acquire) {
+            true => Err(Trouble::end(Exit::Io, "another thread has ended the work")),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits until all is made that was given. What ended the work there came before what ended it `here`.
+    pub fn finish(self, here: Result<()>, say: impl FnMut(&str)) -> Result<()> {
+        tell(self.join(), say).and(here)
+    }
+
+    fn join(mut self) -> Vec<Failed> {
         for thread in &mut self.threads {
             thread.hand_over();
         }
@@ -215,12 +234,12 @@ impl<K: Eq + Hash> InFlight<K> {
     }
 
     /// Waits for whoever makes a name.
-    pub fn wait_for(&mut self, name: &K, threads: &mut Threads<'_, '_>) {
-        if let Some(given) = self.names.remove(name)
-            && threads.threads[given.thread.0].done.load(Ordering::Acquire) < given.nth
-        {
-            threads.wait(given.thread);
+    pub fn wait_for(&mut self, name: &K, threads: &mut Threads<'_, '_>) -> Outcome<()> {
+        let Some(given) = self.names.remove(name) else { return Ok(()) };
+        if threads.threads[given.thread.0].done.load(Ordering::Acquire) < given.nth {
+            threads.wait(given.thread)?;
         }
+        threads.check()
     }
 }
 

@@ -7,10 +7,10 @@
 
 mod read;
 
-use self::read::{Copied, Key, Piece, Reader, Step, Steps};
+use self::read::{Copied, Key, Reader, Step, Steps};
 use super::small::{self, Content, Small, is_small};
 use super::threads::{Make, ThreadIndex, Threads, tell};
-use super::{Attributes, Existing, Filler, Leaf, Outcome, Trouble, end_at};
+use super::{Attributes, Filler, Leaf, Outcome, Trouble, end_at};
 use crate::exit::{Exit, Failure, Result, host_name};
 use crate::host::Identity;
 use crate::interrupt;
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 use uxfs::{Dir, File, Node};
 
 /// Copies trees of the host into a volume.
@@ -60,15 +60,9 @@ struct Place<'t, 'scope, 'b> {
 struct Level {
     dir: Dir,
     of: Attributes,
+    is_new: bool,
     /// Who makes what is small in it, once there is something.
-    maker: Option<Maker>,
-}
-
-/// Whoever makes what is small in a directory, and the directory's path in the volume where that matters.
-#[derive(Clone)]
-struct Maker {
-    thread: ThreadIndex,
-    path: Arc<[u8]>,
+    thread: Option<ThreadIndex>,
 }
 
 impl<'a, 'b> FromHost<'a, 'b> {
@@ -95,8 +89,8 @@ impl<'a, 'b> FromHost<'a, 'b> {
             scope.spawn(|| reader.run(&at));
             let threads = Threads::new(scope, self.filler, rules.threads);
             let mut place = Place { target: &target, dirs: Vec::new(), path: at.clone(), lost: 0, threads };
-            self.tree(&mut place, steps)?;
-            tell(place.threads.finish(), |line| self.problems.say(line))
+            let done = self.tree(&mut place, steps);
+            place.threads.finish(done, |line| self.problems.say(line))
         })
     }
 
@@ -148,18 +142,19 @@ impl<'a, 'b> FromHost<'a, 'b> {
                     Some((dir, name)) => self.filler.enter(dir, name, &of)?,
                     None => place.target.dir.clone(),
                 };
-                place.dirs.push(Level { dir, of, maker: None });
+                let is_new = self.filler.is_new(&dir);
+                place.dirs.push(Level { dir, of, is_new, thread: None });
                 Ok(())
             }
             Step::File(name, of, None, data) if place.has_makers() && is_small(&of, data, 1) => {
                 self.small_file(place, name, of, data, steps)
             }
             Step::Symlink(name, of, None, target) if place.has_makers() && is_small(&of, 0, 0) => {
-                place.give(self.filler, Small { name, of, content: Content::Symlink(target) });
+                place.give(Small { name, of, content: Content::Symlink(target) });
                 Ok(())
             }
             Step::Special(name, of, None, special) if place.has_makers() && is_small(&of, 0, 0) => {
-                place.give(self.filler, Small { name, of, content: Content::Special(special) });
+                place.give(Small { name, of, content: Content::Special(special) });
                 Ok(())
             }
             Step::File(name, of, key, data) => self.once(place, &name, key, |filler, dir, name| {
@@ -192,10 +187,11 @@ impl<'a, 'b> FromHost<'a, 'b> {
             match steps.next_in_file() {
                 Some(Step::Data(at, part)) => {
                     bytes += part.len() as u64;
-                    pieces.push((at, steps.piece(part).ok_or_else(ended_early)?));
+                    // What is read ahead lies together, and one small file of it would keep all.
+                    pieces.push((at, steps.bytes(part).to_vec()));
                 }
                 Some(Step::End(size)) => {
-                    place.give(self.filler, Small { name, of, content: Content::Data(pieces, size?) });
+                    place.give(Small { name, of, content: Content::Data(pieces, size?) });
                     return Ok(());
                 }
                 _ => return Err(ended_early()),
@@ -250,26 +246,18 @@ impl<'b> Place<'_, '_, 'b> {
         }
     }
 
-    /// Whether what is small is made by other threads here: what the tree begins with is not.
+    /// Whether what is small is made by other threads here.
     fn has_makers(&self) -> bool {
-        !self.threads.is_empty() && !self.dirs.is_empty()
+        !self.threads.is_empty() && self.dirs.last().is_some_and(|level| level.is_new)
     }
 
     /// Has another thread make something in the innermost directory.
-    fn give(&mut self, filler: &Filler<'b>, small: Small<Piece>) {
+    fn give(&mut self, small: Small<Vec<u8>>) {
         let Some(level) = self.dirs.last_mut() else { return };
-        let new = || {
-            // Links are followed by the path that they are at.
-            let path = if filler.rules().existing == Existing::Kept { filler.place() } else { &[] };
-            Maker { thread: self.threads.least_busy(), path: path.into() }
-        };
-        let maker = level.maker.get_or_insert_with(new).clone();
+        let thread = *level.thread.get_or_insert_with(|| self.threads.least_busy());
         let (bytes, dir) = (small.bytes(), level.dir.clone());
-        let make = move |filler: &mut Filler<'b>| {
-            filler.start(&maker.path);
-            small.make(filler, &dir)
-        };
-        self.threads.give(maker.thread, bytes, host_name(&self.path), Box::new(make));
+        let make: Make<'b> = Box::new(move |filler| small.make(filler, &dir));
+        self.threads.give(thread, bytes, host_name(&self.path), make);
     }
 
     /// Goes back up.
@@ -278,13 +266,13 @@ impl<'b> Place<'_, '_, 'b> {
             self.lost -= 1;
             return Ok(());
         }
-        let Some(Level { dir, of, maker }) = self.dirs.pop() else { return Ok(()) };
+        let Some(Level { dir, of, thread, .. }) = self.dirs.pop() else { return Ok(()) };
         if !self.dirs.is_empty() || self.target.name.is_some() {
             filler.leave();
         }
-        let Some(maker) = maker else { return filler.finish(dir.node(), &of) };
+        let Some(thread) = thread else { return filler.finish(dir.node(), &of) };
         let finish: Make<'b> = Box::new(move |filler| filler.finish(dir.node(), &of));
-        self.threads.give(maker.thread, 0, host_name(&self.path), finish);
+        self.threads.give(thread, 0, host_name(&self.path), finish);
         Ok(())
     }
 }

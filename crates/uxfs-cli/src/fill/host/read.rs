@@ -111,39 +111,13 @@ impl Data {
     }
 }
 
-/// Memory of a batch that was taken. It goes back when nobody needs it any more.
-struct Taken {
-    data: Data,
-    back: Sender<Data>,
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        let empty = Data { buf: AlignedBuf::zeroed(0), filled: 0 };
-        // Who reads may have come to the end.
-        let _ = self.back.send(std::mem::replace(&mut self.data, empty));
-    }
-}
-
-/// Bytes of a file, for another thread.
-pub struct Piece {
-    of: Arc<Taken>,
-    part: Range<usize>,
-}
-
-impl AsRef<[u8]> for Piece {
-    fn as_ref(&self) -> &[u8] {
-        &self.of.data.buf[self.part.clone()]
-    }
-}
-
 /// The steps, as they are taken.
 pub struct Steps {
     from: Receiver<Batch>,
     /// Where memory goes that is not needed any more.
     back: Sender<Data>,
     steps: std::vec::IntoIter<Step>,
-    data: Option<Arc<Taken>>,
+    data: Option<Data>,
     /// A file was begun and not ended.
     in_file: bool,
 }
@@ -151,12 +125,7 @@ pub struct Steps {
 impl Steps {
     /// The bytes that the last step is about.
     pub fn bytes(&self, part: Range<usize>) -> &[u8] {
-        self.data.as_ref().map_or(&[], |taken| &taken.data.buf[part])
-    }
-
-    /// The same, for longer than until the next step is taken.
-    pub fn piece(&self, part: Range<usize>) -> Option<Piece> {
-        Some(Piece { of: self.data.clone()?, part })
+        self.data.as_ref().map_or(&[], |data| &data.buf[part])
     }
 
     /// What comes next of the file that was begun; `None` behind its end.
@@ -180,7 +149,10 @@ impl Iterator for Steps {
                 None => match self.from.recv() {
                     Ok(Batch { steps, data }) => {
                         self.steps = steps.into_iter();
-                        self.data = Some(Arc::new(Taken { data, back: self.back.clone() }));
+                        if let Some(used) = self.data.replace(data) {
+                            // Who reads may have come to the end.
+                            let _ = self.back.send(used);
+                        }
                     }
                     Err(_) => break None,
                 },
