@@ -98,6 +98,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether somebody else has what was to be measured.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        use DeviceError::{Attached, BeingRead, BeingWritten, Claimed, Locked};
+        matches!(self, Self::Device(Locked | BeingRead | BeingWritten | Attached(_) | Claimed))
+    }
+
+    /// What the host said, if it was the host.
+    #[must_use]
+    pub fn host_error(&self) -> Option<&std::io::Error> {
+        match self {
+            Self::Host { source, .. } | Self::Device(DeviceError::Io { source, .. }) => Some(source),
+            _ => None,
+        }
+    }
+
     /// Wraps an error of the host with what was being done.
     pub(crate) fn host(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();

@@ -67,6 +67,14 @@ pub enum Exit {
 }
 
 impl Exit {
+    /// The same, about something that has to be there.
+    pub fn of_source(error: &std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Self::NotFound,
+            _ => Self::of_host(error),
+        }
+    }
+
     /// Of what the host said about a file of its own.
     pub fn of_host(error: &std::io::Error) -> Self {
         match error.kind() {

@@ -19,7 +19,7 @@ pub struct Global {
     #[arg(long, global = true)]
     pub norecovery: bool,
     /// Memory that caches of metadata and of pages may take together. Verbs that go through many files (cp, tar, untar, rm) take
-    /// half as much again at most, and 256 MiB for all else.
+    /// half as much again at most, and 256 MiB for all else, and 8 MiB more for each thread above 8 that is asked for.
     #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size, default_value = "64M")]
     pub cache_size: u64,
     /// Print JSON: one object, or one a line.

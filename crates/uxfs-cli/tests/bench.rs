@@ -5,6 +5,7 @@ use serde_json::Value;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -464,7 +465,7 @@ fn an_interrupted_run_unmounts_what_it_mounted() {
     }
     kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
     let output = child.wait_with_output().expect("it ends");
-    assert_eq!(output.status.code(), Some(6));
+    assert_eq!(output.status.code(), Some(11));
     assert!(String::from_utf8_lossy(&output.stderr).contains("interrupted"));
     assert!(!mounted());
     assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
@@ -495,7 +496,7 @@ fn values_separated_by_commas_are_those_of_the_run() {
 #[test]
 fn a_page_that_cannot_be_made_is_told_before_anything_is_measured() {
     let output = output(&["bench", "overwrite", "--rounds=1000000", "--report=/nowhere/page.html"]);
-    assert_eq!(output.status.code(), Some(6));
+    assert_eq!(output.status.code(), Some(3));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("/nowhere/page.html"), "{said}");
 }
@@ -513,7 +514,7 @@ fn a_file_that_is_there_is_not_overwritten() {
     let keep = dir.path().join("keep");
     std::fs::write(&keep, "precious").unwrap();
     let output = output(&["bench", "overwrite", "--keep", keep.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(output.status.code(), Some(9));
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(
         said,
@@ -685,5 +686,39 @@ fn whole_trees_come_in_and_out_beside_the_kernels_tools() {
     }
     for args in [&["bench", "trees", "--csv"][..], &["bench", "overwrite", "--source=/tmp"]] {
         assert_eq!(output(args).status.code(), Some(2), "{args:?}");
+    }
+}
+
+/// A page took the place of whatever had its name: of a volume, a device, a file of another kind.
+#[test]
+fn a_page_takes_the_place_of_a_page_alone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let args =
+        ["bench", "rangelock", "--rounds=1", "--min-time=1", "--size=1M", "--pages=100", "--threads=1"];
+    let report = |path: &Path| output(&[&args[..], &[&format!("--report={}", path.display())]].concat());
+    assert!(output(&["mkfs", "-q", "--small", path("volume").to_str().unwrap(), "20M"]).status.success());
+    std::fs::write(path("text"), "text").unwrap();
+    std::os::unix::fs::symlink("text", path("link")).unwrap();
+    std::fs::create_dir(path("dir")).unwrap();
+    let mode = rustix::fs::Mode::RUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let before = |name: &str| {
+        let found = path(name).symlink_metadata().unwrap();
+        (found.file_type(), found.len(), found.is_file().then(|| std::fs::read(path(name)).unwrap()))
+    };
+    for name in ["volume", "text", "link", "dir", "fifo"] {
+        let was = before(name);
+        let output = report(&path(name));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(9), "{name}: {said}");
+        assert!(said.contains(name) && said.contains("name a new file"), "{said}");
+        assert!(output.stdout.is_empty() && before(name) == was, "{name}");
+    }
+    assert_eq!(report(Path::new("-")).status.code(), Some(2));
+    // A new one, and the same again.
+    for _ in 0..2 {
+        assert!(report(&path("page.html")).status.success());
+        assert!(std::fs::read_to_string(path("page.html")).unwrap().contains("<title>uxfs bench</title>"));
     }
 }

@@ -348,13 +348,26 @@ fn what_has_to_be_in_order_is_done_by_one_thread() {
             &"-q",
             &"--small",
             &image,
-            &"20M",
+            &"100M",
             &"-m",
             &"uuid=6f2b1f27-90d8-4b9a-8e5b-1d0c7c3f6a11",
         ]);
         at_a_time(&[&"cp", &"-r", &"--threads", &threads, &source, &format!("{}:/", image.display())]);
     }
     assert!(std::fs::read(&images[0]).unwrap() == std::fs::read(&images[1]).unwrap());
+    // A time that verbs take from the environment one by one.
+    let larger = dir.path().join("larger");
+    tree(&larger);
+    at_a_time(&[&"cp", &"-r", &larger, &format!("{}:/", images[0].display())]);
+    for _ in 0..2 {
+        let removed = ["1", "8"].map(|threads| {
+            let image = dir.path().join(format!("removed{threads}"));
+            std::fs::copy(&images[0], &image).unwrap();
+            at_a_time(&[&"rm", &"-r", &"--threads", &threads, &format!("{}:/larger", image.display())]);
+            std::fs::read(&image).unwrap()
+        });
+        assert!(removed[0] == removed[1]);
+    }
     let image = Image::new(&[]);
     let output = uxfs(&[&"cp", &"-rv", &"--threads", &"8", &source, &image.at("/")]);
     assert!(output.status.success());

@@ -289,7 +289,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     }
     if let Some(keep) = args.keep.as_ref().filter(|keep| keep.symlink_metadata().is_ok()) {
         let what = "is there already; name a new file to keep the volume in";
-        return Err(Failure::new(Exit::Usage, format!("{}: {what}", host_name(keep))));
+        return Err(Failure::new(Exit::AlreadyExists, format!("{}: {what}", host_name(keep))));
     }
     let config = args.config()?;
     if args.workload == Asked::Trees {
@@ -353,7 +353,12 @@ pub fn failure(error: Error) -> Failure {
     let exit = match &error {
         Error::Usage(_) => Exit::Usage,
         Error::Content { .. } | Error::Time { .. } => Exit::Damaged,
-        _ => Exit::Io,
+        Error::Interrupted => Exit::Interrupted,
+        Error::Volume(error) => {
+            error.downcast_ref::<uxfs::Error>().map_or(Exit::Io, |error| error.kind().into())
+        }
+        other if other.is_in_use() => Exit::Locked,
+        other => other.host_error().map_or(Exit::Io, Exit::of_source),
     };
     Failure::new(exit, format!("bench: {error}"))
 }

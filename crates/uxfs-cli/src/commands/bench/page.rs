@@ -1,10 +1,13 @@
 //! The page of a run: under another name until it is whole.
 
 use crate::exit::{Exit, Failure, Result, host_name};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 use uxfs_bench::{Heading, Machine, Report, page};
+
+/// What a page begins with.
+const START: &[u8] = b"<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n";
 
 /// A page that is about to be made; what was there before stays until then.
 pub struct Page {
@@ -15,6 +18,7 @@ pub struct Page {
 impl Page {
     /// Finds out whether it can be made, before anything is measured for it.
     pub fn create(path: &Path) -> Result<Self> {
+        check_place(path)?;
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let file = tempfile::Builder::new().prefix(".uxfs-bench-").tempfile_in(dir).map_err(failed(path))?;
         Ok(Self { file, path: path.to_owned() })
@@ -22,6 +26,7 @@ impl Page {
 
     /// Makes it.
     pub fn write(mut self, report: &Report) -> Result<()> {
+        check_place(&self.path)?;
         let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
         let words: Vec<String> = std::iter::once("uxfs".to_owned()).chain(words).collect();
         let heading = Heading {
@@ -35,6 +40,27 @@ impl Page {
         self.file.persist(&self.path).map_err(|error| failed(&self.path)(error.error))?;
         Ok(())
     }
+}
+
+/// Refuses to put a page in the place of anything but a page or an empty file.
+fn check_place(path: &Path) -> Result<()> {
+    if path.as_os_str() == "-" {
+        return Err(Failure::new(Exit::Usage, "--report -: a page is a file; name one"));
+    }
+    let found = match path.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(failed(path))?,
+    };
+    let is_page = || -> std::io::Result<bool> {
+        let mut start = vec![0; START.len()];
+        let len = std::fs::File::open(path)?.read(&mut start)?;
+        Ok(start[..len].eq_ignore_ascii_case(START))
+    };
+    if found.is_file() && (found.len() == 0 || is_page().map_err(failed(path))?) {
+        return Ok(());
+    }
+    let what = "is there already, and no page that could be replaced; name a new file";
+    Err(Failure::new(Exit::AlreadyExists, format!("{}: {what}", host_name(path))))
 }
 
 /// As the umask leaves new files; a temporary file is its owner's alone.
@@ -57,7 +83,7 @@ fn quoted(word: &str) -> String {
 
 fn failed(path: &Path) -> impl FnOnce(std::io::Error) -> Failure {
     let path = host_name(path).to_string();
-    move |error| Failure::new(Exit::Io, format!("{path}: {error}"))
+    move |error| Failure::new(Exit::of_source(&error), format!("{path}: {error}"))
 }
 
 #[cfg(test)]

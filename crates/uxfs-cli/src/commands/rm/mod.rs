@@ -28,6 +28,7 @@ pub struct Args {
 
 /// Removes each.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
+    let global = &global.at_source_date()?;
     edit::change_each(global, &args.locations, |volume, location, problems| {
         match one(args, global, volume, location, problems) {
             Err(failure) if args.force && failure.exit() == Exit::NotFound => Ok(()),
