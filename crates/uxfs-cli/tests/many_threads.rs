@@ -357,7 +357,11 @@ fn what_has_to_be_in_order_is_done_by_one_thread() {
     assert!(std::fs::read(&images[0]).unwrap() == std::fs::read(&images[1]).unwrap());
     // A time that verbs take from the environment one by one.
     let larger = dir.path().join("larger");
-    tree(&larger);
+    for of in 0..60 {
+        let of = larger.join(format!("d{}/e{of}", of % 7));
+        std::fs::create_dir_all(&of).unwrap();
+        (0..50).for_each(|nth| std::fs::write(of.join(format!("f{nth}")), [7; 5000]).unwrap());
+    }
     at_a_time(&[&"cp", &"-r", &larger, &format!("{}:/", images[0].display())]);
     for _ in 0..2 {
         let removed = ["1", "8"].map(|threads| {
