@@ -297,3 +297,20 @@ fn attributes_of_users_are_of_files_and_directories_alone() {
         assert_eq!(refused, Err(rustix::io::Errno::PERM));
     }
 }
+
+/// It was the name that was said to be too long, or not possible.
+#[test]
+fn a_target_that_no_link_can_have_is_told_as_one() {
+    let image = Forged::new("16M");
+    for (target, what) in [
+        (vec![b't'; 1024], "long: the target of the symbolic link is longer than 1023 bytes"),
+        (Vec::new(), "long: it is no possible target of a symbolic link"),
+    ] {
+        let header = record("linkpath", &target);
+        let parts = if target.is_empty() { vec![] } else { vec![entry(b'x', "x", &header)] };
+        let (code, said) = untar(&image, &[parts, vec![entry(b'2', "long", b""), vec![0; 1024]]].concat());
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains(what), "{said}");
+    }
+    assert!(uxfs_ok(&[&"ls", &image.path]).is_empty());
+}

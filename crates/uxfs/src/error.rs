@@ -206,7 +206,7 @@ fn name_kind(problem: NameProblem) -> ErrorKind {
         NameProblem::NotEmpty => ErrorKind::NotEmpty,
         NameProblem::NotDirectory => ErrorKind::NotADirectory,
         NameProblem::IsDirectory => ErrorKind::IsADirectory,
-        NameProblem::TooLong => ErrorKind::NameTooLong,
+        NameProblem::TooLong | NameProblem::TargetTooLong => ErrorKind::NameTooLong,
         NameProblem::TooManyLinks | NameProblem::Crowded => ErrorKind::TooManyLinks,
         NameProblem::IntoItself => ErrorKind::IntoItself,
         NameProblem::OtherProject => ErrorKind::OtherProject,

@@ -66,10 +66,10 @@ impl Volume {
         new: &NewInode,
     ) -> Result<InodeHandle> {
         if target.is_empty() || target.contains(&0) {
-            return Err(NameProblem::Invalid.into());
+            return Err(NameProblem::NoTarget.into());
         }
         if target.len() > symlink::WRITABLE_MAX {
-            return Err(NameProblem::TooLong.into());
+            return Err(NameProblem::TargetTooLong.into());
         }
         let new = NewInode { mode: 0o120_777, umask: 0, ..*new };
         Ok(self.make(dir, Some(name), &new, Some(target))?.0)

@@ -78,6 +78,12 @@ pub enum NameProblem {
     /// The name is empty, `.` or `..`, or has a byte that no name has.
     #[error("it is no possible name")]
     Invalid,
+    /// The target of a symbolic link is empty, or has a zero byte.
+    #[error("it is no possible target of a symbolic link")]
+    NoTarget,
+    /// The target of a symbolic link has more bytes than one can have.
+    #[error("the target of the symbolic link is longer than 1023 bytes")]
+    TargetTooLong,
     /// The inode cannot have more names.
     #[error("it has too many links")]
     TooManyLinks,
