@@ -35,7 +35,7 @@ const SMALL: [&str; 9] = [
 fn json_lines_have_all_fields_and_a_page_has_all_lines() {
     let dir = tempfile::tempdir().expect("a directory");
     let page = dir.path().join("page.html");
-    std::fs::write(&page, "of another run").expect("room");
+    std::fs::write(&page, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\nof another run").expect("room");
     let report = format!("--report={}", page.display());
     let output = output(
         &[
@@ -720,5 +720,33 @@ fn a_page_takes_the_place_of_a_page_alone() {
     for _ in 0..2 {
         assert!(report(&path("page.html")).status.success());
         assert!(std::fs::read_to_string(path("page.html")).unwrap().contains("<title>uxfs bench</title>"));
+    }
+}
+
+/// What means nothing to a workload was taken without a word, and who asked for it could believe that it was measured.
+#[test]
+fn options_that_mean_nothing_to_a_workload_are_refused() {
+    for (workload, option) in [
+        ("overwrite", "--direct"),
+        ("overwrite", "--block=64K"),
+        ("rangelock", "--dirs=3"),
+        ("dbench", "--sync=serialized"),
+        ("seq", "--force"),
+        ("osync", "--compat=6.1"),
+        ("overwrite", "--handles=locked"),
+        ("cow", "--reservation=locked"),
+        ("fxmark", "--cil=single-lock"),
+        ("randrw", "--vectors=two-pass"),
+        ("rangelock", "--vs=/tmp"),
+        ("handles", "--fsync=1K"),
+        ("fsmark", "--workload=DRBL"),
+        ("all", "--source=/tmp"),
+        ("trees", "--direct"),
+    ] {
+        let output = output(&["bench", workload, option]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{workload} {option}: {said}");
+        let name = option.split('=').next().unwrap();
+        assert!(said.starts_with(&format!("uxfs: {name}: ")) && output.stdout.is_empty(), "{said}");
     }
 }

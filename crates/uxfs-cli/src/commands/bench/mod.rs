@@ -218,6 +218,53 @@ impl Args {
         Ok(vec![one])
     }
 
+    /// Refuses what is asked for and means nothing to what is run: nobody is to believe that it was measured.
+    fn check_heeded(&self, workloads: &[Workload]) -> Result<()> {
+        use Workload::{Cow, Dbench, FsMark, FxMark, Handles, OSync, Overwrite, RandRw, Seq};
+        let one_of = |those: &[Workload]| workloads.iter().any(|one| those.contains(one));
+        let trees = self.workload == Asked::Trees;
+        let journals = one_of(&[Handles, FsMark, Dbench]);
+        let volumes = journals || one_of(&[FxMark, Cow]) || trees;
+        let has_others = workloads.iter().any(|one| *one != Workload::RangeLock) || trees;
+        let [unasked_block, unasked_dirs] = [self.block == 1 << 20, self.dirs == 1];
+        let options = [
+            ("--direct", self.direct, one_of(&[RandRw]), "only randrw has both ways"),
+            ("--block", !unasked_block, one_of(&[Seq]), "only seq has requests of any size"),
+            ("--dirs", !unasked_dirs, one_of(&[FsMark]), "only fsmark spreads files over directories"),
+            ("--sync", !self.sync.is_empty(), one_of(&[OSync]), "only osync has several ways to flush"),
+            ("--force", self.force, one_of(&[OSync]), "only osync writes all over a device"),
+            ("--compat", self.compat.is_some(), volumes, "this workload's volume is always the same"),
+            ("--handles", !self.handles.is_empty(), journals, "this workload begins no transactions"),
+            ("--reservation", !self.reservation.is_empty(), journals, "this workload begins no transactions"),
+            ("--cil", !self.cil.is_empty(), journals, "this workload begins no transactions"),
+            ("--vectors", !self.vectors.is_empty(), journals, "this workload begins no transactions"),
+            ("--vs", !self.vs.is_empty(), has_others, "the kernel has no such lock to compare"),
+            (
+                "--keep",
+                self.keep.is_some(),
+                one_of(&[Overwrite, RandRw, FsMark]),
+                "this workload leaves no volume that could be kept",
+            ),
+            (
+                "--fsync",
+                self.fsync.is_some(),
+                one_of(&[FsMark]),
+                "only fsmark makes files durable one by one",
+            ),
+            (
+                "--workload",
+                !self.fxmark.is_empty(),
+                one_of(&[FxMark]),
+                "only fxmark has workloads of its own",
+            ),
+            ("--source", self.source.is_some(), trees, "only trees has a tree"),
+        ];
+        match options.into_iter().find(|(_, is_asked, is_heeded, _)| *is_asked && !is_heeded) {
+            Some((option, .., why)) => Err(Failure::new(Exit::Usage, format!("{option}: {why}"))),
+            None => Ok(()),
+        }
+    }
+
     fn config(&self) -> Result<Config> {
         let in_memory = !matches!(self.device, Place::Dir(_));
         let unsaid = Config::default();
@@ -273,20 +320,7 @@ fn fxmark_help() -> String {
 /// Runs the workloads that are asked for.
 pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let workloads = args.workloads()?;
-    if args.keep.is_some()
-        && workloads
-            .iter()
-            .all(|one| !matches!(one, Workload::Overwrite | Workload::RandRw | Workload::FsMark))
-    {
-        let what = "--keep: this workload leaves no volume that could be kept";
-        return Err(Failure::new(Exit::Usage, what));
-    }
-    if args.fsync.is_some() && !workloads.contains(&Workload::FsMark) {
-        return Err(Failure::new(Exit::Usage, "--fsync: only fsmark makes files durable one by one"));
-    }
-    if !args.fxmark.is_empty() && !workloads.contains(&Workload::FxMark) {
-        return Err(Failure::new(Exit::Usage, "--workload: only fxmark has workloads of its own"));
-    }
+    args.check_heeded(&workloads)?;
     if let Some(keep) = args.keep.as_ref().filter(|keep| keep.symlink_metadata().is_ok()) {
         let what = "is there already; name a new file to keep the volume in";
         return Err(Failure::new(Exit::AlreadyExists, format!("{}: {what}", host_name(keep))));
@@ -294,9 +328,6 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     let config = args.config()?;
     if args.workload == Asked::Trees {
         return trees(args, &config, global);
-    }
-    if args.source.is_some() {
-        return Err(Failure::new(Exit::Usage, "--source: only trees has a tree"));
     }
     if args.model {
         return model::run(&config, &workloads, args.moved_ns, global);
