@@ -66,8 +66,11 @@ fn bytes(file: &File) -> Vec<u8> {
     bytes
 }
 
+/// Its name, and what it does to a file.
+type Way = (&'static str, fn(&File));
+
 /// What is done to files that have four blocks, an unwritten one and a hole, each by handles past the pages and through them.
-const WAYS: [(&str, fn(&File)); 7] = [
+const WAYS: [Way; 7] = [
     ("over shared blocks", |file| file.write_at(&[NEW; 2 * BLOCK as usize], BLOCK).expect("written")),
     ("over a part of one", |file| file.write_at(&[NEW; 700], 100).expect("written")),
     ("what was set aside", |file| file.write_at(&[NEW; BLOCK as usize], 4 * BLOCK).expect("written")),
