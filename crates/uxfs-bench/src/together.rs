@@ -64,18 +64,11 @@ pub(crate) trait Cycle: Sync {
     fn run(&self, part: &mut Self::Part, clock: &mut impl Clock) -> Result<()>;
 }
 
-/// What one thread did while it counted, and what single operations took after that.
+/// What one thread did while it counted, and what single operations took after that, if they were timed.
 struct Done {
     start: Instant,
     end: Instant,
     tally: Tally,
-}
-
-/// What one thread did while it counted.
-struct Counted {
-    start: Instant,
-    end: Instant,
-    ops: u64,
 }
 
 /// Runs `cycle` over and over, in a thread for each of `parts`, for about `time`; each call makes `each` operations. Gives
@@ -102,7 +95,8 @@ pub(crate) fn count<P: Send>(
                         cycle(part)?;
                         done += each;
                         if phase.load(Ordering::Relaxed) == Phase::Stop as u8 {
-                            return Ok(Counted { start, end: Instant::now(), ops: done });
+                            let end = Instant::now();
+                            return Ok(Done { start, end, tally: Tally { ops: done, ..Tally::default() } });
                         }
                     }
                 })
@@ -117,11 +111,7 @@ pub(crate) fn count<P: Send>(
             .map(|worker| worker.join().unwrap_or(Err(Error::Panicked)))
             .collect::<Result<Vec<_>>>()
     })?;
-    let start = counted.iter().map(|thread| thread.start).min();
-    let end = counted.iter().map(|thread| thread.end).max();
-    let wall = start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);
-    let ops: u64 = counted.iter().map(|thread| thread.ops).sum();
-    Ok(ops as f64 / wall.as_secs_f64().max(1e-9))
+    Ok(sample(&counted).ops_per_s)
 }
 
 /// Runs `cycle` over and over, in a thread for each of `parts`, for about `time`. Gives how many operations a second all
@@ -141,12 +131,17 @@ pub(crate) fn run<C: Cycle>(parts: &mut [C::Part], time: Duration, cycle: &C) ->
             .map(|worker| worker.join().unwrap_or(Err(Error::Panicked)))
             .collect::<Result<Vec<_>>>()
     })?;
+    Ok(sample(&done))
+}
+
+/// What all threads did together.
+fn sample(done: &[Done]) -> Sample {
     let start = done.iter().map(|thread| thread.start).min();
     let end = done.iter().map(|thread| thread.end).max();
     let wall = start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start);
     let mut tally = Tally::default();
     done.iter().for_each(|thread| tally.add(&thread.tally));
-    Ok(Sample::of(&tally, wall))
+    Sample::of(&tally, wall)
 }
 
 /// One thread's part in all phases. It counts one cycle at least, and times one.

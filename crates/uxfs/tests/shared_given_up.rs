@@ -42,6 +42,17 @@ fn bytes(file: &File) -> Vec<u8> {
     bytes
 }
 
+/// A volume whose device records what is written from now on, and what was there before.
+fn recorded(device: Arc<dyn BlockDevice>) -> (MemoryDevice, Arc<Recorder>, Volume) {
+    let base = MemoryDevice::anonymous(BYTES).expect("memory");
+    let mut all = vec![0; BYTES as usize];
+    device.read(0, &mut all).expect("read");
+    base.write(0, &all, Durability::Volatile).expect("written");
+    let recorder = Arc::new(Recorder::new(Means { fua: true, write_cache: true }.of(device)));
+    let volume = Volume::open_device(recorder.clone(), &OpenOptions::new().writable(true)).expect("opens");
+    (base, recorder, volume)
+}
+
 /// What the file that gave its share up has behind a power cut that keeps all writes, or those alone that are durable.
 fn behind_a_cut(gives_up: GivesUp, syncing: Syncing, keeps_all: bool) -> Option<Vec<u8>> {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
@@ -54,13 +65,7 @@ fn behind_a_cut(gives_up: GivesUp, syncing: Syncing, keeps_all: bool) -> Option<
     drop(kept);
     volume.close().expect("closed");
     drop(volume);
-    let base = MemoryDevice::anonymous(BYTES).expect("memory");
-    let mut all = vec![0; BYTES as usize];
-    device.read(0, &mut all).expect("read");
-    base.write(0, &all, Durability::Volatile).expect("written");
-
-    let recorder = Arc::new(Recorder::new(Means { fua: true, write_cache: true }.of(device)));
-    let volume = Volume::open_device(recorder.clone(), &OpenOptions::new().writable(true)).expect("opens");
+    let (base, recorder, volume) = recorded(device);
     let given = volume.open_file("given up").expect("there");
     volume.sync().expect("synced");
     gives_up(&volume, given);
@@ -100,12 +105,7 @@ fn no_file_has_the_bytes_of_one_that_it_shared_blocks_with() {
 fn a_durable_overwrite_is_found_where_its_block_is_new() {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
     mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true), true).expect("made");
-    let base = MemoryDevice::anonymous(BYTES).expect("memory");
-    let mut all = vec![0; BYTES as usize];
-    device.read(0, &mut all).expect("read");
-    base.write(0, &all, Durability::Volatile).expect("written");
-    let recorder = Arc::new(Recorder::new(Means { fua: true, write_cache: true }.of(device)));
-    let volume = Volume::open_device(recorder.clone(), &OpenOptions::new().writable(true)).expect("opens");
+    let (base, recorder, volume) = recorded(device);
     let file = new_file(&volume, "new");
     file.write_at(&[OLD; BLOCK as usize], 0).expect("written");
     file.syncing(Syncing::Data).write_at(&[KEPT; BLOCK as usize], 0).expect("written");

@@ -350,23 +350,15 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         let Some((range, mode)) = self.file.write_range(offset, buf.len())? else { return Ok(true) };
         point(CHANGE);
         let held = self.file.lock().hold(range, mode);
-        if self.is_cached() {
+        let is_written = if self.is_cached() {
             drop(held);
-            return self.overwrite_cached_durably(offset, buf);
-        }
-        let is_written = self.file.overwrite_held_durably(offset, buf)?;
-        drop(held);
-        if is_written {
-            self.map().overwritten();
-        }
-        Ok(is_written)
-    }
-
-    #[cold]
-    fn overwrite_cached_durably(&self, offset: u64, buf: &[u8]) -> Outcome<bool, M> {
-        let held = self.hold_to_change(offset..offset + buf.len() as u64)?;
-        let is_written = self.file.overwrite_held_durably(offset, buf)?;
-        drop(held);
+            let _held = self.hold_to_change(offset..end)?;
+            self.file.overwrite_held_durably(offset, buf)?
+        } else {
+            let is_written = self.file.overwrite_held_durably(offset, buf)?;
+            drop(held);
+            is_written
+        };
         if is_written {
             self.map().overwritten();
         }

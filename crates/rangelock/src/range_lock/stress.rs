@@ -108,19 +108,24 @@ impl Scene {
     }
 }
 
+/// Has so many threads make all steps together, each with its own numbers.
+fn by_threads(threads: u64, step: impl Fn(&mut Random) + Sync) {
+    thread::scope(|scope| {
+        for thread in 0..threads {
+            let step = &step;
+            scope.spawn(move || {
+                let mut random = Random(thread);
+                (0..STEPS / threads).for_each(|_| step(&mut random));
+            });
+        }
+    });
+}
+
 #[test]
 fn visible_readers_and_writers_exclude_each_other() {
     for threads in [2, 4, 16] {
         let scene = Scene::default();
-        thread::scope(|scope| {
-            for thread in 0..threads {
-                let scene = &scene;
-                scope.spawn(move || {
-                    let mut random = Random(thread);
-                    (0..STEPS / threads).for_each(|_| scene.step(&mut random));
-                });
-            }
-        });
+        by_threads(threads, |random| scene.step(random));
         assert!(scene.visible.load(Ordering::Relaxed) > STEPS / 10, "{threads} threads");
         while !scene.left.lock().unwrap().is_empty() {
             scene.give_back_one();
@@ -134,25 +139,17 @@ fn visible_readers_and_writers_exclude_each_other() {
 fn visible_readers_and_writers_who_wait() {
     for threads in [2, 4, 16] {
         let scene = Scene::default();
-        thread::scope(|scope| {
-            for thread in 0..threads {
-                let scene = &scene;
-                scope.spawn(move || {
-                    let mut random = Random(thread);
-                    for _ in 0..STEPS / threads {
-                        if random.below(20) == 0 {
-                            scene.lock.table()[0].bias();
-                        }
-                        let mode = if random.below(20) == 0 { Mode::Exclusive } else { Mode::Shared };
-                        let token = scene.lock.acquire(0..1 + random.below(BYTES), mode);
-                        scene.file.enter(&token);
-                        if random.below(8) == 0 {
-                            thread::yield_now();
-                        }
-                        scene.give_back(token);
-                    }
-                });
+        by_threads(threads, |random| {
+            if random.below(20) == 0 {
+                scene.lock.table()[0].bias();
             }
+            let mode = if random.below(20) == 0 { Mode::Exclusive } else { Mode::Shared };
+            let token = scene.lock.acquire(0..1 + random.below(BYTES), mode);
+            scene.file.enter(&token);
+            if random.below(8) == 0 {
+                thread::yield_now();
+            }
+            scene.give_back(token);
         });
         assert!(scene.lock.try_lock(0..u64::MAX, Mode::Exclusive).is_some());
     }

@@ -70,9 +70,9 @@ impl Step {
         }
     }
 
-    /// Whether it begins with a volume that has nothing in it.
-    const fn is_first(self) -> bool {
-        matches!(self, Self::Untar | Self::Copy)
+    /// Whether it begins with another new volume than the steps before.
+    const fn begins_anew(self) -> bool {
+        matches!(self, Self::Copy)
     }
 }
 
@@ -149,7 +149,7 @@ pub fn trees(
         let make = |name| Image::make(config, dir.path().join(name), source.volume_bytes);
         let [mut ours, mut theirs] = [make("uxfs.img")?, make("kernel.img")?];
         for (step, rounds) in &mut taken {
-            if step.is_first() {
+            if step.begins_anew() {
                 [ours, theirs] = [ours.anew(config)?, theirs.anew(config)?];
             }
             // Who begins changes from round to round.

@@ -139,7 +139,8 @@ impl<'a, 'b> FromArchive<'a, 'b> {
             && self.filler.is_new(&dir)
             && let Some(content) = content(reader, entry, &of)?
         {
-            return self.give(makers, at, Small { name: name.to_vec(), of, content }, short(&entry.name));
+            self.give(makers, at, dir, Small { name: name.to_vec(), of, content }, short(&entry.name));
+            return Ok(());
         }
         self.have_alone(makers, at, &dir, name)?;
         match &entry.what {
@@ -171,20 +172,12 @@ impl<'a, 'b> FromArchive<'a, 'b> {
     }
 
     /// Has another thread make a file: the one that makes all files of its directory.
-    fn give(
-        &mut self,
-        makers: &mut Makers<'_, 'b>,
-        at: usize,
-        small: Small<Vec<u8>>,
-        shown: String,
-    ) -> Outcome<()> {
-        let dir = self.dir(at)?;
+    fn give(&mut self, makers: &mut Makers<'_, 'b>, at: usize, dir: Dir, small: Small, shown: String) {
         let thread = *self.dirs[at].thread.get_or_insert_with(|| makers.threads.least_busy());
         makers.names.insert((at, small.name.clone()), &makers.threads, thread);
         let bytes = small.bytes();
         let make = move |filler: &mut Filler<'b>| small.make(filler, &dir);
         makers.threads.give(thread, bytes, shown, Box::new(make));
-        Ok(())
     }
 
     /// Waits until a name is as the entries before say, and, if there is something to be put out of the way, or the name is like
@@ -232,10 +225,11 @@ impl<'a, 'b> FromArchive<'a, 'b> {
             at = match self.places.get(&place) {
                 Some(&known) => known,
                 None => {
-                    self.have_alone(makers, at, &self.dir(at)?, name)?;
+                    let parent = self.dir(at)?;
+                    self.have_alone(makers, at, &parent, name)?;
                     let plain = self.plain();
                     let of = of.filter(|_| nth + 1 == parts.len()).unwrap_or(&plain);
-                    let dir = self.filler.directory(&self.dir(at)?, name, of)?;
+                    let dir = self.filler.directory(&parent, name, of)?;
                     // One that was there stays what it is, unless the archive names it.
                     self.dirs.push(Known::new(dir.node()));
                     self.places.insert(place, self.dirs.len() - 1);
@@ -280,11 +274,7 @@ impl<'a, 'b> FromArchive<'a, 'b> {
 }
 
 /// Reads what is in a file that another thread is to make; `None` if that is not for another thread.
-fn content<R: Read>(
-    reader: &mut Reader<R>,
-    entry: &Entry,
-    of: &Attributes,
-) -> Outcome<Option<Content<Vec<u8>>>> {
+fn content<R: Read>(reader: &mut Reader<R>, entry: &Entry, of: &Attributes) -> Outcome<Option<Content>> {
     let bytes = entry.runs.iter().fold(0_u64, |bytes, (_, len)| bytes.saturating_add(*len));
     if !is_small(of, bytes, entry.runs.len()) {
         return Ok(None);

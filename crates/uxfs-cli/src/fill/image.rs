@@ -19,14 +19,10 @@ use uxfs::{Dir, ErrorKind, File, Metadata, Node, Volume};
 pub struct FromImage<'a, 'b> {
     filler: &'a mut Filler<'b>,
     problems: &'a mut Problems,
-    volume: &'a Volume,
+    origin: Origin,
     source: &'a Location,
-    /// Whether the volume is the one that is written.
-    same: bool,
     /// Copies of files with several names, by the inode number in the source.
     linked: BTreeMap<u64, Linked>,
-    /// What the volume keeps, where all is to be kept.
-    keeps: Option<Keeps>,
 }
 
 /// A directory that is being filled.
@@ -41,7 +37,9 @@ struct Level {
 #[derive(Clone)]
 struct Origin {
     volume: Volume,
+    /// Whether the volume is the one that is written.
     same: bool,
+    /// What the new volume keeps, where all is to be kept.
     keeps: Option<Keeps>,
 }
 
@@ -59,11 +57,12 @@ impl<'a, 'b> FromImage<'a, 'b> {
     pub fn new(
         filler: &'a mut Filler<'b>,
         problems: &'a mut Problems,
-        volume: &'a Volume,
+        volume: &Volume,
         source: &'a Location,
         same: bool,
     ) -> Self {
-        Self { filler, problems, volume, source, same, linked: BTreeMap::new(), keeps: None }
+        let origin = Origin { volume: volume.clone(), same, keeps: None };
+        Self { filler, problems, origin, source, linked: BTreeMap::new() }
     }
 
     /// Copies a node, a directory with all that is in it.
@@ -71,9 +70,9 @@ impl<'a, 'b> FromImage<'a, 'b> {
         let to = target.dir.node().volume().clone();
         if self.filler.rules().exact {
             let info = to.info().map_err(|error| Trouble::from(error).failure(self.place(&target.path)))?;
-            self.keeps = Some(Keeps::of(&info));
+            self.origin.keeps = Some(Keeps::of(&info));
         }
-        let threads = if self.same { 1 } else { self.filler.rules().threads };
+        let threads = if self.origin.same { 1 } else { self.filler.rules().threads };
         std::thread::scope(|scope| {
             let mut threads = Threads::new(scope, self.filler, threads);
             let done = self.tree(node, target, &mut threads);
@@ -84,7 +83,8 @@ impl<'a, 'b> FromImage<'a, 'b> {
 
     fn tree(&mut self, node: Node, target: Target, threads: &mut Threads<'_, 'b>) -> Result<()> {
         let is_dir = node.file_type().is_dir();
-        let mut walk = Walk::new(self.volume, node, &self.source.path, Order::Sorted);
+        let volume = self.origin.volume.clone();
+        let mut walk = Walk::new(&volume, node, &self.source.path, Order::Sorted);
         let Target { dir, path, name } = target;
         self.filler.start(&path);
         let goal = dir.node().ino();
@@ -95,7 +95,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
             let name = if walk.depth() == 0 { name.as_deref() } else { Some(walk.name()) };
             let Some(to) = dirs.last_mut() else { break };
             let outcome = match step {
-                Step::Enter(node) if self.same && node.ino() == goal && is_dir => {
+                Step::Enter(node) if self.origin.same && node.ino() == goal && is_dir => {
                     walk.skip();
                     Err(Trouble::new(Exit::Usage, "a directory cannot be copied into itself"))
                 }
@@ -116,7 +116,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
                     }
                     left.map_or(Ok(()), |level| self.finish(level, &node, threads, walk.path()))
                 }
-                Step::Leaf(leaf) => match (leaf.node(self.volume), name) {
+                Step::Leaf(leaf) => match (leaf.node(&volume), name) {
                     (Ok(node), Some(name)) => {
                         self.filler.at(walk.path());
                         self.leaf(to, name, node, threads, walk.path())
@@ -170,7 +170,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
 
     /// What is to be said of the copy of a node.
     fn attributes(&self, node: &Node) -> Outcome<Attributes> {
-        attributes(node, self.keeps)
+        attributes(node, self.origin.keeps)
     }
 
     fn enter(&mut self, to: &Dir, name: Option<&[u8]>, node: &Node) -> Outcome<Dir> {
@@ -194,13 +194,13 @@ impl<'a, 'b> FromImage<'a, 'b> {
         if several {
             return self.one_of_several(&to.dir, name, &node, &metadata);
         }
-        let origin = self.origin();
         if threads.is_empty() || !to.is_new {
             let of = self.attributes(&node)?;
-            origin.leaf(self.filler, &to.dir, name, &node, &metadata, of)?;
+            self.origin.leaf(self.filler, &to.dir, name, &node, &metadata, of)?;
             return Ok(());
         }
         let thread = *to.thread.get_or_insert_with(|| threads.least_busy());
+        let origin = self.origin.clone();
         let (dir, name, bytes) = (to.dir.clone(), name.to_vec(), metadata.size.min(1 << 20) as usize);
         let make: Make<'b> = Box::new(move |filler| {
             let of = attributes(&node, origin.keeps)?;
@@ -208,10 +208,6 @@ impl<'a, 'b> FromImage<'a, 'b> {
         });
         threads.give(thread, bytes, self.shown(path), make);
         Ok(())
-    }
-
-    fn origin(&self) -> Origin {
-        Origin { volume: self.volume.clone(), same: self.same, keeps: self.keeps }
     }
 
     /// Copies a file with several names, or gives its copy another one.
@@ -229,7 +225,7 @@ impl<'a, 'b> FromImage<'a, 'b> {
         // What is protected gets no other names.
         let whole = of.inode.is_some().then(|| Box::new(of.clone()));
         of.inode = of.inode.map(Exact::unprotected);
-        let made = self.origin().leaf(self.filler, to, name, node, metadata, of)?;
+        let made = self.origin.leaf(self.filler, to, name, node, metadata, of)?;
         if let Some(made) = made {
             let names = metadata.nlink - 1;
             self.linked.insert(node.ino(), Linked { ino: made.ino(), names, of: whole });

@@ -3,7 +3,7 @@
 //! Invariant: none takes more memory than [`SMALL`] bytes and little besides, whatever an archive says.
 
 use super::{Attributes, Filler, Leaf, Outcome, end_at};
-use uxfs::{Dir, Special};
+use uxfs::{Dir, File, Special};
 
 /// Bytes of content and of attributes; who has more is made by whoever finds it.
 pub const SMALL: usize = 128 << 10;
@@ -11,19 +11,22 @@ pub const SMALL: usize = 128 << 10;
 const PIECES_MAX: usize = 1024;
 
 /// A file of any type but a directory.
-pub struct Small<P> {
+pub struct Small {
     /// Its name.
     pub name: Vec<u8>,
     /// What is said of it.
     pub of: Attributes,
     /// What is in it.
-    pub content: Content<P>,
+    pub content: Content,
 }
 
+/// Bytes of a file, and from which byte on.
+pub type Piece = (u64, Vec<u8>);
+
 /// What is in a file.
-pub enum Content<P> {
-    /// Pieces of a regular file, each from a byte on, and its size.
-    Data(Vec<(u64, P)>, u64),
+pub enum Content {
+    /// Pieces of a regular file, and its size.
+    Data(Vec<Piece>, u64),
     /// The target of a symbolic link.
     Symlink(Vec<u8>),
     /// Nothing: a device, pipe or socket.
@@ -35,7 +38,7 @@ pub fn is_small(of: &Attributes, bytes: u64, pieces: usize) -> bool {
     pieces <= PIECES_MAX && bytes.saturating_add(of.bytes() as u64) <= SMALL as u64
 }
 
-impl<P: AsRef<[u8]>> Small<P> {
+impl Small {
     /// Makes it.
     pub fn make(&self, filler: &mut Filler<'_>, dir: &Dir) -> Outcome<()> {
         let (name, of) = (&self.name, &self.of);
@@ -63,10 +66,10 @@ impl<P: AsRef<[u8]>> Small<P> {
     }
 }
 
-impl<P: AsRef<[u8]>> Content<P> {
+impl Content {
     fn bytes(&self) -> usize {
         match self {
-            Self::Data(pieces, _) => pieces.iter().map(|(_, piece)| piece.as_ref().len()).sum(),
+            Self::Data(pieces, _) => pieces.iter().map(|(_, piece)| piece.len()).sum(),
             Self::Symlink(target) => target.len(),
             Self::Special(_) => 0,
         }
@@ -74,8 +77,8 @@ impl<P: AsRef<[u8]>> Content<P> {
 }
 
 /// Adds pieces to the end of a file.
-pub fn append<P: AsRef<[u8]>>(filler: &mut Filler<'_>, to: &uxfs::File, pieces: &[(u64, P)]) -> Outcome<()> {
-    pieces.iter().try_for_each(|(at, piece)| filler.append(to, *at, piece.as_ref()))
+pub fn append(filler: &mut Filler<'_>, to: &File, pieces: &[Piece]) -> Outcome<()> {
+    pieces.iter().try_for_each(|(at, piece)| filler.append(to, *at, piece))
 }
 
 #[cfg(test)]

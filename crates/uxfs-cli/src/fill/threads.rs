@@ -130,6 +130,10 @@ impl<'a> Threads<'_, 'a> {
         }
     }
 
+    fn is_made(&self, given: Given) -> bool {
+        self.threads[given.thread.0].done.load(Ordering::Acquire) >= given.nth
+    }
+
     /// What failed since this was asked last.
     pub fn failed(&self) -> impl Iterator<Item = Failed> {
         self.failed.try_iter()
@@ -177,7 +181,7 @@ impl<'a> Threads<'_, 'a> {
 }
 
 impl Drop for Threads<'_, '_> {
-    /// What was given and not begun is not made.
+    /// Where nobody [`finish`](Self::finish)es, as in a panic, what was given and not begun is not made.
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Release);
     }
@@ -225,8 +229,7 @@ impl<K: Eq + Hash> InFlight<K> {
     /// A name is about to be given to a thread.
     pub fn insert(&mut self, name: K, threads: &Threads<'_, '_>, thread: ThreadIndex) {
         if self.names.len() >= self.most {
-            let done = |given: &Given| threads.threads[given.thread.0].done.load(Ordering::Acquire);
-            self.names.retain(|_, given| done(given) < given.nth);
+            self.names.retain(|_, given| !threads.is_made(*given));
             self.most = (2 * self.names.len()).max(1024);
         }
         let nth = threads.threads[thread.0].given + 1;
@@ -236,7 +239,7 @@ impl<K: Eq + Hash> InFlight<K> {
     /// Waits for whoever makes a name.
     pub fn wait_for(&mut self, name: &K, threads: &mut Threads<'_, '_>) -> Outcome<()> {
         let Some(given) = self.names.remove(name) else { return Ok(()) };
-        if threads.threads[given.thread.0].done.load(Ordering::Acquire) < given.nth {
+        if !threads.is_made(given) {
             threads.wait(given.thread)?;
         }
         threads.check()

@@ -225,12 +225,16 @@ impl Args {
         let trees = self.workload == Asked::Trees;
         let journals = one_of(&[Handles, FsMark, Dbench]);
         let volumes = journals || one_of(&[FxMark, Cow]) || trees;
-        let has_others = workloads.iter().any(|one| *one != Workload::RangeLock) || trees;
-        let [unasked_block, unasked_dirs] = [self.block == 1 << 20, self.dirs == 1];
+        let has_others = workloads.iter().any(|one| *one != Workload::RangeLock);
         let options = [
+            ("--model", self.model, !trees, "not of trees"),
+            ("--csv", self.csv, !trees, "not of trees"),
+            ("--lockstat", self.lockstat, !trees, "not of trees"),
+            ("--report", self.report.is_some(), !trees, "not of trees"),
+            ("--vs", !self.vs.is_empty(), !trees, "not of trees"),
             ("--direct", self.direct, one_of(&[RandRw]), "only randrw has both ways"),
-            ("--block", !unasked_block, one_of(&[Seq]), "only seq has requests of any size"),
-            ("--dirs", !unasked_dirs, one_of(&[FsMark]), "only fsmark spreads files over directories"),
+            ("--block", self.block != 1 << 20, one_of(&[Seq]), "only seq has requests of any size"),
+            ("--dirs", self.dirs != 1, one_of(&[FsMark]), "only fsmark spreads files over directories"),
             ("--sync", !self.sync.is_empty(), one_of(&[OSync]), "only osync has several ways to flush"),
             ("--force", self.force, one_of(&[OSync]), "only osync writes all over a device"),
             ("--compat", self.compat.is_some(), volumes, "this workload's volume is always the same"),
@@ -327,7 +331,7 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     }
     let config = args.config()?;
     if args.workload == Asked::Trees {
-        return trees(args, &config, global);
+        return trees::run(&config, args.source.as_deref(), global);
     }
     if args.model {
         return model::run(&config, &workloads, args.moved_ns, global);
@@ -356,21 +360,6 @@ pub fn run(args: &Args, global: &Global) -> Result<Exit> {
     }
     out.flush()?;
     Ok(Exit::Ok)
-}
-
-/// Trees are no workload of threads: what is about these is refused.
-fn trees(args: &Args, config: &Config, global: &Global) -> Result<Exit> {
-    let others = [
-        ("--model", args.model),
-        ("--csv", args.csv),
-        ("--lockstat", args.lockstat),
-        ("--vs", !args.vs.is_empty()),
-    ];
-    let asked = others.into_iter().chain([("--report", args.report.is_some())]).find(|(_, asked)| *asked);
-    match asked {
-        Some((option, _)) => Err(Failure::new(Exit::Usage, format!("{option}: not of trees"))),
-        None => trees::run(config, args.source.as_deref(), global),
-    }
 }
 
 fn json_line(out: &mut impl Write, line: &impl serde::Serialize) -> Result<()> {

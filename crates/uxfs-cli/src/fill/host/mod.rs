@@ -252,7 +252,7 @@ impl<'b> Place<'_, '_, 'b> {
     }
 
     /// Has another thread make something in the innermost directory.
-    fn give(&mut self, small: Small<Vec<u8>>) {
+    fn give(&mut self, small: Small) {
         let Some(level) = self.dirs.last_mut() else { return };
         let thread = *level.thread.get_or_insert_with(|| self.threads.least_busy());
         let (bytes, dir) = (small.bytes(), level.dir.clone());
