@@ -8,7 +8,8 @@ use blockdev::{
     Op, PowerCuts, Recorder, Recording, Repeat, Rewind,
 };
 use common::devices::copy;
-use common::files::{Random, new_file, remove};
+use common::files::{Random, image_of, new_file, remove};
+use common::{made as made_by_mkfs, mounted, repair_finds_nothing};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -307,6 +308,51 @@ fn a_record_names_the_tail_of_when_its_flush_began() {
                 assert!(found == [7; PAGE], "fua {has_fua}, cut {cut}, the log {has_log}");
                 rewind.rewind().unwrap();
             }
+        }
+    }
+}
+
+/// A kernel reads all of a log into memory as large as its first record says, and takes what is larger for torn, with all that
+/// is behind it. The records of those who used a log before, and that of `mkfs.xfs`, are small: none of ours names one of
+/// them as where recovery begins.
+#[test]
+fn a_kernel_finds_what_was_synced_first_behind_another_s_records() {
+    for used in [false, true] {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let image = made_by_mkfs(dir.path(), &[]);
+        if used {
+            mounted(&image, |dir| std::fs::write(dir.join("kernel"), [5; PAGE]).unwrap());
+        }
+        let bytes = std::fs::read(&image).unwrap();
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(bytes.len() as u64).unwrap());
+        device.write(0, &bytes, Durability::Volatile).unwrap();
+        drop(bytes);
+        let stage = Stage::set(device, true);
+        let log = stage.log.clone();
+        scope(|scope| {
+            drop(new_file(&stage.volume, "first"));
+            stage.record.hold_next(move |op, at| op == Op::Write && log.contains(&at));
+            scope.spawn(|| stage.volume.sync().unwrap());
+            stage.record.wait_until_waiting();
+            change_much(&stage.volume);
+            scope.spawn(|| stage.volume.sync().unwrap());
+            sleep(MEANWHILE);
+            stage.record.release();
+        });
+        let (recording, rewind, log) = stage.over();
+        let records: Vec<_> = recording.writes().iter().filter(|write| log.contains(&write.offset)).collect();
+        let first = records.iter().find(|record| record.durability == Durability::Fua).unwrap();
+        assert!(records[0].started < first.started, "the second checkpoint overtakes it");
+        let mut power = PowerCuts::new(&recording, Arc::clone(&rewind));
+        for cut in first.completed.unwrap() + 1..=recording.end() {
+            power.advance(cut).unwrap();
+            power
+                .make(|write| if log.contains(&write.offset) { Fate::Applied } else { Fate::Dropped })
+                .unwrap();
+            let (_dir, image) = image_of(&*rewind);
+            assert!(mounted(&image, |dir| dir.join("first").exists()), "used {used}, cut {cut}");
+            repair_finds_nothing(&image);
+            rewind.rewind().unwrap();
         }
     }
 }

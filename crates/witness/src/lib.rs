@@ -25,6 +25,7 @@ pub mod linear;
 pub mod matrix;
 pub mod quota;
 pub mod record;
+pub mod record_sizes;
 pub mod recover_time;
 pub mod sandbox;
 pub mod scale;

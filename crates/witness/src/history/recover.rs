@@ -24,6 +24,7 @@ use super::{History, Which, Who, growth, half_set, judge};
 use crate::chains::Tally;
 use crate::compare::compare;
 use crate::record::Record;
+use crate::record_sizes::RecordSizes;
 use crate::sandbox::copy_sparse;
 use anyhow::{Context, Result, ensure};
 use blockdev::{Fault, FaultDevice, FileDevice, Op, Repeat};
@@ -144,8 +145,10 @@ pub(crate) fn crash_again(image: &Path, copy: &Path, rng: &mut fastrand::Rng) ->
     const LAST: u64 = 16;
     let writes = |faults: Vec<Fault>| -> Result<u64> {
         copy_sparse(image, copy)?;
-        let device = Arc::new(FaultDevice::new(Arc::new(FileDevice::open_writable(copy)?), faults));
+        let sizes = Arc::new(RecordSizes::over(Arc::new(FileDevice::open_writable(copy)?))?);
+        let device = Arc::new(FaultDevice::new(sizes.clone(), faults));
         drop(Volume::open_device(device.clone(), &OpenOptions::new().writable(true)));
+        sizes.verdict()?;
         Ok(device.seen(Op::Write))
     };
     let all = writes(Vec::new())?;

@@ -17,6 +17,7 @@ use crate::chains::Tally;
 use crate::history::campaign::{Task, Which};
 use crate::history::geometry::Geometry;
 use crate::history::{is_sound, leave_free, means};
+use crate::record_sizes::RecordSizes;
 use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
 use anyhow::{Context, Result, ensure};
 use blockdev::{MemoryOptions, Recorder, Recording};
@@ -115,7 +116,8 @@ fn one(task: &Task, args: &Args) -> Result<(Tally, String)> {
 fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
     let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
     let device = MemoryOptions::new().sector_size(task.geometry.sector()).map_file(image)?;
-    let recorder = Arc::new(Recorder::new(Arc::new(device)));
+    let sizes = Arc::new(RecordSizes::over(Arc::new(device))?);
+    let recorder = Arc::new(Recorder::new(sizes.clone()));
     let device = means::of(task.seed ^ task.geometry.salt()).of(recorder.clone());
     let cache = CACHES[rng.usize(..CACHES.len())];
     let gathers = task.io.gathers(task.seed);
@@ -176,6 +178,7 @@ fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
         volume.close()?;
     }
     drop(volume);
+    sizes.verdict()?;
     Ok(Done { recording: recorder.recording(), begun, expected, full })
 }
 

@@ -54,6 +54,15 @@ pub(super) struct Layout {
 impl Layout {
     /// The log of a volume on a device with such sectors.
     pub(super) fn new(superblock: &Superblock, device_sector: u32) -> Result<Self> {
+        Self::with_size(superblock, device_sector, None)
+    }
+
+    /// The same with records of this size.
+    pub(super) fn with_size(
+        superblock: &Superblock,
+        device_sector: u32,
+        record_size: Option<u32>,
+    ) -> Result<Self> {
         let raw = superblock.raw();
         let sector = device_sector.max(raw.logsectsize.get().into()).max(BLOCK_SIZE as u32);
         let round = raw.logsunit.get().max(1).next_multiple_of(sector);
@@ -62,14 +71,15 @@ impl Layout {
             Error::corrupt_block(superblock.log_daddr(), None, FormatError::value("log", check, found))
         };
         let blocks = u32::try_from(bytes / BLOCK_SIZE as u64).map_err(|_| problem("size", bytes))?;
-        let size = [MAX_RECORD_SIZE, MAX_RECORD_SIZE / 2, MAX_RECORD_SIZE / 4]
+        let usual = [MAX_RECORD_SIZE, MAX_RECORD_SIZE / 2, MAX_RECORD_SIZE / 4]
             .into_iter()
             .find(|&size| u64::from(size) * 16 <= bytes)
             .unwrap_or(RECORD_LEAST)
             .max(round);
+        let size = record_size.unwrap_or(usual);
         let start = superblock.log_daddr().0 * BLOCK_SIZE as u64;
         let layout = Self { start, blocks, round, size, uuid: superblock.uuid() };
-        if size > MAX_RECORD_SIZE {
+        if size > MAX_RECORD_SIZE || size < round {
             return Err(problem("stripe unit", round.into()));
         }
         if bytes < 8 * u64::from(size) || layout.payload() == 0 {

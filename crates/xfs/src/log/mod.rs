@@ -291,14 +291,18 @@ pub struct Journal {
 impl Journal {
     /// Opens the internal log of a volume for writing. It must be clean ([`crate::Error::DirtyLog`] if not); `ends`
     /// is what [`crate::recovery::clean::log_ends`] found.
+    ///
+    /// `record_size` is that of the records (`h_size`) with which the log has to go on, if something will be
+    /// [adopted](Self::adopt): a kernel reads all records from the tail on as the first of them says.
     pub fn open(
         device: Arc<dyn BlockDevice>,
         superblock: &Superblock,
         ends: LogEnds,
+        record_size: Option<u32>,
         pace: Pace,
         designs: Designs,
     ) -> Result<Arc<Self>> {
-        let (layout, start) = open::prepare(&*device, superblock, &ends)?;
+        let (layout, start) = open::prepare(&*device, superblock, &ends, record_size)?;
         Self::start(device, layout, start, pace, designs)
     }
 
@@ -627,6 +631,7 @@ impl Journal {
     pub fn adopt(&self, lsn: Lsn, item: Arc<dyn LogItem>) {
         let core = &*self.core;
         core.grant.take_regardless(Space::used(core.ail.adopt(lsn, item)));
+        core.pipe.keep(core.ail.tail());
     }
 
     /// Whether this log can have given an LSN: whether it is before the head, which is the error. One that is the head

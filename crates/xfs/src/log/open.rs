@@ -21,24 +21,23 @@ pub fn check_shape(superblock: &Superblock, device_sector: u32) -> Result<()> {
 /// Where a log goes on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Start {
-    /// The place of the next record.
+    /// The place of the next record, and where recovery is to begin from now on: all before it is written back.
     pub(super) head: Pos,
-    /// Where recovery would begin if the next record never came: what the last one names.
-    pub(super) tail: Pos,
     /// Block of the last record (`u32::MAX`: there is none).
     pub(super) previous: u32,
 }
 
-/// Checks what was found of a log, and gives its shape, and where it goes on.
+/// Checks what was found of a log, and gives its shape, and where it goes on. `record_size` as [`super::Journal::open`] has it.
 pub(super) fn prepare(
     device: &dyn BlockDevice,
     superblock: &Superblock,
     ends: &LogEnds,
+    record_size: Option<u32>,
 ) -> Result<(Layout, Start)> {
     if !ends.clean {
         return Err(Error::DirtyLog);
     }
-    let layout = Layout::new(superblock, device.sector_size())?;
+    let layout = Layout::with_size(superblock, device.sector_size(), record_size)?;
     let (head, previous) = layout
         .head(ends, device.sector_size())
         .map_err(|problem| Error::corrupt_block(superblock.log_daddr(), None, problem))?;
@@ -47,7 +46,7 @@ pub(super) fn prepare(
         Some(_) => layout.pos(ends.tail).min(head),
     };
     clear_traces(device, &layout, head, room(&layout, head, tail))?;
-    Ok((layout, Start { head, tail, previous }))
+    Ok((layout, Start { head, previous }))
 }
 
 /// Blocks between the head and what a crash would have recovery begin with: up to there the log is free.

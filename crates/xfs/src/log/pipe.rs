@@ -88,7 +88,7 @@ struct State {
     admitted: u64,
     completed: u64,
     flushed: u64,
-    /// The tail that a durable record names.
+    /// The tail that a durable record names, or where recovery has to begin if there is none yet.
     tail: Pos,
 }
 
@@ -106,7 +106,7 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    /// The pipe of a log whose last record, from before, names `tail`.
+    /// The pipe of a log whose recovery has to begin at `tail`, whatever comes.
     pub(super) fn new(layout: &Layout, tail: Pos) -> Self {
         let state = State {
             queue: VecDeque::new(),
@@ -127,6 +127,12 @@ impl Pipe {
             log_blocks: layout.blocks.into(),
             record_blocks: u64::from(layout.record_max()) / BLOCK_SIZE as u64,
         }
+    }
+
+    /// What is kept from before this log was opened has recovery begin at `tail`. To be called before anything is written.
+    pub(super) fn keep(&self, tail: Pos) {
+        let mut state = lock(&self.state);
+        state.tail = state.tail.min(tail);
     }
 
     /// Waits until a record that ends at `end` may be written. `None`: never.

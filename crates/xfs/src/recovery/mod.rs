@@ -66,6 +66,8 @@ pub(crate) struct Replayed {
     report: Report,
     unfinished: Vec<Unfinished>,
     highest_id: u64,
+    /// The size of the log's records, if something is unfinished.
+    record_size: Option<u32>,
     /// Where the log ends.
     head: Lsn,
     /// The LSN of something that the log has changes of, and that is newer than all of them can be.
@@ -95,6 +97,8 @@ pub(crate) fn replay(
     survey.counts.log_bytes = records.len() * 512;
     let unfinished: Vec<Unfinished> = survey.unfinished().cloned().collect();
     let highest_id = survey.highest_id;
+    let oldest = unfinished.iter().map(|intent| intent.lsn).min();
+    let record_size = oldest.map(|lsn| records.size_at(lsn)).transpose()?;
 
     let log = superblock.log_daddr().0 * 512;
     let log = log..log + superblock.log_bytes();
@@ -114,8 +118,16 @@ pub(crate) fn replay(
         unfinished: names.into_iter().map(str::to_owned).collect(),
         ..Report::default()
     };
-    let mut replayed =
-        Replayed { patch, superblock, report, unfinished, highest_id, head: ends.head_lsn(), ahead };
+    let mut replayed = Replayed {
+        patch,
+        superblock,
+        report,
+        unfinished,
+        highest_id,
+        record_size,
+        head: ends.head_lsn(),
+        ahead,
+    };
     replayed.report.obstacle = replayed.check_writable().err().map(|error| error.to_string());
     Ok(replayed)
 }
@@ -196,7 +208,8 @@ impl Replayed {
     pub(crate) fn write(mut self) -> Result<Recovered> {
         self.patch.write_out()?;
         self.report.written = true;
-        Ok(Recovered { report: self.report, unfinished: self.unfinished, highest_id: self.highest_id })
+        let Self { report, unfinished, highest_id, record_size, .. } = self;
+        Ok(Recovered { report, unfinished, highest_id, record_size })
     }
 }
 
@@ -206,9 +219,15 @@ pub(crate) struct Recovered {
     report: Report,
     unfinished: Vec<Unfinished>,
     highest_id: u64,
+    record_size: Option<u32>,
 }
 
 impl Recovered {
+    /// The size of records with which the log has to go on, if it has to be one.
+    pub(crate) fn record_size(&self) -> Option<u32> {
+        self.record_size
+    }
+
     /// The log's ends for whoever goes on with it: nothing waits to be replayed, but a crash would still have
     /// recovery begin at the old tail.
     pub(crate) fn ends(&self, found: LogEnds) -> LogEnds {

@@ -106,6 +106,12 @@ impl<'d> Records<'d> {
         self.lsn(self.tail)
     }
 
+    /// The size (`h_size`) of the records from this one on.
+    pub(super) fn size_at(&self, lsn: Lsn) -> Result<u32> {
+        let (cycle, block) = (lsn.0 >> 32, lsn.0 & 0xffff_ffff);
+        Ok(self.read(cycle * u64::from(self.blocks) + block, &mut Vec::new())?.size.get())
+    }
+
     /// Calls `each` for every operation, in order, with its record's LSN. Gives the number of records.
     pub(super) fn for_each_op(&self, each: &mut dyn FnMut(Lsn, &Op<'_>) -> Result<()>) -> Result<u64> {
         let mut records = 0;

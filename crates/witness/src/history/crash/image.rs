@@ -7,6 +7,7 @@ use super::super::own::Files;
 use super::super::promised::Promised;
 use super::super::{growth, judge};
 use crate::record::Record;
+use crate::record_sizes::RecordSizes;
 use crate::sandbox::{copy_sparse, repair_finds_nothing};
 use anyhow::{Context, Error, Result, ensure};
 use blockdev::{BlockDevice, MemoryOptions, Recorder, Recording, Rewind};
@@ -108,11 +109,13 @@ impl Stage {
 
     /// Recovers, and looks at what is there then.
     fn recovered(&self) -> Result<(Vec<Record>, Recording)> {
-        let recorder = Arc::new(Recorder::new(self.device.clone()));
+        let sizes = Arc::new(RecordSizes::over(self.device.clone())?);
+        let recorder = Arc::new(Recorder::new(sizes.clone()));
         let device: Arc<dyn BlockDevice> = recorder.clone();
         let volume = Volume::open_device(device, &OpenOptions::new().writable(true)).context("recovery")?;
         volume.close().context("closing after the recovery")?;
         drop(volume);
+        sizes.verdict()?;
         let recording = recorder.recording();
         judge::checker_finds_nothing(self.device.clone())?;
         repair_finds_nothing(&self.path)?;

@@ -11,6 +11,7 @@ use super::fate::Choice;
 use super::image::{Beside, Recovered, Stage};
 use super::{Args, Counts};
 use crate::chains::Tally;
+use crate::record_sizes::RecordSizes;
 use crate::sandbox::copy_sparse;
 use anyhow::{Context, Error, Result, bail};
 use blockdev::{MemoryOptions, PowerCuts, Recorder, Recording};
@@ -74,7 +75,8 @@ pub fn one(task: &Task, args: &Args) -> Result<Counts> {
 /// Does a history on a recorded device. Half of them end with files open, the others with the volume closed.
 fn record(history: &mut History, args: &Args) -> Result<Recorded> {
     let device = MemoryOptions::new().sector_size(history.geometry.sector()).map_file(&history.image())?;
-    let recorder = Arc::new(Recorder::new(Arc::new(device)));
+    let sizes = Arc::new(RecordSizes::over(Arc::new(device))?);
+    let recorder = Arc::new(Recorder::new(sizes.clone()));
     let device = means::of(history.seed ^ history.geometry.salt()).of(recorder.clone());
     let mut rng = Rng::with_seed(history.seed.wrapping_mul(history.geometry.salt()));
     let options = history.options().cache_size(CACHES[rng.usize(..CACHES.len())]);
@@ -113,6 +115,7 @@ fn record(history: &mut History, args: &Args) -> Result<Recorded> {
     } else {
         target.abandon();
     }
+    sizes.verdict()?;
     Ok(Recorded { recording: recorder.recording(), threads, begun })
 }
 

@@ -1,0 +1,145 @@
+//! The sizes of the log's records. A kernel that recovers reads all of them as the first one says, which is where the tail
+//! points to: what has more header blocks, or is longer, is torn to it, and the log ends there.
+//!
+//! So no record may name a tail with records of another size. `sync_order.rs` has the log that begins behind another's
+//! records; here it goes on with those of a kernel, whose promises hold the tail while uxfs keeps them.
+
+#[allow(dead_code, unused_imports, reason = "each test uses its part")]
+mod common;
+
+use blockdev::{BlockDevice, Durability, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
+use common::devices::copy;
+use common::files::image_of;
+use common::{made, mounted, repair_finds_nothing};
+use oracles::Mounted;
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+use uxfs::{NewNode, OpenOptions, Volume};
+use xfs::recovery::unfinished_chains;
+
+const PAGE: usize = 4096;
+const EXTENTS: u64 = 300;
+const THREADS: usize = 8;
+/// So often the kernel is asked for a log with something unfinished.
+const ATTEMPTS: u64 = 20;
+const MAGIC: u32 = 0xfeed_babe;
+
+/// What the disk holds amid clones that are made and cut off. The volume lies in one that can clone files, and goes on.
+fn amid_clones(dir: &Path, attempt: u64) -> Vec<u8> {
+    let host = dir.join("host");
+    File::create_new(&host).and_then(|file| file.set_len(1 << 30)).expect("a sparse image");
+    assert!(run_quietly(Command::new("mkfs.xfs").arg("-q").arg(&host)));
+    let host = Mounted::new(&host, &dir.join("host-mnt"), "loop");
+    let image = made(host.dir(), &[]);
+    let mount = Mounted::new(&image, &dir.join("mnt"), "loop");
+    let source = File::create_new(mount.join("source")).expect("made");
+    (0..EXTENTS).for_each(|nth| source.write_all_at(&[7; PAGE], 2 * nth * PAGE as u64).expect("written"));
+    source.sync_all().expect("synced");
+    let is_over = AtomicBool::new(false);
+    let clone = host.join("clone");
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (mount, source, is_over) = (&mount, &source, &is_over);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    let clone = File::create(mount.join(format!("clone-{thread}"))).expect("made");
+                    rustix::fs::ioctl_ficlone(&clone, source).expect("cloned");
+                    clone.set_len(0).expect("cut off");
+                }
+            });
+        }
+        // Small checkpoints: more often one ends in the midst of a chain.
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                rustix::fs::syncfs(&source).expect("synced");
+            }
+        });
+        sleep(Duration::from_millis(200 + 30 * attempt));
+        let to = File::create_new(&clone).expect("made");
+        rustix::fs::ioctl_ficlone(to, File::open(&image).expect("open")).expect("kept");
+        is_over.store(true, Ordering::Relaxed);
+    });
+    drop(source);
+    drop(mount);
+    std::fs::read(&clone).expect("read")
+}
+
+fn run_quietly(command: &mut Command) -> bool {
+    command.output().expect("it runs").status.success()
+}
+
+/// What a kernel left unfinished, in memory.
+fn left_unfinished() -> Arc<dyn BlockDevice> {
+    for attempt in 0..ATTEMPTS {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
+        let bytes = amid_clones(dir.path(), attempt);
+        let device: Arc<dyn BlockDevice> =
+            Arc::new(MemoryDevice::anonymous(bytes.len() as u64).expect("memory"));
+        device.write(0, &bytes, Durability::Volatile).expect("written");
+        let chains = unfinished_chains(&*device).expect("the log");
+        if chains.iter().any(|chain| !chain.left.is_empty()) {
+            return device;
+        }
+    }
+    panic!("no log of {ATTEMPTS} has something unfinished");
+}
+
+/// LSN, tail and size of the record that begins here.
+fn header(bytes: &[u8]) -> Option<(u64, u64, u32)> {
+    let short = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let long = |at: usize| Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    (short(0)? == MAGIC).then_some(())?;
+    Some((long(16)?, long(24)?, short(320)?))
+}
+
+#[test]
+fn a_kernel_reads_what_uxfs_adds_to_its_unfinished_log() {
+    let device = left_unfinished();
+    let before = copy(&*device);
+    let recorder = Arc::new(Recorder::new(Arc::clone(&device)));
+    let volume =
+        Volume::open_device(recorder.clone(), &OpenOptions::new().writable(true)).expect("recovered");
+    let recovered = recorder.recording().end();
+    volume.root().unwrap().as_dir().unwrap().create_file(b"first", &NewNode::default()).expect("made");
+    volume.sync().expect("synced");
+    let (synced, recording) = (recorder.moment(), recorder.recording());
+    drop(volume);
+
+    let mut sizes = HashMap::new();
+    let mut named_old = 0;
+    for write in recording.writes() {
+        let Some((lsn, tail, size)) = header(&write.data) else { continue };
+        sizes.insert(lsn, size);
+        let of_tail = sizes.get(&tail).copied().unwrap_or_else(|| {
+            named_old += 1;
+            let mut block = [0; 512];
+            let base = write.offset - (lsn & 0xffff_ffff) * 512;
+            before.read(base + (tail & 0xffff_ffff) * 512, &mut block).expect("read");
+            let (lsn, _, size) = header(&block).expect("a record where the tail is");
+            assert_eq!(lsn, tail, "the record where the tail is");
+            size
+        });
+        assert_eq!(size, of_tail, "a record of {size} bytes at {lsn:#x} names a tail of others at {tail:#x}");
+    }
+    assert!(named_old > 0, "promises of the kernel hold the tail");
+
+    // And a kernel says so: also where uxfs was at it, and what was synced is there.
+    let rewind = Arc::new(Rewind::new(before));
+    let mut power = PowerCuts::new(&recording, Arc::clone(&rewind));
+    for cut in recording.cuts().into_iter().chain([recovered, synced]).collect::<BTreeSet<_>>() {
+        power.advance(cut).expect("written");
+        power.make(|_| Fate::Applied).expect("written");
+        let (_dir, image) = image_of(&*rewind);
+        let is_there = mounted(&image, |dir| dir.join("first").exists());
+        assert!(is_there || cut < synced, "cut {cut} of {synced}");
+        repair_finds_nothing(&image);
+        rewind.rewind().expect("taken back");
+    }
+}
