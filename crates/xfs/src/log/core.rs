@@ -61,7 +61,7 @@ impl Core {
         pace: Pace,
         designs: Designs,
     ) -> Self {
-        let head = start.head;
+        let Start { head, tail, .. } = start;
         let handles = Arc::new(Handles::new(designs.handles));
         let of_handles = Arc::clone(&handles);
         let grant = Grant::new(layout.capacity(), layout.promisable(), of_handles, designs.reservation);
@@ -76,7 +76,7 @@ impl Core {
             cil: Cil::new(layout, designs),
             ail: Ail::new(layout, head),
             orders: Orders::default(),
-            pipe: Pipe::new(&layout, head),
+            pipe: Pipe::new(&layout, head, tail),
             pushing: Pushing::default(),
             head: AtomicU64::new(head.0),
             uncovered: AtomicBool::new(false),

@@ -306,7 +306,7 @@ fn journal(setup: Setup) -> (Arc<dyn BlockDevice>, Arc<Journal>) {
 fn journal_on(device: Arc<dyn BlockDevice>, designs: Designs) -> Arc<Journal> {
     let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
     let head = Pos(LOG_BLOCKS.into());
-    let start = Start { head, previous: u32::MAX };
+    let start = Start { head, tail: head, previous: u32::MAX };
     Journal::start(device, layout, start, Pace::Background, designs).unwrap()
 }
 

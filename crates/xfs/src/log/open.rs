@@ -21,8 +21,10 @@ pub fn check_shape(superblock: &Superblock, device_sector: u32) -> Result<()> {
 /// Where a log goes on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Start {
-    /// The place of the next record, and where recovery is to begin from now on: all before it is written back.
+    /// The place of the next record, which recovery begins at from now on: all before it is in its place.
     pub(super) head: Pos,
+    /// Where it would begin if the next record never came: what the last one names.
+    pub(super) tail: Pos,
     /// Block of the last record (`u32::MAX`: there is none).
     pub(super) previous: u32,
 }
@@ -46,7 +48,7 @@ pub(super) fn prepare(
         Some(_) => layout.pos(ends.tail).min(head),
     };
     clear_traces(device, &layout, head, room(&layout, head, tail))?;
-    Ok((layout, Start { head, previous }))
+    Ok((layout, Start { head, tail, previous }))
 }
 
 /// Blocks between the head and what a crash would have recovery begin with: up to there the log is free.

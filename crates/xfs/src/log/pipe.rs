@@ -88,8 +88,10 @@ struct State {
     admitted: u64,
     completed: u64,
     flushed: u64,
-    /// The tail that a durable record names, or where recovery has to begin if there is none yet.
+    /// Where recovery has to begin: the tail that records name which are not durable themselves.
     tail: Pos,
+    /// The tail that a durable record names, be it one of before: records behind it may still be wanted.
+    named: Pos,
 }
 
 #[derive(Debug)]
@@ -106,8 +108,9 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    /// The pipe of a log whose recovery has to begin at `tail`, whatever comes.
-    pub(super) fn new(layout: &Layout, tail: Pos) -> Self {
+    /// The pipe of a log whose recovery has to begin at `tail`, whatever comes, and whose last record, from before, names
+    /// `named`.
+    pub(super) fn new(layout: &Layout, tail: Pos, named: Pos) -> Self {
         let state = State {
             queue: VecDeque::new(),
             committer: At::Rest,
@@ -117,6 +120,7 @@ impl Pipe {
             completed: 0,
             flushed: 0,
             tail,
+            named,
         };
         Self {
             state: Mutex::new(state),
@@ -179,7 +183,7 @@ impl Pipe {
     }
 
     fn is_near(&self, state: &State, end: Pos) -> bool {
-        end.0.saturating_sub(state.tail.0) + self.record_blocks > self.log_blocks
+        end.0.saturating_sub(state.named.0) + self.record_blocks > self.log_blocks
     }
 
     fn is_full(&self, state: &State) -> bool {
@@ -249,6 +253,7 @@ impl Pipe {
 
     fn note_durable(&self, mut state: MutexGuard<'_, State>, tail: Pos, flushed: u64) {
         state.tail = state.tail.max(tail);
+        state.named = state.named.max(tail);
         state.flushed = state.flushed.max(flushed);
         self.changed.notify_all();
     }
@@ -320,7 +325,7 @@ mod tests {
     #[test]
     fn only_so_much_is_written_without_a_flush() {
         let layout = Layout::for_tests(100_000, 512, 32 << 10);
-        let pipe = Pipe::new(&layout, Pos(100_000));
+        let pipe = Pipe::new(&layout, Pos(100_000), Pos(100_000));
         for _ in 0..layout.unflushed_max() {
             assert_eq!(pipe.admit(Pos(100_064)), Some(Admission::Volatile(Pos(100_000))));
             pipe.completed();
@@ -331,7 +336,7 @@ mod tests {
     }
 
     fn pipe() -> Pipe {
-        Pipe::new(&Layout::for_tests(100_000, 512, 32 << 10), Pos(100_000))
+        Pipe::new(&Layout::for_tests(100_000, 512, 32 << 10), Pos(100_000), Pos(100_000))
     }
 
     fn sealed(seq: u64) -> Sealed {
@@ -436,12 +441,24 @@ mod tests {
     #[test]
     fn nothing_comes_near_a_tail_that_is_not_durably_named() {
         let layout = Layout::for_tests(4096, 512, 32 << 10);
-        let pipe = Pipe::new(&layout, Pos(4096));
+        let pipe = Pipe::new(&layout, Pos(4096), Pos(4096));
         assert!(matches!(pipe.admit(Pos(8192 - 64)), Some(Admission::Volatile(_))));
         assert_eq!(pipe.admit(Pos(8192 - 63)), Some(Admission::Durable));
         pipe.durable(Pos(4097), 1);
         assert!(matches!(pipe.admit(Pos(8192 - 63)), Some(Admission::Volatile(_))));
         pipe.kill();
         assert_eq!(pipe.admit(Pos(4100)), None);
+    }
+
+    /// Recovery begins at the head, but as long as no record says so, the one before it may be the last that a crash leaves,
+    /// and a kernel wants all that is behind its tail.
+    #[test]
+    fn nothing_comes_near_the_tail_of_the_last_record_from_before() {
+        let layout = Layout::for_tests(4096, 512, 32 << 10);
+        let pipe = Pipe::new(&layout, Pos(8000), Pos(4096));
+        assert_eq!(pipe.admit(Pos(8192 - 64)), Some(Admission::Volatile(Pos(8000))));
+        assert_eq!(pipe.admit(Pos(8192 - 63)), Some(Admission::Durable));
+        pipe.durable(Pos(8000), 1);
+        assert_eq!(pipe.admit(Pos(8192 - 63)), Some(Admission::Volatile(Pos(8000))));
     }
 }

@@ -448,7 +448,7 @@ mod tests {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(4 << 20).unwrap());
         let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
         let head = Pos(LOG_BLOCKS.into());
-        let start = Start { head, previous: u32::MAX };
+        let start = Start { head, tail: head, previous: u32::MAX };
         Journal::start(device, layout, start, Pace::Background, Designs::default()).unwrap()
     }
 
