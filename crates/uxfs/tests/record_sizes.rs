@@ -1,8 +1,9 @@
 //! The sizes of the log's records. A kernel that recovers reads all of them as the first one says, which is where the tail
 //! points to: what has more header blocks, or is longer, is torn to it, and the log ends there.
 //!
-//! So no record may name a tail with records of another size. `sync_order.rs` has the log that begins behind another's
-//! records; here it goes on with those of a kernel, whose promises hold the tail while uxfs keeps them.
+//! So no record may name a tail with records of another size, nor may ours be such that a kernel's do that which goes on
+//! behind them. `sync_order.rs` has the log that begins behind another's records; here one goes on with those of a kernel,
+//! whose promises hold the tail while uxfs keeps them, and a kernel with ours.
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
@@ -141,5 +142,42 @@ fn a_kernel_reads_what_uxfs_adds_to_its_unfinished_log() {
         assert!(is_there || cut < synced, "cut {cut} of {synced}");
         repair_finds_nothing(&image);
         rewind.rewind().expect("taken back");
+    }
+}
+
+/// A kernel that recovers and goes on names the last record that it found, and its own are as it is told to have them
+/// (`logbsize`): so ours are as those of whoever used the log before.
+#[test]
+fn a_kernel_that_goes_on_behind_uxfs_is_understood() {
+    for options in ["loop", "loop,logbsize=256k"] {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
+        let image = made(dir.path(), &[]);
+        let mount = |image: &Path| Mounted::new(image, &dir.path().join("mnt"), options);
+        drop(mount(&image));
+        let volume = Volume::open(&image, &OpenOptions::new().writable(true)).expect("open");
+        for nth in 0..1000 {
+            let root = volume.root().unwrap().as_dir().unwrap();
+            root.create_file(format!("ours-{nth}").as_bytes(), &NewNode::default()).expect("made");
+        }
+        volume.sync().expect("synced");
+        let dirty = dir.path().join("dirty");
+        std::fs::copy(&image, &dirty).expect("copied");
+        drop(volume);
+
+        let mounted = mount(&dirty);
+        for nth in 0..1000 {
+            std::fs::write(mounted.join(format!("theirs-{nth}")), "content").expect("written");
+        }
+        rustix::fs::syncfs(File::open(mounted.dir()).expect("open")).expect("synced");
+        assert!(run_quietly(Command::new("xfs_io").args(["-x", "-c", "shutdown"]).arg(mounted.dir())));
+        drop(mounted);
+        let mounted = mount(&dirty);
+        for nth in [0, 999] {
+            assert!(mounted.join(format!("ours-{nth}")).exists(), "{options}");
+            let content = std::fs::read(mounted.join(format!("theirs-{nth}"))).expect("it was synced");
+            assert_eq!(content, b"content", "{options}");
+        }
+        drop(mounted);
+        repair_finds_nothing(&dirty);
     }
 }

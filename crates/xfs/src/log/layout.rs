@@ -23,8 +23,10 @@ use xfs_format::types::{Lsn, Uuid};
 const HEADER_SPAN: u32 = 32 << 10;
 /// A region that does not fit into its record is cut only if this much of it does.
 pub(super) const CUT_LEAST: usize = 256;
-/// Records are at least so long, if the content is.
-const RECORD_LEAST: u32 = 32 << 10;
+/// The size of a kernel's records, if it is not told another one (`logbsize`) and the stripe unit is no larger.
+const RECORD_USUAL: u32 = 32 << 10;
+/// The smallest that a kernel can be told.
+const RECORD_LEAST: u32 = 16 << 10;
 /// Cycles from here on are refused: the magic of a record is not far.
 const CYCLE_LIMIT: u32 = RECORD_MAGIC & 0xffff_0000;
 /// As much of the log may be written and not flushed: what recovery looks through for holes, in blocks.
@@ -57,7 +59,7 @@ impl Layout {
         Self::with_size(superblock, device_sector, None)
     }
 
-    /// The same with records of this size.
+    /// The same with records of this size, if it has to be one.
     pub(super) fn with_size(
         superblock: &Superblock,
         device_sector: u32,
@@ -71,12 +73,7 @@ impl Layout {
             Error::corrupt_block(superblock.log_daddr(), None, FormatError::value("log", check, found))
         };
         let blocks = u32::try_from(bytes / BLOCK_SIZE as u64).map_err(|_| problem("size", bytes))?;
-        let usual = [MAX_RECORD_SIZE, MAX_RECORD_SIZE / 2, MAX_RECORD_SIZE / 4]
-            .into_iter()
-            .find(|&size| u64::from(size) * 16 <= bytes)
-            .unwrap_or(RECORD_LEAST)
-            .max(round);
-        let size = record_size.unwrap_or(usual);
+        let size = record_size.unwrap_or(RECORD_USUAL.max(round));
         let start = superblock.log_daddr().0 * BLOCK_SIZE as u64;
         let layout = Self { start, blocks, round, size, uuid: superblock.uuid() };
         if size > MAX_RECORD_SIZE || size < round {
@@ -86,6 +83,14 @@ impl Layout {
             return Err(problem("size", bytes));
         }
         Ok(layout)
+    }
+
+    /// Whether a kernel can have records of this size in this log.
+    pub(super) fn takes(&self, record_size: u32) -> bool {
+        let size = u64::from(record_size);
+        record_size.is_multiple_of(BLOCK_SIZE as u32)
+            && (RECORD_LEAST.max(self.round)..=MAX_RECORD_SIZE).contains(&record_size)
+            && 8 * size <= self.bytes()
     }
 
     /// Bytes of the log.

@@ -6,8 +6,9 @@
 
 use super::layout::{Layout, Pos};
 use crate::error::{Error, Result};
+use crate::recovery::clean;
 use blockdev::{AlignedBuf, BlockDevice, Durability};
-use xfs_format::log::{BLOCK_SIZE, LogEnds, block_cycle};
+use xfs_format::log::{BLOCK_SIZE, LogEnds, LogIdentity, RecordHeader, block_cycle};
 use xfs_format::superblock::Superblock;
 
 /// Blocks that are looked at together.
@@ -39,6 +40,11 @@ pub(super) fn prepare(
     if !ends.clean {
         return Err(Error::DirtyLog);
     }
+    let layout = Layout::new(superblock, device.sector_size())?;
+    let record_size = match record_size {
+        Some(size) => Some(size),
+        None => last_size(device, superblock, ends)?.filter(|&size| layout.takes(size)),
+    };
     let layout = Layout::with_size(superblock, device.sector_size(), record_size)?;
     let (head, previous) = layout
         .head(ends, device.sector_size())
@@ -49,6 +55,17 @@ pub(super) fn prepare(
     };
     clear_traces(device, &layout, head, room(&layout, head, tail))?;
     Ok((layout, Start { head, tail, previous }))
+}
+
+/// The size of the last record, by whoever used the log before. A kernel that goes on behind us names one of ours, and does
+/// not read its own with it unless they are alike: it will have the size that it had before. (`mkfs.xfs` says that of a
+/// kernel which is told nothing, but where the stripe unit is larger.)
+fn last_size(device: &dyn BlockDevice, superblock: &Superblock, ends: &LogEnds) -> Result<Option<u32>> {
+    let Some(block) = ends.last_record else { return Ok(None) };
+    let mut bytes = [0; BLOCK_SIZE];
+    clean::read(device, superblock.log_daddr(), block, &mut bytes)?;
+    let identity = LogIdentity { v5: superblock.is_v5(), uuid: superblock.uuid() };
+    Ok(RecordHeader::check(&bytes, &identity).ok().map(|header| header.size.get()))
 }
 
 /// Blocks between the head and what a crash would have recovery begin with: up to there the log is free.
