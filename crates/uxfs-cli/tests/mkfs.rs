@@ -96,6 +96,33 @@ fn the_same_options_give_the_same_image() {
 }
 
 /// The size that was asked for was refused as larger than the file that was made for it.
+/// Blocks of a volume that had the UUID before are as good as the new one's to whoever recovers, and newer than its log.
+#[test]
+fn of_a_volume_with_the_same_uuid_nothing_stays() {
+    let dir = scratch();
+    let (used, new) = (dir.path().join("used.img"), dir.path().join("new.img"));
+    let at = format!("{}:/", used.display());
+    let make = |image: &Path| {
+        let options = ["-q", "-f", "--small", "-l", "size=10M", "--time", "1000000000", "-m", UUID];
+        let options = options.iter().map(|option| option as &dyn AsRef<std::ffi::OsStr>);
+        let made: Vec<_> =
+            [&"mkfs" as _].into_iter().chain(options).chain([&image as _, &"200M" as _]).collect();
+        uxfs_ok(&made);
+    };
+    make(&used);
+    for nth in 0..3 {
+        let tree = dir.path().join(format!("tree{nth}"));
+        std::fs::create_dir(&tree).unwrap();
+        (0..2000)
+            .for_each(|file| std::fs::write(tree.join(format!("a-file-of-some-name-{file}")), "x").unwrap());
+        uxfs_ok(&[&"cp", &"-r", &tree, &at]);
+    }
+    make(&used);
+    make(&new);
+    assert!(std::fs::read(&used).unwrap() == std::fs::read(&new).unwrap());
+    assert_sound(&used);
+}
+
 #[test]
 fn a_size_is_rounded_down_to_whole_blocks() {
     let dir = scratch();

@@ -42,6 +42,7 @@ pub struct MkfsOptions {
     offset: u64,
     length: Option<u64>,
     overwrite: bool,
+    is_uuid_given: bool,
 }
 
 impl Default for MkfsOptions {
@@ -53,6 +54,7 @@ impl Default for MkfsOptions {
             offset: 0,
             length: None,
             overwrite: false,
+            is_uuid_given: false,
         }
     }
 }
@@ -118,8 +120,10 @@ impl MkfsOptions {
         self
     }
 
-    /// The UUID. With [`time`](Self::time), the same options always give the same bytes.
+    /// The UUID. With [`time`](Self::time), the same options always give the same bytes. All of a place that is not new is
+    /// read then, and zeroed: blocks of a volume that had this UUID before would pass for newer than this one's.
     pub fn uuid(mut self, uuid: [u8; 16]) -> Self {
+        self.is_uuid_given = true;
         self.engine.uuid = xfs_format::types::Uuid(uuid);
         self
     }
@@ -296,6 +300,10 @@ fn mkfs_in(
         refuse_occupied(&*device)?;
         refuse_overlap(&*whole, &room, how.grown_from)?;
     }
+    let before = match before {
+        Before::Unknown if options.is_uuid_given => Before::SameUuid,
+        before => before,
+    };
     let Some(fill) = &mut how.fill else { return Ok(format(&*device, &layout, before)?) };
     let held = Arc::new(Withheld::new(device)?);
     format(&*held, &layout, before)?;

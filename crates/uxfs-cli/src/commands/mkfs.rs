@@ -61,7 +61,8 @@ pub struct Args {
     /// Directories: size=N bytes a block, parent=0|1
     #[arg(short, value_name = "size=N,…", value_delimiter = ',')]
     naming: Vec<String>,
-    /// Metadata: uuid=…, finobt=0|1, inobtcount=0|1, reflink=0|1, bigtime=0|1, rmapbt=0|1
+    /// Metadata: uuid=… (all of a place that is not new is read then, and zeroed), finobt=0|1, inobtcount=0|1,
+    /// reflink=0|1, bigtime=0|1, rmapbt=0|1
     #[arg(short, value_name = "KEY=VALUE,…", value_delimiter = ',')]
     metadata: Vec<String>,
     /// Only features that this kernel and later ones write: those that mkfs.xfs had on when it came out (without it, the

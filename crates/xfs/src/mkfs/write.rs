@@ -18,6 +18,9 @@ pub enum Before {
     Zeroes,
     /// Anything may be there.
     Unknown,
+    /// Blocks of a volume with the same UUID may be there, from a log that was longer: recovery would take them for newer
+    /// than what the new log says.
+    SameUuid,
 }
 
 /// Bytes at both ends of the device in which other formats have their marks.
@@ -28,11 +31,16 @@ const CHUNK_BYTES: u64 = 1 << 20;
 /// Makes the volume. What was on the device is lost.
 ///
 /// Only headers, roots, first inodes and the start of the log are written; of a device of unknown content the rest
-/// of the log is read, and zeroed where it is not zero, so that holes of a sparse file stay holes.
+/// of the log is read, and zeroed where it is not zero, so that holes of a sparse file stay holes. Where the UUID is not
+/// new, so is all of the volume.
 pub fn format(device: &dyn BlockDevice, layout: &Layout, before: Before) -> Result<()> {
     check_device(device, layout)?;
-    if before == Before::Unknown {
+    if before != Before::Zeroes {
         wipe(device, layout)?;
+    }
+    if before == Before::SameUuid {
+        zero(device, 0, layout.bytes())?;
+        device.flush()?;
     }
     for ag in (0..layout.geometry.ag_count()).map(AgNumber) {
         write_group(device, layout, &layout.group(ag), before)?;
