@@ -6,6 +6,7 @@
 //! - a history that fails leaves what it did in a file, and that can be done again and made shorter.
 
 mod acl;
+mod behind;
 mod bulkstat;
 pub(crate) mod campaign;
 mod content;

@@ -2,6 +2,7 @@
 //!
 //! Invariant: whatever comes of it, the stage is left as the image was before its recovery.
 
+use super::super::behind::the_kernel_goes_on;
 use super::super::durable::{self, Durable};
 use super::super::own::Files;
 use super::super::promised::Promised;
@@ -89,6 +90,8 @@ impl Stage {
     }
 
     fn by_kernel(&self, beside: Beside<'_>) -> Result<Theirs> {
+        copy_sparse(&self.path, beside.copy)?;
+        the_kernel_goes_on(beside.copy, beside.mnt)?;
         copy_sparse(&self.path, beside.copy)?;
         let recorder = Arc::new(Recorder::new(self.device.clone()));
         let replayed = judge::by_uxfs_on(recorder.clone()).context("uxfs, reading")?;
