@@ -109,8 +109,7 @@ pub(super) fn pointer(
 /// What must hold when all pointers and names were seen.
 pub(super) fn check(check: &mut Check<'_>) {
     // What recovery has to finish may be a pointer.
-    let unfinished = check.report.replayed.as_ref().is_some_and(|replayed| !replayed.unfinished.is_empty());
-    if !check.report.names_known || unfinished {
+    if !check.report.names_known || check.report.is_unfinished() {
         return;
     }
     let parents = &check.parents;

@@ -156,6 +156,11 @@ impl Report {
         }
     }
 
+    /// Whether recovery has work to finish, which was not carried out here.
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.replayed.as_ref().is_some_and(|replayed| !replayed.unfinished.is_empty())
+    }
+
     /// Whether nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.total == 0

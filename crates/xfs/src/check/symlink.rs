@@ -23,8 +23,8 @@ pub(super) fn check(check: &mut Check<'_>, fork: &ForkOf<'_>, map: &Map) -> Resu
     let len = usize::try_from(size).unwrap_or(0);
     let target = if fork.format() == Some(ForkFormat::Local) {
         fork.literal().get(..len).unwrap_or_default().to_vec()
-    } else if len == 0 {
-        // One that is being removed.
+    } else if len == 0 || fork.core.nlink == 0 {
+        // One that is being removed: some of its blocks may be gone, or all of them.
         return Ok(());
     } else {
         match remote(check, fork, &map.extents, len)? {
