@@ -95,7 +95,6 @@ fn the_same_options_give_the_same_image() {
     assert!(String::from_utf8_lossy(&listed).contains("2026-01-31T12:00:01.000000000Z"));
 }
 
-/// The size that was asked for was refused as larger than the file that was made for it.
 /// Blocks of a volume that had the UUID before are as good as the new one's to whoever recovers, and newer than its log.
 #[test]
 fn of_a_volume_with_the_same_uuid_nothing_stays() {
@@ -123,6 +122,7 @@ fn of_a_volume_with_the_same_uuid_nothing_stays() {
     assert_sound(&used);
 }
 
+/// The size that was asked for was refused as larger than the file that was made for it.
 #[test]
 fn a_size_is_rounded_down_to_whole_blocks() {
     let dir = scratch();

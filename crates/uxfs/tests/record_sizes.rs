@@ -8,8 +8,8 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, Durability, Fate, MemoryDevice, PowerCuts, Recorder, Rewind};
-use common::devices::copy;
+use blockdev::{BlockDevice, Fate, PowerCuts, Recorder, Rewind};
+use common::devices::{copy, holding};
 use common::files::image_of;
 use common::{made, mounted, repair_finds_nothing};
 use oracles::Mounted;
@@ -80,10 +80,7 @@ fn run_quietly(command: &mut Command) -> bool {
 fn left_unfinished() -> Arc<dyn BlockDevice> {
     for attempt in 0..ATTEMPTS {
         let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
-        let bytes = amid_clones(dir.path(), attempt);
-        let device: Arc<dyn BlockDevice> =
-            Arc::new(MemoryDevice::anonymous(bytes.len() as u64).expect("memory"));
-        device.write(0, &bytes, Durability::Volatile).expect("written");
+        let device = holding(&amid_clones(dir.path(), attempt));
         let chains = unfinished_chains(&*device).expect("the log");
         if chains.iter().any(|chain| !chain.left.is_empty()) {
             return device;

@@ -7,7 +7,7 @@ use blockdev::{
     BlockDevice, DeviceError, Durability, Fate, Fault, FaultDevice, HoldDevice, Layer, Means, MemoryDevice,
     Op, PowerCuts, Recorder, Recording, Repeat, Rewind,
 };
-use common::devices::copy;
+use common::devices::{copy, holding};
 use common::files::{Random, image_of, new_file, remove};
 use common::{made as made_by_mkfs, mounted, repair_finds_nothing};
 use std::ops::Range;
@@ -319,11 +319,7 @@ fn a_kernel_finds_what_was_synced_first_behind_the_record_of_mkfs() {
     for stripe in ["su=64k", "su=256k"] {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let image = made_by_mkfs(dir.path(), &["-l", stripe]);
-        let bytes = std::fs::read(&image).unwrap();
-        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(bytes.len() as u64).unwrap());
-        device.write(0, &bytes, Durability::Volatile).unwrap();
-        drop(bytes);
-        let stage = Stage::set(device, true);
+        let stage = Stage::set(holding(&std::fs::read(image).unwrap()), true);
         let log = stage.log.clone();
         scope(|scope| {
             drop(new_file(&stage.volume, "first"));
