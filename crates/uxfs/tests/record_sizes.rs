@@ -8,13 +8,14 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{BlockDevice, Fate, PowerCuts, Recorder, Rewind};
+use blockdev::{BlockDevice, Durability, Fate, PowerCuts, Recorder, Rewind};
 use common::devices::{copy, holding};
 use common::files::image_of;
 use common::{made, mounted, repair_finds_nothing};
 use oracles::Mounted;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
@@ -24,13 +25,15 @@ use std::thread::sleep;
 use std::time::Duration;
 use uxfs::{NewNode, OpenOptions, Volume};
 use xfs::recovery::unfinished_chains;
+use xfs_format::log::{BLOCK_SIZE, LogIdentity, RecordHeader, checksum};
+use xfs_format::superblock::Superblock;
+use zerocopy::IntoBytes;
 
 const PAGE: usize = 4096;
 const EXTENTS: u64 = 300;
 const THREADS: usize = 8;
 /// So often the kernel is asked for a log with something unfinished.
 const ATTEMPTS: u64 = 20;
-const MAGIC: u32 = 0xfeed_babe;
 
 /// What the disk holds amid clones that are made and cut off. The volume lies in one that can clone files, and goes on.
 fn amid_clones(dir: &Path, attempt: u64) -> Vec<u8> {
@@ -89,18 +92,73 @@ fn left_unfinished() -> Arc<dyn BlockDevice> {
     panic!("no log of {ATTEMPTS} has something unfinished");
 }
 
+/// What a device holds.
+fn bytes_of(device: &dyn BlockDevice) -> Vec<u8> {
+    let mut bytes = vec![0; device.size() as usize];
+    device.read(0, &mut bytes).expect("read");
+    bytes
+}
+
+/// Where a volume's log lies, and what its records say of the volume.
+fn log_of(device: &dyn BlockDevice) -> (Range<usize>, LogIdentity) {
+    let mut sector = [0; 512];
+    device.read(0, &mut sector).expect("read");
+    let superblock = Superblock::parse(&sector).expect("a superblock");
+    let start = superblock.log_daddr().0 as usize * BLOCK_SIZE;
+    let identity = LogIdentity { v5: superblock.is_v5(), uuid: superblock.uuid() };
+    (start..start + superblock.log_bytes() as usize, identity)
+}
+
+/// Has every record of a log say this size. It needs as many blocks of header as before.
+fn say_sizes(device: &dyn BlockDevice, size: u32) {
+    let (log, identity) = log_of(device);
+    let mut bytes = bytes_of(device);
+    let log = &mut bytes[log];
+    let blocks = log.len() / BLOCK_SIZE;
+    for at in 0..blocks {
+        let block = |nth: usize| (at + nth) % blocks * BLOCK_SIZE..((at + nth) % blocks + 1) * BLOCK_SIZE;
+        let Ok(header) = RecordHeader::check(&log[block(0)], &identity) else { continue };
+        let (mut header, length) = (*header, header.total_blocks() as usize);
+        let record = (0..length).flat_map(|nth| log[block(nth)].to_vec()).collect::<Vec<_>>();
+        header.size.set(size);
+        assert_eq!(header.total_blocks() as usize, length, "the record's blocks");
+        header.crc.set(checksum(&header, &record).expect("a whole record"));
+        log[block(0)][..size_of::<RecordHeader>()].copy_from_slice(header.as_bytes());
+    }
+    device.write(0, &bytes, Durability::Volatile).expect("written");
+}
+
+/// Records of uxfs have to be like those that tell of what is unfinished. If they cannot be, that is told before anything
+/// is written, also by recovery.
+#[test]
+fn an_unfinished_log_whose_records_have_an_impossible_size_is_not_written() {
+    let device = left_unfinished();
+    let possible = copy(&*device);
+    say_sizes(&*possible, 16 << 10);
+    drop(
+        Volume::open_device(possible, &OpenOptions::new().writable(true))
+            .expect("a size that a kernel can have"),
+    );
+
+    say_sizes(&*device, 8 << 10);
+    let before = bytes_of(&*device);
+    let refused = Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true)).unwrap_err();
+    assert!(refused.to_string().contains("size of a record"), "{refused}");
+    assert!(bytes_of(&*device) == before, "something was written");
+    drop(Volume::open_device(device, &OpenOptions::new()).expect("it can be read"));
+}
+
 /// LSN, tail and size of the record that begins here.
-fn header(bytes: &[u8]) -> Option<(u64, u64, u32)> {
-    let short = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-    let long = |at: usize| Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-    (short(0)? == MAGIC).then_some(())?;
-    Some((long(16)?, long(24)?, short(320)?))
+fn header(bytes: &[u8], identity: &LogIdentity) -> Option<(u64, u64, u32)> {
+    let header = RecordHeader::check(bytes, identity).ok()?;
+    Some((header.lsn().0, header.tail_lsn().0, header.size.get()))
 }
 
 #[test]
 fn a_kernel_reads_what_uxfs_adds_to_its_unfinished_log() {
     let device = left_unfinished();
     let before = copy(&*device);
+    let (_, identity) = log_of(&*before);
     let recorder = Arc::new(Recorder::new(Arc::clone(&device)));
     let volume =
         Volume::open_device(recorder.clone(), &OpenOptions::new().writable(true)).expect("recovered");
@@ -113,14 +171,14 @@ fn a_kernel_reads_what_uxfs_adds_to_its_unfinished_log() {
     let mut sizes = HashMap::new();
     let mut named_old = 0;
     for write in recording.writes() {
-        let Some((lsn, tail, size)) = header(&write.data) else { continue };
+        let Some((lsn, tail, size)) = header(&write.data, &identity) else { continue };
         sizes.insert(lsn, size);
         let of_tail = sizes.get(&tail).copied().unwrap_or_else(|| {
             named_old += 1;
             let mut block = [0; 512];
             let base = write.offset - (lsn & 0xffff_ffff) * 512;
             before.read(base + (tail & 0xffff_ffff) * 512, &mut block).expect("read");
-            let (lsn, _, size) = header(&block).expect("a record where the tail is");
+            let (lsn, _, size) = header(&block, &identity).expect("a record where the tail is");
             assert_eq!(lsn, tail, "the record where the tail is");
             size
         });

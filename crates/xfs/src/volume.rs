@@ -217,11 +217,8 @@ impl Volume {
                 let kept = space.kept_back(&bufs, &geometry)?;
                 let seed = options.repeatable.map(|time| time.secs.cast_unsigned());
                 let inodes = Inodes::new(&geometry, seed);
-                let log = match &recovered {
-                    Some(recovered) => (recovered.ends(ends), recovered.record_size()),
-                    None => (ends, None),
-                };
-                Some(WriteSide::open(&device, &superblock, log, (space, inodes), kept, options)?)
+                let ends = recovered.as_ref().map_or(ends, |recovered| recovered.ends(ends));
+                Some(WriteSide::open(&device, &superblock, ends, (space, inodes), kept, options)?)
             }
             _ => None,
         };
@@ -792,7 +789,7 @@ impl WriteSide {
     fn open(
         device: &Arc<dyn BlockDevice>,
         superblock: &Superblock,
-        (ends, record_size): (LogEnds, Option<u32>),
+        ends: LogEnds,
         (space, inodes): (Space, Inodes),
         kept_back: u64,
         options: &OpenOptions,
@@ -801,8 +798,7 @@ impl WriteSide {
         // The counters are those of the last clean close, or recovery has summed them up.
         let counters = Counters::new(raw.fdblocks.get(), raw.icount.get(), raw.ifree.get(), kept_back);
         let pace = options.repeatable.map_or(Pace::Background, |_| Pace::InStep);
-        let journal =
-            Journal::open(Arc::clone(device), superblock, ends, record_size, pace, options.designs)?;
+        let journal = Journal::open(Arc::clone(device), superblock, ends, pace, options.designs)?;
         let (busy, moves) = (Arc::default(), Mutex::new(()));
         let flags = QuotaFlags::from_bits_retain(raw.qflags.get());
         let quota_counted = AtomicBool::new(flags.intersects(QuotaFlags::COUNTED));

@@ -198,7 +198,7 @@ fn open_of(device: &Arc<dyn BlockDevice>, designs: Designs) -> Arc<Journal> {
     let superblock = superblock(&**device);
     let ends = clean::log_ends(&**device, &superblock).unwrap();
     assert!(ends.clean);
-    Journal::open(Arc::clone(device), &superblock, ends, None, Pace::Background, designs).unwrap()
+    Journal::open(Arc::clone(device), &superblock, ends, Pace::Background, designs).unwrap()
 }
 
 impl World {

@@ -44,6 +44,8 @@ pub struct LogEnds {
     pub tail: Lsn,
     /// Whether nothing is to be replayed: the log ends with an unmount record, or was never written.
     pub clean: bool,
+    /// `h_size` of the newest record, in bytes: what the next ones have to be like. 0: it says none.
+    pub record_size: u32,
 }
 
 impl LogEnds {
@@ -73,6 +75,7 @@ where
             lsn: Lsn::default(),
             tail: Lsn::default(),
             clean: true,
+            record_size: 0,
         });
     };
     let mut last = log.last_whole_record(head)?;
@@ -251,7 +254,8 @@ where
         let clean = is_unmount_record(&last.header, &block);
         let lsn = last.header.lsn();
         let tail = if clean { lsn } else { last.header.tail_lsn() };
-        Ok(LogEnds { head: self.end_of(last), last_record: Some(last.at), lsn, tail, clean })
+        let record_size = last.header.size.get();
+        Ok(LogEnds { head: self.end_of(last), last_record: Some(last.at), lsn, tail, clean, record_size })
     }
 }
 
@@ -261,7 +265,14 @@ mod tests {
 
     #[test]
     fn the_head_is_in_the_next_cycle_once_the_log_wrapped() {
-        let ends = |head, last_record, lsn| LogEnds { head, last_record, lsn, tail: lsn, clean: true };
+        let ends = |head, last_record, lsn| LogEnds {
+            head,
+            last_record,
+            lsn,
+            tail: lsn,
+            clean: true,
+            record_size: 0,
+        };
         let lsn = |cycle: u64, block: u64| Lsn(cycle << 32 | block);
         assert_eq!(ends(9, Some(7), lsn(3, 7)).head_lsn(), lsn(3, 9));
         assert_eq!(ends(0, Some(7), lsn(3, 7)).head_lsn(), lsn(4, 0));
@@ -291,6 +302,10 @@ mod tests {
 
         /// Appends a record of `data` blocks and returns its place and length.
         fn append(&mut self, data: u32, unmount: bool) -> (u32, u32) {
+            self.append_of_size(data, unmount, 32 << 10)
+        }
+
+        fn append_of_size(&mut self, data: u32, unmount: bool, size: u32) -> (u32, u32) {
             let mut header = RecordHeader::new_zeroed();
             header.magic.set(RECORD_MAGIC);
             header.cycle.set(self.cycle);
@@ -300,7 +315,7 @@ mod tests {
             header.num_logops.set(if unmount { 1 } else { 2 });
             header.fmt.set(1);
             header.fs_uuid = IDENTITY.uuid.0;
-            header.size.set(32 << 10);
+            header.size.set(size);
             let mut record = header.as_bytes().to_vec();
             record.resize(512, 0);
             let op = OpHeader {
@@ -351,6 +366,16 @@ mod tests {
             let (at, _) = ring.append(if unmount { 1 } else { n % 29 + 1 }, unmount);
             let ends = ring.ends();
             assert_eq!((ends.head, ends.last_record, ends.clean), (ring.at, Some(at), unmount), "{n}");
+        }
+    }
+
+    #[test]
+    fn the_size_of_records_is_that_of_the_newest() {
+        let mut ring = Ring::new(613);
+        assert_eq!(ring.ends().record_size, 0, "there is no record");
+        for size in [16 << 10, 32 << 10, 16 << 10] {
+            ring.append_of_size(3, false, size);
+            assert_eq!(ring.ends().record_size, size);
         }
     }
 

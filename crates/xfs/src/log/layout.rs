@@ -54,17 +54,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// The log of a volume on a device with such sectors.
-    pub(super) fn new(superblock: &Superblock, device_sector: u32) -> Result<Self> {
-        Self::with_size(superblock, device_sector, None)
-    }
-
-    /// The same with records of this size, if it has to be one.
-    pub(super) fn with_size(
-        superblock: &Superblock,
-        device_sector: u32,
-        record_size: Option<u32>,
-    ) -> Result<Self> {
+    /// The log of a volume on a device with such sectors. Its records are of this size if it can have such.
+    pub(super) fn new(superblock: &Superblock, device_sector: u32, record_size: u32) -> Result<Self> {
         let raw = superblock.raw();
         let sector = device_sector.max(raw.logsectsize.get().into()).max(BLOCK_SIZE as u32);
         let round = raw.logsunit.get().max(1).next_multiple_of(sector);
@@ -73,20 +64,21 @@ impl Layout {
             Error::corrupt_block(superblock.log_daddr(), None, FormatError::value("log", check, found))
         };
         let blocks = u32::try_from(bytes / BLOCK_SIZE as u64).map_err(|_| problem("size", bytes))?;
-        let size = record_size.unwrap_or(RECORD_USUAL.max(round));
+        let size = RECORD_USUAL.max(round);
         let start = superblock.log_daddr().0 * BLOCK_SIZE as u64;
         let layout = Self { start, blocks, round, size, uuid: superblock.uuid() };
-        if size > MAX_RECORD_SIZE || size < round {
+        if size > MAX_RECORD_SIZE {
             return Err(problem("stripe unit", round.into()));
         }
         if bytes < 8 * u64::from(size) || layout.payload() == 0 {
             return Err(problem("size", bytes));
         }
-        Ok(layout)
+        let size = if layout.takes(record_size) { record_size } else { size };
+        Ok(Self { size, ..layout })
     }
 
     /// Whether a kernel can have records of this size in this log.
-    pub(super) fn takes(&self, record_size: u32) -> bool {
+    fn takes(&self, record_size: u32) -> bool {
         let size = u64::from(record_size);
         record_size.is_multiple_of(BLOCK_SIZE as u32)
             && (RECORD_LEAST.max(self.round)..=MAX_RECORD_SIZE).contains(&record_size)
@@ -239,6 +231,19 @@ mod tests {
     }
 
     #[test]
+    fn records_have_a_size_that_a_kernel_can_be_told() {
+        let (log, striped) = (Layout::for_tests(4096, 512, 0), Layout::for_tests(4096, 64 << 10, 0));
+        for size in [16 << 10, 32 << 10, 256 << 10] {
+            assert!(log.takes(size), "{size}");
+            assert_eq!(striped.takes(size), size >= 64 << 10, "{size}");
+        }
+        for size in [0, 512, 8 << 10, (32 << 10) + 1, 512 << 10] {
+            assert!(!log.takes(size), "{size}");
+        }
+        assert!(!Layout::for_tests(4095, 512, 0).takes(256 << 10), "eight of them are more than the log");
+    }
+
+    #[test]
     fn the_head_goes_on_behind_the_last_record() {
         let layout = Layout::for_tests(1000, 512, 32 << 10);
         let ends = |head, last, cycle: u64| LogEnds {
@@ -247,6 +252,7 @@ mod tests {
             lsn: Lsn(cycle << 32 | u64::from(last)),
             tail: Lsn(0),
             clean: true,
+            record_size: 0,
         };
         assert_eq!(layout.head(&ends(2, 0, 1), 512), Ok((Pos(1002), 0)));
         assert_eq!(layout.head(&ends(0, 990, 3), 512), Ok((Pos(4000), 990)));

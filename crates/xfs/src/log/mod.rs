@@ -45,7 +45,7 @@ mod writer;
 pub(crate) use behind::check_headers;
 pub use designs::{CilLocks, Designs, HandleCounts, Reservations, UnknownDesign, Vectors};
 pub use item::{ItemState, Landing, LogItem, Outcome, Push, WriteDone, WriteJob};
-pub(crate) use open::check_shape;
+pub(crate) use open::{check_record_size, check_shape};
 pub use vector::{LogVector, VecSize};
 
 use self::core::Core;
@@ -290,19 +290,16 @@ pub struct Journal {
 
 impl Journal {
     /// Opens the internal log of a volume for writing. It must be clean ([`crate::Error::DirtyLog`] if not); `ends`
-    /// is what [`crate::recovery::clean::log_ends`] found.
-    ///
-    /// `record_size` is that of the records (`h_size`) with which the log has to go on, if something will be
-    /// [adopted](Self::adopt): a kernel reads all records from the tail on as the first of them says.
+    /// is what [`crate::recovery::clean::log_ends`] found. If something will be [adopted](Self::adopt), their
+    /// `record_size` is that of the record which tells of the oldest.
     pub fn open(
         device: Arc<dyn BlockDevice>,
         superblock: &Superblock,
         ends: LogEnds,
-        record_size: Option<u32>,
         pace: Pace,
         designs: Designs,
     ) -> Result<Arc<Self>> {
-        let (layout, start) = open::prepare(&*device, superblock, &ends, record_size)?;
+        let (layout, start) = open::prepare(&*device, superblock, &ends)?;
         Self::start(device, layout, start, pace, designs)
     }
 

@@ -6,9 +6,9 @@
 
 use super::layout::{Layout, Pos};
 use crate::error::{Error, Result};
-use crate::recovery::clean;
 use blockdev::{AlignedBuf, BlockDevice, Durability};
-use xfs_format::log::{BLOCK_SIZE, LogEnds, LogIdentity, RecordHeader, block_cycle};
+use xfs_format::error::FormatError;
+use xfs_format::log::{BLOCK_SIZE, LogEnds, block_cycle};
 use xfs_format::superblock::Superblock;
 
 /// Blocks that are looked at together.
@@ -16,7 +16,16 @@ const CHUNK: u32 = 256;
 
 /// Whether a journal can be written in a volume's log, on a device with such sectors.
 pub fn check_shape(superblock: &Superblock, device_sector: u32) -> Result<()> {
-    Layout::new(superblock, device_sector).map(drop)
+    Layout::new(superblock, device_sector, 0).map(drop)
+}
+
+/// Whether the log of a volume, on a device with such sectors, can have records of this size (`h_size`).
+pub fn check_record_size(superblock: &Superblock, device_sector: u32, size: u32) -> Result<()> {
+    if Layout::new(superblock, device_sector, size)?.size == size {
+        return Ok(());
+    }
+    let problem = FormatError::value("log", "size of a record", size.into());
+    Err(Error::corrupt_block(superblock.log_daddr(), None, problem))
 }
 
 /// Where a log goes on.
@@ -30,22 +39,19 @@ pub(super) struct Start {
     pub(super) previous: u32,
 }
 
-/// Checks what was found of a log, and gives its shape, and where it goes on. `record_size` as [`super::Journal::open`] has it.
+/// Checks what was found of a log, and gives its shape, and where it goes on.
+///
+/// Its records are of the size that the last one has. A kernel reads all records from the tail on as the first of them
+/// says, and one that goes on behind us names one of ours: its own will have the size that they had before.
 pub(super) fn prepare(
     device: &dyn BlockDevice,
     superblock: &Superblock,
     ends: &LogEnds,
-    record_size: Option<u32>,
 ) -> Result<(Layout, Start)> {
     if !ends.clean {
         return Err(Error::DirtyLog);
     }
-    let layout = Layout::new(superblock, device.sector_size())?;
-    let record_size = match record_size {
-        Some(size) => Some(size),
-        None => last_size(device, superblock, ends)?.filter(|&size| layout.takes(size)),
-    };
-    let layout = Layout::with_size(superblock, device.sector_size(), record_size)?;
+    let layout = Layout::new(superblock, device.sector_size(), ends.record_size)?;
     let (head, previous) = layout
         .head(ends, device.sector_size())
         .map_err(|problem| Error::corrupt_block(superblock.log_daddr(), None, problem))?;
@@ -55,17 +61,6 @@ pub(super) fn prepare(
     };
     clear_traces(device, &layout, head, room(&layout, head, tail))?;
     Ok((layout, Start { head, tail, previous }))
-}
-
-/// The size of the last record, by whoever used the log before. A kernel that goes on behind us names one of ours, and does
-/// not read its own with it unless they are alike: it will have the size that it had before. (`mkfs.xfs` says that of a
-/// kernel which is told nothing, but where the stripe unit is larger.)
-fn last_size(device: &dyn BlockDevice, superblock: &Superblock, ends: &LogEnds) -> Result<Option<u32>> {
-    let Some(block) = ends.last_record else { return Ok(None) };
-    let mut bytes = [0; BLOCK_SIZE];
-    clean::read(device, superblock.log_daddr(), block, &mut bytes)?;
-    let identity = LogIdentity { v5: superblock.is_v5(), uuid: superblock.uuid() };
-    Ok(RecordHeader::check(&bytes, &identity).ok().map(|header| header.size.get()))
 }
 
 /// Blocks between the head and what a crash would have recovery begin with: up to there the log is free.

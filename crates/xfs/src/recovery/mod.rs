@@ -43,7 +43,7 @@ pub(crate) use scratch::finish_in_memory;
 pub(crate) use staged::free_staged;
 
 use crate::error::{Error, Result};
-use crate::log::check_headers;
+use crate::log::{check_headers, check_record_size};
 use blockdev::BlockDevice;
 use patch::Patch;
 use records::Records;
@@ -66,7 +66,7 @@ pub(crate) struct Replayed {
     report: Report,
     unfinished: Vec<Unfinished>,
     highest_id: u64,
-    /// The size of the log's records, if something is unfinished.
+    /// The size of the record that tells of the oldest of the unfinished.
     record_size: Option<u32>,
     /// Where the log ends.
     head: Lsn,
@@ -195,6 +195,9 @@ impl Replayed {
         }
         let geometry = Geometry::from_superblock(&self.superblock);
         check_headers(&*self.patch, &geometry, self.head)?;
+        if let Some(size) = self.record_size {
+            check_record_size(&self.superblock, self.patch.sector_size(), size)?;
+        }
         if let Some((structure, lsn)) = self.ahead {
             return Err(Error::LogBehind { structure, lsn, head: self.head });
         }
@@ -223,14 +226,11 @@ pub(crate) struct Recovered {
 }
 
 impl Recovered {
-    /// The size of records with which the log has to go on, if it has to be one.
-    pub(crate) fn record_size(&self) -> Option<u32> {
-        self.record_size
-    }
-
     /// The log's ends for whoever goes on with it: nothing waits to be replayed, but a crash would still have
-    /// recovery begin at the old tail.
+    /// recovery begin at the old tail. While something is unfinished, that is no later than the oldest of it, and
+    /// records have to be of the size that is said there.
     pub(crate) fn ends(&self, found: LogEnds) -> LogEnds {
-        LogEnds { clean: true, tail: self.report.tail, ..found }
+        let record_size = self.record_size.unwrap_or(found.record_size);
+        LogEnds { clean: true, tail: self.report.tail, record_size, ..found }
     }
 }
