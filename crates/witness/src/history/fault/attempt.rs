@@ -119,7 +119,22 @@ struct Ended {
     /// Whether it had succeeded, and only the look at it failed: the model has it.
     is_done: bool,
     /// What was not as it must be.
-    wrong: Option<String>,
+    wrong: Option<Wrong>,
+}
+
+/// What was not as it must be.
+struct Wrong {
+    what: String,
+    /// Whether it is what a file held: that may be lost, if somebody is told.
+    is_content: bool,
+}
+
+/// What a fault has done.
+struct Damage {
+    /// The volume was shut down.
+    is_down: bool,
+    /// What was in memory could not be written back, and a sync said so.
+    is_lost: bool,
 }
 
 /// A device with everything that is put around it.
@@ -149,7 +164,7 @@ impl Attempt<'_> {
         let before = [Op::Write, Op::Flush, Op::Read].map(|op| devices.fault.seen(op));
         for ended in self.threads(&target, threads) {
             if let Some(wrong) = ended.wrong {
-                bail!("without any fault: {wrong}");
+                bail!("without any fault: {}", wrong.what);
             }
             ensure!(ended.failed.is_none(), "without any fault: {:?}", ended.failed);
         }
@@ -187,7 +202,7 @@ impl Attempt<'_> {
             });
         }
         let (mut ended, closed_beside) = self.threads_beside(&target, threads, &devices, planned, seen);
-        let down = self.afterwards(&target, &mut ended)?;
+        let Damage { is_down, is_lost } = self.afterwards(&target, &mut ended)?;
         let closed = closed_beside.unwrap_or_else(|| target.close());
         closed.is_ok().then(|| devices.seal.seal());
         let faulty = !matches!(planned.trouble, Trouble::Still | Trouble::Closed);
@@ -196,7 +211,7 @@ impl Attempt<'_> {
         // Whoever waits for a request that never came waits no more.
         devices.delay.set(planned.op, Delay::None);
         let recording = devices.recorder.recording();
-        counts.shut_down += u64::from(down);
+        counts.shut_down += u64::from(is_down);
         match (planned.op, struck) {
             (Op::Write, true) => counts.writes += 1,
             (Op::Flush, true) => counts.flushes += 1,
@@ -204,8 +219,9 @@ impl Attempt<'_> {
             _ => counts.missed += 1,
         }
         for (thread, ended) in ended.iter().enumerate() {
-            if let Some(wrong) = &ended.wrong {
-                bail!("thread {thread}: {wrong}");
+            match &ended.wrong {
+                Some(wrong) if !(wrong.is_content && is_lost) => bail!("thread {thread}: {}", wrong.what),
+                _ => {}
             }
             match &ended.failed {
                 Some((_, Errno::SHUTDOWN)) if is_beside => {}
@@ -218,12 +234,13 @@ impl Attempt<'_> {
         if !struck {
             closed.as_ref().map_err(|error| anyhow!("closing, and nothing had failed: {error:#}"))?;
         }
-        let is_lie = down && closed.is_ok() && !is_beside;
+        let is_lie = is_down && closed.is_ok() && !is_beside;
         ensure!(!is_lie, "a volume that was shut down says that it closed cleanly");
         if closed.is_ok() {
             ended.iter_mut().for_each(|ended| ended.durable.all_durable());
         }
-        if struck && planned.op == Op::Write && self.history.io.is_cached() {
+        ensure!(struck || !is_lost, "a sync fails before anything failed");
+        if is_lost {
             ended.iter_mut().for_each(|ended| ended.durable.forget_content());
         }
         ensure!(devices.seal.broken().is_empty(), "behind the close came {:?}", devices.seal.broken());
@@ -298,13 +315,16 @@ impl Attempt<'_> {
         })
     }
 
-    /// Goes on after the fault. A volume that was shut down must say so to everyone who would change something;
-    /// whether it was.
-    fn afterwards(&self, target: &EngineTarget, ended: &mut [Ended]) -> Result<bool> {
-        let down = ended.iter().any(|ended| matches!(ended.failed, Some((_, Errno::SHUTDOWN))))
-            || target.sync() == Err(Errno::SHUTDOWN);
-        if !down {
-            return Ok(false);
+    /// Goes on after the fault. A volume that was shut down must say so to everyone who would change something.
+    fn afterwards(&self, target: &EngineTarget, ended: &mut [Ended]) -> Result<Damage> {
+        let synced = target.sync();
+        let is_down = synced == Err(Errno::SHUTDOWN)
+            || ended.iter().any(|ended| matches!(ended.failed, Some((_, Errno::SHUTDOWN))));
+        let was_told =
+            |ended: &Ended| matches!(ended.failed, Some((Call::Sync | Call::FsyncDir { .. }, Errno::IO)));
+        let is_lost = synced == Err(Errno::IO) || ended.iter().any(was_told);
+        if !is_down {
+            return Ok(Damage { is_down, is_lost });
         }
         ensure!(target.sync().is_err(), "a sync succeeds on a volume that was shut down");
         for ended in ended {
@@ -333,7 +353,7 @@ impl Attempt<'_> {
                 );
             }
         }
-        Ok(true)
+        Ok(Damage { is_down, is_lost })
     }
 
     /// Judges the volume on the stage.
@@ -389,7 +409,8 @@ fn thread(target: &EngineTarget, mut ended: Ended, ops: u64, rules: Rules) -> En
             Ok(Checked::NoSpace) => ended.actor.generator.no_space(),
             Ok(_) => {}
             Err(what) => {
-                ended.wrong = Some(format!("{call:?}: {what}"));
+                let is_content = matches!(call, Call::Read { .. } | Call::Dedupe { .. });
+                ended.wrong = Some(Wrong { what: format!("{call:?}: {what}"), is_content });
                 return ended;
             }
         }

@@ -6,7 +6,8 @@
 //!   was no such error, and a volume that says that it was shut down never changes anything again;
 //! - the volume closed cleanly, with all that was done in it, or it said that it did not, and recovers, sound, on a
 //!   device that is well again, with all that a sync had reported as durable: also if the power fails then. Where files are
-//!   written through pages, a write that fails may be of what an earlier call put there: it is lost, and told to one sync.
+//!   written through pages, what fails may be needed to write back what an earlier call put there: it is lost then, and
+//!   told to one sync. Where no sync tells of a loss, all that was written is there.
 //!
 //! What such a history leaves is opened anew, with a log to recover and work to finish, on a device that fails as well:
 //! see `opening`.

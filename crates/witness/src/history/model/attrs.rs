@@ -94,6 +94,8 @@ impl Model {
             }
             (AclKind::Access, None) => node.acl = None,
             (AclKind::Default, Some(_)) if !is_dir => return Err(Errno::ACCESS),
+            // It has none, and nothing is changed that an `fsync` would have to wait for.
+            (AclKind::Default, None) if !is_dir => return Ok(Outcome::Done),
             (AclKind::Default, acl) => node.default_acl = acl.cloned(),
         }
         self.touch(Key::Inode(id));
@@ -152,5 +154,25 @@ impl Model {
         (node.atime, node.mtime) = (Time::Set(atime), Time::Set(mtime));
         self.touch(Key::Inode(id));
         Ok(Outcome::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::op::Op;
+
+    /// Who syncs the file behind it does not make durable what others did before.
+    #[test]
+    fn to_take_a_default_acl_off_a_file_changes_nothing() {
+        let mut model = Model::new(4096, 1);
+        let taken_off =
+            |path: &[u8]| Op::SetAcl { path: Name(path.into()), kind: AclKind::Default, acl: None };
+        model.apply(&Op::Create { path: Name(b"file".into()), mode: 0o600, slot: None }).unwrap();
+        model.apply(&Op::Mkdir { path: Name(b"dir".into()), mode: 0o700 }).unwrap();
+        model.apply(&taken_off(b"file")).unwrap();
+        assert!(model.touched.is_empty());
+        model.apply(&taken_off(b"dir")).unwrap();
+        assert!(!model.touched.is_empty());
     }
 }
