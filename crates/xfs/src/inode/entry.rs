@@ -541,7 +541,10 @@ impl LogItem for InodeEntry {
         self.words().pins += 1;
     }
 
-    fn unpin(&self, _outcome: Outcome) {
+    fn unpin(&self, outcome: Outcome) {
+        if outcome == Outcome::Aborted {
+            return;
+        }
         let mut state = self.words();
         debug_assert!(state.pins > 0, "unpinned more often than pinned");
         state.pins = state.pins.saturating_sub(1);
