@@ -300,6 +300,19 @@ fn fxmark_measures_what_is_asked_for_on_both_sides() {
     assert_eq!(std::fs::read_dir(dir.path()).expect("still there").count(), 0);
 }
 
+/// Each thread has a group, and a group has to have room for the log.
+#[test]
+fn many_threads_have_volumes_that_are_large_enough() {
+    for what in [
+        &["fsmark", "--threads=64", "--files=1"][..],
+        &["fxmark", "--workload=MWCL", "--threads=64", "--files=1", "--min-time=1"],
+        &["dbench", "--clients=64", "--min-time=1"],
+    ] {
+        let output = output(&[&["--json", "bench"], what, &["--rounds=1"]].concat());
+        assert!(output.status.success(), "{what:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 #[test]
 fn dbench_gives_operations_and_bytes_of_each_number_of_clients() {
     let dir = tempfile::tempdir().expect("a directory");

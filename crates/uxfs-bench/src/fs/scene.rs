@@ -3,7 +3,7 @@
 use super::{SysFs, UxfsFs};
 use crate::config::{Config, Workload};
 use crate::error::Result;
-use crate::setup::{Compared, Shape};
+use crate::setup::{Compared, Shape, volume_bytes};
 use crate::suite::Observer;
 use crate::target::Label;
 use ::uxfs::Designs;
@@ -45,10 +45,8 @@ impl Scene {
         threads: usize,
         observer: &mut dyn Observer,
     ) -> Result<Self> {
-        /// The least size of a volume: one that has a log of the size that larger ones have.
-        const BYTES_MIN: u64 = 4 << 30;
-        let bytes = bytes.max(BYTES_MIN).next_multiple_of(1 << 20);
         let groups = u32::try_from(threads).unwrap_or(u32::MAX).max(4);
+        let bytes = volume_bytes(bytes, groups);
         observer.note("making a volume");
         let own = config.designs(workload);
         let make = |designs: &Designs| UxfsFs::make(config, bytes, groups, *designs).map(Target::Uxfs);

@@ -22,7 +22,7 @@ use crate::config::{Config, Workload};
 use crate::error::Result;
 use crate::lockstat::{self, Tracker};
 use crate::measure::{Collector, Sample, Series};
-use crate::setup::{Compared, Shape};
+use crate::setup::{Compared, Shape, volume_bytes};
 use crate::suite::{Observer, Report};
 use crate::target::Label;
 use crate::timer;
@@ -35,8 +35,6 @@ pub(crate) const NAME: &str = "fsmark";
 
 /// Bytes of a volume that a file may take: its inode, its name, and what trees and directories leave unused.
 const BYTES_A_FILE: u64 = 4096;
-/// The least size of a volume: one that has a log of the size that larger ones have.
-const VOLUME_BYTES_MIN: u64 = 4 << 30;
 
 /// What is measured, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,12 +109,10 @@ struct Scene {
 impl Scene {
     fn set(config: &Config, observer: &mut dyn Observer) -> Result<Self> {
         let most = config.threads.iter().copied().max().unwrap_or(1) as u64;
-        let bytes =
-            (most * config.files * (BYTES_A_FILE + config.fsync.unwrap_or(0).next_multiple_of(BYTES_A_FILE)))
-                .max(VOLUME_BYTES_MIN)
-                .next_multiple_of(1 << 20);
+        let bytes_a_file = BYTES_A_FILE + config.fsync.unwrap_or(0).next_multiple_of(BYTES_A_FILE);
         // A group for each thread, as directories go to one group after the other.
         let groups = u32::try_from(most).unwrap_or(u32::MAX).max(4);
+        let bytes = volume_bytes(most * config.files * bytes_a_file, groups);
         observer.note("making a volume");
         let own = config.designs(Workload::FsMark);
         let make = |designs: &Designs| UxfsTree::make(config, bytes, groups, *designs);

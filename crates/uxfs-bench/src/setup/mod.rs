@@ -22,6 +22,14 @@ pub(crate) fn mkfs_options(config: &Config, groups: u32) -> Result<MkfsOptions> 
     Ok(MkfsOptions::new().block_size(4096).sector_size(4096).group_count(groups).features(features))
 }
 
+/// The size of a volume for so many bytes and groups: its log has the size that larger ones have, and each group has room
+/// for it.
+pub(crate) fn volume_bytes(bytes: u64, groups: u32) -> u64 {
+    const BYTES_MIN: u64 = 4 << 30;
+    const GROUP_BYTES_MIN: u64 = 96 << 20;
+    bytes.max(BYTES_MIN).max(u64::from(groups) * GROUP_BYTES_MIN).next_multiple_of(1 << 20)
+}
+
 /// A release's features, and others by name: `6.1+rmapbt`.
 fn features(asked: &str) -> Result<MkfsFeatures> {
     let unknown =
