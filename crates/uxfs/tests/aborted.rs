@@ -7,6 +7,7 @@
 mod common;
 
 use blockdev::{BlockDevice, DeviceError, Durability, Layer, MemoryDevice};
+use common::devices::log_of;
 use common::files::image_of;
 use common::{mounted, repair_finds_nothing};
 use std::ops::Range;
@@ -15,7 +16,6 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 use uxfs::{MkfsOptions, NewNode, OpenOptions, SetXattr, Volume, check_device, mkfs_device};
-use xfs_format::superblock::Superblock;
 
 const BYTES: u64 = 512 << 20;
 /// More than are written back at once. Behind the last one, its cluster has room for as many links.
@@ -43,11 +43,7 @@ struct State {
 
 impl HoldsHome {
     fn over(below: Arc<dyn BlockDevice>) -> Arc<Self> {
-        let mut sector = [0; 512];
-        below.read(0, &mut sector).unwrap();
-        let superblock = Superblock::parse(&sector).unwrap();
-        let start = superblock.log_daddr().0 * 512;
-        let log = start..start + superblock.log_bytes();
+        let log = log_of(&*below);
         let (state, changed) = (Mutex::default(), Condvar::new());
         Arc::new(Self { below, log, state, changed, fails_log: AtomicBool::new(false) })
     }

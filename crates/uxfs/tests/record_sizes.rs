@@ -9,13 +9,12 @@
 mod common;
 
 use blockdev::{BlockDevice, Durability, Fate, PowerCuts, Recorder, Rewind};
-use common::devices::{copy, holding};
+use common::devices::{bytes_of, copy, holding, log_of, superblock_of};
 use common::files::image_of;
 use common::{made, mounted, repair_finds_nothing};
 use oracles::Mounted;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
@@ -26,7 +25,6 @@ use std::time::Duration;
 use uxfs::{NewNode, OpenOptions, Volume};
 use xfs::recovery::unfinished_chains;
 use xfs_format::log::{BLOCK_SIZE, LogIdentity, RecordHeader, checksum};
-use xfs_format::superblock::Superblock;
 use zerocopy::IntoBytes;
 
 const PAGE: usize = 4096;
@@ -92,28 +90,17 @@ fn left_unfinished() -> Arc<dyn BlockDevice> {
     panic!("no log of {ATTEMPTS} has something unfinished");
 }
 
-/// What a device holds.
-fn bytes_of(device: &dyn BlockDevice) -> Vec<u8> {
-    let mut bytes = vec![0; device.size() as usize];
-    device.read(0, &mut bytes).expect("read");
-    bytes
-}
-
-/// Where a volume's log lies, and what its records say of the volume.
-fn log_of(device: &dyn BlockDevice) -> (Range<usize>, LogIdentity) {
-    let mut sector = [0; 512];
-    device.read(0, &mut sector).expect("read");
-    let superblock = Superblock::parse(&sector).expect("a superblock");
-    let start = superblock.log_daddr().0 as usize * BLOCK_SIZE;
-    let identity = LogIdentity { v5: superblock.is_v5(), uuid: superblock.uuid() };
-    (start..start + superblock.log_bytes() as usize, identity)
+/// What the records of a volume's log say of it.
+fn identity_of(device: &dyn BlockDevice) -> LogIdentity {
+    let superblock = superblock_of(device);
+    LogIdentity { v5: superblock.is_v5(), uuid: superblock.uuid() }
 }
 
 /// Has every record of a log say this size. It needs as many blocks of header as before.
 fn say_sizes(device: &dyn BlockDevice, size: u32) {
-    let (log, identity) = log_of(device);
+    let (log, identity) = (log_of(device), identity_of(device));
     let mut bytes = bytes_of(device);
-    let log = &mut bytes[log];
+    let log = &mut bytes[log.start as usize..log.end as usize];
     let blocks = log.len() / BLOCK_SIZE;
     for at in 0..blocks {
         let block = |nth: usize| (at + nth) % blocks * BLOCK_SIZE..((at + nth) % blocks + 1) * BLOCK_SIZE;
@@ -158,7 +145,7 @@ fn header(bytes: &[u8], identity: &LogIdentity) -> Option<(u64, u64, u32)> {
 fn a_kernel_reads_what_uxfs_adds_to_its_unfinished_log() {
     let device = left_unfinished();
     let before = copy(&*device);
-    let (_, identity) = log_of(&*before);
+    let identity = identity_of(&*before);
     let recorder = Arc::new(Recorder::new(Arc::clone(&device)));
     let volume =
         Volume::open_device(recorder.clone(), &OpenOptions::new().writable(true)).expect("recovered");

@@ -7,7 +7,7 @@ use blockdev::{
     BlockDevice, DeviceError, Durability, Fate, Fault, FaultDevice, HoldDevice, Layer, Means, MemoryDevice,
     Op, PowerCuts, Recorder, Recording, Repeat, Rewind,
 };
-use common::devices::{copy, holding};
+use common::devices::{copy, holding, log_of};
 use common::files::{Random, image_of, new_file, remove};
 use common::{made as made_by_mkfs, mounted, repair_finds_nothing};
 use std::ops::Range;
@@ -43,18 +43,6 @@ fn made(fill: impl FnOnce(&Volume)) -> Arc<dyn BlockDevice> {
     volume.close().unwrap();
     drop(volume);
     device
-}
-
-/// Where the log lies, as the superblock says it.
-fn log_of(device: &dyn BlockDevice) -> Range<u64> {
-    let mut superblock = vec![0; 512];
-    device.read(0, &mut superblock).unwrap();
-    let long = |at: usize| u64::from_be_bytes(superblock[at..at + 8].try_into().unwrap());
-    let short = |at: usize| u64::from(u32::from_be_bytes(superblock[at..at + 4].try_into().unwrap()));
-    let (start, group_blocks, blocks) = (long(48), short(84), short(96));
-    let (block_log, group_log) = (superblock[120], superblock[124]);
-    let block = (start >> group_log) * group_blocks + (start & ((1 << group_log) - 1));
-    block << block_log..(block + blocks) << block_log
 }
 
 fn content(volume: &Volume, name: &str) -> Option<Vec<u8>> {
