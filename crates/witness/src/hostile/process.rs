@@ -105,7 +105,7 @@ pub fn run(program: &Path, args: &[OsString], stdout: &Path, limits: &Limits) ->
                 (None, signal) => End::Signal(signal.unwrap_or_default()),
             };
         }
-        rss = rss.max(memory(&child).unwrap_or_default());
+        rss = rss.max(memory(child.id()).unwrap_or_default());
         cpu = cpu.max(time(&child).unwrap_or_default());
         let too_long = cpu > limits.cpu || started.elapsed() > limits.wall;
         if too_long || rss > limits.rss {
@@ -119,9 +119,14 @@ pub fn run(program: &Path, args: &[OsString], stdout: &Path, limits: &Limits) ->
     Ok(Done { end, rss, cpu, said })
 }
 
-/// Most memory that it had.
-fn memory(child: &Child) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
+/// Most memory that it had; `None` until it runs a program of its own: for a moment it shows the memory of whoever started
+/// it, which is ours.
+fn memory(pid: u32) -> Option<u64> {
+    let program = |pid: &str| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+    if program(&pid.to_string())? == program("self")? {
+        return None;
+    }
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
@@ -133,4 +138,23 @@ fn time(child: &Child) -> Option<Duration> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
     Some(Duration::from_millis(ticks * 1000 / TICKS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `hostile` called a run wrong that had not begun: it had the 670 MiB of `witness`.
+    #[test]
+    fn a_process_is_not_charged_with_the_memory_of_who_started_it() {
+        assert_eq!(memory(std::process::id()), None);
+    }
+
+    #[test]
+    fn a_process_that_takes_too_much_is_ended() {
+        let limits = Limits { cpu: Duration::from_secs(60), wall: Duration::from_secs(60), rss: 32 << 20 };
+        let args = ["if=/dev/zero", "of=/dev/null", "bs=64M", "count=1000"].map(OsString::from);
+        let done = run(Path::new("/bin/dd"), &args, Path::new("/dev/null"), &limits).expect("run");
+        assert!(matches!(done.end, End::Memory), "{:?} with {} bytes", done.end, done.rss);
+    }
 }
