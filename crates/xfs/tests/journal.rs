@@ -19,8 +19,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use xfs::log::{
-    CommitSeq, Designs, ItemState, Journal, Landing, LogItem, LogVector, Outcome, Pace, Push, ShutdownReason,
-    VecSize, WriteJob,
+    CommitSeq, Designs, ItemState, Journal, Landing, LogItem, LogVector, Pace, Push, ShutdownReason, VecSize,
+    WriteJob,
 };
 use xfs::recovery::clean;
 use xfs_format::identity;
@@ -124,7 +124,7 @@ impl LogItem for Buffer {
         self.inner().pins += 1;
     }
 
-    fn unpin(&self, _outcome: Outcome) {
+    fn unpin(&self) {
         self.inner().pins -= 1;
     }
 
@@ -572,7 +572,9 @@ fn a_failed_write_of_the_log_or_of_metadata_ends_everything() {
         assert!(world.journal.close().is_err_and(shut));
         let World { device: old, journal, buffers, history, places, next, forced, round } = world;
         drop((journal, old, faulty));
-        assert!(buffers.iter().all(|buffer| buffer.inner().pins == 0));
+        // What is in a record that failed is never written back.
+        let is_pinned = buffers.iter().any(|buffer| buffer.inner().pins > 0);
+        assert!(is_pinned || why != ShutdownReason::LogWrite);
         replay(&image);
         let device = device(&image);
         let journal = open(&device);

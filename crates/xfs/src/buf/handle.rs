@@ -11,7 +11,7 @@
 use super::chunks::ChunkMap;
 use super::{Buf, Piece, spare};
 use crate::cache::Recall;
-use crate::log::{ItemState, Journal, Landing, LogItem, Outcome, Push, WriteJob};
+use crate::log::{ItemState, Journal, Landing, LogItem, Push, WriteJob};
 use blockdev::{AlignedBuf, DeviceError};
 use fileio::lockstat::{self, Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::ArcMutexGuard;
@@ -429,10 +429,7 @@ impl LogItem for MetaBuf {
         self.write().pins += 1;
     }
 
-    fn unpin(&self, outcome: Outcome) {
-        if outcome == Outcome::Aborted {
-            return;
-        }
+    fn unpin(&self) {
         let mut state = self.write();
         debug_assert!(state.pins > 0, "unpinned more often than pinned");
         state.pins = state.pins.saturating_sub(1);
@@ -503,10 +500,10 @@ mod tests {
         buf.pin();
         buf.publish(Change::Stale);
         assert!(matches!(buf.landed(Lsn(1 << 32)), Landing::Ail));
-        buf.unpin(Outcome::Committed);
+        buf.unpin();
         assert!(matches!(Arc::clone(&buf).push(), Push::Pinned));
         assert!(matches!(buf.landed(Lsn(1 << 32 | 8)), Landing::Drop));
-        buf.unpin(Outcome::Committed);
+        buf.unpin();
         assert!(matches!(Arc::clone(&buf).push(), Push::Gone));
     }
 }

@@ -6,7 +6,7 @@
 use crate::buf::{MetaBuf, Piece};
 use crate::error::Result;
 use crate::ialloc::CLUSTER;
-use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
+use crate::log::{ItemState, Landing, LogItem, LogVector, Push, VecSize};
 use crate::trans::Trans;
 use std::sync::Arc;
 use xfs_format::ag::NULL_AG_INODE;
@@ -31,7 +31,7 @@ impl LogItem for ChunkMade {
 
     fn pin(&self) {}
 
-    fn unpin(&self, _outcome: Outcome) {}
+    fn unpin(&self) {}
 
     fn landed(&self, _lsn: Lsn) -> Landing {
         Landing::Ail

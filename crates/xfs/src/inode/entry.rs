@@ -15,7 +15,7 @@ use super::recent::RecentInodes;
 use super::{Inode, Life};
 use crate::buf::{MetaBuf, Overlay};
 use crate::cache::Recall;
-use crate::log::{CommitSeq, ItemState, Landing, LogItem, LogVector, Outcome, Push, VecSize};
+use crate::log::{CommitSeq, ItemState, Landing, LogItem, LogVector, Push, VecSize};
 use arc_swap::ArcSwap;
 use fileio::lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
@@ -541,10 +541,7 @@ impl LogItem for InodeEntry {
         self.words().pins += 1;
     }
 
-    fn unpin(&self, outcome: Outcome) {
-        if outcome == Outcome::Aborted {
-            return;
-        }
+    fn unpin(&self) {
         let mut state = self.words();
         debug_assert!(state.pins > 0, "unpinned more often than pinned");
         state.pins = state.pins.saturating_sub(1);
@@ -646,13 +643,13 @@ pub(super) mod tests {
             cluster.publish(Change::Stale);
         }
         drop(site);
-        entry.unpin(Outcome::Committed);
+        entry.unpin();
         assert!(
             matches!(Arc::clone(&entry).push(), Push::Pinned),
             "the log does not say yet that it is freed"
         );
         assert!(Arc::strong_count(&cluster) > 1);
-        cluster.unpin(Outcome::Committed);
+        cluster.unpin();
         assert!(matches!(Arc::clone(&entry).push(), Push::Gone));
         assert_eq!(Arc::strong_count(&cluster), 1);
         assert_eq!(Arc::strong_count(&entry), 1);

@@ -253,7 +253,7 @@ impl List {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
-    use super::super::item::{ItemState, Landing, Outcome, Push};
+    use super::super::item::{ItemState, Landing, Push};
     use super::*;
 
     #[derive(Debug, Default)]
@@ -264,7 +264,7 @@ mod tests {
             &self.0
         }
         fn pin(&self) {}
-        fn unpin(&self, _outcome: Outcome) {}
+        fn unpin(&self) {}
         fn landed(&self, _lsn: Lsn) -> Landing {
             Landing::Ail
         }

@@ -360,7 +360,7 @@ impl Closed {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
-    use super::super::item::{ItemState, Landing, Outcome, Push};
+    use super::super::item::{ItemState, Landing, Push};
     use super::super::vector::VecSize;
     use super::*;
     use std::sync::atomic::AtomicU32;
@@ -379,7 +379,7 @@ mod tests {
         fn pin(&self) {
             self.pins.fetch_add(1, Ordering::SeqCst);
         }
-        fn unpin(&self, _outcome: Outcome) {}
+        fn unpin(&self) {}
         fn landed(&self, _lsn: Lsn) -> Landing {
             Landing::Drop
         }

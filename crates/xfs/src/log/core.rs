@@ -193,7 +193,7 @@ impl Core {
         }
         let freed = self.ail.land(start, end, stay.into_iter(), &gone);
         for entry in &closed.items {
-            entry.item.unpin(Outcome::Committed);
+            entry.item.unpin();
         }
         for landed in closed.landed {
             landed(Outcome::Committed);
@@ -212,11 +212,8 @@ impl Core {
         record
     }
 
-    /// A checkpoint will never be in the log.
+    /// A checkpoint will never be in the log: what is in it stays pinned, and is never written back.
     pub(super) fn abort(&self, closed: Closed) {
-        for entry in &closed.items {
-            entry.item.unpin(Outcome::Aborted);
-        }
         for landed in closed.landed {
             landed(Outcome::Aborted);
         }

@@ -93,9 +93,9 @@ pub trait LogItem: Send + Sync + fmt::Debug + 'static {
     /// must not be written back. Called by a commit, once for each checkpoint that the item is in, before the
     /// transaction's changes are published. A lock of the journal is held: be short, and call nothing of it.
     fn pin(&self);
-    /// A checkpoint that held changes of this item is over. If it was aborted, what was committed must not be written back for
-    /// ever: whoever writes items may be in the middle of many when the journal is shut down. No lock is held.
-    fn unpin(&self, outcome: Outcome);
+    /// A checkpoint that held changes of this item is in the log for good. What is in one that never will be stays pinned:
+    /// whoever writes items may be in the middle of many when the journal is shut down. No lock is held.
+    fn unpin(&self);
     /// The checkpoint that begins at `lsn` is in the log: where does the item go? Called before `unpin`, with no
     /// lock held.
     fn landed(&self, lsn: Lsn) -> Landing;

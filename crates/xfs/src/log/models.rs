@@ -6,7 +6,7 @@ use super::designs::{CilLocks, HandleCounts, Reservations, Vectors};
 use super::gate::Gate;
 use super::grant::{Grant, Space, Turn};
 use super::handles::Handles;
-use super::item::{ItemState, Landing, LogItem, Outcome, Push, WriteJob};
+use super::item::{ItemState, Landing, LogItem, Push, WriteJob};
 use super::layout::{Layout, Pos};
 use super::open::Start;
 use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering, ThreadId, lock, thread};
@@ -245,6 +245,16 @@ impl Number {
     }
 }
 
+impl Number {
+    /// Once a journal is over, what is in the log for good may be written back, and nothing else ever.
+    fn is_pinned_unless_landed(&self) {
+        let inner = lock(&self.inner);
+        let Inner { value, landed, .. } = *inner;
+        assert_eq!(inner.pins > 0, value != landed, "{landed} of {value} is in the log");
+        assert!(inner.waiting.iter().all(|&waiting| waiting > landed), "{inner:?}");
+    }
+}
+
 impl LogItem for Number {
     fn state(&self) -> &ItemState {
         &self.state
@@ -257,13 +267,10 @@ impl LogItem for Number {
         inner.waiting.push(value);
     }
 
-    fn unpin(&self, outcome: Outcome) {
+    fn unpin(&self) {
         let mut inner = lock(&self.inner);
         inner.pins -= 1;
-        let value = inner.waiting.remove(0);
-        if outcome == Outcome::Committed {
-            inner.landed = value;
-        }
+        inner.landed = inner.waiting.remove(0);
     }
 
     fn landed(&self, _lsn: Lsn) -> Landing {
@@ -635,7 +642,7 @@ fn models_a_shutdown_ends_every_wait() {
         }
         drop(journal);
         for number in numbers {
-            assert_eq!(lock(&number.inner).pins, 0, "what was pinned is unpinned");
+            number.is_pinned_unless_landed();
         }
     });
 }
@@ -658,7 +665,7 @@ fn models_a_flush_that_fails_ends_every_wait() {
         assert_eq!(journal.is_shut_down(), Some(ShutdownReason::Flush));
         journal.halt(ShutdownReason::Asked);
         for number in numbers {
-            assert_eq!(lock(&number.inner).pins, 0, "what was pinned is unpinned");
+            number.is_pinned_unless_landed();
         }
     });
 }
@@ -799,7 +806,7 @@ impl LogItem for Promise {
         &self.state
     }
     fn pin(&self) {}
-    fn unpin(&self, _outcome: Outcome) {}
+    fn unpin(&self) {}
     fn landed(&self, _lsn: Lsn) -> Landing {
         Landing::Ail
     }
@@ -834,7 +841,7 @@ impl LogItem for Kept {
         &self.state
     }
     fn pin(&self) {}
-    fn unpin(&self, _outcome: Outcome) {}
+    fn unpin(&self) {}
     fn landed(&self, _lsn: Lsn) -> Landing {
         Landing::Retire(Arc::clone(&self.promise) as Arc<dyn LogItem>)
     }

@@ -403,7 +403,7 @@ impl Pusher {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::super::Designs;
-    use super::super::item::{ItemState, Landing, Outcome};
+    use super::super::item::{ItemState, Landing};
     use super::super::layout::Layout;
     use super::super::open::Start;
     use super::super::vector::{LogVector, VecSize};
@@ -425,7 +425,7 @@ mod tests {
             &self.state
         }
         fn pin(&self) {}
-        fn unpin(&self, _outcome: Outcome) {}
+        fn unpin(&self) {}
         fn landed(&self, _lsn: Lsn) -> Landing {
             if self.is_intent { Landing::Ail } else { Landing::Drop }
         }

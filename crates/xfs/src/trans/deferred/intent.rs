@@ -5,7 +5,7 @@
 //! lands.
 
 use super::work::Promise;
-use crate::log::{ItemState, Landing, LogItem, LogVector, Outcome, Push};
+use crate::log::{ItemState, Landing, LogItem, LogVector, Push};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -105,7 +105,7 @@ impl LogItem for Intent {
         &self.state
     }
     fn pin(&self) {}
-    fn unpin(&self, _outcome: Outcome) {}
+    fn unpin(&self) {}
     fn landed(&self, _lsn: Lsn) -> Landing {
         Landing::Ail
     }
@@ -143,7 +143,7 @@ impl LogItem for Done {
         &self.state
     }
     fn pin(&self) {}
-    fn unpin(&self, _outcome: Outcome) {}
+    fn unpin(&self) {}
     fn landed(&self, _lsn: Lsn) -> Landing {
         Landing::Retire(Arc::clone(&self.intent))
     }
