@@ -161,7 +161,7 @@ impl File {
     }
 
     fn plan_exchange(&self, at: u64, other: &Self, other_at: u64, len: Option<u64>) -> Result<Plan> {
-        let (block, sizes) = (self.block(), [self.size(), other.size()]);
+        let (block, sizes) = (self.block(), [self.size_to_change()?, other.size_to_change()?]);
         if at > sizes[0] || other_at > sizes[1] {
             return Err(invalid("a range begins behind the end of its file"));
         }

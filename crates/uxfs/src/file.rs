@@ -356,6 +356,14 @@ impl File {
         self.content_changes()
     }
 
+    /// The size that a change goes by. Of a file without a name it is 0 once a close has ended that: the look at the volume comes
+    /// behind it.
+    pub(crate) fn size_to_change(&self) -> Result<u64> {
+        let size = self.size();
+        self.node.volume.engine().check_writable()?;
+        Ok(size)
+    }
+
     /// Asked again once the bytes are held, if only there: whoever gives the file capabilities keeps writers out.
     pub(crate) fn content_changes(&self) -> Result<()> {
         Ok(self.data.map().content_changes()?)

@@ -87,8 +87,7 @@ impl File {
     /// within the files and begin at whole blocks; a part of a block at their end counts only if both files end there.
     pub fn dedupe_range(&self, from: u64, to: &Self, at: u64, len: u64) -> Result<Deduped> {
         self.check_pair(to)?;
-        to.node.volume.engine().check_writable()?;
-        if from.saturating_add(len) > self.size() {
+        if from.saturating_add(len) > self.size_to_change()? {
             return Err(invalid("the range reaches behind the end of the file"));
         }
         if len == 0 {
@@ -114,7 +113,8 @@ impl File {
     pub fn copy_range(&self, from: u64, to: &Self, at: u64, len: u64) -> Result<u64> {
         self.check_pair_anywhere(to)?;
         to.check_writable()?;
-        let len = len.min(self.size().saturating_sub(from));
+        let size = self.size_to_change()?;
+        let len = len.min(size.saturating_sub(from));
         if len == 0 {
             return Ok(0);
         }
@@ -126,30 +126,31 @@ impl File {
         let block = self.block();
         let shares = self.node.volume.engine().check_sharing().is_ok() && (from ^ at) & (block - 1) == 0;
         if !shares {
-            self.copy_bytes(to, ranges)?;
-            return Ok(len);
+            return self.copy_bytes(to, ranges);
         }
         // Whole blocks, and what lies before and behind them.
         let head = (from.next_multiple_of(block) - from).min(len);
-        let ends_both = from + len == self.size() && at + len >= to.size();
+        let ends_both = from + len == size && at + len >= to.size();
         let middle = if ends_both { len - head } else { (len - head) & !(block - 1) };
-        self.copy_bytes(to, Ranges { len: head, ..ranges })?;
-        let whole = Ranges { from: from + head, at: at + head, len: middle };
-        if middle > 0 {
-            match self.clone_range(whole.from, to, whole.at, whole.len) {
+        let mut done = self.copy_bytes(to, Ranges { len: head, ..ranges })?;
+        if done == head && middle > 0 {
+            let whole = Ranges { from: from + head, at: at + head, len: middle };
+            done += match self.clone_range(whole.from, to, whole.at, whole.len) {
                 // A file that moved its end meanwhile, or a group that is too full for one more owner.
                 Err(error) if matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::InvalidInput) => {
-                    self.copy_bytes(to, whole)?;
+                    self.copy_bytes(to, whole)?
                 }
-                done => done?,
-            }
+                cloned => cloned.map(|()| middle)?,
+            };
         }
-        let done = head + middle;
-        self.copy_bytes(to, Ranges { from: from + done, at: at + done, len: len - done })?;
-        Ok(len)
+        if done == head + middle {
+            done += self.copy_bytes(to, Ranges { from: from + done, at: at + done, len: len - done })?;
+        }
+        Ok(done)
     }
 
-    fn copy_bytes(&self, to: &Self, ranges: Ranges) -> Result<()> {
+    /// Copies a range, and gives how much of it that was: less if the file ends before.
+    fn copy_bytes(&self, to: &Self, ranges: Ranges) -> Result<u64> {
         let mut buf =
             blockdev::AlignedBuf::zeroed(CHUNK_BYTES.min(ranges.len.next_multiple_of(4096)) as usize);
         let mut done = 0;
@@ -157,12 +158,14 @@ impl File {
             let most = (ranges.len - done).min(buf.len() as u64) as usize;
             let read = self.read_at(&mut buf[..most], ranges.from + done)?;
             if read == 0 {
-                return Ok(());
+                // That is no end if a close has made it one.
+                self.size_to_change()?;
+                break;
             }
             to.write_at(&buf[..read], ranges.at + done)?;
             done += read as u64;
         }
-        Ok(())
+        Ok(done)
     }
 
     fn check_pair_anywhere(&self, to: &Self) -> Result<()> {
@@ -227,7 +230,7 @@ impl File {
     /// What of two ranges is to be shared, by the sizes that the files have.
     fn checked_pair(&self, to: &Self, asked: Ranges, wanted: Wanted) -> Result<Option<Ranges>> {
         let Ranges { from, at, mut len } = asked;
-        let (block, size, to_size) = (self.block(), self.size(), to.size());
+        let (block, size, to_size) = (self.block(), self.size_to_change()?, to.size_to_change()?);
         if wanted == Wanted::Clone && len == 0 {
             len = match size.checked_sub(from) {
                 None => return Err(invalid("the range begins behind the end of the file")),

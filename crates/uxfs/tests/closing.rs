@@ -7,8 +7,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use uxfs::{
-    Changes, ErrorKind, File, MkfsOptions, NewNode, OpenOptions, SetXattr, Timestamp, Volume, check_device,
-    mkfs_device,
+    Changes, ErrorKind, ExchangeOptions, File, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, SetXattr,
+    Timestamp, Volume, check_device, mkfs_device,
 };
 
 const BYTES: u64 = 40 << 20;
@@ -464,6 +464,58 @@ fn files_without_a_name_that_are_open_are_gone_when_a_volume_is_closed() {
     is_clean_and_sound(&device);
     let seen = Volume::open_device(device.clone(), &OpenOptions::new()).expect("read");
     assert!(before - seen.info().expect("info").free_blocks < 40, "what they held is free");
+}
+
+/// Files without a name end with a close, and their sizes are 0 then: whoever was about to change one, and found that at a
+/// point behind the first look, was told of a range behind the end, or that all was done.
+#[test]
+fn what_is_done_to_files_that_a_close_has_ended_is_refused_for_the_close() {
+    type Step = fn(&File, &File) -> uxfs::Result<()>;
+    const BLOCK: u64 = 4096;
+    let steps: [(&str, Step); 13] = [
+        ("exchange", |one, two| one.exchange_range(0, two, 0, Some(BLOCK), ExchangeOptions::new())),
+        ("exchange all", |one, two| one.exchange_range(0, two, 0, None, ExchangeOptions::new())),
+        ("clone", |one, two| one.clone_range(0, two, 0, BLOCK)),
+        ("clone all", |one, two| one.clone_range(0, two, 0, 0)),
+        ("dedupe", |one, two| one.dedupe_range(0, two, 0, BLOCK).map(drop)),
+        ("copy", |one, two| one.copy_range(0, two, 0, BLOCK).map(drop)),
+        ("copy bytes", |one, two| one.copy_range(0, two, 100, BLOCK).map(drop)),
+        ("collapse", |one, _| one.collapse_range(0..BLOCK)),
+        ("insert", |one, _| one.insert_range(0..BLOCK)),
+        ("punch", |one, _| one.punch_hole(0..BLOCK)),
+        ("zero", |one, _| one.zero_range(0..BLOCK, true)),
+        ("cut", |one, _| one.set_len(0)),
+        ("allocate", |one, _| one.allocate(0..BLOCK, true)),
+    ];
+    let mut wrong = Vec::new();
+    for (what, step) in steps {
+        let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
+        let features = MkfsFeatures::of_kernel("6.18").expect("known");
+        mkfs_device(Arc::clone(&memory), &MkfsOptions::new().features(features).small(true), true)
+            .expect("made");
+        let device = Arc::new(SealDevice::new(memory));
+        let volume = open(&device);
+        let files = ["one", "two"].map(|name| file(&volume, name, 4));
+        let root = volume.root().expect("root").as_dir().expect("a directory");
+        for name in ["one", "two"] {
+            root.remove_file(name.as_bytes()).expect("removed");
+        }
+        let (closing, below) = (volume.clone(), Arc::clone(&device));
+        let (ends, ended) = mpsc::channel();
+        at(CHANGE, move || {
+            close(&closing, &below);
+            ends.send(()).expect("somebody waits");
+        });
+        let done = step(&files[0], &files[1]);
+        ended.try_recv().expect("the volume was closed in the middle");
+        let done = done.map_err(|error| error.kind());
+        if done != Err(ErrorKind::ShutDown) {
+            wrong.push((what, done));
+        }
+        drop((files, root, volume));
+        is_clean_and_sound(&device);
+    }
+    assert_eq!(wrong, []);
 }
 
 /// A change that came to hold its bytes when writes were over already, and what is staged was being given back, set space

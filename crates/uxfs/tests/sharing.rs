@@ -6,6 +6,7 @@ mod common;
 
 use common::files::{Random, new_file, opened, said};
 use common::{mounted, repair_finds_nothing};
+use fileio::testing::{CHANGE, at};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -390,6 +391,24 @@ fn copies_share_where_they_can() {
         site.files[0].extents().map(|run| run.unwrap()).filter(|run| run.shared).map(|run| run.length).sum();
     assert!(shared > 300_000, "{shared} bytes are shared");
     site.end(&image, false, "copies");
+}
+
+/// It said that all was copied.
+#[test]
+fn a_copy_says_how_much_there_was_of_a_file_that_is_cut_meanwhile() {
+    const MIB: usize = 1 << 20;
+    let dir = scratch();
+    let image = made(dir.path(), &[]);
+    let mut site = Site::new(&image, 2);
+    site.write(0, 0, &pattern(1, 3 * MIB));
+    let cut = site.files[0].clone();
+    // When the first part is about to be written.
+    at(CHANGE, move || cut.set_len(MIB as u64 + 10).expect("cut"));
+    let copied = site.files[0].copy_range(0, &site.files[1], 100, 3 * MIB as u64).expect("copied");
+    assert_eq!(copied, MIB as u64 + 10);
+    site.model[0].truncate(MIB + 10);
+    site.model[1] = [vec![0; 100], site.model[0].clone()].concat();
+    site.end(&image, false, "a copy that is cut short");
 }
 
 /// Blocks that were shared are freed, and come back to the file for its holes, where space for copies is staged still: what

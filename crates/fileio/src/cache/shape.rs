@@ -117,6 +117,8 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         let _held = self.hold_to_change(range.start..u64::MAX)?;
         self.content_changes(range.start)?;
         let size = self.size();
+        // A close ends files without a name, whose size is 0 then.
+        step(range.start, self.map().check_changeable())?;
         if range.end >= size {
             return Err(FileError::ReachesEnd);
         }
@@ -138,6 +140,8 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         let _held = self.hold_to_change(from..u64::MAX)?;
         self.content_changes(range.start)?;
         let size = self.size();
+        // A close ends files without a name, whose size is 0 then.
+        step(range.start, self.map().check_changeable())?;
         if range.start >= size {
             return Err(FileError::BehindEnd);
         }
