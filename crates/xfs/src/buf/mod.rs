@@ -172,30 +172,49 @@ impl BufCache {
     pub(crate) fn read_handle(&self, pieces: &[Piece], verifier: &'static Verifier) -> Result<Arc<MetaBuf>> {
         let (first, len) = extent_of(pieces, verifier)?;
         let key = (first.daddr.0, len);
-        if let Some(cached) = self.cached(&key, pieces)
-            && let Some(passed) = cached.live_verifier()
-        {
-            if !std::ptr::eq(passed, verifier) {
-                self.verify(&cached.snapshot().0, first.daddr, verifier)?;
-                cached.passed(verifier);
-            }
-            return Ok(cached);
-        }
+        let is_in_memory = || self.cached(&key, pieces).is_some_and(|cached| !cached.is_stale());
         loop {
+            if let Some(cached) = self.verified(&key, pieces, verifier)? {
+                return Ok(cached);
+            }
             let writes = self.writes();
             let bytes = self.load(pieces, len)?;
             // Another thread may have read the same place, changed it, written it back and forgotten it while we
             // read, or verify: then what we have is old. Nobody can have, if nothing was written.
             let is_newest = || self.writes() == writes;
-            if !is_newest() && self.cached(&key, pieces).is_none_or(|cached| cached.is_stale()) {
+            if !is_newest() && !is_in_memory() {
                 continue;
             }
-            self.verify(&bytes, first.daddr, verifier)?;
+            point("a buffer is verified");
+            if let Err(error) = self.verify(&bytes, first.daddr, verifier) {
+                // Or it was written while we read, and what we have is half of that. Whoever writes it counts that before it
+                // can be forgotten.
+                if is_in_memory() || !is_newest() {
+                    continue;
+                }
+                return Err(error);
+            }
             point("a buffer is read");
             if let Some(kept) = self.enter(key, pieces, Arc::from(&*bytes), verifier, is_newest) {
                 return Ok(kept);
             }
         }
+    }
+
+    /// What is in memory, once `verifier` has passed it.
+    fn verified(
+        &self,
+        key: &(u64, u64),
+        pieces: &[Piece],
+        verifier: &'static Verifier,
+    ) -> Result<Option<Arc<MetaBuf>>> {
+        let Some(cached) = self.cached(key, pieces) else { return Ok(None) };
+        let Some(passed) = cached.live_verifier() else { return Ok(None) };
+        if !std::ptr::eq(passed, verifier) {
+            self.verify(&cached.snapshot().0, cached.daddr(), verifier)?;
+            cached.passed(verifier);
+        }
+        Ok(Some(cached))
     }
 
     /// Counts buffers that were written back: what was read of the device, and is not in memory, is the newest as long
@@ -356,6 +375,49 @@ mod tests {
         });
         let read = cache.read_handle(&[piece], &RAW).expect("read");
         assert_eq!(read.snapshot().0[..8], [7; 8]);
+    }
+
+    /// Passes what is the same all over.
+    static WHOLE: Verifier = Verifier {
+        name: "test",
+        check: |bytes, _| match bytes.windows(2).all(|two| two[0] == two[1]) {
+            true => Ok(()),
+            false => Err(FormatError::new("test", "torn")),
+        },
+    };
+
+    /// A buffer that another thread had read too, and was writing back, was called damaged: half of it was read before it
+    /// was written, and half behind that.
+    #[cfg(not(shuttle))]
+    #[test]
+    fn what_is_being_written_while_it_is_read_is_not_called_damaged() {
+        use blockdev::Durability::Volatile;
+        for is_over in [false, true] {
+            let device = Arc::new(blockdev::MemoryDevice::anonymous(1 << 20).expect("a device"));
+            let piece = Piece { daddr: DiskAddr(8), len: 4096 };
+            let below = Arc::clone(&device) as Arc<dyn BlockDevice>;
+            let cache = Arc::new(BufCache::new(below, &geometry(true, 12, 0), 1 << 20));
+            device.write(4096, &[7; 2048], Volatile).expect("written");
+            let other = Arc::clone(&cache);
+            fileio::testing::at("a buffer is verified", move || {
+                device.write(4096 + 2048, &[7; 2048], Volatile).expect("written");
+                if is_over {
+                    other.writes.fetch_add(1, Ordering::AcqRel);
+                } else {
+                    other.enter((8, 4096), &[piece], Arc::from([7; 4096]), &WHOLE, || true).expect("entered");
+                }
+            });
+            let read = cache.read_handle(&[piece], &WHOLE).expect("not damaged");
+            assert_eq!(read.snapshot().0[4000..], [7; 96]);
+        }
+    }
+
+    /// What is damaged is told as such, however much else is being written.
+    #[test]
+    fn what_is_damaged_is_called_so() {
+        let (cache, piece) = cache();
+        cache.device.write(4096, &[7; 2048], blockdev::Durability::Volatile).expect("written");
+        cache.read_handle(&[piece], &WHOLE).map(drop).expect_err("damaged");
     }
 
     #[test]
