@@ -50,6 +50,9 @@ pub enum DeviceError {
     /// This process has the device open for writing already.
     #[error("this process has it open for writing already: close that first")]
     Claimed,
+    /// Whoever had the device has let go of it.
+    #[error("nobody uses the device any more")]
+    Ended,
     /// The queue holds as many requests as it has room for.
     #[error("the queue is full")]
     QueueFull,
@@ -108,6 +111,7 @@ impl DeviceError {
             Self::Attached(what) => Self::Attached(what.clone()),
             Self::Replaced => Self::Replaced,
             Self::Claimed => Self::Claimed,
+            Self::Ended => Self::Ended,
             Self::QueueFull => Self::QueueFull,
             Self::Failed(what) => Self::Failed(what.clone()),
         }

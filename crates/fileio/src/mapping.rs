@@ -63,6 +63,12 @@ pub trait FileMapping: Send + Sync {
     fn lookup_to_read(&self, offset: u64) -> Result<Found, Self::Error> {
         self.lookup(offset)
     }
+    /// Comes behind a read of the device, before anybody relies on what was read: an error if the file has ended meanwhile, so
+    /// that the bytes may be another's. On the path of every such read.
+    #[inline]
+    fn check_read(&self) -> Result<(), Self::Error> {
+        Ok(())
+    }
     /// The version now: a load. Whoever changes where bytes lie makes it another one before they let go of these bytes.
     fn seq(&self) -> MapSeq;
     /// Comes before the file's content is changed, behind all that could refuse it, once the bytes are held: a format may
@@ -252,6 +258,11 @@ impl<M: FileMapping + ?Sized> FileMapping for std::sync::Arc<M> {
     #[inline]
     fn lookup_to_read(&self, offset: u64) -> Result<Found, Self::Error> {
         (**self).lookup_to_read(offset)
+    }
+
+    #[inline]
+    fn check_read(&self) -> Result<(), Self::Error> {
+        (**self).check_read()
     }
 
     #[inline]

@@ -206,7 +206,8 @@ impl Dir {
         let engine = node.volume.engine();
         let new = new.engine(self, REGULAR, (0, 0));
         let (handle, map) = node.volume.with_room(|| Ok(engine.create_unnamed(&node.handle, &new)?))?;
-        crate::File::with_map(Node { volume: node.volume.clone(), handle }, map)
+        let made = Node { volume: node.volume.clone(), handle };
+        node.told_of_close(crate::File::with_map(made, map))
     }
 
     /// Gives a file another name here.
@@ -283,7 +284,20 @@ impl Node {
             realtime_inherit: changes.realtime_inherit,
             direct_access: changes.direct_access,
         };
-        Ok(self.volume.engine().change(&self.handle, &change, self.volume.now())?)
+        let changed = self.volume.engine().change(&self.handle, &change, self.volume.now());
+        self.told_of_close(changed.map_err(Error::from))
+    }
+
+    /// What a change came to. A file without a name ends with a close of the volume, and nobody finds it then: who would change
+    /// it is told of the close.
+    pub(crate) fn told_of_close<T>(&self, done: Result<T>) -> Result<T> {
+        match done {
+            Err(error) if error.kind() == ErrorKind::Stale => {
+                self.volume.engine().check_writable()?;
+                Err(error)
+            }
+            done => done,
+        }
     }
 
     /// Sets an extended attribute, by its Linux name.
@@ -297,12 +311,13 @@ impl Node {
             SetXattr::Create => xfs::attr::edit::Put::Create,
             SetXattr::Replace => xfs::attr::edit::Put::Replace,
         };
-        self.volume.with_room(|| self.change_xattr(name, namespace::XattrChange::Set(value, how)))
+        let change = || self.change_xattr(name, namespace::XattrChange::Set(value, how));
+        self.told_of_close(self.volume.with_room(change))
     }
 
     /// Removes an extended attribute, by its Linux name.
     pub fn remove_xattr(&self, name: &[u8]) -> Result<()> {
-        self.change_xattr(name, namespace::XattrChange::Remove)
+        self.told_of_close(self.change_xattr(name, namespace::XattrChange::Remove))
     }
 
     /// Sets an access control list in the form of Linux, or removes it.

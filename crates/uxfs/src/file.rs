@@ -384,8 +384,12 @@ impl File {
     pub(crate) fn check_unprotected(&self) -> Result<()> {
         match self.protection {
             None => Ok(()),
-            Some(_) => Ok(self.node.handle.current()?.check_unprotected()?),
+            Some(_) => self.node.told_of_close(self.is_unprotected_now()),
         }
+    }
+
+    fn is_unprotected_now(&self) -> Result<()> {
+        Ok(self.node.handle.current()?.check_unprotected()?)
     }
 
     /// The same, but that a file that is append-only may grow.
@@ -393,7 +397,7 @@ impl File {
         match self.protection {
             None => Ok(()),
             Some(Protection::AppendOnly) if offset >= self.size() => Ok(()),
-            Some(_) => Ok(self.node.handle.current()?.check_unprotected()?),
+            Some(_) => self.node.told_of_close(self.is_unprotected_now()),
         }
     }
 
@@ -407,6 +411,7 @@ impl File {
             }
             at = end;
         }
+        self.data.map().check_not_ended()?;
         Ok((!want_data && offset < size).then_some(size))
     }
 
@@ -458,6 +463,7 @@ impl Extents<'_> {
                 shared,
             }));
         }
+        self.file.data.map().check_not_ended()?;
         Ok(None)
     }
 }

@@ -1,9 +1,13 @@
 //! A close that fails: the volume is shut down and says so to whoever asks, nothing is under way to its device any more,
 //! and recovery finds all that was durable, and more if the device let it pass.
 
+#[allow(dead_code, unused_imports, reason = "each test uses its part")]
+mod common;
+
 use blockdev::{
     BlockDevice, Durability, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, Repeat, SealDevice,
 };
+use common::devices::log_of;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use uxfs::{
@@ -222,4 +226,57 @@ fn a_close_that_fails_for_what_was_not_written_back_waits_for_a_growth() {
         let _ = grows.join().expect("no panic");
         assert!(early.is_err(), "closed in the midst of a growth: {early:?}");
     });
+}
+
+/// The value of an attribute goes straight to the device, in the middle of a transaction. A close that failed, as the log had,
+/// did not wait for it: it came over what the next volume had written there, and synced.
+#[test]
+fn a_close_that_fails_waits_for_who_is_in_the_middle_of_a_transaction() {
+    for has_unwritten in [false, true] {
+        let below = made();
+        let seal = Arc::new(SealDevice::new(Arc::clone(&below)));
+        let faulty = Arc::new(FaultDevice::new(seal.clone(), Vec::new()));
+        let holds = Arc::new(HoldDevice::new(faulty.clone()));
+        let device: Arc<dyn BlockDevice> = holds.clone();
+        let volume = open(&device);
+        let root = volume.root().expect("root").as_dir().expect("a directory");
+        let (kept, gone) =
+            (volume.open_file("/kept").expect("there"), volume.lookup("/gone").expect("there"));
+        volume.sync().expect("synced");
+        let log = log_of(&*below);
+        let is_value = move |op, offset| op == Op::Write && !log.contains(&offset);
+        holds.hold_next(is_value);
+        let sets =
+            std::thread::spawn(move || gone.set_xattr(b"user.big", &[0xA5; 60_000], SetXattr::default()));
+        holds.wait_until_waiting();
+        let more = root.create_file(b"more", &NewNode::default()).expect("made").open().expect("a file");
+        let unwritten = has_unwritten.then(|| {
+            let unwritten = kept.buffered();
+            unwritten.write_at(&[3; 8192], 0).expect("in memory");
+            unwritten
+        });
+        faulty.add(Fault::fail(Op::Write, faulty.seen(Op::Write)).then(Repeat::Sticky));
+        if let Some(file) = &unwritten {
+            file.sync().expect_err("the device fails");
+        }
+        more.sync().expect_err("the log fails");
+        drop(more);
+        let (tells, told) = mpsc::channel();
+        let closing = volume.clone();
+        let closes = std::thread::spawn(move || {
+            closing.close().expect_err("the log has failed");
+            seal.seal();
+            tells.send(()).expect("somebody waits");
+            seal
+        });
+        let early = told.recv_timeout(Duration::from_millis(300));
+        assert!(early.is_err(), "closed while a transaction is writing ({has_unwritten})");
+        faulty.heal();
+        holds.release();
+        told.recv_timeout(Duration::from_secs(60)).expect("it is over");
+        let seal = closes.join().expect("no panic");
+        sets.join().expect("no panic").expect_err("the volume is shut down");
+        drop((root, kept, unwritten, volume));
+        seal.assert_kept();
+    }
 }

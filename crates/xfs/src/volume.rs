@@ -23,7 +23,7 @@ use fileio::testing::point;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::{ControlFlow, Range};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use xfs_format::error::FormatError;
 use xfs_format::features::{QuotaFlags, VersionFlags};
@@ -101,6 +101,8 @@ pub struct Volume {
     recovery: OnceLock<recovery::Report>,
     /// Blocks that a file's map may need for an extent more, and to tell of its data: once it was asked.
     pub(crate) map_change: OnceLock<u64>,
+    /// Maps of files that are there.
+    pub(crate) open_maps: Arc<AtomicU64>,
     /// Keeps every other writer of this process out until the volume is closed. Let go of last.
     claim: Mutex<Option<Arc<Claim>>>,
 }
@@ -241,6 +243,7 @@ impl Volume {
             superblock,
             geometry,
             map_change: OnceLock::new(),
+            open_maps: Arc::default(),
             claim: Mutex::new(claim),
         });
         if let Some(write) = &volume.write {
@@ -466,14 +469,22 @@ impl Volume {
         if self.is_writable() {
             self.check_writable()?;
         }
-        self.flushed(flush())
+        match flush() {
+            // The volume is being closed, and the device was not asked.
+            Err(DeviceError::Ended) => Err(Error::Shutdown(ShutdownReason::Closed)),
+            flushed => self.flushed(flushed),
+        }
     }
 
     fn flushed(&self, flushed: Result<(), DeviceError>) -> Result<()> {
-        if let (Err(error), Some(write)) = (&flushed, &self.write) {
+        Ok(flushed.inspect_err(|error| self.flush_failed(error))?)
+    }
+
+    /// Shuts the volume down, as a flush of its device has failed.
+    pub fn flush_failed(&self, error: &DeviceError) {
+        if let Some(write) = &self.write {
             write.journal.shutdown_for(ShutdownReason::Flush, error);
         }
-        Ok(flushed?)
     }
 
     /// Makes durable what was committed up to the checkpoint of `upto`, and what was written to the device before this call.
@@ -507,6 +518,12 @@ impl Volume {
     pub fn sync(&self) -> Result<()> {
         self.check_writable()?;
         self.write_side()?.journal.force_all()
+    }
+
+    /// How many maps of files are there, be it in the hands of who is still opening or has begun to close one: what was promised
+    /// for the data of these may yet come back.
+    pub fn open_maps(&self) -> u64 {
+        self.open_maps.load(Ordering::Acquire)
     }
 
     /// Begins to close the volume, for good: from here on nobody finds where a file's bytes are to be written. Who is in
@@ -562,16 +579,22 @@ impl Volume {
         let journal = &write.journal;
         // Growth and labels write beside the journal. They end before this, or find the volume closed.
         let _alone = write.altering.lock();
-        // What fails here is in the way of all else, too.
+        // What fails here is in the way of all else, too: it says why.
         let given = self.give_back_all_copies();
         debug_assert!(
             given.is_err() || write.space.promises_nothing(),
             "all that was promised has come or never will"
         );
         // Who is in the middle of a change ends it, and nobody begins one: from here on the counters stand still.
-        let frozen = journal.freeze().inspect_err(|_| journal.halt(ShutdownReason::NotClosed))?;
+        let frozen = match journal.freeze() {
+            Ok(frozen) => frozen,
+            Err(stopped) => {
+                journal.halt(ShutdownReason::NotClosed);
+                return Err(given.err().unwrap_or(stopped));
+            }
+        };
         let (times, freed) = (self.log_all_times(), self.inactivate_all());
-        let done = times.and(freed);
+        let done = given.and(times).and(freed);
         if self.log_clean && frozen.is_untouched() && done.is_ok() {
             // What nobody has changed stays as it is, to the byte.
             let flushed = self.flushed(self.device.flush());

@@ -152,7 +152,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
                 }
                 continue;
             }
-            let Some(len) = self.read_len(offset, buf.len()) else { return Ok(0) };
+            let Some(len) = self.read_len(offset, buf.len()) else { return self.read_nothing(offset) };
             // SAFETY: the range is held.
             let done = unsafe { self.pages.copy_out(offset, &mut buf[..len]) };
             if done == len {
@@ -180,8 +180,14 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
         match self.read_len(offset, buf.len()) {
             Some(len) => self.read_held(offset, &mut buf[..len]),
-            None => Ok(0),
+            None => self.read_nothing(offset),
         }
+    }
+
+    /// A read behind the end of the file: that it had, unless it has ended altogether.
+    #[cold]
+    fn read_nothing(&self, offset: u64) -> Outcome<usize, M> {
+        self.file.check_read(offset).map(|()| 0)
     }
 
     /// As [`read_past`](Self::read_past), of bytes that the caller holds.
@@ -191,7 +197,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
         }
         match self.read_len(offset, buf.len()) {
             Some(len) if len > 0 => self.read_held(offset, &mut buf[..len]),
-            _ => Ok(0),
+            _ => self.read_nothing(offset),
         }
     }
 
@@ -234,7 +240,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             }
             done += len;
         }
-        Ok(())
+        self.file.check_read(offset)
     }
 
     /// Writes `buf` at byte `offset`, wherever that is, into pages; gives the number of bytes, which is all of them. It gets
@@ -574,6 +580,7 @@ impl<M: DelayedAllocation + 'static> CachedFile for BufferedFile<M> {
 impl<M: DelayedAllocation + 'static> Drop for BufferedFile<M> {
     /// What is dirty still is lost, as in a crash: space that was reserved for it is anybody's again.
     fn drop(&mut self) {
+        point("a file is given up");
         let was_dirty = self.pages.is_dirty();
         if was_dirty {
             self.map().give_up(0..crate::mapping::whole_blocks_max(self.map().block_size()));

@@ -135,7 +135,7 @@ impl<M: DelayedAllocation + 'static> BufferedFile<M> {
             // SAFETY: as above.
             unsafe { self.pages.zero(size..blocks.end) };
         }
-        Ok(())
+        self.file.check_read(blocks.start)
     }
 
     fn is_present(&self, at: u64, end: u64) -> bool {

@@ -347,10 +347,16 @@ impl<M: FileMapping> DirectFile<M> {
             at += piece.len() as u64;
             buf = rest;
             if buf.is_empty() {
-                return Ok(len);
+                return self.check_read(offset).map(|()| len);
             }
             run = self.run_to_read(at)?;
         }
+    }
+
+    /// See [`FileMapping::check_read`].
+    #[inline]
+    pub(crate) fn check_read(&self, offset: u64) -> Outcome<(), M> {
+        self.map.check_read().map_err(|source| FileError::Map { offset, source })
     }
 
     /// An overwrite whose range is held, exclusively if it is not whole sectors; its first run may have been `seen`

@@ -10,7 +10,12 @@ use crate::lockstat::{LockClass, Mode};
 use blockdev::{BlockDevice, DeviceError, Durability, IoQueue, Layer};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
+
+/// How often who waits for the last flushes looks whether they are over.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 static FLUSH: LockClass = LockClass::new("flush");
 
@@ -81,13 +86,57 @@ pub struct FlushDevice {
     is_free: bool,
     one_at_a_time: Mutex<()>,
     shared: SharedFlush,
+    /// Whether no flush begins any more.
+    has_ended: AtomicBool,
+    /// Flushes that somebody waits for, where they cost something.
+    under_way: AtomicU64,
+    /// Why the first failed that did.
+    failed: OnceLock<DeviceError>,
 }
 
 impl FlushDevice {
     /// `inner`, whose flushes are carried out so.
     pub fn new(inner: Arc<dyn BlockDevice>, flushing: Flushing) -> Self {
         let is_free = !inner.has_write_cache();
-        Self { inner, flushing, is_free, one_at_a_time: Mutex::default(), shared: SharedFlush::default() }
+        Self {
+            inner,
+            flushing,
+            is_free,
+            one_at_a_time: Mutex::default(),
+            shared: SharedFlush::default(),
+            has_ended: AtomicBool::new(false),
+            under_way: AtomicU64::new(0),
+            failed: OnceLock::new(),
+        }
+    }
+
+    /// Waits until the flushes are over that somebody waits for. Who asks for one later is refused ([`DeviceError::Ended`]), and
+    /// the device not asked.
+    ///
+    /// # Errors
+    /// That of the first flush that failed, ever: the system says it once, and perhaps said so to another.
+    pub fn end(&self) -> Result<(), DeviceError> {
+        self.has_ended.store(true, Ordering::SeqCst);
+        while self.under_way.load(Ordering::SeqCst) > 0 {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        self.failed.get().map_or(Ok(()), |error| Err(error.again()))
+    }
+
+    fn flush_counted(&self) -> Result<(), DeviceError> {
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        let _one_less = OneLess(&self.under_way);
+        if self.has_ended.load(Ordering::SeqCst) {
+            return Err(DeviceError::Ended);
+        }
+        let flushed = match self.flushing {
+            Flushing::Serialized => self.flush_alone(),
+            Flushing::Concurrent => self.inner.flush(),
+            Flushing::Shared => self.shared.flush(|| self.inner.flush()),
+        };
+        flushed.inspect_err(|error| {
+            let _first = self.failed.set(error.again());
+        })
     }
 
     fn flush_alone(&self) -> Result<(), DeviceError> {
@@ -103,17 +152,25 @@ impl FlushDevice {
     }
 }
 
+/// Counts one less when it is dropped, also by a panic.
+struct OneLess<'a>(&'a AtomicU64);
+
+impl Drop for OneLess<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 impl Layer for FlushDevice {
     fn below(&self) -> &Arc<dyn BlockDevice> {
         &self.inner
     }
 
     fn pass_flush(&self) -> Result<(), DeviceError> {
-        match self.flushing {
-            Flushing::Serialized => self.flush_alone(),
-            Flushing::Concurrent => self.inner.flush(),
-            Flushing::Shared if self.is_free => self.inner.flush(),
-            Flushing::Shared => self.shared.flush(|| self.inner.flush()),
+        match self.flushing == Flushing::Shared && self.is_free {
+            // What does nothing need not be waited for.
+            true => self.inner.flush(),
+            false => self.flush_counted(),
         }
     }
 

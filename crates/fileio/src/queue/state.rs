@@ -271,8 +271,11 @@ impl<M: FileMapping> State<M> {
 
     /// Gives back a request's range and its slot.
     #[inline]
-    fn end(&mut self, index: u32, result: Outcome<usize, M>) -> FileCompletion<M::Error> {
+    fn end(&mut self, index: u32, mut result: Outcome<usize, M>) -> FileCompletion<M::Error> {
         let request = &mut self.requests[index as usize];
+        if !request.is_write {
+            result = result.and_then(|count| self.file.check_read(request.offset).map(|()| count));
+        }
         let mut buf = request.buf.take().unwrap_or_else(|| AlignedBuf::zeroed(0));
         match (request.is_write, &result) {
             (true, Ok(_)) => self.file.map().overwritten(),

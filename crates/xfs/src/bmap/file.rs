@@ -16,7 +16,7 @@ use fileio::{
     MapSeq, Staged,
 };
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use xfs_format::types::{FileBlock, FsBlock};
 
@@ -30,6 +30,26 @@ pub struct FileMap {
     marked: OnceLock<()>,
     /// Whether the end of the file has begun, which whoever drops this brings to its end.
     ends: AtomicBool,
+    /// Ends last.
+    _open: OpenMap,
+}
+
+/// One of the maps that [`Volume::open_maps`] counts.
+#[derive(Debug)]
+struct OpenMap(Arc<AtomicU64>);
+
+impl OpenMap {
+    fn new(volume: &Volume) -> Self {
+        let maps = Arc::clone(&volume.open_maps);
+        maps.fetch_add(1, Ordering::AcqRel);
+        Self(maps)
+    }
+}
+
+impl Drop for OpenMap {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// A run of the file's blocks.
@@ -73,7 +93,8 @@ impl FileMap {
     }
 
     fn of(volume: Arc<Volume>, entry: Arc<InodeEntry>, life: Life) -> Self {
-        Self { volume, entry, life, marked: OnceLock::new(), ends: AtomicBool::new(false) }
+        let _open = OpenMap::new(&volume);
+        Self { volume, entry, life, marked: OnceLock::new(), ends: AtomicBool::new(false), _open }
     }
 
     /// A handle of the file was closed, and the file may stay open: times that are known in memory alone are logged, and space
@@ -221,6 +242,18 @@ impl FileMap {
         Ok(Found { extent, size: inode.size(), seq })
     }
 
+    /// A close ends files without names that are open: there is nothing to be found of them any more.
+    #[inline]
+    pub fn check_not_ended(&self) -> Result<()> {
+        if self.entry.has_ended(self.life) { self.say_ended() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn say_ended(&self) -> Result<()> {
+        self.volume.check_writable()?;
+        Err(Error::Stale(self.entry.ino()))
+    }
+
     #[cold]
     fn drop_capabilities(&self) -> Result<()> {
         let file = InodeHandle::new(Arc::clone(&self.entry), &self.entry.current());
@@ -297,10 +330,20 @@ impl FileMapping for FileMap {
     }
 
     fn lookup_to_read(&self, offset: u64) -> Result<Found> {
-        self.find(offset, |_, _, mapped| match mapped {
+        let found = self.find(offset, |_, _, mapped| match mapped {
             Mapped::Hole(start, end) => Ok(self.hole(start, end)),
             Mapped::Extent(extent) => Ok(self.mapped(extent)),
-        })
+        })?;
+        // Behind the look, as an end empties the map.
+        self.check_not_ended()?;
+        Ok(found)
+    }
+
+    #[inline]
+    fn check_read(&self) -> Result<()> {
+        // What was read comes before the look: whoever ends the file says so before its blocks are another's.
+        fence(Ordering::Acquire);
+        self.check_not_ended()
     }
 
     /// Another one once the volume is being closed or was shut down: who looked before then and has the range now looks again.

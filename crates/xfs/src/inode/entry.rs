@@ -292,7 +292,9 @@ impl InodeEntry {
         self.has_ended(inode.life())
     }
 
-    fn has_ended(&self, life: Life) -> bool {
+    /// Whether the end of the file of this life has begun.
+    #[inline]
+    pub(crate) fn has_ended(&self, life: Life) -> bool {
         self.ended.load(Ordering::Acquire) > life.to_bits()
     }
 

@@ -136,6 +136,16 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Closes a gate that was killed, for good, and waits until nobody is inside: who is fails at what it asks of the journal next.
+    pub(super) fn empty(&self) {
+        debug_assert!(self.dead.load(Ordering::SeqCst) != 0, "who goes in may stay for long");
+        let mut guard = lock(&self.lock);
+        self.closed.0.store(1, Ordering::SeqCst);
+        while self.handles.are_open() {
+            guard = wait(&self.changed, guard);
+        }
+    }
+
     /// Wakes all who wait.
     pub(super) fn kill(&self) {
         self.dead.store(1, Ordering::SeqCst);
@@ -152,6 +162,27 @@ mod tests {
 
     fn gate(design: HandleCounts) -> Gate {
         Gate::new(Arc::new(Handles::new(design)))
+    }
+
+    /// Who is in the middle of a transaction may be writing to the device.
+    #[test]
+    fn a_gate_that_was_killed_is_left_by_all() {
+        for design in HandleCounts::ALL {
+            let gate = gate(design);
+            let (slot, _) = gate.enter(None).unwrap();
+            gate.kill();
+            let is_empty = AtomicU64::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    gate.empty();
+                    is_empty.store(1, Ordering::SeqCst);
+                });
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                assert_eq!(is_empty.load(Ordering::SeqCst), 0, "{design:?}");
+                gate.leave(slot);
+            });
+            assert_eq!(gate.enter(None), None);
+        }
     }
 
     /// As it is for who waits for a volume that is closed meanwhile, and wakes when that is over.

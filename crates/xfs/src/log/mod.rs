@@ -716,9 +716,11 @@ impl Journal {
         self.core.shutdown_for(why, error);
     }
 
-    /// As [`shutdown`](Self::shutdown), and waits until nothing is under way to the device.
+    /// As [`shutdown`](Self::shutdown), and waits until nothing is under way to the device: of the journal, nor of anybody in the
+    /// middle of a transaction. Who holds a ticket must not ask for this.
     pub fn halt(&self, why: ShutdownReason) {
         self.stop(why);
+        self.core.gate.empty();
     }
 
     /// Why the journal was shut down, if it was.
