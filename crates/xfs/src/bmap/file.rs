@@ -257,7 +257,8 @@ impl FileMap {
     #[cold]
     fn drop_capabilities(&self) -> Result<()> {
         let file = InodeHandle::new(Arc::clone(&self.entry), &self.entry.current());
-        self.volume.drop_capabilities(&file, self.volume.now())
+        let dropped = self.volume.drop_capabilities(&file, self.volume.now());
+        dropped.or_else(|error| self.check_not_ended().and(Err(error)))
     }
 
     /// See [`FileMappingMut::allocate`] and [`DelayedAllocation::allocate_to_write_back`].

@@ -217,6 +217,22 @@ fn who_had_open_what_a_close_has_freed_closes_nothing_else() {
     site.ends_well();
 }
 
+/// Who had asked whether the volume was open, and then looked for capabilities for the first time, was told that its handle was
+/// stale.
+#[test]
+fn who_changes_the_content_of_what_a_close_has_ended_is_told_of_the_close() {
+    let site = Site::new();
+    let file = site.create(b"a");
+    let map = site.volume.open_file(&file).unwrap();
+    site.remove(b"a");
+    site.volume.stop_writes();
+    site.volume.close().unwrap();
+    let closed = |done: Result<()>| assert!(matches!(done, Err(Error::Shutdown(_))), "{done:?}");
+    closed(map.content_changes());
+    closed(map.check_read());
+    closed(map.lookup_to_read(0).map(drop));
+}
+
 /// Who was about to log it had taken the time, and waited; who closed the volume found none.
 #[test]
 fn the_time_of_an_overwrite_is_not_lost_between_two_who_log_it() {
