@@ -167,7 +167,8 @@ pub trait DelayedAllocation: FileMappingMut {
     /// As [`written`](FileMappingMut::written), of data that came long before: times are those that
     /// [`overwritten`](FileMapping::overwritten) has noted.
     fn written_back(&self, range: Range<u64>, size: Option<u64>) -> Result<(), Self::Error>;
-    /// The file ends at byte `size` for whoever asks the format; `None`: where it ends on the device.
+    /// The file ends at byte `size` for whoever asks the format; `None`: where it ends on the device, if it was this map that
+    /// said otherwise last. A file may be opened anew while its last data path is still being given up.
     fn ends_in_memory_at(&self, size: Option<u64>);
     /// Whether an error says that there is too little space.
     fn lacks_space(error: &Self::Error) -> bool;

@@ -21,9 +21,10 @@ use xfs::volume::InodeEntry;
 /// [`Volume`](crate::Volume) gives of a file share its lock. Requests that don't overlap never wait for each other.
 #[derive(Clone)]
 pub struct File {
-    pub(crate) node: Node,
-    pub(crate) data: Arc<Data>,
+    // In this order: the volume goes last, and with it the claim to its device.
     _open: Arc<Opened>,
+    pub(crate) data: Arc<Data>,
+    pub(crate) node: Node,
     /// As it was when the file was opened, as the kernel has it.
     protection: Option<Protection>,
     /// Whether this handle reads and writes through the page cache.

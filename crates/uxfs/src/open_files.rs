@@ -11,7 +11,7 @@
 use crate::error::Result;
 use fileio::BufferedFile;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use xfs::bmap::FileMap;
 
 /// Closed files that are kept without a look at whether they are.
@@ -29,6 +29,19 @@ pub(crate) type Data = BufferedFile<FileMap>;
 #[derive(Debug)]
 pub(crate) struct OpenFiles<T = Data> {
     table: Mutex<Table<T>>,
+    /// Nobody is held off any more.
+    let_in: Condvar,
+}
+
+/// As long as this lives, nobody opens a file that is not open.
+#[must_use = "they are let in at once if it is not kept"]
+pub(crate) struct HeldOff<'a, T>(&'a OpenFiles<T>);
+
+impl<T> Drop for HeldOff<'_, T> {
+    fn drop(&mut self) {
+        self.0.with(|table| table.holds_off = false);
+        self.0.let_in.notify_all();
+    }
 }
 
 #[derive(Debug)]
@@ -40,6 +53,8 @@ struct Table<T> {
     kept: VecDeque<u64>,
     /// How many are.
     kept_max: usize,
+    /// Whether who opens a file waits.
+    holds_off: bool,
 }
 
 /// A file that some handle has open, or had.
@@ -56,17 +71,37 @@ impl<T> OpenFiles<T> {
     pub(crate) fn within(bytes: u64) -> Self {
         let kept_max = usize::try_from(bytes / BYTES_KEPT).unwrap_or(KEPT).min(KEPT);
         let (by_inode, kept) = (HashMap::new(), VecDeque::new());
-        Self { table: Mutex::new(Table { by_inode, limit: 0, kept, kept_max }) }
+        let table = Table { by_inode, limit: 0, kept, kept_max, holds_off: false };
+        Self { table: Mutex::new(table), let_in: Condvar::new() }
     }
 
     /// The file of inode `ino` if it is open, or else what `open` gives, which is called with no lock held.
     pub(crate) fn get_or_open(&self, ino: u64, open: impl FnOnce() -> Result<Arc<T>>) -> Result<Arc<T>> {
-        if let Some(data) = self.with(|table| table.get(ino)) {
+        if let Some(data) = self.get_unless_held_off(ino) {
             return Ok(data);
         }
         let opened = open()?;
         // Another thread may have been faster: then its file is the one, and ours is closed without the lock.
         Ok(self.with(|table| table.get(ino).unwrap_or_else(|| table.insert(ino, &opened))))
+    }
+
+    /// The file if it is open. If not, comes back once who opens it may go on.
+    fn get_unless_held_off(&self, ino: u64) -> Option<Arc<T>> {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let open = table.get(ino);
+            if open.is_some() || !table.holds_off {
+                return open;
+            }
+            table = self.let_in.wait(table).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Has who would open a file that is not open wait. Who holds bytes of a file may be among them: it must be for a short time.
+    /// One at a time does so.
+    pub(crate) fn hold_off_openers(&self) -> HeldOff<'_, T> {
+        self.with(|table| table.holds_off = true);
+        HeldOff(self)
     }
 
     /// Keeps a file that a handle has open, for who opens it next.
@@ -217,6 +252,30 @@ mod tests {
         assert_eq!(closed.load(Ordering::Relaxed), 10, "it was there still");
         files.keep_none();
         assert_eq!(closed.load(Ordering::Relaxed), KEPT as u32 + 10);
+    }
+
+    /// Threads that opened one file after the other kept a volume from being closed.
+    #[test]
+    fn who_opens_a_file_can_be_held_off() {
+        let (files, closed) = (Files::new(OpenFiles::within(u64::MAX)), Arc::default());
+        let open = opens(&files, &closed);
+        let seven = files.get_or_open(7, &open).expect("open");
+        let held_off = files.hold_off_openers();
+        let (tells, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // What is open is there for all.
+                assert!(Arc::ptr_eq(&seven, &files.get_or_open(7, opens(&files, &closed)).expect("open")));
+                tells.send(()).expect("somebody waits");
+                files.get_or_open(8, opens(&files, &closed)).expect("open");
+                tells.send(()).expect("somebody waits");
+            });
+            told.recv().expect("it is open");
+            let early = told.recv_timeout(std::time::Duration::from_millis(50));
+            assert!(early.is_err(), "held off");
+            drop(held_off);
+            told.recv().expect("let in");
+        });
     }
 
     #[test]

@@ -14,7 +14,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long nothing is attempted after one that failed.
-pub(crate) const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Makes attempts, each of which is told how long it may wait for a file and lets go of all when it fails, until one
 /// succeeds, or none has for some seconds.

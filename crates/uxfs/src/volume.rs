@@ -23,7 +23,7 @@ use fileio::{Failure, FlushDevice, Locking, PageCache, SyncCursor, Writers};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use xfs::bmap::FileMap;
 use xfs_format::types::InodeNumber;
 
@@ -372,52 +372,32 @@ impl Volume {
         // Two who held some files each would wait for each other.
         let _alone = self.shared.closing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut busy = None;
-        still::patiently(|patience| self.hold_all(busy, patience).inspect_err(|&ino| busy = ino)).map_err(
-            |ino| {
-                let why = match ino {
-                    Some(ino) => format!("writes to inode {ino} are still in a queue"),
-                    None => "files are still being opened or closed".to_owned(),
-                };
-                Error::new(ErrorKind::Busy, format!("the volume cannot be closed: {why}"))
-            },
-        )
+        let attempt = |patience| {
+            // Those who open one file after the other would always be ahead of who holds all that are open.
+            let _held_off = busy.is_some().then(|| self.open_files().hold_off_openers());
+            self.hold_all(busy, patience).inspect_err(|&ino| busy = Some(ino))
+        };
+        still::patiently(attempt).map_err(|ino| {
+            let what = format!("the volume cannot be closed: writes to inode {ino} are still in a queue");
+            Error::new(ErrorKind::Busy, what)
+        })
     }
 
     /// Keeps writers out of all files that are open, out of `first` before the others, and decides then. The number of an
-    /// inode that stays busy for as long as `patience`, or none where others are opening or closing files for that long: all that
-    /// were held are let go.
-    fn hold_all(
-        &self,
-        first: Option<u64>,
-        patience: Duration,
-    ) -> std::result::Result<Option<Failure>, Option<u64>> {
+    /// inode that stays busy for as long as `patience`: all that were held are let go.
+    fn hold_all(&self, first: Option<u64>, patience: Duration) -> std::result::Result<Option<Failure>, u64> {
         let engine = self.engine();
-        let until = Instant::now() + patience;
         let (mut held, mut unwritten) = (BTreeMap::new(), None);
         loop {
-            let mut is_decided = false;
-            let decide = || {
-                // Who is giving up a file gives back what was promised for it, which counts as free from then on.
-                is_decided = engine.open_maps() == held.len() as u64;
-                if is_decided {
-                    engine.stop_writes();
-                }
-            };
-            let others = self.open_files().others(|ino| held.contains_key(&ino), decide);
-            if is_decided {
+            let others = self.open_files().others(|ino| held.contains_key(&ino), || engine.stop_writes());
+            if others.is_empty() {
                 // Who goes on when they are let go fails as the volume is shut down, and says so.
                 return Ok(self.pages().failed_since(&self.shared.told).or(unwritten));
-            }
-            if others.is_empty() {
-                if Instant::now() >= until {
-                    return Err(None);
-                }
-                std::thread::sleep(still::PAUSE);
             }
             let mut others = Vec::from_iter(others);
             others.sort_by_key(|(ino, _)| Some(*ino) != first);
             for (ino, file) in others {
-                let (file, written) = file.hold_off_writers(patience).ok_or(Some(ino))?;
+                let (file, written) = file.hold_off_writers(patience).ok_or(ino)?;
                 unwritten = written.err().or(unwritten);
                 held.insert(ino, file);
             }

@@ -5,10 +5,10 @@ mod common;
 
 use blockdev::{BlockDevice, Fault, FaultDevice, MemoryDevice, Op, Repeat};
 use common::files::{new_file, remove};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use uxfs::{
-    Changes, ErrorKind, File, MkfsFeatures, MkfsOptions, OpenOptions, Timestamp, Volume, mkfs_device,
+    Changes, ErrorKind, File, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, Timestamp, Volume, mkfs_device,
 };
 
 fn memory(bytes: u64) -> Arc<dyn BlockDevice> {
@@ -346,6 +346,55 @@ fn stat_says_where_a_file_ends_that_was_closed_and_is_changed_past_the_pages() {
         assert_eq!(next.node().ino(), ino, "the next file has the inode");
         assert_eq!(next.metadata().size, 0, "a file that was just made");
     }
+}
+
+/// What could not be written back was said to be there of the next file, or directory, that had the inode.
+#[test]
+fn stat_says_nothing_of_what_was_lost_with_a_file() {
+    let (volume, file) = failed_append();
+    let ino = file.node().ino();
+    drop(file);
+    remove(&volume, "file");
+    let next = new_file(&volume, "next");
+    assert_eq!(next.node().ino(), ino, "the next file has the inode");
+    assert_eq!((next.metadata().size, volume.metadata("next").expect("stat").size), (0, 0));
+    drop(next);
+    remove(&volume, "next");
+    let root = volume.root().expect("root").as_dir().expect("a directory");
+    let dir = root.create_dir(b"dir", &NewNode::default()).expect("made");
+    assert_eq!(dir.ino(), ino, "and the directory");
+    assert!(volume.metadata("dir").expect("stat").size < 4096);
+}
+
+/// The size came from a version of before, and that in memory was gone already as it had been written back.
+#[test]
+fn stat_does_not_go_back_while_a_file_is_written_back() {
+    let device = memory(256 << 20);
+    made_on(&device);
+    let volume = open(&device);
+    let file = new_file(&volume, "file").buffered();
+    let (least, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let outgrown = || {
+        let before = least.load(Ordering::SeqCst);
+        let size = volume.metadata("file").expect("stat").size;
+        (size < before).then_some((size, before))
+    };
+    std::thread::scope(|scope| {
+        let asks = || {
+            std::iter::repeat_with(outgrown).take_while(|_| !is_over.load(Ordering::SeqCst)).flatten().next()
+        };
+        let all: Vec<_> = (0..3).map(|_| scope.spawn(asks)).collect();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
+        while std::time::Instant::now() < until && file.size() < 64 << 20 {
+            file.append(&[1; 4096]).expect("written");
+            least.store(file.size(), Ordering::SeqCst);
+            file.sync_data().expect("synced");
+        }
+        is_over.store(true, Ordering::SeqCst);
+        for one in all {
+            assert_eq!(one.join().expect("no panic"), None, "stat said a size that the file had outgrown");
+        }
+    });
 }
 
 /// Who changed a page past the pages wrote back, under a hold of that page alone, dirty ones behind it, too: whoever was

@@ -79,6 +79,70 @@ fn what_a_file_gives_up_during_a_close_is_counted_as_free() {
     is_clean_and_sound(&device);
 }
 
+/// Who frees a file may need long for it, and the close does what is left.
+#[test]
+fn a_close_waits_for_nobody_who_frees_a_file() {
+    let device = made();
+    let volume = open(&device);
+    let freed = file(&volume, "freed", 40);
+    root(&volume).remove_file(b"freed").expect("removed");
+    let (begins, begun) = mpsc::channel();
+    let (closes, closed) = mpsc::channel();
+    let drops = thread::spawn(move || {
+        at("some blocks are freed", move || {
+            begins.send(()).expect("somebody waits");
+            closed.recv_timeout(Duration::from_secs(60)).expect("the volume is closed meanwhile");
+        });
+        drop(freed);
+    });
+    begun.recv_timeout(Duration::from_secs(60)).expect("it is being freed");
+    assert_eq!(kind(volume.close()), Ok(()));
+    device.seal();
+    closes.send(()).expect("somebody waits");
+    drops.join().expect("no panic");
+    drop(volume);
+    is_clean_and_sound(&device);
+}
+
+/// There was always a file more that had to be held.
+#[test]
+fn a_volume_is_closed_beside_threads_that_make_files() {
+    for is_named in [true, false] {
+        let device = made();
+        let volume = open(&device);
+        let threads: Vec<_> = (0..12)
+            .map(|nth| {
+                let root = root(&volume);
+                thread::spawn(move || {
+                    let new = NewNode::default();
+                    for count in 0_u64.. {
+                        let name = format!("{nth} {count}");
+                        let made = match is_named {
+                            true => root.create_file(name.as_bytes(), &new).and_then(|node| node.open()),
+                            false => root.create_unnamed(&new),
+                        };
+                        if let Err(error) = made.and_then(|file| file.write_at(&[1; 400], 0)) {
+                            return error.kind();
+                        }
+                        if is_named && let Err(error) = root.remove_file(name.as_bytes()) {
+                            return error.kind();
+                        }
+                    }
+                    ErrorKind::NotFound
+                })
+            })
+            .collect();
+        thread::sleep(Duration::from_millis(200));
+        assert_eq!(kind(volume.close()), Ok(()), "{is_named}");
+        device.seal();
+        for thread in threads {
+            assert_eq!(thread.join().expect("no panic"), ErrorKind::ShutDown, "{is_named}");
+        }
+        drop(volume);
+        is_clean_and_sound(&device);
+    }
+}
+
 /// Reads across the end of a file gave zeroes for what had been freed, and reads behind it nothing, as at an end.
 #[test]
 fn a_read_of_a_file_that_a_close_ends_is_right_or_refused() {

@@ -23,7 +23,7 @@ use fileio::testing::point;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::{ControlFlow, Range};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use xfs_format::error::FormatError;
 use xfs_format::features::{QuotaFlags, VersionFlags};
@@ -101,8 +101,6 @@ pub struct Volume {
     recovery: OnceLock<recovery::Report>,
     /// Blocks that a file's map may need for an extent more, and to tell of its data: once it was asked.
     pub(crate) map_change: OnceLock<u64>,
-    /// Maps of files that are there.
-    pub(crate) open_maps: Arc<AtomicU64>,
     /// Keeps every other writer of this process out until the volume is closed. Let go of last.
     claim: Mutex<Option<Arc<Claim>>>,
 }
@@ -243,7 +241,6 @@ impl Volume {
             superblock,
             geometry,
             map_change: OnceLock::new(),
-            open_maps: Arc::default(),
             claim: Mutex::new(claim),
         });
         if let Some(write) = &volume.write {
@@ -520,12 +517,6 @@ impl Volume {
         self.write_side()?.journal.force_all()
     }
 
-    /// How many maps of files are there, be it in the hands of who is still opening or has begun to close one: what was promised
-    /// for the data of these may yet come back.
-    pub fn open_maps(&self) -> u64 {
-        self.open_maps.load(Ordering::Acquire)
-    }
-
     /// Begins to close the volume, for good: from here on nobody finds where a file's bytes are to be written. Who is in
     /// the middle of a change of them would be left there: whoever knows of the files holds all of each meanwhile.
     pub fn stop_writes(&self) {
@@ -594,6 +585,7 @@ impl Volume {
             }
         };
         let (times, freed) = (self.log_all_times(), self.inactivate_all());
+        self.end_promises();
         let done = given.and(times).and(freed);
         if self.log_clean && frozen.is_untouched() && done.is_ok() {
             // What nobody has changed stays as it is, to the byte.
@@ -628,6 +620,11 @@ impl Volume {
         if let Some(write) = &self.write {
             write.journal.stop_covering();
         }
+    }
+
+    /// Inodes in memory of this kind.
+    pub(crate) fn inodes_in_memory(&self, is_one: impl Fn(&Arc<InodeEntry>) -> bool) -> Vec<Arc<InodeEntry>> {
+        self.inodes.select(is_one)
     }
 
     /// Inodes in use that have no name. Whoever has one open, or is at work on it, keeps it in memory, and so does a failure

@@ -589,9 +589,6 @@ impl<M: DelayedAllocation + 'static> Drop for BufferedFile<M> {
         if delayed > 0 {
             self.map().unreserve(delayed);
         }
-        // Where nothing is lost it ends on the device where it did here, and who has it open anew may have said more since.
-        if delayed > 0 || was_dirty {
-            self.map().ends_in_memory_at(None);
-        }
+        self.map().ends_in_memory_at(None);
     }
 }

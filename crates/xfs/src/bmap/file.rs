@@ -16,7 +16,7 @@ use fileio::{
     MapSeq, Staged,
 };
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use xfs_format::types::{FileBlock, FsBlock};
 
@@ -30,26 +30,6 @@ pub struct FileMap {
     marked: OnceLock<()>,
     /// Whether the end of the file has begun, which whoever drops this brings to its end.
     ends: AtomicBool,
-    /// Ends last.
-    _open: OpenMap,
-}
-
-/// One of the maps that [`Volume::open_maps`] counts.
-#[derive(Debug)]
-struct OpenMap(Arc<AtomicU64>);
-
-impl OpenMap {
-    fn new(volume: &Volume) -> Self {
-        let maps = Arc::clone(&volume.open_maps);
-        maps.fetch_add(1, Ordering::AcqRel);
-        Self(maps)
-    }
-}
-
-impl Drop for OpenMap {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
 }
 
 /// A run of the file's blocks.
@@ -93,8 +73,7 @@ impl FileMap {
     }
 
     fn of(volume: Arc<Volume>, entry: Arc<InodeEntry>, life: Life) -> Self {
-        let _open = OpenMap::new(&volume);
-        Self { volume, entry, life, marked: OnceLock::new(), ends: AtomicBool::new(false), _open }
+        Self { volume, entry, life, marked: OnceLock::new(), ends: AtomicBool::new(false) }
     }
 
     /// A handle of the file was closed, and the file may stay open: times that are known in memory alone are logged, and space
@@ -463,7 +442,8 @@ impl DelayedAllocation for FileMap {
 
     fn ends_in_memory_at(&self, size: Option<u64>) {
         if size.is_some() || self.entry.delayed_if_any().is_some() {
-            self.entry.delayed().set_size(size);
+            // By its address: of two who have the file open, as one closes it, each knows its own.
+            self.entry.delayed().set_size(std::ptr::from_ref(self).addr(), size);
         }
     }
 

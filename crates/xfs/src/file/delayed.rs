@@ -8,7 +8,7 @@
 use super::Blocks;
 use super::allocate::{ChangedAt, need_for_extent, need_to_mark};
 use crate::error::{Error, Result};
-use crate::inode::{Delayed, ForkKind, InodeEntry};
+use crate::inode::{Delayed, ForkKind, Inode, InodeEntry};
 use crate::volume::Volume;
 use std::sync::Arc;
 
@@ -33,7 +33,18 @@ impl Volume {
     /// Takes promises of so many blocks back.
     pub fn withdraw_blocks(self: &Arc<Self>, entry: &InodeEntry, count: u64) {
         if let (Some(delayed), Ok(write)) = (entry.delayed_if_any(), self.write_side()) {
-            write.counters.return_blocks(delayed.withdraw(count, self.map_change()));
+            delayed.withdraw(count, self.map_change(), |free| write.counters.return_blocks(free));
+        }
+    }
+
+    /// Ends all promises, as the volume is closed: nobody allocates any more, and what was promised to files whose pages
+    /// somebody is still giving up counts as free.
+    pub(crate) fn end_promises(&self) {
+        let Ok(write) = self.write_side() else { return };
+        for entry in self.inodes_in_memory(|entry| entry.delayed_if_any().is_some()) {
+            if let Some(delayed) = entry.delayed_if_any() {
+                delayed.end(|free| write.counters.return_blocks(free));
+            }
         }
     }
 
@@ -72,7 +83,8 @@ impl Volume {
         let told = self.tell_written(entry, blocks.clone(), (size, ChangedAt::Noted), &mut kept);
         // What could not be told is told later.
         let done = if told.is_ok() { blocks } else { blocks.start..blocks.start };
-        self.write_side()?.counters.return_blocks(delayed.told(&done, kept, self.map_change()));
+        let counters = &self.write_side()?.counters;
+        delayed.told(&done, kept, self.map_change(), |free| counters.return_blocks(free));
         told
     }
 
@@ -92,7 +104,7 @@ impl Volume {
     /// Of data in `blocks`, which have a place, the map will not be told.
     pub(crate) fn give_up_promised(&self, entry: &InodeEntry, blocks: &Blocks) {
         if let (Some(delayed), Ok(write)) = (entry.delayed_if_any(), self.write_side()) {
-            write.counters.return_blocks(delayed.told(blocks, 0, self.map_change()));
+            delayed.told(blocks, 0, self.map_change(), |free| write.counters.return_blocks(free));
         }
     }
 
@@ -104,14 +116,29 @@ impl Volume {
     }
 }
 
+/// A file as it was at one moment, with what is in memory alone.
+#[derive(Clone, Debug)]
+pub struct InMemory {
+    /// Its version of that moment, or a later one.
+    pub inode: Arc<Inode>,
+    /// Where it ends, if that is behind where it ends on the device.
+    pub size: Option<u64>,
+    /// Blocks that are promised to it.
+    pub blocks: u64,
+}
+
 impl InodeEntry {
     /// Blocks that are promised to the file and have no place yet.
     pub fn delayed_blocks(&self) -> u64 {
         self.delayed_if_any().map_or(0, Delayed::blocks)
     }
 
-    /// Where the file ends in memory, if that is behind where it ends on the device.
-    pub fn size_in_memory(&self) -> Option<u64> {
-        self.delayed_if_any()?.size()
+    /// What is in memory alone of the file that `seen` is a version of; `None` where nothing was since it came into memory.
+    pub fn look_in_memory(&self, seen: &Inode) -> Option<InMemory> {
+        let delayed = self.delayed_if_any()?;
+        // First this, then the version: what is written back is in a version before it is forgotten here.
+        let (size, blocks) = (delayed.size(), delayed.blocks());
+        let inode = self.current();
+        (inode.life() == seen.life()).then_some(InMemory { inode, size, blocks })
     }
 }

@@ -38,6 +38,10 @@ struct Promised {
     map: u64,
     /// Behind the run that was promised last.
     end: Option<FileBlock>,
+    /// Whether the volume was closed, and nothing is promised any more.
+    has_ended: bool,
+    /// Who said where the file ends in memory.
+    size_by: usize,
 }
 
 impl Promised {
@@ -109,13 +113,22 @@ impl Delayed {
         Ok(())
     }
 
-    /// Takes promises of so many blocks back; gives how many are anybody's again.
-    pub(crate) fn withdraw(&self, blocks: u64, change: u64) -> u64 {
+    /// Takes promises of so many blocks back, and has `give` give back how many are anybody's again.
+    pub(crate) fn withdraw(&self, blocks: u64, change: u64, give: impl FnOnce(u64)) {
         let mut promised = self.promised.lock();
-        debug_assert!(promised.blocks >= blocks, "nothing is withdrawn that was not promised");
+        debug_assert!(promised.has_ended || promised.blocks >= blocks, "what is withdrawn was promised");
         let blocks = blocks.min(promised.blocks);
         promised.blocks -= blocks;
-        blocks + promised.surplus(change)
+        // Under the lock: who ends all promises finds this one there, or given back.
+        give(blocks + promised.surplus(change));
+    }
+
+    /// Takes all promises back, and has `give` do so: nobody relies on any, but who made them may not know yet.
+    pub(crate) fn end(&self, give: impl FnOnce(u64)) {
+        let mut promised = self.promised.lock();
+        let Promised { blocks, map, size_by, .. } = std::mem::take(&mut *promised);
+        (promised.has_ended, promised.size_by) = (true, size_by);
+        give(blocks + map);
     }
 
     /// Keeps others from changing the map for what was promised.
@@ -145,13 +158,13 @@ impl Delayed {
         promised.surplus(change)
     }
 
-    /// The map knows of the data in `blocks`, or never will, and so much is left of the reserve for it. Gives how many blocks
-    /// are anybody's again.
-    pub(crate) fn told(&self, blocks: &Range<FileBlock>, left: u64, change: u64) -> u64 {
+    /// The map knows of the data in `blocks`, or never will, and so much is left of the reserve for it. Has `give` give back how
+    /// many blocks are anybody's again.
+    pub(crate) fn told(&self, blocks: &Range<FileBlock>, left: u64, change: u64, give: impl FnOnce(u64)) {
         let mut promised = self.promised.lock();
         promised.untold.cut(blocks);
         promised.map += left;
-        promised.surplus(change)
+        give(promised.surplus(change));
     }
 
     /// Where the file ends in memory, if that is elsewhere than on the device.
@@ -159,8 +172,15 @@ impl Delayed {
         Some(self.size.load(Ordering::Acquire)).filter(|&size| size > 0)
     }
 
-    pub(crate) fn set_size(&self, size: Option<u64>) {
-        self.size.store(size.unwrap_or(0), Ordering::Release);
+    /// Says where the file ends in memory, or, if it was `by` who said so last, that it ends there where it does on the device.
+    pub(crate) fn set_size(&self, by: usize, size: Option<u64>) {
+        let mut promised = self.promised.lock();
+        if size.is_some() {
+            promised.size_by = by;
+        }
+        if promised.size_by == by {
+            self.size.store(size.unwrap_or(0), Ordering::Release);
+        }
     }
 }
 
@@ -193,10 +213,10 @@ mod tests {
         let mut free = delayed.give_back(taken, FileBlock(5)..FileBlock(12), 2, CHANGE);
         drop(alone);
         assert_eq!((delayed.blocks(), free), (3, 0));
-        free += delayed.withdraw(3, CHANGE);
+        delayed.withdraw(3, CHANGE, |given| free += given);
         assert!(free < reserved.get() - 7, "something is kept until the map was told");
         let left = delayed.redeem(0, &delayed.begin_change());
-        free += delayed.told(&(FileBlock(0)..FileBlock(50)), left, CHANGE);
+        delayed.told(&(FileBlock(0)..FileBlock(50)), left, CHANGE, |given| free += given);
         assert_eq!(free + 5 + 2, reserved.get());
         assert_eq!(delayed.blocks(), 0);
     }
@@ -205,6 +225,38 @@ mod tests {
     fn a_promise_that_cannot_be_kept_is_none() {
         let delayed = Delayed::default();
         assert_eq!(delayed.promise(FileBlock(0), 3, CHANGE, |_| Err(())), Err(()));
-        assert_eq!((delayed.blocks(), delayed.withdraw(0, CHANGE)), (0, 0));
+        assert_eq!(delayed.blocks(), 0);
+        delayed.withdraw(0, CHANGE, |given| assert_eq!(given, 0));
+    }
+
+    /// Who gives up a file while the volume is closed finds nothing left of what was promised to it.
+    #[test]
+    fn what_has_ended_is_given_back_once() {
+        let (delayed, reserved) = (Delayed::default(), Cell::new(0));
+        let reserve = |count| {
+            reserved.set(reserved.get() + count);
+            Ok::<_, ()>(())
+        };
+        delayed.promise(FileBlock(5), 3, CHANGE, reserve).unwrap();
+        delayed.owe(&(FileBlock(20)..FileBlock(22)), CHANGE, reserve).unwrap();
+        let mut free = 0;
+        delayed.end(|given| free += given);
+        assert_eq!(free, reserved.get());
+        delayed.withdraw(3, CHANGE, |given| assert_eq!(given, 0));
+        delayed.told(&(FileBlock(0)..FileBlock(50)), 0, CHANGE, |given| assert_eq!(given, 0));
+    }
+
+    /// A file that was closed took away what was known of it as it had been opened anew meanwhile, or left what was lost.
+    #[test]
+    fn the_size_in_memory_is_taken_back_by_who_said_it() {
+        let delayed = Delayed::default();
+        delayed.set_size(1, Some(100));
+        delayed.set_size(2, None);
+        assert_eq!(delayed.size(), Some(100));
+        delayed.set_size(2, Some(200));
+        delayed.set_size(1, None);
+        assert_eq!(delayed.size(), Some(200));
+        delayed.set_size(2, None);
+        assert_eq!(delayed.size(), None);
     }
 }
