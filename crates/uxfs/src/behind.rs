@@ -6,7 +6,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::partitions::Table;
-use crate::probe::{self, View};
+use crate::probe::{self, Unread, View};
 use blockdev::{BlockDevice, FileDevice, Storage};
 use std::ops::Range;
 
@@ -50,7 +50,7 @@ fn look(
     next_data: &dyn Fn(u64) -> Option<u64>,
     stop: &dyn Fn() -> bool,
 ) -> Result<bool> {
-    let (view, start) = (View::whole(device), device.place().start);
+    let start = device.place().start;
     let end = bytes.end.min(device.size());
     // The next place at or behind a byte.
     let place_at = |byte: u64| {
@@ -73,7 +73,11 @@ fn look(
         // What cannot be read may be anything.
         let marks = probe::MARKS_WITHIN.min(device.size() - place) & !(u64::from(device.sector_size()) - 1);
         device.read(place, &mut blockdev::AlignedBuf::zeroed(marks as usize))?;
-        if let Some(what) = view.part(place, u64::MAX).and_then(|part| probe::beginning(&part)) {
+        let unread = Unread::default();
+        let part = View::whole(device, &unread).part(place, u64::MAX);
+        let begins = part.and_then(|part| probe::beginning(&part));
+        unread.check()?;
+        if let Some(what) = begins {
             let [from, to, at] = [bytes.start, bytes.end, place].map(|byte| start.saturating_add(byte));
             return Err(Error::new(
                 ErrorKind::AlreadyExists,

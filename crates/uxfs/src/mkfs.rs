@@ -356,11 +356,12 @@ fn window(device: Arc<dyn BlockDevice>, room: &Range<u64>) -> Result<Arc<dyn Blo
 
 /// What is known by its marks is not overwritten unasked.
 fn refuse_occupied(device: &dyn BlockDevice) -> Result<()> {
-    let view = probe::View::whole(device);
+    let unread = probe::Unread::default();
+    let view = probe::View::whole(device, &unread);
     let what = match probe::describe(&view) {
         Some(what) => what,
         None if partitions::describe(&view).is_some() => "a whole disk with a partition table",
-        None => return Ok(()),
+        None => return Ok(unread.check()?),
     };
     Err(Error::new(ErrorKind::AlreadyExists, would_be_lost(what)))
 }
@@ -383,7 +384,8 @@ fn refuse_overlap(device: &dyn BlockDevice, room: &Range<u64>, end: Option<u64>)
             Ok(())
         };
     }
-    let view = probe::View::whole(device);
+    let unread = probe::Unread::default();
+    let view = probe::View::whole(device, &unread);
     if let Some(one) = table.as_ref().and_then(|table| table.around(room.start)) {
         return lost(format!(
             "bytes {} to {} begin inside of partition {}, and not at its start; say so if that is wanted",
@@ -404,7 +406,7 @@ fn refuse_overlap(device: &dyn BlockDevice, room: &Range<u64>, end: Option<u64>)
             ));
         }
     }
-    Ok(())
+    Ok(unread.check()?)
 }
 
 fn open_file(image: &Path, options: &MkfsOptions, direct: bool) -> Result<Arc<FileDevice>> {

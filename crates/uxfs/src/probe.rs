@@ -1,9 +1,11 @@
 //! What a device holds that is not XFS, so that the error can say it, and what to do.
 //!
 //! Reads a fixed number of bytes, whatever the device says. Nothing here decides whether a volume is opened: it
-//! is asked after the engine found no superblock.
+//! is asked after the engine found no superblock. What cannot be read may be anything: it counts as nothing here, and
+//! [`Unread`] says so to who would write there.
 
-use blockdev::{AlignedBuf, BlockDevice};
+use blockdev::{AlignedBuf, BlockDevice, DeviceError};
+use std::cell::RefCell;
 use xfs_format::superblock::Superblock;
 
 /// A mark at a fixed place.
@@ -47,18 +49,34 @@ const FILES: &[Mark] = &[
     mark(0, &[0x28, 0xb5, 0x2f, 0xfd], "a zstd file (unpack it first)"),
 ];
 
+/// Why the first read failed that did.
+#[derive(Debug, Default)]
+pub(crate) struct Unread(RefCell<Option<DeviceError>>);
+
+impl Unread {
+    /// Fails if anything could not be read. Before who found nothing in the way relies on that.
+    pub(crate) fn check(self) -> Result<(), DeviceError> {
+        self.0.into_inner().map_or(Ok(()), Err)
+    }
+
+    fn note(&self, error: DeviceError) {
+        self.0.borrow_mut().get_or_insert(error);
+    }
+}
+
 /// A part of a device, from whose start marks are counted.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a> {
     device: &'a dyn BlockDevice,
     start: u64,
     end: u64,
+    unread: &'a Unread,
 }
 
 impl<'a> View<'a> {
-    /// All of a device.
-    pub(crate) fn whole(device: &'a dyn BlockDevice) -> Self {
-        Self { device, start: 0, end: device.size() }
+    /// All of a device; `unread` is told of what cannot be read.
+    pub(crate) fn whole(device: &'a dyn BlockDevice, unread: &'a Unread) -> Self {
+        Self { device, start: 0, end: device.size(), unread }
     }
 
     /// A part of this view; `None` if none of it lies inside.
@@ -99,7 +117,7 @@ impl<'a> View<'a> {
         let start = at - at % sector;
         let end = behind.checked_next_multiple_of(sector).filter(|&end| end <= self.device.size())?;
         let mut sectors = AlignedBuf::zeroed(usize::try_from(end - start).ok()?);
-        self.device.read(start, &mut sectors).ok()?;
+        self.device.read(start, &mut sectors).map_err(|error| self.unread.note(error)).ok()?;
         let skip = usize::try_from(at - start).ok()?;
         buf.copy_from_slice(sectors.get(skip..skip.checked_add(buf.len())?)?);
         Some(())
@@ -217,7 +235,7 @@ mod tests {
 
     fn described(marks: &[(u64, &[u8])]) -> Option<&'static str> {
         let device = device_with(marks);
-        describe(&View::whole(&device))
+        describe(&View::whole(&device, &Unread::default()))
     }
 
     #[test]
@@ -235,7 +253,8 @@ mod tests {
 
     #[test]
     fn copies_of_superblocks_begin_nothing() {
-        let begins = |marks: &[(u64, &[u8])]| beginning(&View::whole(&device_with(marks)));
+        let begins =
+            |marks: &[(u64, &[u8])]| beginning(&View::whole(&device_with(marks), &Unread::default()));
         let xfs: (u64, &[u8]) = (0, b"XFSB");
         let sector: (u64, &[u8]) = (102, &[2, 0]);
         assert_eq!(begins(&[xfs]), Some("an XFS volume"));
@@ -254,7 +273,8 @@ mod tests {
     #[test]
     fn the_end_of_the_device_is_kept() {
         let device = MemoryDevice::anonymous(4096).unwrap();
-        let view = View::whole(&device);
+        let unread = Unread::default();
+        let view = View::whole(&device, &unread);
         assert!(view.bytes::<8>(4090).is_none());
         assert!(view.bytes::<8>(4088).is_some());
         assert!(view.bytes::<8>(u64::MAX).is_none());

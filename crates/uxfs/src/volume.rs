@@ -303,6 +303,8 @@ impl Volume {
         }
         written?;
         let times = self.engine().log_all_times();
+        // What fails once more is tried again later.
+        let _later = self.engine().finish_ends();
         self.engine().sync_all(|| self.shared.flusher.flush())?;
         Ok(times?)
     }
@@ -521,7 +523,9 @@ pub(crate) fn explain(error: xfs::Error, device: &dyn BlockDevice) -> Error {
     if !matches!(error, xfs::Error::NotXfs) {
         return error.into();
     }
-    let view = probe::View::whole(device);
+    // It is for a message: what cannot be read is not named.
+    let unread = probe::Unread::default();
+    let view = probe::View::whole(device, &unread);
     let what = match (probe::describe(&view), partitions::describe(&view)) {
         (Some(other), _) => format!("this is {other}; uxfs reads XFS"),
         (None, Some(partitions)) => format!("this is {partitions}"),

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - what is dirty behind the new end, and cannot be written back, is given up when the file has been cut, and not before: a
-//!   cut that fails has lost nothing that was accepted;
+//!   cut that fails has lost nothing that was accepted, but that the device may have zeroes already for the rest of what was to
+//!   be its last block, as with a kernel;
 //! - what is dirty before the new end is on the device when the file is cut, or it is not cut.
 
 use std::fmt;

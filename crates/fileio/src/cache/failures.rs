@@ -49,22 +49,32 @@ impl Error for Failure {
 pub struct SyncCursor(AtomicU64);
 
 /// The failures of one file, or of all.
+///
+/// Of those that nobody was told of, the first says why: it may have shut the volume down, which is all that the others know.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     count: AtomicU64,
-    last: Mutex<Option<Failure>>,
+    last: Mutex<Noted>,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    failure: Option<Failure>,
+    was_told: bool,
 }
 
 impl Failures {
     pub(super) fn note(&self, failure: Failure) {
         let mut last = self.last.lock();
-        *last = Some(failure);
+        if last.was_told || last.failure.is_none() {
+            *last = Noted { failure: Some(failure), was_told: false };
+        }
         self.count.fetch_add(1, Ordering::Release);
     }
 
-    /// The last one.
+    /// The last one, or the first of the last that nobody was told of.
     pub(super) fn last(&self) -> Option<Failure> {
-        self.last.lock().clone()
+        self.last.lock().failure.clone()
     }
 
     /// A cursor of somebody who begins now.
@@ -72,13 +82,15 @@ impl Failures {
         SyncCursor(AtomicU64::new(self.count.load(Ordering::Acquire)))
     }
 
-    /// The last failure, if there was one since the cursor was last asked.
+    /// As [`last`](Self::last), if there was one since the cursor was last asked.
     pub(super) fn tell(&self, cursor: &SyncCursor) -> Option<Failure> {
         let count = self.count.load(Ordering::Acquire);
         if cursor.0.swap(count, Ordering::AcqRel) == count {
             return None;
         }
-        self.last.lock().clone()
+        let mut last = self.last.lock();
+        last.was_told = true;
+        last.failure.clone()
     }
 }
 
@@ -96,6 +108,20 @@ mod tests {
         assert!(failures.tell(&one).is_some() && failures.tell(&other).is_some());
         assert!(failures.tell(&one).is_none() && failures.tell(&other).is_none());
         assert!(failures.tell(&late).is_none());
-        assert!(failures.last.lock().as_ref().is_some_and(|last| last.to_string().contains("no disk")));
+        assert!(failures.last().is_some_and(|last| last.to_string().contains("no disk")));
+    }
+
+    /// Behind a failure that shut the volume down, who synced was told that it was shut down.
+    #[test]
+    fn the_first_that_nobody_was_told_of_says_why() {
+        let failures = Failures::default();
+        let cursor = failures.cursor();
+        let note = |what: &str| failures.note(Failure::new(std::io::Error::other(what.to_owned())));
+        let told = || failures.tell(&cursor).map(|failure| failure.error().to_string());
+        note("no disk");
+        note("shut down");
+        assert_eq!(told().as_deref(), Some("no disk"));
+        note("shut down");
+        assert_eq!((told().as_deref(), told()), (Some("shut down"), None));
     }
 }

@@ -9,7 +9,7 @@ mod gpt;
 mod mbr;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::probe::{self, View};
+use crate::probe::{self, Unread, View};
 use blockdev::{BlockDevice, FileOptions};
 use std::fmt;
 use std::ops::Range;
@@ -69,9 +69,12 @@ fn damaged() -> Error {
     Error::new(ErrorKind::Damaged, "the partition table (GPT) is damaged, and its copy is not there")
 }
 
-/// A device's partition table; an error if it has one that cannot be believed.
+/// A device's partition table; an error if it has one that cannot be believed, or if that cannot be read.
 pub(crate) fn read(device: &dyn BlockDevice) -> Result<Option<Table>> {
-    match find(&View::whole(device)) {
+    let unread = Unread::default();
+    let found = find(&View::whole(device, &unread));
+    unread.check()?;
+    match found {
         Found::Nothing => Ok(None),
         Found::Damaged => Err(damaged()),
         Found::Table(table) => Ok(Some(table)),
@@ -297,7 +300,7 @@ mod tests {
         let first = boot_record(&[entry(0, 0x83, 8, 16), entry(0, 0x05, 64, 64)]);
         let second = boot_record(&[entry(0, 0x83, 8, 32)]);
         let device = device(&[(0, &table), (64 * 512, b"XFSB"), (512 * 512, &first), (576 * 512, &second)]);
-        let text = describe(&View::whole(&device)).unwrap();
+        let text = describe(&View::whole(&device, &Unread::default())).unwrap();
         assert!(text.starts_with("a whole disk with an MBR partition table"), "{text}");
         assert!(text.contains("partition 1 (an XFS volume): --offset 32768 --length 32768"), "{text}");
         assert!(text.contains("partition 5 (no known volume): --offset 266240 --length 8192"), "{text}");
@@ -336,7 +339,7 @@ mod tests {
     fn guid_partitions_are_listed() {
         let (header, entries) = guid_table(1, 2);
         let device = device(&[(512, &header), (1024, &entries), (51200, b"XFSB")]);
-        let text = describe(&View::whole(&device)).unwrap();
+        let text = describe(&View::whole(&device, &Unread::default())).unwrap();
         assert!(text.ends_with("partition 2 (an XFS volume): --offset 51200 --length 51200"), "{text}");
     }
 
@@ -407,10 +410,10 @@ mod tests {
 
     #[test]
     fn a_boot_record_without_partitions_is_no_table() {
-        assert!(describe(&View::whole(&device(&[]))).is_none());
-        assert!(describe(&View::whole(&device(&[(0, &boot_record(&[]))]))).is_none());
+        assert!(describe(&View::whole(&device(&[]), &Unread::default())).is_none());
+        assert!(describe(&View::whole(&device(&[(0, &boot_record(&[]))]), &Unread::default())).is_none());
         let odd = boot_record(&[entry(0x7f, 0x83, 1, 1)]);
-        assert!(describe(&View::whole(&device(&[(0, &odd)]))).is_none());
+        assert!(describe(&View::whole(&device(&[(0, &odd)]), &Unread::default())).is_none());
     }
 
     /// Number, first sector and sectors.

@@ -25,7 +25,7 @@ impl Volume {
         let promise =
             || delayed.promise(blocks.start, count, change, |wanted| write.counters.reserve_blocks(wanted));
         match promise() {
-            Err(Error::NoSpace) if self.give_back_unused_copies()? > 0 => promise(),
+            Err(Error::NoSpace) if self.gives_room()? => promise(),
             other => other,
         }
     }

@@ -4,7 +4,8 @@
 //! ([`InodeEntry::begin_inactivation`]): nobody opens it, changes it or gives it a name between the transactions that
 //! free it; but for who closes the volume, and has all others wait: that one does the rest of it, which who was at it
 //! notices by the inode's life. What fails here leaves it on its group's list, as a crash would, and in memory, so that who
-//! closes the volume tries again: a log that says that it is clean has nobody look at these lists.
+//! lacks space, makes all durable or closes the volume tries again: a log that says that it is clean has nobody look at
+//! these lists.
 
 use crate::error::{Error, Result};
 use crate::file;
@@ -36,7 +37,7 @@ impl Volume {
             Err(Error::Shutdown(_)) if entry.peek().life() != life => Ok(()),
             done => {
                 if done.is_err() {
-                    // So that who closes the volume finds it.
+                    // So that who tries again finds it.
                     self.write_side()?.unfinished.lock().push(Arc::clone(entry));
                 }
                 done
@@ -50,8 +51,31 @@ impl Volume {
         let inode = entry.peek();
         let is_nameless = !inode.is_free() && inode.nlink() == 0;
         drop(inode);
-        self.release_if_unused(entry)?;
+        if let Err(error) = self.release_if_unused(entry) {
+            // Unless that has shut the volume down, the name is gone all the same, and what the file holds is freed later:
+            // see `finish_ends`.
+            self.check_writable().map_err(|_| error)?;
+        }
         Ok((is_nameless && entry.is_open()).then(|| entry.ino()))
+    }
+
+    /// Has blocks be free again that nobody uses: what is staged for copies that nobody makes, and what a file held that could not
+    /// be freed in its time. Whether there were any.
+    pub(crate) fn gives_room(self: &Arc<Self>) -> Result<bool> {
+        Ok(self.give_back_unused_copies()? > 0 || self.finish_ends()?)
+    }
+
+    /// Tries again to free what could not be freed when its time had come; whether any could.
+    pub fn finish_ends(self: &Arc<Self>) -> Result<bool> {
+        let ends = std::mem::take(&mut *self.write_side()?.unfinished.lock());
+        let mut is_any = false;
+        for entry in ends {
+            let inode = entry.peek();
+            let (ends, life) = (entry.is_ending(&inode) && !inode.is_free(), inode.life());
+            drop(inode);
+            is_any |= ends && self.free_ending(&entry, life).is_ok();
+        }
+        Ok(is_any)
     }
 
     /// Frees every inode that has no names, whoever has it open, or was in the middle of freeing it. For a volume that is

@@ -81,9 +81,7 @@ impl<'v> Trans<'v> {
     /// copies that nobody makes.
     pub fn start(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
         match Self::reserve(volume, reservation) {
-            Err(Error::NoSpace) if volume.give_back_unused_copies()? > 0 => {
-                Self::reserve(volume, reservation)
-            }
+            Err(Error::NoSpace) if volume.gives_room()? => Self::reserve(volume, reservation),
             other => other,
         }
     }
