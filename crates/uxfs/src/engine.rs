@@ -5,7 +5,6 @@ use crate::info::{FeatureSupport, Quota, VolumeInfo};
 use crate::metadata;
 use crate::metadata::{DeviceNumber, FileType, Metadata, Timestamp};
 use fileio::{Failure, FileError, Refusal};
-use xfs::file::InMemory;
 use xfs::inode::{ForkKind, Inode};
 use xfs::volume::{InodeEntry, Volume};
 use xfs_format::feature_table;
@@ -54,17 +53,13 @@ pub(crate) fn metadata(volume: &Volume, inode: &Inode) -> Metadata {
 
 /// The same with what is in memory alone, of the file that `seen` is a version of.
 pub(crate) fn metadata_in_memory(volume: &Volume, entry: &InodeEntry, seen: &Inode) -> Metadata {
-    let memory = entry.look_in_memory(seen);
-    let inode = memory.as_ref().map_or(seen, |memory| &*memory.inode);
-    let mut metadata = metadata(volume, inode);
-    if let Some((mtime, ctime)) = entry.pending_times(inode) {
+    let mut metadata = metadata(volume, seen);
+    if let Some((mtime, ctime)) = entry.pending_times(seen) {
         (metadata.mtime, metadata.ctime) = (timestamp(mtime), timestamp(ctime));
     }
-    if let Some(InMemory { size: Some(size), blocks, .. }) = memory {
-        metadata.size = metadata.size.max(size);
-        let sectors = u64::from(metadata.block_size) / 512;
-        metadata.blocks += blocks.saturating_mul(sectors);
-    }
+    let (size, blocks) = entry.size_and_blocks(seen);
+    metadata.size = size;
+    metadata.blocks = blocks.saturating_mul(u64::from(metadata.block_size) / 512);
     metadata
 }
 

@@ -116,29 +116,22 @@ impl Volume {
     }
 }
 
-/// A file as it was at one moment, with what is in memory alone.
-#[derive(Clone, Debug)]
-pub struct InMemory {
-    /// Its version of that moment, or a later one.
-    pub inode: Arc<Inode>,
-    /// Where it ends, if that is behind where it ends on the device.
-    pub size: Option<u64>,
-    /// Blocks that are promised to it.
-    pub blocks: u64,
-}
-
 impl InodeEntry {
     /// Blocks that are promised to the file and have no place yet.
     pub fn delayed_blocks(&self) -> u64 {
         self.delayed_if_any().map_or(0, Delayed::blocks)
     }
 
-    /// What is in memory alone of the file that `seen` is a version of; `None` where nothing was since it came into memory.
-    pub fn look_in_memory(&self, seen: &Inode) -> Option<InMemory> {
-        let delayed = self.delayed_if_any()?;
-        // First this, then the version: what is written back is in a version before it is forgotten here.
-        let (size, blocks) = (delayed.size(), delayed.blocks());
-        let inode = self.current();
-        (inode.life() == seen.life()).then_some(InMemory { inode, size, blocks })
+    /// Size in bytes of the file that `seen` is a version of, and how many blocks it has, with what is in memory alone.
+    pub fn size_and_blocks(&self, seen: &Inode) -> (u64, u64) {
+        let Some(delayed) = self.delayed_if_any() else { return (seen.size(), seen.blocks()) };
+        // First this, then the version: what is written back is in a version before it is forgotten here. That of `seen` may be
+        // one of before.
+        let size = delayed.size();
+        let promised = if size.is_some() { delayed.blocks() } else { 0 };
+        let now = self.peek();
+        let has_grown = now.life() == seen.life() && now.size() > seen.size();
+        let inode = if has_grown { &**now } else { seen };
+        (inode.size().max(size.unwrap_or(0)), inode.blocks() + promised)
     }
 }

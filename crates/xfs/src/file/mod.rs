@@ -26,7 +26,6 @@ mod times;
 
 pub use allocate::Given;
 pub use clone::{Share, ShareEnd};
-pub use delayed::InMemory;
 pub use exchange::ExchangeBlocks;
 pub(crate) use remove::free_all;
 
