@@ -51,10 +51,11 @@ impl Volume {
         let inode = entry.peek();
         let is_nameless = !inode.is_free() && inode.nlink() == 0;
         drop(inode);
-        if let Err(error) = self.release_if_unused(entry) {
-            // Unless that has shut the volume down, the name is gone all the same, and what the file holds is freed later:
-            // see `finish_ends`.
-            self.check_writable().map_err(|_| error)?;
+        match self.release_if_unused(entry) {
+            // Unless that has shut the volume down, the name is gone all the same, and what the file holds is freed later: see
+            // `finish_ends`. What is damaged may never be, which is said here, and when the volume is closed.
+            Err(error @ Error::Device(_)) => self.check_writable().map_err(|_| error)?,
+            done => done?,
         }
         Ok((is_nameless && entry.is_open()).then(|| entry.ino()))
     }
