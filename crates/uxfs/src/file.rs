@@ -385,12 +385,11 @@ impl File {
     pub(crate) fn check_unprotected(&self) -> Result<()> {
         match self.protection {
             None => Ok(()),
-            Some(_) => self.node.told_of_close(self.is_unprotected_now()),
+            Some(_) => {
+                let now = self.node.handle.current().and_then(|inode| inode.check_unprotected());
+                self.node.told_of_close(now.map_err(Error::from))
+            }
         }
-    }
-
-    fn is_unprotected_now(&self) -> Result<()> {
-        Ok(self.node.handle.current()?.check_unprotected()?)
     }
 
     /// The same, but that a file that is append-only may grow.
@@ -398,7 +397,7 @@ impl File {
         match self.protection {
             None => Ok(()),
             Some(Protection::AppendOnly) if offset >= self.size() => Ok(()),
-            Some(_) => self.node.told_of_close(self.is_unprotected_now()),
+            Some(_) => self.check_unprotected(),
         }
     }
 

@@ -116,9 +116,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         debug_assert_eq!(self.file().blocks_around(range.clone()), range, "whole blocks");
         let _held = self.hold_to_change(range.start..u64::MAX)?;
         self.content_changes(range.start)?;
-        let size = self.size();
-        // A close ends files without a name, whose size is 0 then.
-        step(range.start, self.map().check_changeable())?;
+        let size = self.size_to_change(range.start)?;
         if range.end >= size {
             return Err(FileError::ReachesEnd);
         }
@@ -139,9 +137,7 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         let from = range.start.saturating_sub(self.map().block_size().into());
         let _held = self.hold_to_change(from..u64::MAX)?;
         self.content_changes(range.start)?;
-        let size = self.size();
-        // A close ends files without a name, whose size is 0 then.
-        step(range.start, self.map().check_changeable())?;
+        let size = self.size_to_change(range.start)?;
         if range.start >= size {
             return Err(FileError::BehindEnd);
         }
@@ -154,6 +150,14 @@ impl<M: FileSpace + 'static> BufferedFile<M> {
         step(range.start, self.map().check_pieces())?;
         self.nothing_behind(size)?;
         self.moved(range.start, self.map().insert(range.clone(), grown))
+    }
+
+    /// The size that a change at byte `offset` goes by. A close ends files without a name, whose size is 0 then: the look whether
+    /// the volume is open comes behind it.
+    fn size_to_change(&self, offset: u64) -> Outcome<u64, M> {
+        let size = self.size();
+        step(offset, self.map().check_changeable())?;
+        Ok(size)
     }
 
     /// Sees to it that what lies behind the end of the file, at `size` and held, reads as zeroes should it come before
