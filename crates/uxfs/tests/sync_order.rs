@@ -5,7 +5,7 @@ mod common;
 
 use blockdev::{
     BlockDevice, DeviceError, Durability, Fate, Fault, FaultDevice, HoldDevice, Layer, Means, MemoryDevice,
-    Op, PowerCuts, Recorder, Recording, Repeat, Rewind,
+    Op, PowerCuts, Recorder, Recording, Repeat, Rewind, WriteRecord,
 };
 use common::devices::{copy, holding, log_of};
 use common::files::{Random, image_of, new_file, remove};
@@ -530,5 +530,31 @@ fn a_flush_that_fails_is_told_to_all_whom_it_was_to_serve() {
         volume.close().unwrap_err();
         drop(volume);
         assert_eq!(recorder.recording().writes().len(), writes, "fua {has_fua}, flush {nth}");
+    }
+}
+
+/// A checkpoint that has more than one record has room for costs what a small one does: one write, and a flush on each side.
+#[test]
+fn records_of_one_checkpoint_are_written_together() {
+    for (has_fua, most) in [(true, 1), (false, 2)] {
+        let base = made(|_| {});
+        let log = log_of(&*base);
+        let recorder = Arc::new(Recorder::new(base));
+        let volume = open(slow(recorder.clone(), 0, has_fua));
+        volume.sync().unwrap();
+        let before = recorder.moment();
+        for nth in 0..16 {
+            let file = new_file(&volume, &format!("x{nth}"));
+            file.node().set_xattr(b"user.large", &[9; 3000], SetXattr::Either).unwrap();
+        }
+        volume.sync().unwrap();
+        let recording = recorder.recording();
+        let in_log = |write: &&WriteRecord| write.started > before && log.contains(&write.offset);
+        let written: Vec<usize> =
+            recording.writes().iter().filter(in_log).map(|write| write.data.len()).collect();
+        assert!(matches!(written[..], [bytes] if bytes > 40 << 10), "{written:?} bytes in the log");
+        let flushes = recording.flushes().iter().filter(|flush| flush.started > before).count();
+        assert!((1..=most).contains(&flushes), "{flushes} flushes");
+        volume.close().unwrap();
     }
 }

@@ -29,14 +29,9 @@ struct Found {
 impl RecordSizes {
     /// Over the volume of a device.
     pub fn over(inner: Arc<dyn BlockDevice>) -> Result<Self> {
-        const LARGEST_SECTOR: usize = 32 << 10;
-        let mut bytes = vec![0; LARGEST_SECTOR];
-        inner.read(0, &mut bytes)?;
-        let sector = Superblock::claimed_sector_size(&bytes)? as usize;
-        let superblock = Superblock::parse(&bytes[..sector])?;
-        let start = superblock.log_daddr().0 * BLOCK_SIZE as u64;
+        let superblock = superblock(&*inner)?;
         let identity = LogIdentity { v5: superblock.is_v5(), uuid: superblock.uuid() };
-        Ok(Self { inner, log: start..start + superblock.log_bytes(), identity, found: Mutex::default() })
+        Ok(Self { inner, log: log_of(&superblock), identity, found: Mutex::default() })
     }
 
     /// How many records were written, all of which name a tail with records of their size.
@@ -46,12 +41,27 @@ impl RecordSizes {
         Ok(found.records)
     }
 
+    /// Looks at all records of a write.
     fn look(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        let Ok(header) = RecordHeader::check(bytes, &self.identity) else { return Ok(()) };
+        let mut at = 0;
+        while let Some(rest) = bytes.get(at..).filter(|rest| rest.len() >= BLOCK_SIZE) {
+            at += match RecordHeader::check(rest, &self.identity) {
+                // Else it begins with a header's magic by chance.
+                Ok(header) if self.block_of(header.lsn()) == offset + at as u64 => {
+                    self.look_at(header)?;
+                    header.total_blocks() as usize * BLOCK_SIZE
+                }
+                _ => BLOCK_SIZE,
+            };
+        }
+        Ok(())
+    }
+
+    fn look_at(&self, header: &RecordHeader) -> Result<(), DeviceError> {
         let (lsn, tail, size) = (header.lsn(), header.tail_lsn(), header.size.get());
-        let odd = match self.block_of(lsn) == offset && lsn != tail {
+        let odd = match lsn != tail {
             true => self.odd_tail(tail, size)?.map(|what| format!("the record at {:#x} {what}", lsn.0)),
-            // What begins with a header's magic by chance, or names itself.
+            // It names itself.
             false => None,
         };
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,6 +91,21 @@ impl RecordSizes {
     }
 }
 
+/// The first superblock of a device.
+pub fn superblock(device: &dyn BlockDevice) -> Result<Superblock> {
+    const LARGEST_SECTOR: usize = 32 << 10;
+    let mut bytes = vec![0; LARGEST_SECTOR];
+    device.read(0, &mut bytes)?;
+    let sector = Superblock::claimed_sector_size(&bytes)? as usize;
+    Ok(Superblock::parse(&bytes[..sector])?)
+}
+
+/// Where a volume's log lies, in bytes.
+pub fn log_of(superblock: &Superblock) -> Range<u64> {
+    let start = superblock.log_daddr().0 * BLOCK_SIZE as u64;
+    start..start + superblock.log_bytes()
+}
+
 impl Layer for RecordSizes {
     fn below(&self) -> &Arc<dyn BlockDevice> {
         &self.inner
@@ -104,7 +129,7 @@ mod tests {
     fn a_tail_of_other_records_and_one_that_is_none_are_told() {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 << 20).unwrap());
         mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true), false).unwrap();
-        let record = |over: &RecordSizes, at: u64, tail: u64, size| {
+        let block = |over: &RecordSizes, at: u64, tail: u64, size| {
             let mut block = [0; BLOCK_SIZE];
             let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
             put(0, &[0xfe, 0xed, 0xba, 0xbe, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 2, 0]);
@@ -113,13 +138,22 @@ mod tests {
             put(300, &[0, 0, 0, 1]);
             put(304, &over.identity.uuid.0);
             put(320, &u32::to_be_bytes(size));
-            over.write(over.block_of(Lsn(at)), &block, Durability::Volatile).unwrap();
+            block
+        };
+        let record = |over: &RecordSizes, at: u64, tail: u64, size| {
+            over.write(over.block_of(Lsn(at)), &block(over, at, tail, size), Durability::Volatile).unwrap();
         };
         let over = || RecordSizes::over(Arc::clone(&device)).unwrap();
         let good = over();
         record(&good, 100, 100, 256 << 10);
         record(&good, 200, 100, 256 << 10);
         assert_eq!(good.verdict().unwrap(), 2);
+        let several = over();
+        let together =
+            [(400, 100), (401, 100), (402, 150)].map(|(at, tail)| block(&several, at, tail, 256 << 10));
+        let together = together.concat();
+        several.write(several.block_of(Lsn(400)), &together, Durability::Volatile).unwrap();
+        assert!(several.verdict().is_err(), "the last of those that are written together");
         for (tail, size) in [(100, 32 << 10), (0, 256 << 10), (150, 256 << 10)] {
             let odd = over();
             record(&odd, 300, tail, size);

@@ -40,7 +40,7 @@ pub(super) fn all(task: &Task, args: &Args, base: &Path, mnt: &Path, done: &Done
     let mut power = PowerCuts::new(recording, Arc::clone(stage.device()));
     for (cut, choice, kernel) in plan {
         power.advance(cut)?;
-        power.make(choice.chooser(recording.sector_size()))?;
+        power.make(stage.chooser(choice))?;
         let kernel = kernel.then_some(mnt);
         tally += image(&stage, cut, done, kernel).with_context(|| format!("cut at {cut}, {choice}"))?;
         stage.device().rewind()?;

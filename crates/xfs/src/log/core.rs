@@ -15,7 +15,7 @@ use super::open::Start;
 use super::orders::Orders;
 use super::pipe::{Pipe, Sealed};
 use super::pusher::Pushing;
-use super::record::Record;
+use super::record::Run;
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, Padded, lock};
 use super::{Designs, Pace, ShutdownReason, Ticket};
 use crate::error::{Error, Result};
@@ -159,30 +159,24 @@ impl Core {
         wanted != 0 && self.grant.used() + wanted > self.grant.capacity()
     }
 
-    /// Writes a whole record, in two parts if it goes on at the start of the log.
-    pub(super) fn write_record(
+    /// Writes whole records, in two parts if they go on at the start of the log.
+    pub(super) fn write_records(
         &self,
         at: Pos,
-        record: &[u8],
+        records: &[u8],
         durability: Durability,
     ) -> Result<(), DeviceError> {
         let block = self.layout.block(at) as usize;
         let room = (self.layout.blocks as usize - block) * BLOCK_SIZE;
-        let (here, there) = record.split_at(room.min(record.len()));
+        let (here, there) = records.split_at(room.min(records.len()));
         let offset = self.layout.start + (block * BLOCK_SIZE) as u64;
         self.device.write(offset, here, durability)?;
         if there.is_empty() { Ok(()) } else { self.device.write(self.layout.start, there, durability) }
     }
 
-    /// The block of a record at `at` that lies at the start of the log.
-    pub(super) fn wrap(&self, at: Pos, bytes: u32) -> Option<usize> {
-        let room = (self.layout.blocks - self.layout.block(at)) as usize;
-        (room * BLOCK_SIZE < bytes as usize).then_some(room)
-    }
-
-    /// A checkpoint is in the log for good; its last record names `tail`. Gives that record.
-    pub(super) fn land(&self, sealed: Sealed, tail: Pos) -> Record {
-        let Sealed { closed, start, end, bytes, record, .. } = sealed;
+    /// A checkpoint is in the log for good; its last record names `tail`. Gives its last records.
+    pub(super) fn land(&self, sealed: Sealed, tail: Pos) -> Run {
+        let Sealed { closed, start, end, bytes, run, .. } = sealed;
         let (mut stay, mut gone) = (Vec::with_capacity(closed.items.len()), Vec::new());
         for entry in &closed.items {
             match entry.item.landed(start) {
@@ -209,7 +203,7 @@ impl Core {
         self.uncovered.store(!covers, Ordering::SeqCst);
         self.orders.done(closed.seq);
         self.pushing.kick();
-        record
+        run
     }
 
     /// A checkpoint will never be in the log: what is in it stays pinned, and is never written back.

@@ -34,6 +34,9 @@ const UNFLUSHED_BLOCKS: u32 = 4096;
 /// As many records may be written and not flushed: as many checksums recovery doubts.
 const UNFLUSHED_RECORDS: u32 = 7;
 
+/// Bytes of records that are written together, at most.
+const RUN_BYTES: u32 = 256 << 10;
+
 /// A place in the log, in 512-byte blocks since the beginning of cycle 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Pos(pub(super) u64);
@@ -159,6 +162,17 @@ impl Layout {
         (blocks / (self.record_max() / BLOCK_SIZE as u32)).clamp(1, UNFLUSHED_RECORDS)
     }
 
+    /// Records that are written by one request, at most: another such run can be on its way meanwhile, and one record more.
+    pub(super) fn run_max(&self) -> usize {
+        let others = self.unflushed_max().saturating_sub(1) / 2;
+        others.min(RUN_BYTES / self.record_max()).max(1) as usize
+    }
+
+    /// Bytes that they take, at most.
+    pub(super) fn run_bytes(&self) -> usize {
+        self.run_max() * self.record_max() as usize
+    }
+
     /// Blocks behind the head that a crash may have left a trace in: whole sectors.
     pub(super) fn doubtful_blocks(&self) -> u32 {
         UNFLUSHED_BLOCKS.min(self.blocks / 2) & !7
@@ -187,6 +201,12 @@ impl Layout {
     /// The place of an LSN.
     pub(super) fn pos(&self, lsn: Lsn) -> Pos {
         Pos((lsn.0 >> 32) * u64::from(self.blocks) + (lsn.0 & 0xffff_ffff))
+    }
+
+    /// The block of a record at `at` that lies at the start of the log, if its end does.
+    pub(super) fn wrap(&self, at: Pos, bytes: u32) -> Option<usize> {
+        let room = (self.blocks - self.block(at)) as usize;
+        (room * BLOCK_SIZE < bytes as usize).then_some(room)
     }
 
     /// The block of a place.

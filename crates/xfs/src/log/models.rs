@@ -54,7 +54,12 @@ const TODAY: Designs = Designs {
 struct Setup {
     designs: Designs,
     means: Means,
+    /// Bytes of a record, most of all.
+    record_size: u32,
 }
+
+/// Records that hold all that a model commits at once, and such that it takes several, which are written together.
+const RECORD_SIZES: [u32; 2] = [32 << 10, 8 << 10];
 
 /// Runs a model of journals of these designs on devices of all kinds: where there is a write cache the log is written by the
 /// journal's threads, and where there is none by whoever forces it.
@@ -65,7 +70,9 @@ fn check_journals(
 ) {
     for &designs in designs {
         for means in Means::ALL {
-            check(iterations, move || model(Setup { designs, means }));
+            for record_size in RECORD_SIZES {
+                check(iterations / 2, move || model(Setup { designs, means, record_size }));
+            }
         }
     }
 }
@@ -306,15 +313,15 @@ fn memory() -> Arc<dyn BlockDevice> {
 /// A journal with a log of a few dozen transactions, and room for items behind it.
 fn journal(setup: Setup) -> (Arc<dyn BlockDevice>, Arc<Journal>) {
     let device = setup.means.of(memory());
-    let journal = journal_on(Arc::clone(&device), setup.designs);
+    let journal = journal_on(Arc::clone(&device), setup);
     (device, journal)
 }
 
-fn journal_on(device: Arc<dyn BlockDevice>, designs: Designs) -> Arc<Journal> {
-    let layout = Layout::for_tests(LOG_BLOCKS, 512, 32 << 10);
+fn journal_on(device: Arc<dyn BlockDevice>, setup: Setup) -> Arc<Journal> {
+    let layout = Layout::for_tests(LOG_BLOCKS, 512, setup.record_size);
     let head = Pos(LOG_BLOCKS.into());
     let start = Start { head, tail: head, previous: u32::MAX };
-    Journal::start(device, layout, start, Pace::Background, designs).unwrap()
+    Journal::start(device, layout, start, Pace::Background, setup.designs).unwrap()
 }
 
 /// Adds one to all of `numbers` in one transaction; gives whether that was committed.
@@ -413,7 +420,8 @@ fn models_large_checkpoints_land_in_their_order() {
     check_journals(&[TODAY], 200, |setup| {
         let (_, journal) = journal(setup);
         let numbers: Vec<_> = (0..3).map(|nth| Number::new(1000 + nth)).collect();
-        let threads: Vec<_> = [(3, 40), (1, 33_000)]
+        let large = setup.record_size as usize + 1000;
+        let threads: Vec<_> = [(3, 40), (1, large)]
             .into_iter()
             .map(|(count, bytes)| {
                 let (journal, numbers) = (Arc::clone(&journal), numbers[..count].to_vec());
@@ -509,7 +517,7 @@ impl Layer for Flushed {
 fn models_no_record_tells_of_data_that_are_not_stable() {
     check_journals(&[TODAY], 500, |setup| {
         let device = Flushed::new(setup.means);
-        let journal = journal_on(device.clone(), setup.designs);
+        let journal = journal_on(device.clone(), setup);
         let threads: Vec<_> = (0..THREADS)
             .map(|nth| {
                 let (journal, device) = (Arc::clone(&journal), Arc::clone(&device));
@@ -517,7 +525,7 @@ fn models_no_record_tells_of_data_that_are_not_stable() {
                     let number = Number::new(1000 + nth as u64);
                     for word in 1..4 {
                         device.write(nth, word);
-                        let region = tells_of(nth, word).repeat(10);
+                        let region = tells_of(nth, word).repeat(800);
                         assert!(add_told(&journal, &number, &region, word != 2));
                         assert!(word == 2 || device.is_stable(nth, word));
                     }
@@ -540,7 +548,7 @@ fn add_told(journal: &Journal, number: &Arc<Number>, region: &[u8], force: bool)
 fn models_a_flush_that_is_to_come_makes_data_stable() {
     check_journals(&[TODAY], 500, |setup| {
         let device = Flushed::new(setup.means);
-        let journal = journal_on(device.clone(), setup.designs);
+        let journal = journal_on(device.clone(), setup);
         let threads: Vec<_> = (0..2)
             .map(|nth| {
                 let (journal, device) = (Arc::clone(&journal), Arc::clone(&device));
@@ -650,10 +658,10 @@ fn models_a_shutdown_ends_every_wait() {
 /// Whoever flushes finds that the device has failed, and ends the journal.
 #[test]
 fn models_a_flush_that_fails_ends_every_wait() {
-    check_journals(&[TODAY], 100, |Setup { designs, means }| {
+    check_journals(&[TODAY], 100, |setup| {
         let nth = shuttle::rand::thread_rng().gen_range(0..6);
         let fault = Fault::fail(Op::Flush, nth).then(Repeat::Sticky);
-        let journal = journal_on(means.of(Arc::new(FaultDevice::new(memory(), vec![fault]))), designs);
+        let journal = journal_on(setup.means.of(Arc::new(FaultDevice::new(memory(), vec![fault]))), setup);
         let numbers: Vec<_> = (0..2).map(|nth| Number::new(1000 + nth)).collect();
         let threads: Vec<_> = (0..2)
             .map(|nth| {
@@ -719,9 +727,9 @@ impl Layer for Watched {
 /// What is not in the log when the journal is shut down never will be, though its flush ends well behind that.
 #[test]
 fn models_no_record_is_written_behind_a_shutdown() {
-    check_journals(&[TODAY], 250, |Setup { designs, means }| {
+    check_journals(&[TODAY], 250, |setup| {
         let device = Watched::new();
-        let journal = journal_on(means.of(device.clone()), designs);
+        let journal = journal_on(setup.means.of(device.clone()), setup);
         let numbers = [Number::new(1000)];
         let forces = {
             let (journal, numbers) = (Arc::clone(&journal), numbers.clone());
@@ -737,16 +745,19 @@ fn models_no_record_is_written_behind_a_shutdown() {
 /// A thread that is alone with the journal writes the log itself where that spares it the way to another, and each time.
 #[test]
 fn models_who_forces_the_log_alone_writes_it_where_a_flush_costs_nothing() {
-    check_journals(&[TODAY], 25, |Setup { designs, means }| {
+    check_journals(&[TODAY], 25, |setup| {
         let device = Watched::new();
-        let journal = journal_on(means.of(device.clone()), designs);
+        let journal = journal_on(setup.means.of(device.clone()), setup);
         let number = Number::new(1000);
         for _ in 0..3 {
             assert!(add_one(&journal, std::slice::from_ref(&number), 40, true));
         }
         let (me, writers) = (thread::current().id(), lock(&device.writers).clone());
         assert_eq!(writers.len(), 3);
-        assert!(writers.iter().all(|writer| (*writer == me) != means.write_cache), "{writers:?}, not {me:?}");
+        assert!(
+            writers.iter().all(|writer| (*writer == me) != setup.means.write_cache),
+            "{writers:?}, not {me:?}"
+        );
         journal.close().unwrap();
     });
 }

@@ -1,13 +1,13 @@
 //! Between the two threads that write the log: checkpoints whose commit record is still to be written, and how far
 //! the log may be written ahead of what is known to be stable.
 //!
-//! One thread writes a checkpoint's records up to the one with the commit, which it hands over; the other flushes
-//! the device, writes that one durably, and lands the checkpoint, while the first is at the next one's records.
+//! One thread writes a checkpoint's records up to the run with the commit, which it hands over; the other flushes
+//! the device, writes that run durably, and lands the checkpoint, while the first is at the next one's records.
 //!
-//! Of a checkpoint that fits into one record, nothing is written before its turn comes. So it stays open while the device
-//! is flushed for the one before it: whoever commits meanwhile shares it, and its flushes. It is closed while the record of
-//! the one before it is being written. Where that record becomes durable by a flush behind it, the same flush is the one that
-//! comes before the next record: then a checkpoint costs one flush.
+//! Of a checkpoint that fits into one run of records, which are written together, nothing is written before its turn comes.
+//! So it stays open while the device is flushed for the one before it: whoever commits meanwhile shares it, and its flushes.
+//! It is closed while the last records of the one before it are being written. Where those become durable by a flush behind
+//! them, the same flush is the one that comes before the next run: then a checkpoint costs one flush.
 //!
 //! Where a flush costs nothing, there is nothing to wait for: a small checkpoint is committed by the thread that closed it, as
 //! long as the other has nothing to do ([`Pipe::begin_here`]). Checkpoints land in their order all the same.
@@ -21,13 +21,13 @@
 
 use super::cil::Closed;
 use super::layout::{Layout, Pos};
-use super::record::Record;
+use super::record::{Place, Run};
 use super::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 use std::collections::VecDeque;
 use xfs_format::log::BLOCK_SIZE;
 use xfs_format::types::Lsn;
 
-/// A checkpoint of which everything but the last record is written.
+/// A checkpoint of which everything but the last records is written.
 #[derive(Debug)]
 pub(super) struct Sealed {
     pub(super) closed: Closed,
@@ -37,12 +37,10 @@ pub(super) struct Sealed {
     pub(super) end: Pos,
     /// Bytes of the log that it takes.
     pub(super) bytes: u64,
-    /// Its last record, and where that goes.
-    pub(super) record: Record,
-    pub(super) at: Pos,
-    /// Block of the record before.
-    pub(super) previous: u32,
-    /// The flush that its last record needs before it, if that has begun: it is over when the checkpoint's turn comes.
+    /// Its last records, and where they go.
+    pub(super) run: Run,
+    pub(super) place: Place,
+    /// The flush that they need before them, if that has begun: it is over when the checkpoint's turn comes.
     pub(super) behind: Option<Behind>,
 }
 
@@ -55,7 +53,7 @@ pub(super) struct Behind {
     pub(super) flushed: u64,
 }
 
-/// How a record is to be written.
+/// How records are to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     /// As it comes, naming this tail. To be reported by [`Pipe::completed`].
@@ -69,10 +67,10 @@ pub(super) enum Admission {
 enum At {
     /// It takes the next checkpoint at once.
     Rest,
-    /// A flush, before a checkpoint's last record or behind it.
+    /// A flush, before a checkpoint's last records or behind them.
     Flush,
-    /// A checkpoint's last record.
-    Record,
+    /// A checkpoint's last records.
+    Records,
     /// The landing of one that is committed. The next may be begun, but by no other thread.
     Landing,
 }
@@ -81,6 +79,8 @@ enum At {
 struct State {
     queue: VecDeque<Sealed>,
     committer: At,
+    /// Last records that it is at.
+    committing: u64,
     /// No checkpoint comes any more.
     finished: bool,
     dead: bool,
@@ -114,6 +114,7 @@ impl Pipe {
         let state = State {
             queue: VecDeque::new(),
             committer: At::Rest,
+            committing: 0,
             finished: false,
             dead: false,
             admitted: 0,
@@ -139,19 +140,27 @@ impl Pipe {
         state.tail = state.tail.min(tail);
     }
 
-    /// Waits until a record that ends at `end` may be written. `None`: never.
-    pub(super) fn admit(&self, end: Pos) -> Option<Admission> {
-        let mut state = self.wait_for_room(end)?;
-        if self.is_near(&state, end) || self.is_full(&state) {
+    /// Whether records that end at `end` may be written together. If not, they overwrite, or come close to, what a durable
+    /// record names as the tail: then each has to come by itself, as another tail may have to be named before the next.
+    pub(super) fn has_room(&self, end: Pos) -> bool {
+        !self.is_near(&lock(&self.state), end)
+    }
+
+    /// Waits until so many records that end at `end` may be written; of several, it [has room](Self::has_room). `None`: never.
+    pub(super) fn admit(&self, end: Pos, records: usize) -> Option<Admission> {
+        let records = records as u64;
+        let mut state = self.wait_for_room(end, records)?;
+        if self.is_near(&state, end) || self.is_full(&state, records) {
+            debug_assert!(records == 1 || !self.is_near(&state, end), "{records} records close to the tail");
             return Some(Admission::Durable);
         }
-        state.admitted += 1;
+        state.admitted += records;
         Some(Admission::Volatile(state.tail))
     }
 
-    /// Hands a checkpoint over, as soon as its last record may be written; gives it back if that is never.
+    /// Hands a checkpoint over, as soon as its last records may be written; gives it back if that is never.
     pub(super) fn hand_over(&self, sealed: Sealed) -> Result<(), Box<Sealed>> {
-        match self.wait_for_room(sealed.end) {
+        match self.wait_for_room(sealed.end, sealed.run.len() as u64) {
             Some(mut state) => {
                 state.queue.push_back(sealed);
                 self.changed.notify_all();
@@ -161,18 +170,19 @@ impl Pipe {
         }
     }
 
-    /// No record is about to be written.
+    /// No records are about to be written.
     fn is_done(state: &State) -> bool {
         matches!(state.committer, At::Rest | At::Landing)
     }
 
     /// Has the caller commit its checkpoint at once, if the thread that commits has nothing to do. To be reported by
     /// [`committed`](Self::committed) and [`landed`](Self::landed), as by that thread.
-    pub(super) fn begin_here(&self) -> bool {
+    pub(super) fn begin_here(&self, sealed: &Sealed) -> bool {
         let mut state = lock(&self.state);
         let is_idle = !state.dead && state.queue.is_empty() && state.committer == At::Rest;
         if is_idle {
             state.committer = At::Flush;
+            state.committing = sealed.run.len() as u64;
         }
         is_idle
     }
@@ -186,27 +196,28 @@ impl Pipe {
         end.0.saturating_sub(state.named.0) + self.record_blocks > self.log_blocks
     }
 
-    fn is_full(&self, state: &State) -> bool {
-        let commits = state.queue.len() as u64 + u64::from(!Self::is_done(state));
-        state.admitted - state.flushed + commits >= self.unflushed_max
+    fn is_full(&self, state: &State, records: u64) -> bool {
+        let waiting: u64 = state.queue.iter().map(|sealed| sealed.run.len() as u64).sum();
+        let under_way = if Self::is_done(state) { 0 } else { state.committing };
+        state.admitted - state.flushed + waiting + under_way + records > self.unflushed_max
     }
 
     /// There is room, or nobody else is at work who could make some.
-    fn wait_for_room(&self, end: Pos) -> Option<MutexGuard<'_, State>> {
+    fn wait_for_room(&self, end: Pos, records: u64) -> Option<MutexGuard<'_, State>> {
         let mut state = lock(&self.state);
         loop {
             if state.dead {
                 return None;
             }
             let idle = state.queue.is_empty() && Self::is_done(&state);
-            if idle || !(self.is_near(&state, end) || self.is_full(&state)) {
+            if idle || !(self.is_near(&state, end) || self.is_full(&state, records)) {
                 return Some(state);
             }
             state = wait(&self.changed, state);
         }
     }
 
-    /// Waits until a checkpoint that fits into one record had better be closed, or until it does not fit any more.
+    /// Waits until a checkpoint that fits into one run had better be closed, or until it does not fit any more.
     pub(super) fn wait_for_turn(&self, fits: impl Fn() -> bool) {
         let mut state = lock(&self.state);
         self.is_turn_awaited.store(true, Ordering::SeqCst);
@@ -221,7 +232,7 @@ impl Pipe {
         state.queue.is_empty() && state.committer != At::Flush
     }
 
-    /// The open checkpoint may have become too large for one record.
+    /// The open checkpoint may have become too large for one run.
     pub(super) fn grown(&self) {
         if self.is_turn_awaited.load(Ordering::SeqCst) {
             let _state = lock(&self.state);
@@ -229,9 +240,9 @@ impl Pipe {
         }
     }
 
-    /// A record that was admitted as it comes is written.
-    pub(super) fn completed(&self) {
-        lock(&self.state).completed += 1;
+    /// So many records that were admitted as they come are written.
+    pub(super) fn completed(&self, records: usize) {
+        lock(&self.state).completed += records as u64;
     }
 
     /// How many records that were admitted as they come are written: a flush that begins now makes them stable.
@@ -244,7 +255,7 @@ impl Pipe {
         self.note_durable(lock(&self.state), tail, flushed);
     }
 
-    /// The same of a checkpoint's last record: that is committed, and lands.
+    /// The same of a checkpoint's last records: that is committed, and lands.
     pub(super) fn committed(&self, tail: Pos, flushed: u64) {
         let mut state = lock(&self.state);
         state.committer = At::Landing;
@@ -258,7 +269,7 @@ impl Pipe {
         self.changed.notify_all();
     }
 
-    /// The device is about to be flushed; nothing that was handed over before needs another flush before its last record, and
+    /// The device is about to be flushed; nothing that was handed over before needs another flush before its last records, and
     /// none at all if `is_only`. `tail` is asked at once.
     pub(super) fn flush_begins(&self, is_only: bool, tail: impl FnOnce() -> Pos) -> Behind {
         let mut state = lock(&self.state);
@@ -271,9 +282,9 @@ impl Pipe {
         behind
     }
 
-    /// The last record of a checkpoint is about to be written, behind its flush.
-    pub(super) fn record_begins(&self) {
-        lock(&self.state).committer = At::Record;
+    /// The last records of a checkpoint are about to be written, behind their flush.
+    pub(super) fn records_begin(&self) {
+        lock(&self.state).committer = At::Records;
         self.changed.notify_all();
     }
 
@@ -295,6 +306,7 @@ impl Pipe {
         loop {
             if let Some(sealed) = state.queue.pop_front() {
                 state.committer = At::Flush;
+                state.committing = sealed.run.len() as u64;
                 return Some(sealed);
             }
             if state.finished {
@@ -327,12 +339,34 @@ mod tests {
         let layout = Layout::for_tests(100_000, 512, 32 << 10);
         let pipe = Pipe::new(&layout, Pos(100_000), Pos(100_000));
         for _ in 0..layout.unflushed_max() {
-            assert_eq!(pipe.admit(Pos(100_064)), Some(Admission::Volatile(Pos(100_000))));
-            pipe.completed();
+            assert_eq!(pipe.admit(Pos(100_064), 1), Some(Admission::Volatile(Pos(100_000))));
+            pipe.completed(1);
         }
-        assert_eq!(pipe.admit(Pos(100_064)), Some(Admission::Durable));
+        assert_eq!(pipe.admit(Pos(100_064), 1), Some(Admission::Durable));
         pipe.durable(Pos(100_007), pipe.completed_so_far());
-        assert_eq!(pipe.admit(Pos(100_064)), Some(Admission::Volatile(Pos(100_007))));
+        assert_eq!(pipe.admit(Pos(100_064), 1), Some(Admission::Volatile(Pos(100_007))));
+    }
+
+    /// Two runs may be on their way at once: the second is there before the flush behind the first begins.
+    #[test]
+    fn records_that_go_together_are_counted_each() {
+        let pipe = pipe();
+        let mut first = sealed(1);
+        while first.run.begin_record() {}
+        assert_eq!(first.run.len(), 3);
+        assert!(pipe.hand_over(first).is_ok());
+        assert!(pipe.next().is_some());
+        assert_eq!(pipe.admit(Pos(100_064), 3), Some(Admission::Volatile(Pos(100_000))));
+        let state = lock(&pipe.state);
+        assert!(
+            !pipe.is_full(&state, 1) && pipe.is_full(&state, 2),
+            "three of a commit, three admitted, and one more"
+        );
+        drop(state);
+        pipe.completed(3);
+        let flushed = pipe.completed_so_far();
+        pipe.committed(Pos(100_000), flushed);
+        assert!(!pipe.is_full(&lock(&pipe.state), 7));
     }
 
     fn pipe() -> Pipe {
@@ -341,10 +375,18 @@ mod tests {
 
     fn sealed(seq: u64) -> Sealed {
         let layout = Layout::for_tests(100_000, 512, 32 << 10);
-        let record = Record::new(&layout, AlignedBuf::zeroed(layout.record_max() as usize));
+        let run = Run::new(&layout, AlignedBuf::zeroed(layout.run_bytes()));
         let (at, end) = (Pos(100_000 + seq), Pos(100_001 + seq));
         let closed = Closed::empty(seq);
-        Sealed { closed, start: Lsn(seq), end, bytes: 512, record, at, previous: 0, behind: None }
+        Sealed {
+            closed,
+            start: Lsn(seq),
+            end,
+            bytes: 512,
+            run,
+            place: Place { at, previous: 0 },
+            behind: None,
+        }
     }
 
     /// What is handed over when a flush has begun is not behind it.
@@ -353,16 +395,16 @@ mod tests {
         let pipe = pipe();
         assert!(pipe.hand_over(sealed(1)).is_ok());
         assert!(pipe.next().is_some_and(|first| first.behind.is_none()));
-        pipe.record_begins();
+        pipe.records_begin();
         assert!(pipe.hand_over(sealed(2)).is_ok());
-        pipe.completed();
+        pipe.completed(1);
         pipe.flush_begins(false, || Pos(100_001));
         assert!(pipe.hand_over(sealed(3)).is_ok());
-        pipe.completed();
+        pipe.completed(1);
         pipe.committed(Pos(100_000), 0);
         let behind = pipe.next().and_then(|second| second.behind).expect("the flush behind the first");
         assert_eq!((behind.tail, behind.flushed), (Pos(100_001), 1), "as it was when the flush began");
-        pipe.record_begins();
+        pipe.records_begin();
         pipe.committed(behind.tail, behind.flushed);
         assert!(pipe.next().is_some_and(|third| third.behind.is_none()), "too late for that flush");
     }
@@ -390,7 +432,7 @@ mod tests {
         assert!(!is_turn(), "one waits already");
         assert!(pipe.next().is_some());
         assert!(!is_turn(), "the flush before its record");
-        pipe.record_begins();
+        pipe.records_begin();
         assert!(is_turn());
         pipe.flush_begins(false, || Pos(100_000));
         assert!(!is_turn(), "the flush behind it");
@@ -402,25 +444,25 @@ mod tests {
     #[test]
     fn a_checkpoint_is_committed_where_it_was_closed_only_while_the_other_thread_is_at_rest() {
         let pipe = pipe();
-        assert!(pipe.begin_here());
-        assert!(!pipe.begin_here(), "one is under way");
+        assert!(pipe.begin_here(&sealed(9)));
+        assert!(!pipe.begin_here(&sealed(9)), "one is under way");
         pipe.committed(Pos(100_000), 0);
-        assert!(!pipe.begin_here(), "it lands");
+        assert!(!pipe.begin_here(&sealed(9)), "it lands");
         pipe.landed();
         assert!(pipe.hand_over(sealed(1)).is_ok());
-        assert!(!pipe.begin_here(), "one waits");
+        assert!(!pipe.begin_here(&sealed(9)), "one waits");
         assert!(pipe.next().is_some());
-        pipe.record_begins();
-        assert!(!pipe.begin_here());
+        pipe.records_begin();
+        assert!(!pipe.begin_here(&sealed(9)));
         pipe.committed(Pos(100_000), 0);
         // Meanwhile others may write records, as if all were at rest.
-        assert!(matches!(pipe.admit(Pos(100_064)), Some(Admission::Volatile(_))));
-        assert!(!pipe.begin_here());
+        assert!(matches!(pipe.admit(Pos(100_064), 1), Some(Admission::Volatile(_))));
+        assert!(!pipe.begin_here(&sealed(9)));
         pipe.landed();
-        assert!(pipe.begin_here());
+        assert!(pipe.begin_here(&sealed(9)));
         pipe.landed();
         pipe.kill();
-        assert!(!pipe.begin_here());
+        assert!(!pipe.begin_here(&sealed(9)));
     }
 
     #[test]
@@ -442,12 +484,13 @@ mod tests {
     fn nothing_comes_near_a_tail_that_is_not_durably_named() {
         let layout = Layout::for_tests(4096, 512, 32 << 10);
         let pipe = Pipe::new(&layout, Pos(4096), Pos(4096));
-        assert!(matches!(pipe.admit(Pos(8192 - 64)), Some(Admission::Volatile(_))));
-        assert_eq!(pipe.admit(Pos(8192 - 63)), Some(Admission::Durable));
+        assert!(matches!(pipe.admit(Pos(8192 - 64), 1), Some(Admission::Volatile(_))));
+        assert!(pipe.has_room(Pos(8192 - 64)) && !pipe.has_room(Pos(8192 - 63)), "several at once");
+        assert_eq!(pipe.admit(Pos(8192 - 63), 1), Some(Admission::Durable));
         pipe.durable(Pos(4097), 1);
-        assert!(matches!(pipe.admit(Pos(8192 - 63)), Some(Admission::Volatile(_))));
+        assert!(matches!(pipe.admit(Pos(8192 - 63), 1), Some(Admission::Volatile(_))));
         pipe.kill();
-        assert_eq!(pipe.admit(Pos(4100)), None);
+        assert_eq!(pipe.admit(Pos(4100), 1), None);
     }
 
     /// Recovery begins at the head, but as long as no record says so, the one before it may be the last that a crash leaves,
@@ -456,9 +499,9 @@ mod tests {
     fn nothing_comes_near_the_tail_of_the_last_record_from_before() {
         let layout = Layout::for_tests(4096, 512, 32 << 10);
         let pipe = Pipe::new(&layout, Pos(8000), Pos(4096));
-        assert_eq!(pipe.admit(Pos(8192 - 64)), Some(Admission::Volatile(Pos(8000))));
-        assert_eq!(pipe.admit(Pos(8192 - 63)), Some(Admission::Durable));
+        assert_eq!(pipe.admit(Pos(8192 - 64), 1), Some(Admission::Volatile(Pos(8000))));
+        assert_eq!(pipe.admit(Pos(8192 - 63), 1), Some(Admission::Durable));
         pipe.durable(Pos(8000), 1);
-        assert_eq!(pipe.admit(Pos(8192 - 63)), Some(Admission::Volatile(Pos(8000))));
+        assert_eq!(pipe.admit(Pos(8192 - 63), 1), Some(Admission::Volatile(Pos(8000))));
     }
 }

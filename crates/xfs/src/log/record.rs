@@ -1,26 +1,41 @@
 //! Cuts the operations of a checkpoint into records.
 //!
+//! Records that are written together, by one request, are filled one behind the other in one buffer: a [`Run`]. How a request
+//! is torn is of no more weight than which of several requests are done: recovery looks for holes.
+//!
 //! Invariants: an operation header is never cut, nor a region that would leave a stub; a region that goes on in
 //! the next record is marked as the format wants it; bytes behind a record's data are zero.
 
-use super::layout::{CUT_LEAST, Layout};
+use super::layout::{CUT_LEAST, Layout, Pos};
 use super::vector::OP_BYTES;
 use blockdev::AlignedBuf;
 use xfs_format::error::FormatError;
 use xfs_format::log::{BLOCK_SIZE, OpFlags, OpHeader, RecordHeader, pack};
-use xfs_format::types::Lsn;
 use zerocopy::IntoBytes;
 
-/// A record that is being filled.
-#[derive(Debug)]
-pub(super) struct Record {
-    buf: AlignedBuf,
-    header: usize,
+/// One record of a run.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    /// Where it begins in the buffer.
+    start: usize,
     /// Bytes of data so far.
     used: usize,
-    /// Most bytes of data.
-    room: usize,
     operations: u32,
+}
+
+impl Record {
+    fn new(start: usize) -> Self {
+        Self { start, used: 0, operations: 0 }
+    }
+}
+
+/// Records of one checkpoint that lie one behind the other. The last is being filled.
+#[derive(Debug)]
+pub(super) struct Run {
+    layout: Layout,
+    buf: AlignedBuf,
+    /// Those that are not written yet, at least one.
+    records: Vec<Record>,
 }
 
 /// A region is cut here: the rest goes into the next record.
@@ -37,42 +52,75 @@ impl<'a> Rest<'a> {
     }
 }
 
-impl Record {
-    /// An empty record in a buffer of [`Layout::record_max`] bytes.
+/// Where records go, and which block the record before them is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) at: Pos,
+    pub(super) previous: u32,
+}
+
+impl Run {
+    /// An empty record in a buffer of [`Layout::run_bytes`].
     pub(super) fn new(layout: &Layout, buf: AlignedBuf) -> Self {
-        Self { buf, header: layout.header() as usize, used: 0, room: layout.data_max(), operations: 0 }
+        Self { layout: *layout, buf, records: vec![Record::new(0)] }
     }
 
-    /// The buffer, for the next record.
+    /// The buffer, for the next run.
     pub(super) fn into_buf(self) -> AlignedBuf {
         self.buf
     }
 
+    /// How many records there are.
+    pub(super) fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Begins another record; `false` if there are as many as are written together.
+    pub(super) fn begin_record(&mut self) -> bool {
+        let Some(last) = self.records.last().filter(|_| self.records.len() < self.layout.run_max()) else {
+            return false;
+        };
+        let start = last.start + self.layout.record_bytes(last.used) as usize;
+        if start + self.layout.record_max() as usize > self.buf.len() {
+            return false;
+        }
+        self.records.push(Record::new(start));
+        true
+    }
+
+    /// Bytes that the last record has room for.
+    fn room(&self) -> usize {
+        self.records.last().map_or(0, |last| self.layout.data_max() - last.used)
+    }
+
     fn put(&mut self, bytes: &[u8]) {
-        let at = self.header + self.used;
+        let Some(last) = self.records.last_mut() else { return };
+        let at = last.start + self.layout.header() as usize + last.used;
         if let Some(place) = self.buf.get_mut(at..at + bytes.len()) {
             place.copy_from_slice(bytes);
         }
-        self.used += bytes.len();
+        last.used += bytes.len();
     }
 
-    /// Adds an operation whole; `false` if there is no room for it.
+    /// Adds an operation whole; `false` if the record has no room for it.
     pub(super) fn operation(&mut self, header: OpHeader, data: &[u8]) -> bool {
-        if self.room - self.used < OP_BYTES + data.len() {
+        if self.room() < OP_BYTES + data.len() {
             return false;
         }
         self.put(header.as_bytes());
         self.put(data);
-        self.operations += 1;
+        if let Some(last) = self.records.last_mut() {
+            last.operations += 1;
+        }
         true
     }
 
-    /// Adds as much of a region as fits; gives what does not.
+    /// Adds as much of a region as fits into the record; gives what does not.
     pub(super) fn region<'a>(&mut self, tid: u32, rest: Rest<'a>) -> Option<Rest<'a>> {
         let Rest { data, begun } = rest;
         let continued = if begun { OpFlags::WAS_CONT } else { OpFlags::empty() };
-        let room = (self.room - self.used).saturating_sub(OP_BYTES) & !3;
-        if data.len() <= room && self.room - self.used >= OP_BYTES {
+        let room = self.room().saturating_sub(OP_BYTES) & !3;
+        if data.len() <= room && self.room() >= OP_BYTES {
             let end = if begun { OpFlags::END } else { OpFlags::empty() };
             let header = OpHeader::transaction(tid, data.len() as u32).with_flags(continued | end);
             self.operation(header, data);
@@ -87,37 +135,56 @@ impl Record {
         Some(Rest { data: later, begun: true })
     }
 
-    /// Bytes that the whole record takes in the log.
-    pub(super) fn bytes(&self, layout: &Layout) -> u32 {
-        layout.record_bytes(self.used)
+    /// Bytes that the first `count` records take in the log.
+    pub(super) fn bytes(&self, count: usize) -> u32 {
+        self.records.iter().take(count).map(|record| self.layout.record_bytes(record.used)).sum()
     }
 
-    /// Writes the header, stamps and checksum; gives the whole record. `wrap` is the block of the record that lies
-    /// at the start of the log.
-    pub(super) fn seal(
-        &mut self,
-        layout: &Layout,
-        lsn: Lsn,
-        tail: Lsn,
-        previous: u32,
-        wrap: Option<usize>,
-    ) -> Result<&[u8], FormatError> {
-        let whole = self.bytes(layout) as usize;
-        let mut header = RecordHeader::new(layout.uuid, lsn, tail, layout.size);
-        header.len.set((whole - self.header) as u32);
-        header.prev_block.set(previous);
-        header.num_logops.set(self.operations);
+    /// Bytes from the first of so many records to the last.
+    pub(super) fn last_of(&self, count: usize) -> u32 {
+        self.bytes(count.saturating_sub(1))
+    }
+
+    /// Writes headers, stamps and checksums of the first `count` records, which name `tail`; gives them.
+    pub(super) fn seal(&mut self, count: usize, place: Place, tail: Pos) -> Result<&[u8], FormatError> {
+        let Place { mut at, mut previous } = place;
+        for nth in 0..count {
+            self.seal_one(nth, Place { at, previous }, tail)?;
+            previous = self.layout.block(at);
+            at = place.at.after(self.bytes(nth + 1));
+        }
+        let (start, bytes) =
+            (self.records.first().map_or(0, |first| first.start), self.bytes(count) as usize);
+        self.buf
+            .get(start..start + bytes)
+            .ok_or_else(|| FormatError::value("log record", "length", bytes as u64))
+    }
+
+    fn seal_one(&mut self, nth: usize, place: Place, tail: Pos) -> Result<(), FormatError> {
+        let Self { layout, buf, records } = self;
+        let missing = || FormatError::value("log record", "number", nth as u64);
+        let record = *records.get(nth).ok_or_else(missing)?;
+        let (bytes, head) = (layout.record_bytes(record.used), layout.header() as usize);
+        let whole = bytes as usize;
+        let mut header = RecordHeader::new(layout.uuid, layout.lsn(place.at), layout.lsn(tail), layout.size);
+        header.len.set((whole - head) as u32);
+        header.prev_block.set(place.previous);
+        header.num_logops.set(record.operations);
         let truncated = || FormatError::value("log record", "length", whole as u64);
-        let record = self.buf.get_mut(..whole).ok_or_else(truncated)?;
-        let (heads, data) = record.split_at_mut(self.header);
+        let bytes_of = buf.get_mut(record.start..record.start + whole).ok_or_else(truncated)?;
+        let (heads, data) = bytes_of.split_at_mut(head);
         heads.fill(0);
         heads.get_mut(..size_of::<RecordHeader>()).ok_or_else(truncated)?.copy_from_slice(header.as_bytes());
-        if let Some(padding) = data.get_mut(self.used..) {
+        if let Some(padding) = data.get_mut(record.used..) {
             padding.fill(0);
         }
-        pack(record, wrap)?;
         debug_assert!(whole.is_multiple_of(BLOCK_SIZE));
-        Ok(record)
+        pack(bytes_of, layout.wrap(place.at, bytes))
+    }
+
+    /// The first `count` records are written: the run is what is left.
+    pub(super) fn written(&mut self, count: usize) {
+        self.records.drain(..count.min(self.records.len()));
     }
 }
 
@@ -126,55 +193,131 @@ mod tests {
     use super::*;
     use xfs_format::log::{LogIdentity, RecordOps, unpack, verify_checksum};
 
-    /// Reads a sealed record's operations.
-    fn read(layout: &Layout, record: &mut Record) -> Vec<(OpFlags, Vec<u8>)> {
+    /// What a record's header says, and its operations.
+    type Found = (RecordHeader, Vec<(OpFlags, Vec<u8>)>);
+
+    fn empty(layout: &Layout) -> Run {
+        let mut buf = AlignedBuf::zeroed(layout.run_bytes());
+        buf.fill(0xee);
+        Run::new(layout, buf)
+    }
+
+    /// Seals the first `count` records of a run, and reads them.
+    fn read(run: &mut Run, count: usize, place: Place) -> Vec<Found> {
+        let layout = run.layout;
         let identity = LogIdentity { v5: true, uuid: layout.uuid };
-        let mut bytes = record.seal(layout, Lsn(1 << 32 | 8), Lsn(1 << 32 | 8), 4, None).unwrap().to_vec();
-        let header = *RecordHeader::check(&bytes, &identity).unwrap();
-        verify_checksum(&header, &bytes, &identity).unwrap();
-        assert_eq!(header.total_blocks() as usize * BLOCK_SIZE, bytes.len());
-        let data = unpack(&header, &mut bytes).unwrap();
-        RecordOps::new(data, header.num_logops.get())
-            .map(|op| op.map(|op| (op.flags, op.data.to_vec())).unwrap())
-            .collect()
+        let mut bytes = run.seal(count, place, Pos(100_008)).unwrap().to_vec();
+        assert_eq!(bytes.len(), run.bytes(count) as usize);
+        let (mut rest, mut found) = (&mut bytes[..], Vec::new());
+        while !rest.is_empty() {
+            let header = *RecordHeader::check(rest, &identity).unwrap();
+            let (record, behind) = rest.split_at_mut(header.total_blocks() as usize * BLOCK_SIZE);
+            assert!(record.len() <= layout.record_max() as usize);
+            verify_checksum(&header, record, &identity).unwrap();
+            let data = unpack(&header, record).unwrap();
+            let ops = RecordOps::new(data, header.num_logops.get());
+            found.push((header, ops.map(|op| op.map(|op| (op.flags, op.data.to_vec())).unwrap()).collect()));
+            rest = behind;
+        }
+        found
+    }
+
+    /// All records of a region that goes through so many, in runs that are full.
+    fn records_of(layout: &Layout, region: &[u8]) -> Vec<Found> {
+        let (mut rest, mut found) = (Some(Rest::whole(region)), Vec::new());
+        let mut place = Place { at: Pos(100_008), previous: 4 };
+        while rest.is_some() {
+            let mut run = empty(layout);
+            while let Some(now) = rest {
+                rest = run.region(9, now);
+                if rest.is_some() && !run.begin_record() {
+                    break;
+                }
+            }
+            let count = run.len();
+            assert!(count <= layout.run_max());
+            found.extend(read(&mut run, count, place));
+            let last = layout.block(place.at.after(run.last_of(count)));
+            place = Place { at: place.at.after(run.bytes(count)), previous: last };
+        }
+        found
     }
 
     #[test]
     fn a_long_region_goes_through_several_records() {
-        for (round, size) in [(512, 32 << 10), (4096, 64 << 10), (48 << 10, 48 << 10)] {
+        for (round, size) in [(512, 32 << 10), (4096, 64 << 10), (48 << 10, 48 << 10), (512, 256 << 10)] {
             let layout = Layout::for_tests(100_000, round, size);
             let region: Vec<u8> = (0..200_000u32).flat_map(u32::to_le_bytes).collect();
-            let mut rest = Some(Rest::whole(&region));
-            let mut found = Vec::new();
-            let mut buf = AlignedBuf::zeroed(layout.record_max() as usize);
-            buf.fill(0xee);
-            for nth in 0.. {
-                let Some(now) = rest else { break };
-                let mut record = Record::new(&layout, buf);
-                rest = record.region(9, now);
-                let ops = read(&layout, &mut record);
+            let records = records_of(&layout, &region);
+            let (mut at, mut previous) = (Pos(100_008), 4);
+            for (nth, (header, ops)) in records.iter().enumerate() {
                 assert_eq!(ops.len(), 1);
                 let first = if nth == 0 { OpFlags::empty() } else { OpFlags::WAS_CONT };
-                let last = if rest.is_some() { OpFlags::CONTINUE } else { OpFlags::END };
+                let last = if nth + 1 == records.len() { OpFlags::END } else { OpFlags::CONTINUE };
                 assert_eq!(ops[0].0, first | last);
-                assert!(record.bytes(&layout) <= layout.record_max());
-                found.extend_from_slice(&ops[0].1);
-                buf = record.into_buf();
+                assert_eq!(header.lsn.get(), layout.lsn(at).0, "where it lies");
+                assert_eq!(header.prev_block.get(), previous, "the one before");
+                assert_eq!(header.tail_lsn.get(), layout.lsn(Pos(100_008)).0);
+                previous = layout.block(at);
+                at = at.after(header.total_blocks() * BLOCK_SIZE as u32);
             }
+            let found: Vec<u8> =
+                records.into_iter().flat_map(|(_, ops)| ops.into_iter().flat_map(|op| op.1)).collect();
             assert_eq!(found, region);
         }
+    }
+
+    #[test]
+    fn records_are_written_together_as_far_as_others_may_be_on_their_way() {
+        for (blocks, size, most) in [
+            (100_000, 32 << 10, 3),
+            (100_000, 64 << 10, 3),
+            (100_000, 128 << 10, 2),
+            (100_000, 256 << 10, 1),
+            (600, 32 << 10, 1),
+        ] {
+            let layout = Layout::for_tests(blocks, 512, size);
+            assert_eq!(layout.run_max(), most, "{blocks} {size}");
+            assert!(most == 1 || 2 * most < layout.unflushed_max() as usize);
+        }
+    }
+
+    /// Close to the tail each record comes by itself.
+    #[test]
+    fn what_is_left_of_a_run_is_as_it_would_have_been() {
+        let layout = Layout::for_tests(100_000, 512, 32 << 10);
+        let make = || {
+            let mut run = empty(&layout);
+            for (nth, bytes) in [900, 20_000, 1].into_iter().enumerate() {
+                assert!(nth == 0 || run.begin_record());
+                assert_eq!(run.region(1, Rest::whole(&vec![nth as u8 + 1; bytes])), None);
+            }
+            assert!(!run.begin_record(), "as many as go together");
+            run
+        };
+        // The second one's end lies at the start of the log.
+        let at = Pos(199_990);
+        let (mut together, mut single, mut bytes) = (make(), make(), Vec::new());
+        let mut place = Place { at, previous: 7 };
+        while single.len() > 0 {
+            bytes.extend_from_slice(single.seal(1, place, Pos(150_000)).unwrap());
+            place = Place { at: place.at.after(single.bytes(1)), previous: layout.block(place.at) };
+            single.written(1);
+        }
+        assert!(layout.block(place.at) < 1000, "goes on at the start");
+        assert!(bytes == together.seal(3, Place { at, previous: 7 }, Pos(150_000)).unwrap());
     }
 
     #[test]
     fn what_would_leave_a_stub_is_not_begun() {
         let layout = Layout::for_tests(100_000, 512, 32 << 10);
         for left in (0..CUT_LEAST + 40).step_by(4) {
-            let mut record = Record::new(&layout, AlignedBuf::zeroed(layout.record_max() as usize));
+            let mut run = empty(&layout);
             let first = vec![1; layout.data_max() - OP_BYTES - left];
-            assert_eq!(record.region(1, Rest::whole(&first)), None);
+            assert_eq!(run.region(1, Rest::whole(&first)), None);
             let region = [7; 1000];
-            let rest = record.region(1, Rest::whole(&region));
-            let ops = read(&layout, &mut record);
+            let rest = run.region(1, Rest::whole(&region));
+            let (_, ops) = read(&mut run, 1, Place { at: Pos(100_008), previous: 4 }).remove(0);
             match rest {
                 Some(Rest { data, begun: false }) => assert_eq!((data.len(), ops.len()), (1000, 1)),
                 Some(Rest { data, begun: true }) => {
@@ -183,7 +326,7 @@ mod tests {
                 }
                 None => panic!("{left} bytes held 1000"),
             }
-            let small = record.region(1, Rest::whole(&[]));
+            let small = run.region(1, Rest::whole(&[]));
             let full = rest.is_some_and(|rest| rest.begun) || left < OP_BYTES;
             assert_eq!(small.is_some(), full, "{left}");
         }

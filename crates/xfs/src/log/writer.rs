@@ -1,8 +1,8 @@
 //! The two threads that write the log. Each part is done by one thread at a time, so that records, checkpoints and
 //! commit records lie in the log in one order. Who forces the log may do the first for the thread that does it.
 //!
-//! [`Writer`] closes checkpoints, cuts them into records and writes all but the last of each; [`Committer`] writes
-//! the last, behind a flush and for good, and lands the checkpoint. See [`pipe`](super::pipe) for what holds
+//! [`Writer`] closes checkpoints, cuts them into records and writes all but the last run of each; [`Committer`] writes
+//! that, behind a flush and for good, and lands the checkpoint. See [`pipe`](super::pipe) for what holds
 //! between them.
 
 use super::ShutdownReason;
@@ -11,7 +11,7 @@ use super::core::Core;
 use super::layout::Pos;
 use super::orders::Order;
 use super::pipe::{Admission, Sealed};
-use super::record::{Record, Rest};
+use super::record::{Place, Rest, Run};
 use super::sync::{Mutex, Ordering, lock};
 use super::vector::LogVector;
 use blockdev::{AlignedBuf, DeviceError, Durability};
@@ -85,7 +85,7 @@ pub(super) struct Writer {
     /// Emptied lists of items.
     spares: Vec<Vec<Entry>>,
     vectors: Vec<LogVector>,
-    /// A record buffer that is not in use.
+    /// A buffer for records that is not in use.
     buffer: Option<AlignedBuf>,
     /// For checkpoints that are committed here.
     committer: Committer,
@@ -130,8 +130,8 @@ impl Writer {
     /// Closes the open checkpoint and writes it.
     pub(super) fn push(&mut self) {
         let core = &*self.core;
-        let record_max = u64::from(core.layout.record_max());
-        core.pipe.wait_for_turn(|| core.cil.paid() < record_max);
+        let run_bytes = core.layout.run_bytes() as u64;
+        core.pipe.wait_for_turn(|| core.cil.paid() < run_bytes);
         let Some(closed) = self.core.cil.close(&mut self.spares) else { return };
         self.core.orders.switched();
         self.checkpoint(closed);
@@ -140,17 +140,15 @@ impl Writer {
     fn checkpoint(&mut self, mut closed: Closed) {
         closed.gather(&mut self.spares, &mut self.vectors);
         match self.records(&closed) {
-            Ok((start, record)) => {
-                let bytes = record.bytes(&self.core.layout);
-                let (at, previous) = self.place(bytes);
+            Ok((start, run)) => {
+                let place = self.place(&run, run.len());
                 let sealed = Sealed {
                     closed,
                     start: self.core.layout.lsn(start),
                     end: self.head,
                     bytes: self.head.bytes_since(start),
-                    record,
-                    at,
-                    previous,
+                    run,
+                    place,
                     behind: None,
                 };
                 self.pass_on(sealed);
@@ -165,7 +163,7 @@ impl Writer {
     /// Commits a checkpoint, or hands it over to the thread that does.
     fn pass_on(&mut self, sealed: Sealed) {
         let is_small = sealed.closed.items.len() <= SMALL;
-        if is_small && !self.core.device.has_write_cache() && self.core.pipe.begin_here() {
+        if is_small && !self.core.device.has_write_cache() && self.core.pipe.begin_here(&sealed) {
             self.buffer = self.committer.carry_out(sealed);
         } else if let Err(sealed) = self.core.pipe.hand_over(sealed) {
             self.core.abort(sealed.closed);
@@ -183,28 +181,28 @@ impl Writer {
         self.core.abort(closed);
     }
 
-    /// Writes all records of a checkpoint but the last. Gives where the first lies, and the last.
-    fn records(&mut self, closed: &Closed) -> Result<(Pos, Record), Failure> {
+    /// Writes all records of a checkpoint but the last run. Gives where the first lies, and that run.
+    fn records(&mut self, closed: &Closed) -> Result<(Pos, Run), Failure> {
         let start = self.head;
         // Any number will do that no other checkpoint has that may be in the log.
         let tid = (closed.seq as u32).wrapping_mul(0x9e37_79b1) ^ self.salt;
-        let mut record = self.fresh();
-        record.operation(OpHeader::transaction(tid, 0).with_flags(OpFlags::START), &[]);
+        let mut run = self.fresh();
+        run.operation(OpHeader::transaction(tid, 0).with_flags(OpFlags::START), &[]);
         let regions = self.vectors.iter().map(LogVector::regions).sum();
         if regions == 0 {
             debug_assert!(false, "a checkpoint without a region: recovery by the kernel fails on it");
             return Err(Failure::Empty);
         }
         let header = TransHeader::checkpoint(tid, regions);
-        record.operation(OpHeader::transaction(tid, size_of::<TransHeader>() as u32), header.as_bytes());
+        run.operation(OpHeader::transaction(tid, size_of::<TransHeader>() as u32), header.as_bytes());
         let mut vectors = std::mem::take(&mut self.vectors);
         let keep = self.core.cil.keeps_vectors();
         for (vector, entry) in vectors.drain(..).zip(&closed.items) {
             for region in vector.iter() {
-                let mut rest = record.region(tid, Rest::whole(region));
+                let mut rest = run.region(tid, Rest::whole(region));
                 while let Some(now) = rest {
-                    record = self.write(record)?;
-                    rest = record.region(tid, now);
+                    run = self.next_record(run)?;
+                    rest = run.region(tid, now);
                 }
             }
             if keep {
@@ -213,58 +211,78 @@ impl Writer {
         }
         self.vectors = vectors;
         let commit = OpHeader::transaction(tid, 0).with_flags(OpFlags::COMMIT);
-        if !record.operation(commit, &[]) {
-            record = self.write(record)?;
-            record.operation(commit, &[]);
+        if !run.operation(commit, &[]) {
+            run = self.next_record(run)?;
+            run.operation(commit, &[]);
         }
-        Ok((start, record))
+        while run.len() > 1 && !self.has_room(&run) {
+            self.write(&mut run, 1)?;
+        }
+        Ok((start, run))
     }
 
-    fn fresh(&mut self) -> Record {
+    fn fresh(&mut self) -> Run {
         let buffer = self.buffer.take();
-        let buffer = buffer.unwrap_or_else(|| AlignedBuf::zeroed(self.core.layout.record_max() as usize));
-        Record::new(&self.core.layout, buffer)
+        let buffer = buffer.unwrap_or_else(|| AlignedBuf::zeroed(self.core.layout.run_bytes()));
+        Run::new(&self.core.layout, buffer)
     }
 
-    /// Gives a record its place, and says which block the one before it is at.
-    fn place(&mut self, bytes: u32) -> (Pos, u32) {
+    /// Begins another record: of the same run, or, where that is full, of the next.
+    fn next_record(&mut self, mut run: Run) -> Result<Run, Failure> {
+        if run.begin_record() {
+            return Ok(run);
+        }
+        while run.len() > 0 {
+            let count = if self.has_room(&run) { run.len() } else { 1 };
+            self.write(&mut run, count)?;
+        }
+        self.buffer = Some(run.into_buf());
+        Ok(self.fresh())
+    }
+
+    /// Whether all records of a run may be written together.
+    fn has_room(&self, run: &Run) -> bool {
+        self.core.pipe.has_room(self.head.after(run.bytes(run.len())))
+    }
+
+    /// Gives the first records of a run their place.
+    fn place(&mut self, run: &Run, count: usize) -> Place {
         let at = self.head;
-        let previous = std::mem::replace(&mut self.previous, self.core.layout.block(at));
-        self.head = at.after(bytes);
+        let last = self.core.layout.block(at.after(run.last_of(count)));
+        let previous = std::mem::replace(&mut self.previous, last);
+        self.head = at.after(run.bytes(count));
         self.core.head.store(self.head.0, Ordering::SeqCst);
-        (at, previous)
+        Place { at, previous }
     }
 
-    /// Writes a record that is not the last of its checkpoint, and gives the next.
-    fn write(&mut self, mut record: Record) -> Result<Record, Failure> {
-        let bytes = record.bytes(&self.core.layout);
-        let admission = self.core.pipe.admit(self.head.after(bytes)).ok_or(Failure::Down)?;
-        let (at, previous) = self.place(bytes);
+    /// Writes the first records of a run, none of which is the last of its checkpoint.
+    fn write(&mut self, run: &mut Run, count: usize) -> Result<(), Failure> {
+        let end = self.head.after(run.bytes(count));
+        let admission = self.core.pipe.admit(end, count).ok_or(Failure::Down)?;
+        let place = self.place(run, count);
         match admission {
             Admission::Volatile(tail) => {
-                write_record(&self.core, &mut record, at, tail, previous, Durability::Volatile)?;
-                self.core.pipe.completed();
+                write_records(&self.core, run, count, place, tail, Durability::Volatile)?;
+                self.core.pipe.completed(count);
             }
-            Admission::Durable => {
-                write_durably(&self.core, &mut record, at, previous)?;
-            }
+            Admission::Durable => write_durably(&self.core, run, count, place)?,
         }
-        self.buffer = Some(record.into_buf());
-        Ok(self.fresh())
+        run.written(count);
+        Ok(())
     }
 
     /// Writes the mark of a clean unmount. Everything is written back, and nothing is under way.
     fn unmount(&mut self) {
-        let mut record = self.fresh();
+        let mut run = self.fresh();
         let operation = unmount_op(UNMOUNT_TID);
         if let Ok((header, body)) = OpHeader::ref_from_prefix(&operation) {
-            record.operation(*header, body);
+            run.operation(*header, body);
         }
-        let (at, previous) = self.place(record.bytes(&self.core.layout));
+        let place = self.place(&run, 1);
         let written = (|| {
             flush_before(&self.core)?;
             // Nothing before this record is needed any more.
-            write_record(&self.core, &mut record, at, at, previous, Durability::Fua)?;
+            write_records(&self.core, &mut run, 1, place, place.at, Durability::Fua)?;
             flush(&self.core)?;
             Ok(())
         })();
@@ -293,30 +311,29 @@ fn flush_before(core: &Core) -> Result<(), Failure> {
     if core.down().is_some() { Err(Failure::Down) } else { Ok(()) }
 }
 
-fn write_record(
+/// Writes the first records of a run, which name `tail`.
+fn write_records(
     core: &Core,
-    record: &mut Record,
-    at: Pos,
+    run: &mut Run,
+    count: usize,
+    place: Place,
     tail: Pos,
-    previous: u32,
     durability: Durability,
 ) -> Result<(), Failure> {
-    let wrap = core.wrap(at, record.bytes(&core.layout));
-    let (lsn, tail) = (core.layout.lsn(at), core.layout.lsn(tail));
-    let bytes = record.seal(&core.layout, lsn, tail, previous, wrap)?;
-    core.write_record(at, bytes, durability)?;
+    let bytes = run.seal(count, place, tail)?;
+    core.write_records(place.at, bytes, durability)?;
     Ok(())
 }
 
-/// Writes a record behind a flush and for good, with the tail of now, which it gives.
-fn write_durably(core: &Core, record: &mut Record, at: Pos, previous: u32) -> Result<Pos, Failure> {
+/// Writes records behind a flush and for good, with the tail of now.
+fn write_durably(core: &Core, run: &mut Run, count: usize, place: Place) -> Result<(), Failure> {
     let flushed = core.pipe.completed_so_far();
     // What was written back so far is stable once the flush is over, so the tail may be named that this allows.
     let tail = core.ail.tail();
     flush_before(core)?;
-    write_record(core, record, at, tail, previous, Durability::Fua)?;
+    write_records(core, run, count, place, tail, Durability::Fua)?;
     core.pipe.durable(tail, flushed);
-    Ok(tail)
+    Ok(())
 }
 
 /// The thread that commits checkpoints.
@@ -330,10 +347,10 @@ impl Committer {
         Self { core }
     }
 
-    /// Writes the last record of a checkpoint behind a flush and for good; gives the tail that it names.
+    /// Writes the last records of a checkpoint behind a flush and for good; gives the tail that they name.
     ///
-    /// A device without [durable writes](blockdev::BlockDevice::has_fua) is flushed behind the record. That flush is the one
-    /// before the record of each checkpoint that has been handed over by then.
+    /// A device without [durable writes](blockdev::BlockDevice::has_fua) is flushed behind them. That flush is the one
+    /// before the last records of each checkpoint that has been handed over by then.
     fn commit(&self, sealed: &mut Sealed) -> Result<Pos, Failure> {
         let core = &*self.core;
         let has_fua = core.device.has_fua();
@@ -348,9 +365,10 @@ impl Committer {
                 behind
             }
         };
-        core.pipe.record_begins();
+        core.pipe.records_begin();
         let durability = if has_fua { Durability::Fua } else { Durability::Volatile };
-        write_record(core, &mut sealed.record, sealed.at, behind.tail, sealed.previous, durability)?;
+        let count = sealed.run.len();
+        write_records(core, &mut sealed.run, count, sealed.place, behind.tail, durability)?;
         if !has_fua {
             core.pipe.flushes_for(sealed.closed.seq);
             core.pipe.flush_begins(false, || core.ail.tail());
@@ -367,7 +385,7 @@ impl Committer {
         }
     }
 
-    /// Commits a checkpoint, which lands or is aborted; gives its record's memory.
+    /// Commits a checkpoint, which lands or is aborted; gives the memory of its records.
     fn carry_out(&self, mut sealed: Sealed) -> Option<AlignedBuf> {
         let written = if self.core.down().is_some() { Err(Failure::Down) } else { self.commit(&mut sealed) };
         let buffer = match written {

@@ -5,6 +5,7 @@
 use blockdev::{Fate, WriteRecord};
 use fastrand::Rng;
 use std::fmt;
+use std::ops::Range;
 
 /// How the fates of an image are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,7 +16,8 @@ pub enum Choice {
     Applied,
     /// Any part of them, by this number; some torn.
     Any(u64),
-    /// The same, but each write is there as a whole or not at all.
+    /// The same, but each write is there as a whole or not at all, except those to the log: the kernel finds out what of its
+    /// records is there, however many of them came with one write.
     Whole(u64),
 }
 
@@ -31,25 +33,30 @@ impl fmt::Display for Choice {
 }
 
 impl Choice {
-    /// Chooses for one write after the other.
-    pub fn chooser(self, sector: u32) -> impl FnMut(&WriteRecord) -> Fate {
-        let (seed, tears) = match self {
-            Self::Any(seed) => (seed, true),
-            Self::Whole(seed) => (seed, false),
-            Self::Dropped | Self::Applied => (0, false),
+    /// Chooses for one write after the other, on a device with such sectors and the log there.
+    pub fn chooser(self, sector: u32, log: Range<u64>) -> impl FnMut(&WriteRecord) -> Fate {
+        let seed = match self {
+            Self::Any(seed) | Self::Whole(seed) => seed,
+            Self::Dropped | Self::Applied => 0,
         };
         let mut rng = Rng::with_seed(seed);
         // Few lost, or most: what is wrong may need either.
         let lost = [0.05, 0.2, 0.5, 0.8, 0.95][rng.usize(..5)];
-        let torn = if tears { [0.02, 0.2, 0.6][rng.usize(..3)] } else { 0.0 };
-        move |write| match self {
-            Self::Dropped => Fate::Dropped,
-            Self::Applied => Fate::Applied,
-            Self::Any(_) | Self::Whole(_) if rng.f64() < torn && write.data.len() > sector as usize => {
+        let torn = [0.02, 0.2, 0.6][rng.usize(..3)];
+        move |write| {
+            let tears = match self {
+                Self::Dropped => return Fate::Dropped,
+                Self::Applied => return Fate::Applied,
+                Self::Any(_) => true,
+                Self::Whole(_) => log.contains(&write.offset),
+            };
+            if tears && write.data.len() > sector as usize && rng.f64() < torn {
                 Fate::Torn(kept(&mut rng, write.data.len() / sector as usize))
+            } else if rng.f64() < lost {
+                Fate::Dropped
+            } else {
+                Fate::Applied
             }
-            Self::Any(_) | Self::Whole(_) if rng.f64() < lost => Fate::Dropped,
-            Self::Any(_) | Self::Whole(_) => Fate::Applied,
         }
     }
 }

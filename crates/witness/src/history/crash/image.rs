@@ -7,11 +7,13 @@ use super::super::durable::{self, Durable};
 use super::super::own::Files;
 use super::super::promised::Promised;
 use super::super::{growth, judge};
+use super::fate::Choice;
 use crate::record::Record;
-use crate::record_sizes::RecordSizes;
+use crate::record_sizes::{RecordSizes, log_of, superblock};
 use crate::sandbox::{copy_sparse, repair_finds_nothing};
 use anyhow::{Context, Error, Result, ensure};
-use blockdev::{BlockDevice, MemoryOptions, Recorder, Recording, Rewind};
+use blockdev::{BlockDevice, Fate, MemoryOptions, Recorder, Recording, Rewind, WriteRecord};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uxfs::{OpenOptions, Volume};
@@ -22,6 +24,7 @@ pub struct Stage {
     device: Arc<Rewind>,
     path: PathBuf,
     sector: u32,
+    log: Range<u64>,
 }
 
 /// An image that was right.
@@ -54,7 +57,13 @@ impl Stage {
     /// The stage that is the file at `path`.
     pub fn new(path: &Path, sector: u32) -> Result<Self> {
         let device = MemoryOptions::new().sector_size(sector).map_file(path)?;
-        Ok(Self { device: Arc::new(Rewind::new(Arc::new(device))), path: path.to_owned(), sector })
+        let log = log_of(&superblock(&device)?);
+        Ok(Self { device: Arc::new(Rewind::new(Arc::new(device))), path: path.to_owned(), sector, log })
+    }
+
+    /// Chooses what becomes of one write after the other of those that a cut leaves in doubt.
+    pub fn chooser(&self, choice: Choice) -> impl FnMut(&WriteRecord) -> Fate {
+        choice.chooser(self.sector, self.log.clone())
     }
 
     /// The device.

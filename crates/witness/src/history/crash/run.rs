@@ -168,7 +168,7 @@ impl Images<'_> {
                 // As when all are lost.
                 continue;
             }
-            cuts.make(planned.choice.chooser(recording.sector_size()))?;
+            cuts.make(self.stage.chooser(planned.choice))?;
             let unfinished = Tally::of(&**self.stage.device()).context("the log");
             let seldom = !unfinished
                 .as_ref()
@@ -275,7 +275,7 @@ impl Images<'_> {
         let mut cuts = PowerCuts::new(recovery, Arc::clone(self.stage.device()));
         for (nth, (at, choice)) in plan.into_iter().enumerate() {
             cuts.advance(at)?;
-            cuts.make(choice.chooser(recovery.sector_size()))?;
+            cuts.make(self.stage.chooser(choice))?;
             let beside = kernel_too.contains(&nth).then_some(Beside { copy: &self.copy, mnt: &self.mnt });
             let tried = self.stage.try_image(self.threads, cut, beside);
             self.counts.again_images += 1;
