@@ -155,16 +155,23 @@ fn a_kernel_reads_what_uxfs_adds_to_its_unfinished_log() {
     let (synced, recording) = (recorder.moment(), recorder.recording());
     drop(volume);
 
-    let mut sizes = HashMap::new();
+    let (mut sizes, log) = (HashMap::new(), log_of(&*before));
     let mut named_old = 0;
-    for write in recording.writes() {
-        let Some((lsn, tail, size)) = header(&write.data, &identity) else { continue };
+    // Several may come with one write.
+    let blocks = recording.writes().iter().flat_map(|write| {
+        let blocks = write.data.chunks_exact(512).enumerate();
+        blocks.map(move |(nth, block)| (write.offset + nth as u64 * 512, block))
+    });
+    for (offset, block) in blocks.filter(|(offset, _)| log.contains(offset)) {
+        let Some((lsn, tail, size)) = header(block, &identity) else { continue };
+        if log.start + (lsn & 0xffff_ffff) * 512 != offset {
+            continue;
+        }
         sizes.insert(lsn, size);
         let of_tail = sizes.get(&tail).copied().unwrap_or_else(|| {
             named_old += 1;
             let mut block = [0; 512];
-            let base = write.offset - (lsn & 0xffff_ffff) * 512;
-            before.read(base + (tail & 0xffff_ffff) * 512, &mut block).expect("read");
+            before.read(log.start + (tail & 0xffff_ffff) * 512, &mut block).expect("read");
             let (lsn, _, size) = header(&block, &identity).expect("a record where the tail is");
             assert_eq!(lsn, tail, "the record where the tail is");
             size

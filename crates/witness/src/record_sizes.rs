@@ -48,7 +48,7 @@ impl RecordSizes {
             at += match RecordHeader::check(rest, &self.identity) {
                 // Else it begins with a header's magic by chance.
                 Ok(header) if self.block_of(header.lsn()) == offset + at as u64 => {
-                    self.look_at(header)?;
+                    self.look_at(header, offset, bytes)?;
                     header.total_blocks() as usize * BLOCK_SIZE
                 }
                 _ => BLOCK_SIZE,
@@ -57,10 +57,13 @@ impl RecordSizes {
         Ok(())
     }
 
-    fn look_at(&self, header: &RecordHeader) -> Result<(), DeviceError> {
+    /// Looks at a record that is written with others, or alone.
+    fn look_at(&self, header: &RecordHeader, offset: u64, written: &[u8]) -> Result<(), DeviceError> {
         let (lsn, tail, size) = (header.lsn(), header.tail_lsn(), header.size.get());
         let odd = match lsn != tail {
-            true => self.odd_tail(tail, size)?.map(|what| format!("the record at {:#x} {what}", lsn.0)),
+            true => self
+                .odd_tail(tail, size, offset, written)?
+                .map(|what| format!("the record at {:#x} {what}", lsn.0)),
             // It names itself.
             false => None,
         };
@@ -75,9 +78,20 @@ impl RecordSizes {
     }
 
     /// What is wrong with a tail for records of this size.
-    fn odd_tail(&self, tail: Lsn, size: u32) -> Result<Option<String>, DeviceError> {
+    fn odd_tail(
+        &self,
+        tail: Lsn,
+        size: u32,
+        offset: u64,
+        written: &[u8],
+    ) -> Result<Option<String>, DeviceError> {
         let mut bytes = vec![0; self.inner.sector_size().max(BLOCK_SIZE as u32) as usize];
-        self.inner.read(self.block_of(tail), &mut bytes)?;
+        // The first record of a checkpoint is its tail where all else is written back, and comes with the one that says so.
+        let beside = self.block_of(tail).checked_sub(offset).and_then(|at| written.get(at as usize..));
+        match beside.and_then(|beside| beside.first_chunk::<BLOCK_SIZE>()) {
+            Some(beside) => bytes = beside.to_vec(),
+            None => self.inner.read(self.block_of(tail), &mut bytes)?,
+        }
         Ok(match RecordHeader::check(&bytes, &self.identity) {
             Ok(header) if header.lsn() != tail => Some(format!("names a tail, {:#x}, that is gone", tail.0)),
             Ok(header) if header.size.get() != size => Some(format!(
@@ -148,12 +162,21 @@ mod tests {
         record(&good, 100, 100, 256 << 10);
         record(&good, 200, 100, 256 << 10);
         assert_eq!(good.verdict().unwrap(), 2);
+        // Eight blocks of headers, and one of data.
+        let whole = |over: &RecordSizes, at, tail| {
+            let mut record = block(over, at, tail, 256 << 10).to_vec();
+            record.resize(9 * BLOCK_SIZE, 0);
+            record
+        };
         let several = over();
         let together =
-            [(400, 100), (401, 100), (402, 150)].map(|(at, tail)| block(&several, at, tail, 256 << 10));
-        let together = together.concat();
+            [(400, 100), (409, 100), (418, 150)].map(|(at, tail)| whole(&several, at, tail)).concat();
         several.write(several.block_of(Lsn(400)), &together, Durability::Volatile).unwrap();
         assert!(several.verdict().is_err(), "the last of those that are written together");
+        let first = over();
+        let together = [(500, 100), (509, 500)].map(|(at, tail)| whole(&first, at, tail)).concat();
+        first.write(first.block_of(Lsn(500)), &together, Durability::Volatile).unwrap();
+        assert_eq!(first.verdict().unwrap(), 2, "the first of them may be the tail");
         for (tail, size) in [(100, 32 << 10), (0, 256 << 10), (150, 256 << 10)] {
             let odd = over();
             record(&odd, 300, tail, size);

@@ -15,8 +15,9 @@
 //! Rules that recovery relies on:
 //! - no more records lie in the log without a flush behind them than recovery looks through for holes and wrong
 //!   checksums;
-//! - what a record overwrites lies before the tail that some *durable* record names: otherwise a crash in the
-//!   middle of it would leave a log whose last whole record names a tail that is gone;
+//! - what a record overwrites lies before the tail that some *durable* record names, and before those that records behind
+//!   that one name, which may be older: otherwise a crash in the middle of it would leave a log whose last whole record names a
+//!   tail that is gone;
 //! - a record names only a tail whose write-backs have been flushed.
 
 use super::cil::Closed;
@@ -90,8 +91,25 @@ struct State {
     flushed: u64,
     /// Where recovery has to begin: the tail that records name which are not durable themselves.
     tail: Pos,
-    /// The tail that a durable record names, be it one of before: records behind it may still be wanted.
+    /// The tail that the last durable record names, be it one of before.
     named: Pos,
+    /// Records behind that one which were admitted as they come: any may be the last whole one.
+    behind_durable: VecDeque<Volatile>,
+}
+
+/// A record that was admitted as it comes.
+#[derive(Clone, Copy, Debug)]
+struct Volatile {
+    end: Pos,
+    /// What it names.
+    tail: Pos,
+}
+
+impl State {
+    /// The oldest tail that recovery may begin at, whatever record it finds to be the last: what is behind is still wanted.
+    fn oldest_named(&self) -> Pos {
+        self.behind_durable.iter().map(|record| record.tail).fold(self.named, Pos::min)
+    }
 }
 
 #[derive(Debug)]
@@ -122,6 +140,7 @@ impl Pipe {
             flushed: 0,
             tail,
             named,
+            behind_durable: VecDeque::new(),
         };
         Self {
             state: Mutex::new(state),
@@ -140,8 +159,8 @@ impl Pipe {
         state.tail = state.tail.min(tail);
     }
 
-    /// Whether records that end at `end` may be written together. If not, they overwrite, or come close to, what a durable
-    /// record names as the tail: then each has to come by itself, as another tail may have to be named before the next.
+    /// Whether records that end at `end` may be written together. If not, they overwrite, or come close to, what records name
+    /// as the tail: then each has to come by itself, as another tail may have to be named before the next.
     pub(super) fn has_room(&self, end: Pos) -> bool {
         !self.is_near(&lock(&self.state), end)
     }
@@ -155,7 +174,9 @@ impl Pipe {
             return Some(Admission::Durable);
         }
         state.admitted += records;
-        Some(Admission::Volatile(state.tail))
+        let tail = state.tail;
+        state.behind_durable.push_back(Volatile { end, tail });
+        Some(Admission::Volatile(tail))
     }
 
     /// Hands a checkpoint over, as soon as its last records may be written; gives it back if that is never.
@@ -193,7 +214,7 @@ impl Pipe {
     }
 
     fn is_near(&self, state: &State, end: Pos) -> bool {
-        end.0.saturating_sub(state.named.0) + self.record_blocks > self.log_blocks
+        end.0.saturating_sub(state.oldest_named().0) + self.record_blocks > self.log_blocks
     }
 
     fn is_full(&self, state: &State, records: u64) -> bool {
@@ -250,19 +271,20 @@ impl Pipe {
         lock(&self.state).completed
     }
 
-    /// A durable record that names `tail` is written, behind a flush that made `flushed` records stable.
-    pub(super) fn durable(&self, tail: Pos, flushed: u64) {
-        self.note_durable(lock(&self.state), tail, flushed);
+    /// Durable records up to `end` that name `tail` are written, behind a flush that made `flushed` records stable.
+    pub(super) fn durable(&self, end: Pos, tail: Pos, flushed: u64) {
+        self.note_durable(lock(&self.state), end, tail, flushed);
     }
 
     /// The same of a checkpoint's last records: that is committed, and lands.
-    pub(super) fn committed(&self, tail: Pos, flushed: u64) {
+    pub(super) fn committed(&self, end: Pos, tail: Pos, flushed: u64) {
         let mut state = lock(&self.state);
         state.committer = At::Landing;
-        self.note_durable(state, tail, flushed);
+        self.note_durable(state, end, tail, flushed);
     }
 
-    fn note_durable(&self, mut state: MutexGuard<'_, State>, tail: Pos, flushed: u64) {
+    fn note_durable(&self, mut state: MutexGuard<'_, State>, end: Pos, tail: Pos, flushed: u64) {
+        state.behind_durable.retain(|record| record.end > end);
         state.tail = state.tail.max(tail);
         state.named = state.named.max(tail);
         state.flushed = state.flushed.max(flushed);
@@ -343,7 +365,7 @@ mod tests {
             pipe.completed(1);
         }
         assert_eq!(pipe.admit(Pos(100_064), 1), Some(Admission::Durable));
-        pipe.durable(Pos(100_007), pipe.completed_so_far());
+        pipe.durable(Pos(200_000), Pos(100_007), pipe.completed_so_far());
         assert_eq!(pipe.admit(Pos(100_064), 1), Some(Admission::Volatile(Pos(100_007))));
     }
 
@@ -365,7 +387,7 @@ mod tests {
         drop(state);
         pipe.completed(3);
         let flushed = pipe.completed_so_far();
-        pipe.committed(Pos(100_000), flushed);
+        pipe.committed(Pos(100_000), Pos(100_000), flushed);
         assert!(!pipe.is_full(&lock(&pipe.state), 7));
     }
 
@@ -401,11 +423,11 @@ mod tests {
         pipe.flush_begins(false, || Pos(100_001));
         assert!(pipe.hand_over(sealed(3)).is_ok());
         pipe.completed(1);
-        pipe.committed(Pos(100_000), 0);
+        pipe.committed(Pos(100_000), Pos(100_000), 0);
         let behind = pipe.next().and_then(|second| second.behind).expect("the flush behind the first");
         assert_eq!((behind.tail, behind.flushed), (Pos(100_001), 1), "as it was when the flush began");
         pipe.records_begin();
-        pipe.committed(behind.tail, behind.flushed);
+        pipe.committed(Pos(100_000), behind.tail, behind.flushed);
         assert!(pipe.next().is_some_and(|third| third.behind.is_none()), "too late for that flush");
     }
 
@@ -436,7 +458,7 @@ mod tests {
         assert!(is_turn());
         pipe.flush_begins(false, || Pos(100_000));
         assert!(!is_turn(), "the flush behind it");
-        pipe.committed(Pos(100_000), 0);
+        pipe.committed(Pos(100_000), Pos(100_000), 0);
         assert!(is_turn());
     }
 
@@ -446,7 +468,7 @@ mod tests {
         let pipe = pipe();
         assert!(pipe.begin_here(&sealed(9)));
         assert!(!pipe.begin_here(&sealed(9)), "one is under way");
-        pipe.committed(Pos(100_000), 0);
+        pipe.committed(Pos(100_000), Pos(100_000), 0);
         assert!(!pipe.begin_here(&sealed(9)), "it lands");
         pipe.landed();
         assert!(pipe.hand_over(sealed(1)).is_ok());
@@ -454,7 +476,7 @@ mod tests {
         assert!(pipe.next().is_some());
         pipe.records_begin();
         assert!(!pipe.begin_here(&sealed(9)));
-        pipe.committed(Pos(100_000), 0);
+        pipe.committed(Pos(100_000), Pos(100_000), 0);
         // Meanwhile others may write records, as if all were at rest.
         assert!(matches!(pipe.admit(Pos(100_064), 1), Some(Admission::Volatile(_))));
         assert!(!pipe.begin_here(&sealed(9)));
@@ -480,6 +502,26 @@ mod tests {
         });
     }
 
+    /// Records that came while the flush for a commit was under way name the tail from before it, and lie behind it.
+    #[test]
+    fn nothing_comes_near_a_tail_that_a_record_behind_the_durable_one_names() {
+        let layout = Layout::for_tests(4096, 512, 32 << 10);
+        let pipe = Pipe::new(&layout, Pos(4096), Pos(4096));
+        assert_eq!(
+            pipe.admit(Pos(6000), 1),
+            Some(Admission::Volatile(Pos(4096))),
+            "of the checkpoint before"
+        );
+        assert_eq!(pipe.admit(Pos(6100), 1), Some(Admission::Volatile(Pos(4096))), "of the next one");
+        pipe.completed(2);
+        pipe.committed(Pos(6050), Pos(5000), 2);
+        pipe.landed();
+        assert!(!pipe.has_room(Pos(8192 - 63)), "the last record there still names 4096");
+        assert_eq!(pipe.admit(Pos(8192 - 63), 1), Some(Admission::Durable));
+        pipe.durable(Pos(8192 - 63), Pos(5000), 2);
+        assert!(pipe.has_room(Pos(8192 + 500)));
+    }
+
     #[test]
     fn nothing_comes_near_a_tail_that_is_not_durably_named() {
         let layout = Layout::for_tests(4096, 512, 32 << 10);
@@ -487,7 +529,7 @@ mod tests {
         assert!(matches!(pipe.admit(Pos(8192 - 64), 1), Some(Admission::Volatile(_))));
         assert!(pipe.has_room(Pos(8192 - 64)) && !pipe.has_room(Pos(8192 - 63)), "several at once");
         assert_eq!(pipe.admit(Pos(8192 - 63), 1), Some(Admission::Durable));
-        pipe.durable(Pos(4097), 1);
+        pipe.durable(Pos(200_000), Pos(4097), 1);
         assert!(matches!(pipe.admit(Pos(8192 - 63), 1), Some(Admission::Volatile(_))));
         pipe.kill();
         assert_eq!(pipe.admit(Pos(4100), 1), None);
@@ -501,7 +543,7 @@ mod tests {
         let pipe = Pipe::new(&layout, Pos(8000), Pos(4096));
         assert_eq!(pipe.admit(Pos(8192 - 64), 1), Some(Admission::Volatile(Pos(8000))));
         assert_eq!(pipe.admit(Pos(8192 - 63), 1), Some(Admission::Durable));
-        pipe.durable(Pos(8000), 1);
+        pipe.durable(Pos(200_000), Pos(8000), 1);
         assert_eq!(pipe.admit(Pos(8192 - 63), 1), Some(Admission::Volatile(Pos(8000))));
     }
 }

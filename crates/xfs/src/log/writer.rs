@@ -332,7 +332,7 @@ fn write_durably(core: &Core, run: &mut Run, count: usize, place: Place) -> Resu
     let tail = core.ail.tail();
     flush_before(core)?;
     write_records(core, run, count, place, tail, Durability::Fua)?;
-    core.pipe.durable(tail, flushed);
+    core.pipe.durable(place.at.after(run.bytes(count)), tail, flushed);
     Ok(())
 }
 
@@ -374,7 +374,7 @@ impl Committer {
             core.pipe.flush_begins(false, || core.ail.tail());
             flush(core)?;
         }
-        core.pipe.committed(behind.tail, behind.flushed);
+        core.pipe.committed(sealed.end, behind.tail, behind.flushed);
         Ok(behind.tail)
     }
 
