@@ -60,13 +60,9 @@ impl RecordSizes {
     /// Looks at a record that is written with others, or alone.
     fn look_at(&self, header: &RecordHeader, offset: u64, written: &[u8]) -> Result<(), DeviceError> {
         let (lsn, tail, size) = (header.lsn(), header.tail_lsn(), header.size.get());
-        let odd = match lsn != tail {
-            true => self
-                .odd_tail(tail, size, offset, written)?
-                .map(|what| format!("the record at {:#x} {what}", lsn.0)),
-            // It names itself.
-            false => None,
-        };
+        // One that names itself has nothing before it.
+        let odd = if lsn == tail { None } else { self.odd_tail(tail, size, offset, written)? };
+        let odd = odd.map(|what| format!("the record at {:#x} {what}", lsn.0));
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         found.records += 1;
         found.odd = found.odd.take().or(odd);

@@ -255,7 +255,7 @@ impl Images<'_> {
     }
 
     /// Cuts a recovery short at each of its writes. Its image is on the stage. Some of what that leaves the kernel
-    /// recovers too, where no write was ever torn.
+    /// recovers too, where no write but those to the log was ever torn.
     fn again(&mut self, planned: Planned, what: &str, recovery: &Recording) -> Result<()> {
         let Planned { cut, kernel, .. } = planned;
         let part = if kernel { Choice::Whole } else { Choice::Any };
