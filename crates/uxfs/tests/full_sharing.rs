@@ -6,7 +6,7 @@ mod common;
 
 use blockdev::{BlockDevice, MemoryDevice};
 use common::files::{Random, fill, fits, image_of, new_file, remove, said};
-use common::mounted;
+use common::{mounted, repair_finds_nothing};
 use fileio::testing::{COMMITTED, at};
 use oracles::xfsprogs::Release;
 use std::cell::Cell;
@@ -471,4 +471,51 @@ fn what_was_written_to_memory_is_written_back_in_any_parts() {
         }
     }
     assert!(written_back > 500, "{written_back}");
+}
+
+/// A group that the log fills but for some blocks has none that is free: its tree of reference counts has all the blocks that
+/// it can ever want, and what lies there can be shared, as on a kernel's mount.
+#[test]
+fn blocks_beside_the_log_are_shared_though_their_group_is_full() {
+    const GROUP: u64 = 32 << 20;
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a place in memory");
+    let image = dir.path().join("volume.img");
+    std::fs::File::create(&image).and_then(|file| file.set_len(512 << 20)).expect("an image");
+    said(Command::new("mkfs.xfs").args(["-q", "-f", "-d", "agcount=16", "--unsupported"]).arg(&image));
+    let volume = Volume::open(&image, &OpenOptions::new().writable(true)).expect("clean");
+    let one = fill(&volume, "one");
+    let extents: Vec<Extent> = one.extents().collect::<Result<_>>().expect("a map");
+    let of_group = |extent: &Extent| extent.physical / GROUP;
+    let in_group = |group| extents.iter().filter(move |extent| of_group(extent) == group);
+    let blocks_of = |group| in_group(group).map(|extent| extent.length / BLOCK).sum::<u64>();
+    let (beside, blocks) =
+        (0..16).map(|group| (group, blocks_of(group))).min_by_key(|(_, blocks)| *blocks).expect("some");
+    assert!((1..12).contains(&blocks), "{blocks} blocks in group {beside}");
+    for extent in extents.iter().filter(|extent| of_group(extent) != beside) {
+        one.punch_hole(extent.logical..extent.logical + extent.length).expect("punched");
+    }
+    for extent in in_group(beside) {
+        one.write_at(&vec![7; extent.length as usize], extent.logical).expect("written");
+    }
+    volume.sync().expect("synced");
+    let clones: Vec<File> = (0..20).map(|nth| new_file(&volume, &format!("clone{nth}"))).collect();
+    for clone in &clones {
+        one.clone_range(0, clone, 0, 0).expect("there is room to count its owners");
+    }
+    // Each block by itself: as many records as there can be.
+    for extent in in_group(beside) {
+        for block in (0..extent.length / BLOCK).step_by(2) {
+            clones[0]
+                .write_at(&[8; BLOCK as usize], extent.logical + block * BLOCK)
+                .expect("a copy elsewhere");
+        }
+    }
+    drop((one, clones));
+    volume.close().expect("closes");
+    repair_finds_nothing(&image);
+    mounted(&image, |at| {
+        let script = "cd $1; cp --reflink=always one two; cp --reflink=always clone0 three; rm one; sync; rm -rf *; sync";
+        said(Command::new("bash").args(["-euc", script, "bash"]).arg(at));
+    });
+    repair_finds_nothing(&image);
 }

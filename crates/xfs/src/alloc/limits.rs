@@ -97,11 +97,15 @@ impl Limits {
     /// `free_inode_tree`: the blocks that the first of them has.
     pub fn group_reserve(&self, ag: AgNumber, agf: &Agf, free_inode_tree: Option<u32>) -> u32 {
         let most = self.reserve_of(ag);
-        let shared = if most.shared == 0 { 0 } else { agf.refcount_blocks.get().max(1) };
         let free_inodes = free_inode_tree.unwrap_or(1);
         most.free_inodes.saturating_sub(free_inodes)
-            + most.shared.saturating_sub(shared)
+            + self.growth_of_counts(ag, agf)
             + self.kept_for_owners(ag, agf.rmap_blocks.get())
+    }
+
+    /// Blocks by which a group's tree of reference counts can grow at most: it has one record a block at the most.
+    pub fn growth_of_counts(&self, ag: AgNumber, agf: &Agf) -> u32 {
+        self.reserve_of(ag).shared.saturating_sub(agf.refcount_blocks.get().max(1))
     }
 
     /// Blocks that a group keeps for its reverse map to grow, which has so many. However large it is, something is kept for
@@ -323,6 +327,7 @@ mod tests {
         let mut used = agf(1, 0, 0, 0);
         used.refcount_blocks = 1.into();
         assert_eq!(limits.group_reserve(AgNumber(1), &used, Some(2)), 262 + 1568);
+        assert_eq!(limits.growth_of_counts(AgNumber(1), &used), 1568);
         let plain = Limits::new(&geometry(false, 12, 0));
         assert_eq!((plain.group_reserve(AgNumber(1), &used, None), plain.all_reserves()), (0, 0));
     }

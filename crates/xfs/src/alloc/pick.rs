@@ -148,6 +148,18 @@ impl Space {
         Ok(limits.room_for_owners(ag, &agf, tree).saturating_sub(others) >= least)
     }
 
+    /// Whether so many blocks are free for a group's tree of reference counts, or all by which it can still grow.
+    pub fn has_room_for_counts(
+        &self,
+        bufs: &BufCache,
+        geometry: &Geometry,
+        ag: AgNumber,
+        blocks: u32,
+    ) -> Result<bool> {
+        let (agf, _) = headers(bufs, geometry, ag)?;
+        Ok(agf.freeblks.get() >= blocks.min(self.limits().growth_of_counts(ag, &agf)))
+    }
+
     /// Promises room for so many records to copies of a group's blocks that are to come. [`Error::NoSpace`]: it has too little.
     /// Leaves the group unlocked.
     pub fn promise_to_copies<S: VolumeStore + ?Sized>(

@@ -44,10 +44,10 @@ impl Volume {
     pub(super) fn check_room_to_share(&self, start: FsBlock) -> Result<()> {
         let Some((ag, _)) = self.geometry().split_block(start) else { return Ok(()) };
         let space = &self.write_side()?.space;
-        let counted = self.group_space(ag)?;
-        let levels = counted.refcountbt.map_or(0, |root| root.levels + 1);
-        let has_room = counted.free_blocks >= COUNTS_AT_ONCE * levels
-            && space.has_room_for_owners(self.bufs(), self.geometry(), ag, Owners::More)?;
+        let levels = self.group_space(ag)?.refcountbt.map_or(0, |root| root.levels + 1);
+        let has_room =
+            space.has_room_for_counts(self.bufs(), self.geometry(), ag, COUNTS_AT_ONCE * levels)?
+                && space.has_room_for_owners(self.bufs(), self.geometry(), ag, Owners::More)?;
         if has_room { Ok(()) } else { Err(Error::NoSpace) }
     }
 
