@@ -11,6 +11,9 @@ pub const HOLD: &str = "a range is about to be held";
 /// overwrite, also to what place it goes.
 pub const CHANGE: &str = "bytes are about to be held for a change";
 
+/// Where space is there for a write to what may be shared, which is about to begin.
+pub const STAGED: &str = "space for a write is there";
+
 /// Behind a transaction, when all its locks are gone.
 pub const COMMITTED: &str = "a transaction is committed";
 

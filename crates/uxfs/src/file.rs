@@ -446,7 +446,7 @@ impl Extents<'_> {
     fn step(&mut self) -> Result<Option<Extent>> {
         // Blocks may be preallocated behind the end of the file, so that the map's own end counts.
         while self.at < self.file.data.map().map_end() {
-            let found = self.file.data.map().lookup(self.at)?.extent;
+            let found = self.file.data.map().lookup_counted(self.at)?.extent;
             let (extent, end) = self.file.bounds(self.at, found)?;
             self.at = end;
             let (physical, unwritten, shared) = match extent.state {

@@ -70,14 +70,23 @@ fn a_path_that_is_known_is_looked_up_without_a_lock() {
         assert_eq!(look(&volume, path), Some(id));
     }
     lockstat::enable();
-    let before = acquisitions();
-    for _ in 0..100 {
-        assert_eq!(look(&volume, path), Some(id));
-        assert_eq!(volume.symlink_metadata(path).expect("metadata").ino, id.0);
-        assert_eq!(volume.lookup(path).expect("a node").ino(), id.0);
-        assert!(dir.lookup(b"0").expect("a lookup").is_some());
+    let mut before = acquisitions();
+    for round in 1.. {
+        for _ in 0..100 {
+            assert_eq!(look(&volume, path), Some(id));
+            assert_eq!(volume.symlink_metadata(path).expect("metadata").ino, id.0);
+            assert_eq!(volume.lookup(path).expect("a node").ino(), id.0);
+            assert!(dir.lookup(b"0").expect("a lookup").is_some());
+        }
+        let after = acquisitions();
+        if after == before {
+            break;
+        }
+        // The volume's own threads may still be at work on what was synced, but not for ever.
+        assert!(round < 50, "locks are taken each time: {before:?}, then {after:?}");
+        std::thread::sleep(Duration::from_millis(20));
+        before = acquisitions();
     }
-    assert_eq!(acquisitions(), before);
     // That locks count at all.
     assert!(volume.read_link(path).is_err() && look(&volume, "/1").is_none());
     assert_ne!(acquisitions(), before);

@@ -6,7 +6,7 @@ mod common;
 
 use blockdev::{BlockDevice, DeviceError, Durability, Layer, MemoryDevice};
 use common::{mounted, repair_finds_nothing};
-use fileio::testing::{CHANGE, COMMITTED, at};
+use fileio::testing::{CHANGE, COMMITTED, STAGED, at};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -168,6 +168,83 @@ fn a_cut_beside_a_clone_takes_no_flag_that_it_needs() {
         drop((one, other));
         ends_well(&device, volume);
     }
+}
+
+/// Takes a file's blocks away, and the other owner's with them, and the flag for shared blocks, and writes the same content
+/// anew, which comes to lie there again: nobody else has these blocks now, whatever is known of them from before.
+fn written_anew(volume: &Volume, one: &File, other: &File, content: &[u8]) {
+    let places = |file: &File| (0..8).map(|block| place(file, block)).collect::<Vec<_>>();
+    let before = places(one);
+    one.set_len(0).expect("cut");
+    other.set_len(0).expect("cut");
+    volume.sync().expect("synced");
+    one.write_at(content, 0).expect("written");
+    assert_eq!(places(one), before, "other blocks");
+    assert!(extents(one).iter().all(|extent| !extent.shared), "shared by whom?");
+}
+
+/// A clone of a file's first block, beside a write to others, gives it the flag again that it had. What is known of the others
+/// from then keeps no write to them from where it goes, neither one that has found space nor one that waits in memory.
+#[test]
+fn a_clone_beside_a_write_brings_nothing_back_that_was_shared_before() {
+    static WRITTEN: [u8; 6 * BLOCK as usize] = [8; 6 * BLOCK as usize];
+    type Case = fn(&Volume, &File, &File, &[u8], Box<dyn FnOnce()>) -> Result<()>;
+    let cases: [(&str, Case); 2] = [
+        ("an overwrite", |volume, one, other, content, clone| {
+            // It finds twice that the blocks are shared, and is about to hold them once more.
+            let (volume, first, second) = (volume.clone(), one.clone(), other.clone());
+            let content = content.to_vec();
+            at(CHANGE, || ());
+            at(CHANGE, || ());
+            at(CHANGE, move || {
+                written_anew(&volume, &first, &second, &content);
+                at(STAGED, clone);
+            });
+            one.overwrite_at(&WRITTEN, BLOCK)
+        }),
+        ("write-back", |volume, one, other, content, clone| {
+            written_anew(volume, one, other, content);
+            // Behind the write-back that comes before each clone.
+            let buffered = one.buffered();
+            let file = buffered.clone();
+            at(CHANGE, move || file.write_at(&WRITTEN, BLOCK).expect("written"));
+            clone();
+            buffered.sync()
+        }),
+    ];
+    for (name, write) in cases {
+        let (device, volume) = made();
+        let (one, other, content) = pair(&volume, 8);
+        let (from, third) = (one.clone(), file(&volume, "third"));
+        let is_cloned = Arc::new(AtomicBool::new(false));
+        let cloned = Arc::clone(&is_cloned);
+        let clone = move || {
+            from.clone_range(0, &third, 0, BLOCK).expect("a clone");
+            cloned.store(true, Ordering::Relaxed);
+        };
+        write(&volume, &one, &other, &content, Box::new(clone))
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(is_cloned.load(Ordering::Relaxed), "{name}: no clone was made beside it");
+        assert!(bytes(&one)[BLOCK as usize..7 * BLOCK as usize] == WRITTEN, "{name}");
+        drop((one, other));
+        ends_well(&device, volume);
+    }
+}
+
+/// What is known of a file's blocks may be from before: who asks for extents is told what is so now.
+#[test]
+fn extents_are_shared_as_long_as_others_have_them() {
+    let (device, volume) = made();
+    let (one, other, _) = pair(&volume, 8);
+    let shared =
+        || extents(&one).iter().map(|extent| (extent.length / BLOCK, extent.shared)).collect::<Vec<_>>();
+    assert_eq!(shared(), [(8, true)]);
+    other.punch_hole(2 * BLOCK..4 * BLOCK).expect("a hole");
+    assert_eq!(shared(), [(2, true), (2, false), (4, true)]);
+    other.set_len(0).expect("cut");
+    assert_eq!(shared(), [(8, false)]);
+    drop((one, other));
+    ends_well(&device, volume);
 }
 
 /// Overwrites in a queue hold their bytes until its thread takes them out, which may be waiting for what a clone holds.

@@ -14,7 +14,7 @@ use rangelock::Mode;
 
 use super::run::{Kind, Run};
 use super::{DirectFile, Outcome};
-use crate::testing::{CHANGE, point};
+use crate::testing::{CHANGE, STAGED, point};
 use crate::{CopyOnWrite, FileError, FileMapping, Refusal};
 
 /// Space that is set aside for a change of what is shared: as long as this lives, nobody else gets it. However the change
@@ -109,6 +109,7 @@ impl<M: FileMapping> DirectFile<M> {
 
     /// What was staged in `blocks` for a write that is about to begin.
     pub(super) fn claim(&self, blocks: Range<u64>) -> HeldCopies<'_, M> {
+        point(STAGED);
         HeldCopies { file: self, blocks }
     }
 

@@ -22,6 +22,8 @@ const LEAST_SET_ASIDE: u32 = 8;
 
 /// Changes that find room for the reverse map and have not taken it yet: each may split every level of it.
 const OWNERS_AT_ONCE: u32 = 8;
+/// The same for the tree of reference counts.
+const COUNTS_AT_ONCE: u32 = 8;
 /// Of what is kept for the reverse map, whoever adds owners leaves one part in so many.
 const PART_LEFT: u32 = 10;
 
@@ -104,8 +106,14 @@ impl Limits {
     }
 
     /// Blocks by which a group's tree of reference counts can grow at most: it has one record a block at the most.
-    pub fn growth_of_counts(&self, ag: AgNumber, agf: &Agf) -> u32 {
+    fn growth_of_counts(&self, ag: AgNumber, agf: &Agf) -> u32 {
         self.reserve_of(ag).shared.saturating_sub(agf.refcount_blocks.get().max(1))
+    }
+
+    /// Whether there are blocks for a group's tree of reference counts to grow, or it cannot grow so far.
+    pub fn has_room_for_counts(&self, ag: AgNumber, agf: &Agf) -> bool {
+        let at_once = COUNTS_AT_ONCE * (agf.refcount_level.get() + 1);
+        agf.freeblks.get() >= at_once.min(self.growth_of_counts(ag, agf))
     }
 
     /// Blocks that a group keeps for its reverse map to grow, which has so many. However large it is, something is kept for

@@ -26,11 +26,9 @@ pub const FEW: u64 = 6;
 /// How often a search begins anew after busy extents have settled.
 const SETTLE_ROUNDS: u32 = 3;
 
-/// What a change does to those who own blocks of a group.
+/// What a change does to what owners have in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owners {
-    /// Blocks get one more.
-    More,
     /// What owners have is cut into pieces, which brings so many records.
     InPieces(u64),
     /// The same at one place, for which room was promised before.
@@ -135,7 +133,6 @@ impl Space {
         let limits = self.limits();
         let (agf, tree) = headers(bufs, geometry, ag)?;
         let least = match owners {
-            Owners::More => limits.least_to_share(ag),
             Owners::InPieces(records) if records > FEW => {
                 limits.least_to_cut(ag) + map_growth(geometry, agf.rmap_blocks.get(), records)
             }
@@ -148,16 +145,13 @@ impl Space {
         Ok(limits.room_for_owners(ag, &agf, tree).saturating_sub(others) >= least)
     }
 
-    /// Whether so many blocks are free for a group's tree of reference counts, or all by which it can still grow.
-    pub fn has_room_for_counts(
-        &self,
-        bufs: &BufCache,
-        geometry: &Geometry,
-        ag: AgNumber,
-        blocks: u32,
-    ) -> Result<bool> {
-        let (agf, _) = headers(bufs, geometry, ag)?;
-        Ok(agf.freeblks.get() >= blocks.min(self.limits().growth_of_counts(ag, &agf)))
+    /// Whether blocks of a group may get one owner more, as the group is now: what tells of owners has room for that.
+    pub fn has_room_to_share(&self, bufs: &BufCache, geometry: &Geometry, ag: AgNumber) -> Result<bool> {
+        let limits = self.limits();
+        let (agf, tree) = headers(bufs, geometry, ag)?;
+        let room_for_owners = || limits.room_for_owners(ag, &agf, tree).saturating_sub(self.claims.of(ag));
+        Ok(limits.has_room_for_counts(ag, &agf)
+            && (!geometry.rmapbt || room_for_owners() >= limits.least_to_share(ag)))
     }
 
     /// Promises room for so many records to copies of a group's blocks that are to come. [`Error::NoSpace`]: it has too little.

@@ -4,10 +4,10 @@
 //! shared line written. For those who would write to a file that may share blocks, what is shared is such a list too,
 //! made at first use (`inode::copying`).
 
-use super::{ExtentList, Mapped};
+use super::{ExtentList, Mapped, SharedRun};
 use crate::error::{Error, Result};
 use crate::file::{Given, Told};
-use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
+use crate::inode::{Copying, ForkKind, Inode, InodeEntry, InodeHandle, Life};
 use crate::volume::Volume;
 use blockdev::DeviceError;
 use fileio::testing::point;
@@ -139,30 +139,55 @@ impl FileMap {
         Extent { offset, len: self.bytes(extent.end()) - offset, state }
     }
 
-    /// The part of a mapped extent around `block` that is all shared or all not.
+    /// The part of a mapped extent from `block` on that is all shared or all not, as far as is known.
     fn cut_at_sharing(
         &self,
         inode: &Inode,
         extent: xfs_format::bmbt::Extent,
         block: FileBlock,
     ) -> Result<Extent> {
-        let whole = self.mapped(extent);
-        let ExtentState::Written(device) = whole.state else {
+        let copying = self.entry.copying_if_any();
+        if extent.unwritten || !inode.is_reflinked() {
             self.check_unmarked(inode)?;
-            return Ok(whole);
-        };
-        if !inode.is_reflinked() {
-            self.check_unmarked(inode)?;
-            return Ok(whole);
+            // What is known counts without the flag too: whoever sets it does so amid writes.
+            if extent.unwritten || !copying.is_some_and(Copying::is_known) {
+                return Ok(self.mapped(extent));
+            }
         }
+        self.cut_at(extent, block, |from, left| match copying.and_then(|copying| copying.run(from, left)) {
+            Some(run) => Ok(run),
+            None => self.volume.known_run(&self.entry, from, left),
+        })
+    }
+
+    /// The part of an extent that holds data, from `block` on, that is all shared or all not: `run` says what is of a block and
+    /// so many from it on.
+    fn cut_at(
+        &self,
+        extent: xfs_format::bmbt::Extent,
+        block: FileBlock,
+        run: impl FnOnce(FsBlock, u64) -> Result<SharedRun>,
+    ) -> Result<Extent> {
+        let whole = self.mapped(extent);
+        let ExtentState::Written(device) = whole.state else { return Ok(whole) };
         let skip = block.0 - extent.startoff.0;
         let (from, left) = (FsBlock(extent.startblock.0 + skip), extent.end().0 - block.0);
-        let run = match self.entry.copying_if_any().and_then(|copying| copying.run(from, left)) {
-            Some(run) => run,
-            None => self.volume.known_run(&self.entry, from, left)?,
-        };
+        let run = run(from, left)?;
         let blocks = Blocks { start: block.0, end: block.0 + run.blocks.clamp(1, left) };
         Ok(self.part(blocks, device + (skip << self.volume.geometry().block_log), run.shared))
+    }
+
+    /// What holds byte `offset`, and whether others have it as well, as the tree of reference counts says by now.
+    pub fn lookup_counted(&self, offset: u64) -> Result<Found> {
+        // Nobody is in the middle of a change whose counts are still owed.
+        let _still = self.entry.share();
+        self.find(offset, |inode, block, mapped| match mapped {
+            Mapped::Hole(start, end) => Ok(self.hole(start, end)),
+            Mapped::Extent(extent) if !inode.is_reflinked() => Ok(self.mapped(extent)),
+            Mapped::Extent(extent) => {
+                self.cut_at(extent, block, |from, left| self.volume.sharing().run(from, left))
+            }
+        })
     }
 
     /// Whoever would write to a file asks once whether anything of it is shared that nothing marks: all of a file without

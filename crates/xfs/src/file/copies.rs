@@ -21,7 +21,7 @@ use crate::alloc::{FEW, Owners, Purpose, Request, Target};
 use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts, remaps};
 use crate::bmap::{Mapped, SharedRun};
 use crate::error::{Error, Result};
-use crate::inode::{Cuts, ForkKind, Inode, InodeEntry};
+use crate::inode::{Copying, Cuts, ForkKind, Inode, InodeEntry};
 use crate::trans::Trans;
 use crate::trans::counters::Counters;
 use crate::trans::reservation::Need;
@@ -42,16 +42,13 @@ const GIVEN_BACK_AT_ONCE: usize = 2;
 
 impl Volume {
     /// Fails with [`Error::NoSpace`] if there is too little for the holes of a file in `blocks` and for copies of what is
-    /// shared there. What is staged for others goes back first.
+    /// shared there. What is staged for others goes back first. The caller keeps others off `blocks`.
     pub(crate) fn check_room_with_copies(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
         blocks: &Blocks,
     ) -> Result<()> {
-        if !entry.peek().is_reflinked() {
-            return Ok(());
-        }
-        if self.missing_copies(entry, blocks)? == 0 {
+        if !may_share(entry) || !self.asks_for_copies(entry, blocks)? {
             return Ok(());
         }
         self.check_room(|| {
@@ -78,6 +75,36 @@ impl Volume {
         Ok(missing.map(|(blocks, _)| blocks.end.0 - blocks.start.0).sum())
     }
 
+    /// Whether any blocks in `blocks` are shared for which nothing is staged. Those that are known as shared, and that nobody else
+    /// has by now, are known as the file's alone behind this. Whoever keeps others off `blocks` keeps them from being shared
+    /// once more: it stays true.
+    fn asks_for_copies(&self, entry: &InodeEntry, blocks: &Blocks) -> Result<bool> {
+        self.know_shared(entry)?;
+        let copying = entry.copying();
+        let fork = copying.fork();
+        let (mut is_any_shared, mut is_any_alone) = (false, false);
+        for (part, goes) in self.parts_of(entry, &fork, blocks.clone())? {
+            let Goes::Elsewhere(start) = goes else { continue };
+            let end = FsBlock(start.0 + (part.end.0 - part.start.0));
+            let mut at = start;
+            while at < end {
+                let run = self.shared_run(at, end.0 - at.0)?;
+                let len = run.blocks.clamp(1, end.0 - at.0);
+                if run.shared {
+                    is_any_shared = true;
+                } else {
+                    copying.change(&fork, |shared| shared.remove(at, len));
+                    is_any_alone = true;
+                }
+                at = FsBlock(at.0 + len);
+            }
+        }
+        if is_any_alone {
+            entry.sharing_changed();
+        }
+        Ok(is_any_shared)
+    }
+
     fn parts_of(&self, entry: &InodeEntry, fork: &CowFork, blocks: Blocks) -> Result<Vec<(Blocks, Goes)>> {
         let data = self.extents(&entry.current(), ForkKind::Data)?;
         let copying = entry.copying();
@@ -93,7 +120,7 @@ impl Volume {
     /// what is staged.
     pub fn stage_copies(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks, told: Told) -> Result<()> {
         self.check_writable()?;
-        if !entry.peek().is_reflinked() {
+        if !may_share(entry) {
             return Ok(());
         }
         self.check_room_with_copies(entry, &blocks)?;
@@ -123,6 +150,7 @@ impl Volume {
         let parts = self.parts_of(entry, &fork, blocks.clone())?;
         claim.blocks = Some(blocks.clone());
         for (part, goes) in parts {
+            debug_assert!(!matches!(goes, Goes::Elsewhere(_)), "{part:?} is shared, and nothing is staged");
             if let Goes::Staged(_) = goes {
                 fork.mark(&part, true);
             }
@@ -248,7 +276,9 @@ impl Volume {
     ) -> Result<()> {
         for (part, goes) in self.parts_of(entry, fork, blocks.clone())? {
             if let Goes::Elsewhere(start) = goes {
-                self.stage_part(entry, fork, part, (start, hint))?;
+                while let Some(missing) = first_unstaged(fork, part.clone()) {
+                    self.stage_some(entry, fork, missing, (start, hint))?;
+                }
             }
         }
         Ok(())
@@ -274,34 +304,6 @@ impl Volume {
             // Both ends of the claim may be in leaves of their own.
             more => at_once + first + more,
         })
-    }
-
-    /// Stages space for a part of a file whose blocks, from `start` on, were shared when that was last asked.
-    fn stage_part(
-        self: &Arc<Self>,
-        entry: &Arc<InodeEntry>,
-        fork: &mut CowFork,
-        part: Blocks,
-        (start, hint): (FsBlock, u32),
-    ) -> Result<()> {
-        let mut at = part.start;
-        while at < part.end {
-            let (from, left) = (FsBlock(start.0 + (at.0 - part.start.0)), part.end.0 - at.0);
-            // Whoever holds the range keeps blocks from being shared once more: that nobody else has them stays true.
-            let run = self.shared_run(from, left)?;
-            let end = FileBlock(at.0 + run.blocks.clamp(1, left));
-            if !run.shared {
-                entry.copying().change(fork, |shared| shared.remove(from, end.0 - at.0));
-                entry.sharing_changed();
-                at = end;
-                continue;
-            }
-            while let Some(missing) = first_unstaged(fork, at..end) {
-                self.stage_some(entry, fork, missing, (from, hint))?;
-            }
-            at = end;
-        }
-        Ok(())
     }
 
     /// Stages space for the first of `missing` blocks at least, and for as many around them as the hint asks for and as
@@ -580,6 +582,11 @@ impl Drop for Unclaims<'_> {
             self.volume.unclaim_copies(self.entry, &blocks);
         }
     }
+}
+
+/// Whether any of a file's blocks may be shared, or was so before: what is known of that counts until somebody asks again.
+fn may_share(entry: &InodeEntry) -> bool {
+    entry.peek().is_reflinked() || entry.copying_if_any().is_some_and(Copying::is_known)
 }
 
 /// Free blocks that are reserved, and given back when this is dropped.

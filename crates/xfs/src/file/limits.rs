@@ -24,8 +24,6 @@ const MORE: u64 = 2;
 const AT_ONCE: u64 = 4096;
 #[cfg(test)]
 const AT_ONCE: u64 = 2;
-/// Changes of reference counts that find room for their tree and have not taken it yet.
-const COUNTS_AT_ONCE: u32 = 8;
 /// Records of the reverse map that come of cutting extents at both ends of a range.
 const ENDS: u64 = 2;
 /// Extents that are left to changes on their way.
@@ -43,11 +41,7 @@ impl Volume {
     /// their owners are written down.
     pub(super) fn check_room_to_share(&self, start: FsBlock) -> Result<()> {
         let Some((ag, _)) = self.geometry().split_block(start) else { return Ok(()) };
-        let space = &self.write_side()?.space;
-        let levels = self.group_space(ag)?.refcountbt.map_or(0, |root| root.levels + 1);
-        let has_room =
-            space.has_room_for_counts(self.bufs(), self.geometry(), ag, COUNTS_AT_ONCE * levels)?
-                && space.has_room_for_owners(self.bufs(), self.geometry(), ag, Owners::More)?;
+        let has_room = self.write_side()?.space.has_room_to_share(self.bufs(), self.geometry(), ag)?;
         if has_room { Ok(()) } else { Err(Error::NoSpace) }
     }
 

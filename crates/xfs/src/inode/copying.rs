@@ -5,6 +5,8 @@
 //! - once it is known which blocks are shared, whatever block of the file others have as well is among them; so may be such
 //!   as others have given up since, until somebody who would write there asks the tree of reference counts again. Only who
 //!   clones the file's own blocks makes more of them shared: they are told before the counts change;
+//! - what is known counts whether the file has the flag for shared blocks or not: a file that was emptied loses it, gets blocks
+//!   again that are known from before, and a clone of others sets it amid writes to these;
 //! - blocks are named by their place on the volume: whatever moves within the file stays known;
 //! - what a write has claimed comes with blocks of the volume that the map may need to tell of it, and so does what it will
 //!   say of unwritten blocks: they are reserved from then on until it is taken or given up;
@@ -15,10 +17,10 @@ use super::kept::Kept;
 use super::runs::Runs;
 use crate::bmap::cow::CowFork;
 use crate::bmap::{ExtentList, Mapped, SharedRun};
-use arc_swap::ArcSwapOption;
+use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use xfs_format::bmbt::Extent;
 use xfs_format::types::{AgNumber, FileBlock, FsBlock};
 
@@ -34,7 +36,7 @@ pub(crate) enum Cuts {
 /// See above.
 #[derive(Debug, Default)]
 pub(crate) struct Copying {
-    shared: ArcSwapOption<BlockSet>,
+    shared: OnceLock<ArcSwap<BlockSet>>,
     fork: Mutex<CowFork>,
     /// Blocks that are reserved for the map, for what writes have claimed.
     kept: Kept,
@@ -48,13 +50,13 @@ impl Copying {
     /// Whether it is known which blocks are shared.
     #[inline]
     pub(crate) fn is_known(&self) -> bool {
-        self.shared.load().is_some()
+        self.shared.get().is_some()
     }
 
     /// What is known of a block and so many from it on; `None` if nothing is.
     #[inline]
     pub(crate) fn run(&self, start: FsBlock, blocks: u64) -> Option<SharedRun> {
-        self.shared.load().as_ref().map(|set| set.run(start, blocks))
+        self.shared.get().map(|set| set.load().run(start, blocks))
     }
 
     /// The CoW fork, for as long as the guard lives.
@@ -82,24 +84,24 @@ impl Copying {
         self.owners.lock()
     }
 
-    /// Says which blocks are shared, with the fork locked.
+    /// Says for the first time which blocks are shared, with the fork locked.
     pub(crate) fn know(&self, shared: BlockSet, _fork: &CowFork) {
-        self.shared.store(Some(Arc::new(shared)));
+        let first = self.shared.set(ArcSwap::from_pointee(shared));
+        debug_assert!(first.is_ok(), "it was known");
     }
 
     /// Changes what is known, with the fork locked.
     pub(crate) fn change(&self, _fork: &CowFork, change: impl FnOnce(&mut BlockSet)) {
-        if let Some(known) = self.shared.load_full() {
-            let mut set = BlockSet::clone(&known);
-            drop(known);
+        if let Some(known) = self.shared.get() {
+            let mut set = BlockSet::clone(&known.load());
             change(&mut set);
-            self.shared.store(Some(Arc::new(set)));
+            known.store(Arc::new(set));
         }
     }
 
     /// Bytes of memory.
     pub(crate) fn weight(&self) -> u64 {
-        size_of::<Self>() as u64 + self.shared.load().as_ref().map_or(0, |set| set.0.weight())
+        size_of::<Self>() as u64 + self.shared.get().map_or(0, |set| set.load().0.weight())
     }
 }
 

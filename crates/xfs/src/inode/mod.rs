@@ -16,7 +16,7 @@ mod lazy_time;
 mod recent;
 mod runs;
 
-pub(crate) use copying::{BlockSet, Cuts};
+pub(crate) use copying::{BlockSet, Copying, Cuts};
 pub(crate) use delayed::Delayed;
 pub(crate) use entry::Site;
 pub use entry::{InodeEntry, InodeLocked, InodeShared};
