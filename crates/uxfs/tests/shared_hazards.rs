@@ -13,8 +13,8 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 use uxfs::{
-    AlignedBuf, ErrorKind, Extent, File, MkfsOptions, NewNode, OpenOptions, Result, Volume, check_device,
-    mkfs_device,
+    AlignedBuf, ErrorKind, ExchangeOptions, Extent, File, MkfsOptions, NewNode, OpenOptions, Result, Volume,
+    check_device, mkfs_device,
 };
 
 const BLOCK: u64 = 4096;
@@ -183,13 +183,28 @@ fn written_anew(volume: &Volume, one: &File, other: &File, content: &[u8]) {
     assert!(extents(one).iter().all(|extent| !extent.shared), "shared by whom?");
 }
 
+/// The same, but that another file gets the blocks, and gives them up in an exchange.
+fn exchanged(volume: &Volume, one: &File, other: &File, content: &[u8]) {
+    let places = |file: &File| (0..8).map(|block| place(file, block)).collect::<Vec<_>>();
+    let before = places(one);
+    one.set_len(0).expect("cut");
+    other.set_len(0).expect("cut");
+    volume.sync().expect("synced");
+    let new = file(volume, "new");
+    new.write_at(content, 0).expect("written");
+    assert_eq!(places(&new), before, "other blocks");
+    one.set_len(8 * BLOCK).expect("a hole");
+    one.exchange_range(0, &new, 0, Some(8 * BLOCK), ExchangeOptions::new()).expect("an exchange");
+    assert!(places(one) == before && bytes(one) == content);
+}
+
 /// A clone of a file's first block, beside a write to others, gives it the flag again that it had. What is known of the others
 /// from then keeps no write to them from where it goes, neither one that has found space nor one that waits in memory.
 #[test]
 fn a_clone_beside_a_write_brings_nothing_back_that_was_shared_before() {
     static WRITTEN: [u8; 6 * BLOCK as usize] = [8; 6 * BLOCK as usize];
     type Case = fn(&Volume, &File, &File, &[u8], Box<dyn FnOnce()>) -> Result<()>;
-    let cases: [(&str, Case); 2] = [
+    let cases: [(&str, Case); 3] = [
         ("an overwrite", |volume, one, other, content, clone| {
             // It finds twice that the blocks are shared, and is about to hold them once more.
             let (volume, first, second) = (volume.clone(), one.clone(), other.clone());
@@ -205,6 +220,14 @@ fn a_clone_beside_a_write_brings_nothing_back_that_was_shared_before() {
         ("write-back", |volume, one, other, content, clone| {
             written_anew(volume, one, other, content);
             // Behind the write-back that comes before each clone.
+            let buffered = one.buffered();
+            let file = buffered.clone();
+            at(CHANGE, move || file.write_at(&WRITTEN, BLOCK).expect("written"));
+            clone();
+            buffered.sync()
+        }),
+        ("write-back to what was exchanged", |volume, one, other, content, clone| {
+            exchanged(volume, one, other, content);
             let buffered = one.buffered();
             let file = buffered.clone();
             at(CHANGE, move || file.write_at(&WRITTEN, BLOCK).expect("written"));

@@ -7,7 +7,7 @@
 use super::{ExtentList, Mapped, SharedRun};
 use crate::error::{Error, Result};
 use crate::file::{Given, Told};
-use crate::inode::{Copying, ForkKind, Inode, InodeEntry, InodeHandle, Life};
+use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
 use crate::volume::Volume;
 use blockdev::DeviceError;
 use fileio::testing::point;
@@ -146,15 +146,12 @@ impl FileMap {
         extent: xfs_format::bmbt::Extent,
         block: FileBlock,
     ) -> Result<Extent> {
-        let copying = self.entry.copying_if_any();
         if extent.unwritten || !inode.is_reflinked() {
             self.check_unmarked(inode)?;
-            // What is known counts without the flag too: whoever sets it does so amid writes.
-            if extent.unwritten || !copying.is_some_and(Copying::is_known) {
-                return Ok(self.mapped(extent));
-            }
+            return Ok(self.mapped(extent));
         }
-        self.cut_at(extent, block, |from, left| match copying.and_then(|copying| copying.run(from, left)) {
+        let known = |from, left| self.entry.copying_if_any().and_then(|copying| copying.run(from, left));
+        self.cut_at(extent, block, |from, left| match known(from, left) {
             Some(run) => Ok(run),
             None => self.volume.known_run(&self.entry, from, left),
         })

@@ -14,7 +14,7 @@ use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent};
 use xfs_format::inode::InodeFlags;
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
-use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
+use xfs_format::types::{FileBlock, FsBlock};
 
 /// The longest extent that a record can hold.
 pub(super) const EXTENT_BLOCKS_MAX: u64 = (1 << BLOCKCOUNT_BITS) - 1;
@@ -184,7 +184,7 @@ impl Volume {
         // Somebody else may have been faster.
         let Mapped::Hole(_, end) = extents.lookup(start) else { return Ok(start) };
         let len = end.map_or(len, |end| len.min(end.0 - start.0));
-        let extent = self.allocate_extent(trans, ino, start, len)?;
+        let extent = self.allocate_extent(trans, entry, start, len)?;
         trans.map(ino, ForkKind::Data, extent)?;
         Ok(extent.end())
     }
@@ -193,21 +193,24 @@ impl Volume {
     fn allocate_extent(
         &self,
         trans: &mut Trans<'_>,
-        ino: InodeNumber,
+        entry: &InodeEntry,
         start: FileBlock,
         len: u64,
     ) -> Result<Extent> {
-        let extents = trans.extents(ino, ForkKind::Data)?;
+        let extents = trans.extents(entry.ino(), ForkKind::Data)?;
         let target = match extents.before(start) {
             // Right behind what lies before it, as if it had been written in one go.
             Some(before) if !extents.is_empty() => {
                 Target::Near(FsBlock(before.startblock.0 + u64::from(before.blockcount)))
             }
-            _ => trans.allocation_target(ino),
+            _ => trans.allocation_target(entry.ino()),
         };
         let most = u32::try_from(len.min(EXTENT_BLOCKS_MAX)).unwrap_or(u32::MAX);
         let got = trans.allocate(target, Request::new(1, most, Purpose::Data))?;
         let startblock = got.start(self.geometry());
+        if let Some(copying) = entry.copying_if_any() {
+            copying.got_free_blocks(startblock, got.run.len.into());
+        }
         Ok(Extent { startoff: start, startblock, blockcount: got.run.len, unwritten: true })
     }
 
@@ -228,7 +231,7 @@ impl Volume {
             let mut trans = self.start_with_room((blocks.end.0 - at.0).min(EXTENT_BLOCKS_MAX))?;
             join_file(&mut trans, entry)?;
             let ino = entry.ino();
-            let mut extent = self.allocate_extent(&mut trans, ino, at, blocks.end.0 - at.0)?;
+            let mut extent = self.allocate_extent(&mut trans, entry, at, blocks.end.0 - at.0)?;
             extent.unwritten = false;
             trans.map(ino, ForkKind::Data, extent)?;
             let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();

@@ -16,6 +16,7 @@
 
 use super::allocate::EXTENT_BLOCKS_MAX;
 use super::exchange::tree_blocks;
+use super::shared::{Run, written_runs};
 use super::{Blocks, Told, join_file};
 use crate::alloc::{FEW, Owners, Purpose, Request, Target};
 use crate::bmap::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts, remaps};
@@ -42,18 +43,76 @@ const GIVEN_BACK_AT_ONCE: usize = 2;
 
 impl Volume {
     /// Fails with [`Error::NoSpace`] if there is too little for the holes of a file in `blocks` and for copies of what is
-    /// shared there. What is staged for others goes back first. The caller keeps others off `blocks`.
+    /// shared there. What is staged for others goes back first.
     pub(crate) fn check_room_with_copies(
         self: &Arc<Self>,
         entry: &Arc<InodeEntry>,
         blocks: &Blocks,
     ) -> Result<()> {
-        if !may_share(entry) || !self.asks_for_copies(entry, blocks)? {
+        if !entry.peek().is_reflinked() {
             return Ok(());
         }
-        self.check_room(|| {
-            Ok(self.missing_blocks(entry, blocks.clone())? + self.missing_copies(entry, blocks)?)
+        if self.missing_copies(entry, blocks)? == 0 {
+            return Ok(());
+        }
+        self.or_without_its_own(entry, blocks, || {
+            self.check_room(|| {
+                Ok(self.missing_blocks(entry, blocks.clone())? + self.missing_copies(entry, blocks)?)
+            })
         })
+    }
+
+    /// Does what looks for space for copies of `blocks`; if there is too little, once more, with what is known as shared and is
+    /// the file's alone by now out of the way.
+    fn or_without_its_own(
+        &self,
+        entry: &InodeEntry,
+        blocks: &Blocks,
+        look: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        match look() {
+            Err(Error::NoSpace) if self.forget_its_own(entry, blocks)? => look(),
+            done => done,
+        }
+    }
+
+    /// Asks of blocks that are known as shared, and that no write has claimed copies for, whether they still are; whether any are
+    /// not, and are known as the file's alone behind this. Whoever keeps others off `blocks` keeps them from being shared once
+    /// more: it stays true.
+    fn forget_its_own(&self, entry: &InodeEntry, blocks: &Blocks) -> Result<bool> {
+        self.know_shared(entry)?;
+        let copying = entry.copying();
+        let fork = copying.fork();
+        let data = self.extents(&entry.current(), ForkKind::Data)?;
+        let mut are_any = false;
+        for (part, goes) in self.parts_of(entry, &fork, blocks.clone())? {
+            let is_claimed = matches!(goes, Goes::Staged(_)) && fork.next_claimed(&part).is_some();
+            if is_claimed || matches!(goes, Goes::Hole | Goes::InPlace(_)) {
+                continue;
+            }
+            for (start, count) in written_runs(&data, part) {
+                are_any |= self.forget_its_own_run(copying, &fork, (start, count))?;
+            }
+        }
+        if are_any {
+            entry.sharing_changed();
+        }
+        Ok(are_any)
+    }
+
+    fn forget_its_own_run(&self, copying: &Copying, fork: &CowFork, (start, count): Run) -> Result<bool> {
+        let (mut at, mut are_any) = (0, false);
+        while at < count {
+            let from = FsBlock(start.0 + at);
+            let run = self.shared_run(from, count - at)?;
+            let len = run.blocks.clamp(1, count - at);
+            if !run.shared {
+                copying.change(fork, |known| known.remove(from, len));
+                are_any = true;
+            }
+            at += len;
+        }
+        Ok(are_any)
     }
 
     /// Fails with [`Error::NoSpace`] if there is less than what is `wanted`; what is staged for copies that nobody makes goes
@@ -75,36 +134,6 @@ impl Volume {
         Ok(missing.map(|(blocks, _)| blocks.end.0 - blocks.start.0).sum())
     }
 
-    /// Whether any blocks in `blocks` are shared for which nothing is staged. Those that are known as shared, and that nobody else
-    /// has by now, are known as the file's alone behind this. Whoever keeps others off `blocks` keeps them from being shared
-    /// once more: it stays true.
-    fn asks_for_copies(&self, entry: &InodeEntry, blocks: &Blocks) -> Result<bool> {
-        self.know_shared(entry)?;
-        let copying = entry.copying();
-        let fork = copying.fork();
-        let (mut is_any_shared, mut is_any_alone) = (false, false);
-        for (part, goes) in self.parts_of(entry, &fork, blocks.clone())? {
-            let Goes::Elsewhere(start) = goes else { continue };
-            let end = FsBlock(start.0 + (part.end.0 - part.start.0));
-            let mut at = start;
-            while at < end {
-                let run = self.shared_run(at, end.0 - at.0)?;
-                let len = run.blocks.clamp(1, end.0 - at.0);
-                if run.shared {
-                    is_any_shared = true;
-                } else {
-                    copying.change(&fork, |shared| shared.remove(at, len));
-                    is_any_alone = true;
-                }
-                at = FsBlock(at.0 + len);
-            }
-        }
-        if is_any_alone {
-            entry.sharing_changed();
-        }
-        Ok(is_any_shared)
-    }
-
     fn parts_of(&self, entry: &InodeEntry, fork: &CowFork, blocks: Blocks) -> Result<Vec<(Blocks, Goes)>> {
         let data = self.extents(&entry.current(), ForkKind::Data)?;
         let copying = entry.copying();
@@ -120,17 +149,26 @@ impl Volume {
     /// what is staged.
     pub fn stage_copies(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks, told: Told) -> Result<()> {
         self.check_writable()?;
-        if !may_share(entry) {
+        if !entry.peek().is_reflinked() {
             return Ok(());
         }
         self.check_room_with_copies(entry, &blocks)?;
+        self.or_without_its_own(entry, &blocks, || self.try_stage_copies(entry, &blocks, told))
+    }
+
+    fn try_stage_copies(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        blocks: &Blocks,
+        told: Told,
+    ) -> Result<()> {
         // Behind the fork's lock, however this ends.
         let mut claim = Unclaims::new(self, entry, None);
         let mut fork = entry.copying().fork();
         let parts = self.parts_of(entry, &fork, blocks.clone())?;
         let is_claimed = |part: &Blocks, goes: &Goes| match goes {
             Goes::Elsewhere(_) => false,
-            Goes::Staged(_) => fork.next_unused(part).is_none() && entry.copying().kept().keeps(&blocks),
+            Goes::Staged(_) => fork.next_unused(part).is_none() && entry.copying().kept().keeps(blocks),
             Goes::Hole | Goes::InPlace(_) => true,
         };
         // Who claims anew what he has claimed before needs no more than that.
@@ -138,12 +176,12 @@ impl Volume {
             return Ok(());
         }
         self.check_block_change(entry)?;
-        self.check_room_to_cut(entry, &blocks)?;
-        match self.stage_parts(entry, &mut fork, &blocks, hint(&entry.peek())) {
+        self.check_room_to_cut(entry, blocks)?;
+        match self.stage_parts(entry, &mut fork, blocks, hint(&entry.peek())) {
             // What was staged beside some of it may be what the rest lacks.
             Err(Error::NoSpace) => {
                 self.give_back(entry, &mut fork, &(FileBlock(0)..FileBlock(u64::MAX)))?;
-                self.stage_parts(entry, &mut fork, &blocks, 1)?;
+                self.stage_parts(entry, &mut fork, blocks, 1)?;
             }
             staged => staged?,
         }
@@ -155,8 +193,8 @@ impl Volume {
                 fork.mark(&part, true);
             }
         }
-        self.keep_for_map(entry, &mut fork, &blocks, told)?;
-        self.promise_to_owners(entry, &fork, &blocks, told)?;
+        self.keep_for_map(entry, &mut fork, blocks, told)?;
+        self.promise_to_owners(entry, &fork, blocks, told)?;
         claim.keep();
         Ok(())
     }
@@ -276,9 +314,7 @@ impl Volume {
     ) -> Result<()> {
         for (part, goes) in self.parts_of(entry, fork, blocks.clone())? {
             if let Goes::Elsewhere(start) = goes {
-                while let Some(missing) = first_unstaged(fork, part.clone()) {
-                    self.stage_some(entry, fork, missing, (start, hint))?;
-                }
+                self.stage_part(entry, fork, part, (start, hint))?;
             }
         }
         Ok(())
@@ -304,6 +340,34 @@ impl Volume {
             // Both ends of the claim may be in leaves of their own.
             more => at_once + first + more,
         })
+    }
+
+    /// Stages space for a part of a file whose blocks, from `start` on, were shared when that was last asked.
+    fn stage_part(
+        self: &Arc<Self>,
+        entry: &Arc<InodeEntry>,
+        fork: &mut CowFork,
+        part: Blocks,
+        (start, hint): (FsBlock, u32),
+    ) -> Result<()> {
+        let mut at = part.start;
+        while at < part.end {
+            let (from, left) = (FsBlock(start.0 + (at.0 - part.start.0)), part.end.0 - at.0);
+            // Whoever holds the range keeps blocks from being shared once more: that nobody else has them stays true.
+            let run = self.shared_run(from, left)?;
+            let end = FileBlock(at.0 + run.blocks.clamp(1, left));
+            if !run.shared {
+                entry.copying().change(fork, |shared| shared.remove(from, end.0 - at.0));
+                entry.sharing_changed();
+                at = end;
+                continue;
+            }
+            while let Some(missing) = first_unstaged(fork, at..end) {
+                self.stage_some(entry, fork, missing, (from, hint))?;
+            }
+            at = end;
+        }
+        Ok(())
     }
 
     /// Stages space for the first of `missing` blocks at least, and for as many around them as the hint asks for and as
@@ -336,6 +400,7 @@ impl Volume {
         let most = u32::try_from(len).unwrap_or(u32::MAX);
         let got = trans.allocate(Target::Near(target), Request::new(1, most, Purpose::Data))?;
         let extent = staging.place(got.start(self.geometry()), got.run.len);
+        entry.copying().got_free_blocks(extent.startblock, extent.blockcount.into());
         trans.stage_later(extent.startblock, extent.blockcount);
         trans.commit()?;
         fork.stage(&extent);
@@ -582,11 +647,6 @@ impl Drop for Unclaims<'_> {
             self.volume.unclaim_copies(self.entry, &blocks);
         }
     }
-}
-
-/// Whether any of a file's blocks may be shared, or was so before: what is known of that counts until somebody asks again.
-fn may_share(entry: &InodeEntry) -> bool {
-    entry.peek().is_reflinked() || entry.copying_if_any().is_some_and(Copying::is_known)
 }
 
 /// Free blocks that are reserved, and given back when this is dropped.

@@ -11,6 +11,7 @@
 //! - it is in the log for good before anybody can write to either range: such a write goes in place, to what the other file
 //!   would have again behind a crash.
 
+use super::shared::all_runs;
 use super::{Blocks, join_file};
 use crate::alloc::{FEW, OwnerClaim};
 use crate::bmap::edit::extent_limit;
@@ -101,14 +102,7 @@ impl Volume {
         }
         let need = self.need_to_exchange(exchange)?;
         Trans::check_log(self, need.reservation())?;
-        if files.iter().any(|entry| entry.peek().is_reflinked()) {
-            let mut runs = Vec::new();
-            for (nth, entry) in exchange.files.into_iter().enumerate() {
-                let extents = self.extents(&entry.current(), ForkKind::Data)?;
-                runs.extend(self.shared_runs(&extents, exchange.range(nth))?);
-            }
-            self.say_shared(exchange.files, &runs);
-        }
+        self.say_what_is_shared(exchange)?;
         let room = self.claim_room_to_exchange(exchange)?;
         let mut trans = Trans::start(self, need.reservation())?;
         trans.keep_what_is_freed();
@@ -135,6 +129,24 @@ impl Volume {
         }
         let seq = trans.commit()?;
         self.write_side()?.journal.force(seq)
+    }
+
+    /// Has both files know which of the blocks that they exchange others have as well.
+    fn say_what_is_shared(&self, exchange: &ExchangeBlocks<'_>) -> Result<()> {
+        let share = exchange.files.into_iter().any(|entry| entry.peek().is_reflinked());
+        if !share && !exchange.files.into_iter().any(|entry| entry.copying().knows_any()) {
+            return Ok(());
+        }
+        let (mut blocks, mut shared) = (Vec::new(), Vec::new());
+        for (nth, entry) in exchange.files.into_iter().enumerate() {
+            let extents = self.extents(&entry.current(), ForkKind::Data)?;
+            blocks.extend(all_runs(&extents, exchange.range(nth)));
+            if share {
+                shared.extend(self.shared_runs(&extents, exchange.range(nth))?);
+            }
+        }
+        self.say_exchanged(exchange.files, &blocks, &shared);
+        Ok(())
     }
 
     /// Has the groups keep room for the pieces that owners will have in their reverse maps. [`Error::NoSpace`]: there is too

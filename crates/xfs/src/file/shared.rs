@@ -13,6 +13,15 @@ pub(super) type Run = (FsBlock, u64);
 
 /// Where what is written of a map's `blocks` lies, run by run. What never held data is nobody else's.
 pub(super) fn written_runs(extents: &ExtentList, blocks: Blocks) -> impl Iterator<Item = Run> + '_ {
+    runs(extents, blocks, false)
+}
+
+/// Where a map's `blocks` lie, run by run, data or not.
+pub(super) fn all_runs(extents: &ExtentList, blocks: Blocks) -> impl Iterator<Item = Run> + '_ {
+    runs(extents, blocks, true)
+}
+
+fn runs(extents: &ExtentList, blocks: Blocks, unwritten: bool) -> impl Iterator<Item = Run> + '_ {
     let mut at = blocks.start;
     let next = move || {
         let extent = extents.ending_behind(at).filter(|extent| extent.startoff < blocks.end)?;
@@ -20,8 +29,8 @@ pub(super) fn written_runs(extents: &ExtentList, blocks: Blocks) -> impl Iterato
         at = extent.end();
         Some((extent, from, end))
     };
-    let written = std::iter::from_fn(next).filter(|(extent, ..)| !extent.unwritten);
-    written.map(|(extent, from, end)| {
+    let wanted = std::iter::from_fn(next).filter(move |(extent, ..)| unwritten || !extent.unwritten);
+    wanted.map(|(extent, from, end)| {
         (FsBlock(extent.startblock.0 + (from.0 - extent.startoff.0)), end.0 - from.0)
     })
 }
@@ -73,7 +82,20 @@ impl Volume {
         Ok(())
     }
 
-    /// Says of both files that blocks are shared, before they are, or before they change hands.
+    /// Says of both files, which are to exchange blocks, which of them others have as well; the rest is known as their own.
+    pub(super) fn say_exchanged(&self, files: [&Arc<InodeEntry>; 2], blocks: &[Run], shared: &[Run]) {
+        for entry in files {
+            let copying = entry.copying();
+            copying.change(&copying.fork(), |known| {
+                blocks.iter().for_each(|&(start, count)| known.remove(start, count));
+                shared.iter().for_each(|&(start, count)| known.add(start, count));
+            });
+            // Looks from before are void.
+            entry.sharing_changed();
+        }
+    }
+
+    /// Says of both files that blocks are shared, before they are.
     pub(super) fn say_shared(&self, files: [&Arc<InodeEntry>; 2], runs: &[Run]) {
         for entry in files {
             let copying = entry.copying();

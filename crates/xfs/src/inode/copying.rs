@@ -5,8 +5,9 @@
 //! - once it is known which blocks are shared, whatever block of the file others have as well is among them; so may be such
 //!   as others have given up since, until somebody who would write there asks the tree of reference counts again. Only who
 //!   clones the file's own blocks makes more of them shared: they are told before the counts change;
-//! - what is known counts whether the file has the flag for shared blocks or not: a file that was emptied loses it, gets blocks
-//!   again that are known from before, and a clone of others sets it amid writes to these;
+//! - what comes to the file is known as it is then, whatever was known of such blocks from before: what was free is its own,
+//!   what was another's is shared if the tree says so. Who writes to such blocks in place stages nothing, and would find them
+//!   shared when a clone of others sets the flag, or when the map is told that they hold data;
 //! - blocks are named by their place on the volume: whatever moves within the file stays known;
 //! - what a write has claimed comes with blocks of the volume that the map may need to tell of it, and so does what it will
 //!   say of unwritten blocks: they are reserved from then on until it is taken or given up;
@@ -17,10 +18,10 @@ use super::kept::Kept;
 use super::runs::Runs;
 use crate::bmap::cow::CowFork;
 use crate::bmap::{ExtentList, Mapped, SharedRun};
-use arc_swap::ArcSwap;
+use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use xfs_format::bmbt::Extent;
 use xfs_format::types::{AgNumber, FileBlock, FsBlock};
 
@@ -36,7 +37,7 @@ pub(crate) enum Cuts {
 /// See above.
 #[derive(Debug, Default)]
 pub(crate) struct Copying {
-    shared: OnceLock<ArcSwap<BlockSet>>,
+    shared: ArcSwapOption<BlockSet>,
     fork: Mutex<CowFork>,
     /// Blocks that are reserved for the map, for what writes have claimed.
     kept: Kept,
@@ -50,13 +51,18 @@ impl Copying {
     /// Whether it is known which blocks are shared.
     #[inline]
     pub(crate) fn is_known(&self) -> bool {
-        self.shared.get().is_some()
+        self.shared.load().is_some()
+    }
+
+    /// Whether any blocks are known as shared.
+    pub(crate) fn knows_any(&self) -> bool {
+        self.shared.load().as_ref().is_some_and(|set| !set.0.is_empty())
     }
 
     /// What is known of a block and so many from it on; `None` if nothing is.
     #[inline]
     pub(crate) fn run(&self, start: FsBlock, blocks: u64) -> Option<SharedRun> {
-        self.shared.get().map(|set| set.load().run(start, blocks))
+        self.shared.load().as_ref().map(|set| set.run(start, blocks))
     }
 
     /// The CoW fork, for as long as the guard lives.
@@ -84,24 +90,37 @@ impl Copying {
         self.owners.lock()
     }
 
-    /// Says for the first time which blocks are shared, with the fork locked.
+    /// Says which blocks are shared, with the fork locked.
     pub(crate) fn know(&self, shared: BlockSet, _fork: &CowFork) {
-        let first = self.shared.set(ArcSwap::from_pointee(shared));
-        debug_assert!(first.is_ok(), "it was known");
+        self.shared.store(Some(Arc::new(shared)));
     }
 
     /// Changes what is known, with the fork locked.
-    pub(crate) fn change(&self, _fork: &CowFork, change: impl FnOnce(&mut BlockSet)) {
-        if let Some(known) = self.shared.get() {
-            let mut set = BlockSet::clone(&known.load());
-            change(&mut set);
-            known.store(Arc::new(set));
+    pub(crate) fn change(&self, _fork: &CowFork, change: impl Fn(&mut BlockSet)) {
+        self.change_known(change);
+    }
+
+    /// The file gets blocks that were free: nobody else has them.
+    pub(crate) fn got_free_blocks(&self, start: FsBlock, blocks: u64) {
+        if self.shared.load().as_ref().is_some_and(|set| set.has_any(start, blocks)) {
+            self.change_known(|set| set.remove(start, blocks));
         }
+    }
+
+    /// `change` may be asked for more than once: whoever allocates does not have the fork.
+    fn change_known(&self, change: impl Fn(&mut BlockSet)) {
+        self.shared.rcu(|known| {
+            known.as_ref().map(|known| {
+                let mut set = BlockSet::clone(known);
+                change(&mut set);
+                Arc::new(set)
+            })
+        });
     }
 
     /// Bytes of memory.
     pub(crate) fn weight(&self) -> u64 {
-        size_of::<Self>() as u64 + self.shared.get().map_or(0, |set| set.load().0.weight())
+        size_of::<Self>() as u64 + self.shared.load().as_ref().map_or(0, |set| set.0.weight())
     }
 }
 
@@ -120,6 +139,12 @@ impl BlockSet {
         };
         let until = end.map_or(blocks, |end| end.0 - start.0);
         SharedRun { blocks: blocks.min(until), shared: false }
+    }
+
+    /// Whether any of so many blocks are in it.
+    fn has_any(&self, start: FsBlock, blocks: u64) -> bool {
+        let next = self.0.ending_behind(FileBlock(start.0));
+        next.is_some_and(|run| run.startoff.0 < start.0 + blocks)
     }
 
     /// Adds blocks, some of which may be there.
@@ -172,6 +197,11 @@ mod tests {
                     false => set.remove(FsBlock(start), blocks),
                 }
                 model[start as usize..(start + blocks) as usize].fill(adds);
+                let any = model[start as usize..(start + blocks) as usize].contains(&true);
+                prop_assert_eq!(set.has_any(FsBlock(start), blocks), any);
+                let (from, len) = (start / 2, blocks.min(7));
+                let any = model[from as usize..(from + len) as usize].contains(&true);
+                prop_assert_eq!(set.has_any(FsBlock(from), len), any);
                 let mut at = 0;
                 while at < 130 {
                     let run = set.run(FsBlock(at), 130 - at);
