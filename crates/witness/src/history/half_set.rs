@@ -14,7 +14,7 @@ use oracles::xfsprogs::Release;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use xfs::check::{CheckOptions, check};
+use xfs::check::{CheckOptions, Finding, check};
 
 /// What `uxfs check` calls one.
 const INCOMPLETE: &str = "attribute that is incomplete";
@@ -30,9 +30,19 @@ pub(super) fn nothing_else_is_wrong(image: &Path) -> Result<Vec<String>> {
 /// A release of `xfs_repair -n` finds nothing but such attributes: gives what it says of them.
 pub(crate) fn by_repair(release: Release, image: &Path) -> Result<Vec<String>> {
     let findings = repair_findings_by(release, image)?;
-    let equal_hashes = if release == Release::System { equal_hashes(&findings) } else { BTreeSet::new() };
+    only(release, &findings, || by_repair(Release::Unstable, image))?;
+    Ok(findings)
+}
+
+/// What a release of `xfs_repair -n` says tells of nothing but such attributes. `newest`: what the newest says.
+pub(super) fn only(
+    release: Release,
+    findings: &[String],
+    newest: impl FnOnce() -> Result<Vec<String>>,
+) -> Result<()> {
+    let equal_hashes = if release == Release::System { equal_hashes(findings) } else { BTreeSet::new() };
     if !equal_hashes.is_empty() {
-        let newest = by_repair(Release::Unstable, image).context("asked about equal hashes")?;
+        let newest = newest().context("asked about equal hashes")?;
         let confirmed = |line: &&String| {
             inode_of(line).is_some_and(|inode| equal_hashes.contains(&inode)) && !is_half_set(line)
         };
@@ -43,20 +53,25 @@ pub(crate) fn by_repair(release: Release, image: &Path) -> Result<Vec<String>> {
             findings.join("\n")
         );
     }
-    unexplained(&findings, &equal_hashes).map_or(Ok(()), |line| {
+    unexplained(findings, &equal_hashes).map_or(Ok(()), |line| {
         Err(anyhow::anyhow!("xfs_repair -n ({release:?}): {line}, in\n{}", findings.join("\n")))
-    })?;
-    Ok(findings)
+    })
 }
 
 /// `uxfs check` finds nothing but such attributes. Gives whether the log is clean; if it is not, the volume was checked
 /// as its recovery will make it.
 pub(crate) fn nothing_else_is_found(image: &Path) -> Result<bool> {
+    let (clean, others) = found_beside(image)?;
+    let others: Vec<String> = others.iter().map(|finding| format!("{finding:?}")).collect();
+    judge::none("uxfs check finds damage", &others).context("beside attributes that are half set")?;
+    Ok(clean)
+}
+
+/// Whether the log is clean, and what `uxfs check` finds beside such attributes.
+pub(super) fn found_beside(image: &Path) -> Result<(bool, Vec<Finding>)> {
     let report = check(Arc::new(FileDevice::open(image)?), &CheckOptions::default())?;
     let others = report.findings().iter().filter(|finding| finding.problem.check != INCOMPLETE);
-    let others: Vec<String> = others.map(|finding| format!("{finding:?}")).collect();
-    judge::none("uxfs check finds damage", &others).context("beside attributes that are half set")?;
-    Ok(report.log_clean)
+    Ok((report.log_clean, others.cloned().collect()))
 }
 
 /// The inode that a line of `xfs_repair -n` names first.

@@ -26,6 +26,7 @@ mod map_trees;
 pub(crate) mod means;
 mod model;
 mod nearly_full;
+pub(crate) mod not_freed;
 mod op;
 mod own;
 pub(crate) mod promised;

@@ -2,18 +2,20 @@
 //!
 //! Invariants:
 //! - nothing is closed before the end, so that files without names are open in it;
-//! - a run succeeds only if the kernel mounted the volume, `xfs_repair -n` and `uxfs check` found nothing, uxfs sees
-//!   what the kernel sees, and every thread's part of the tree is one that its history passed through.
+//! - a run succeeds only if the kernel mounted the volume, `xfs_repair -n` and `uxfs check` found nothing (but for what a
+//!   kernel that crashed has done in part: see `half_set` and `not_freed`), uxfs sees what the kernel sees, and every
+//!   thread's part of the tree is one that its history passed through.
 
 use super::durable::{self, Clock, Durable, Place};
 use super::model::Rules;
+use super::not_freed::{self, Left};
 use super::target::{MountedTarget, Target};
 use super::{Failure, History, Source, Which, Who, drive, half_set, judge};
 use crate::chains::Tally;
 use crate::command;
 use crate::handles::Io;
 use crate::record::Record;
-use crate::sandbox::Mounted;
+use crate::sandbox::{Mounted, judging};
 use anyhow::{Context, Error, Result};
 use blockdev::FileDevice;
 use clap::Args as ClapArgs;
@@ -70,11 +72,11 @@ fn one(history: &mut History, args: &Args, unfinished: &Mutex<Tally>) -> Result<
     };
     *unfinished.lock().expect("no panic") +=
         Tally::of(&FileDevice::open(history.image())?).context("the log")?;
-    recover(&history.image(), &history.mnt(), args.target)?;
+    let left = recover(&history.image(), &history.mnt(), args.target)?;
     let records = history.views_agree()?;
     let places = places(&durable, &records)?;
     let ops = ops * history.threads as u64;
-    Ok((ops, format!("{ops} operations; recovered behind the last sync: {places}")))
+    Ok((ops, format!("{ops} operations; recovered behind the last sync: {places}{}", left.said())))
 }
 
 /// Where every thread is at the end of its history, in words.
@@ -142,15 +144,19 @@ fn shut_down(mnt: &Path, flush: bool) -> Result<()> {
     command::run(Command::new("xfs_io").args(["-x", "-c", what]).arg(mnt))
 }
 
-/// Has the kernel replay the log. Gives what `xfs_repair -n` says of attributes that the kernel had set in part, if it
-/// was the kernel that crashed; nothing else may be wrong.
-pub(super) fn recover(image: &Path, mnt: &Path, who: Who) -> Result<Vec<String>> {
+/// Has the kernel replay the log. Gives what it left of attributes that the kernel had set in part and of inodes that it
+/// could not free, if it was the kernel that crashed; nothing else may be wrong.
+pub(super) fn recover(image: &Path, mnt: &Path, who: Who) -> Result<Left> {
     let mounted = Mounted::new(image, mnt, false).context("recovery by the kernel")?;
     mounted.unmount()?;
-    is_sound_after(image, who)
+    match who {
+        Who::Kernel => not_freed::nothing_else_is_wrong(image, &[judging(image)?]),
+        Who::Uxfs => judge::is_sound(image).map(|()| Left::default()),
+    }
 }
 
-/// The same of a volume that was recovered already.
+/// Nothing is wrong with a volume that uxfs recovered. Gives what `xfs_repair -n` says of attributes that the kernel had
+/// set in part, if it was the kernel that crashed.
 pub(super) fn is_sound_after(image: &Path, who: Who) -> Result<Vec<String>> {
     match who {
         Who::Kernel => half_set::nothing_else_is_wrong(image),

@@ -1,8 +1,9 @@
 //! Both recoveries of a log, and what comes behind them.
 
 use super::{Stage, load};
-use crate::history::half_set::{by_repair, nothing_else_is_found};
+use crate::history::half_set::{self, nothing_else_is_found};
 use crate::history::judge::{by_kernel, by_uxfs};
+use crate::history::not_freed::{self, Left};
 use crate::history::promised::Promised;
 use crate::history::recover::{beside, crash_again, equal};
 use crate::record::Record;
@@ -33,7 +34,7 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<Judged> {
         copy_sparse(&image, to)?;
     }
     Mounted::new(&theirs, &mnt, false).context("recovery by the kernel")?.unmount()?;
-    let left = match sound(stage, &theirs).context("after the kernel's recovery") {
+    let left = match left_by_kernel(stage, &theirs).context("after the kernel's recovery") {
         Ok(left) => left,
         Err(damage) => return kernel_failed(stage, &theirs, damage),
     };
@@ -53,7 +54,7 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<Judged> {
     let report = recover(&ours).context("uxfs, recovering")?;
     let as_left = |found: Vec<Vec<String>>| -> Result<()> {
         ensure!(
-            found == left,
+            found == left.half_set,
             "xfs_repair -n of the kernel's recovery: {left:?}; of that by uxfs: {found:?}"
         );
         Ok(())
@@ -66,7 +67,10 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<Judged> {
     let cut = beside(&image, "cut");
     copy_sparse(&again, &cut)?;
     Mounted::new(&cut, &mnt, false).context("recovery by the kernel behind one by uxfs")?.unmount()?;
-    as_left(sound(stage, &cut).context("after the kernel's recovery behind one by uxfs that was cut")?)?;
+    let left_by_cut =
+        left_by_kernel(stage, &cut).context("after the kernel's recovery behind one by uxfs that was cut")?;
+    left.has_all_of(&left_by_cut)?;
+    as_left(left_by_cut.half_set)?;
     let found = by_kernel(&cut, &mnt)?;
     promised.same("what the kernel recovered behind a recovery by uxfs that was cut", &expected, found)?;
     recover(&again).context("the second recovery by uxfs")?;
@@ -74,7 +78,7 @@ pub(super) fn judge(stage: &Stage<'_>) -> Result<Judged> {
     promised.same("what uxfs recovered the second time", &expected, by_kernel(&again, &mnt)?)?;
 
     goes_on(stage, &ours, &mut rng)?;
-    Ok(Judged::Same(report))
+    Ok(Judged::Same(report + &left.said()))
 }
 
 /// The kernel changes what uxfs recovered.
@@ -90,7 +94,7 @@ fn goes_on(stage: &Stage<'_>, ours: &Path, rng: &mut Rng) -> Result<()> {
 /// The kernel's recovery of its own log left `damage`: only if the newest `xfs_repair` finds some there too. There is nothing
 /// to compare with then; but what uxfs recovers of that log must be sound to everybody, however often it is cut.
 fn kernel_failed(stage: &Stage<'_>, theirs: &Path, damage: Error) -> Result<Judged> {
-    let Err(findings) = by_repair(Release::Unstable, theirs) else { return Err(damage) };
+    let Err(findings) = not_freed::by_repair(Release::Unstable, theirs) else { return Err(damage) };
     let (image, mut rng) = (stage.image(), stage.rng());
     let (ours, again) = (beside(&image, "uxfs"), beside(&image, "again"));
     recover(&ours).context("uxfs, recovering")?;
@@ -109,9 +113,15 @@ fn recover(image: &Path) -> Result<String> {
     Ok(report)
 }
 
-/// Nothing is wrong with a volume but attributes that are half set: what each `xfs_repair` says of them.
+/// Nothing is wrong with a volume that the kernel recovered but attributes that are half set, and inodes that it could not
+/// free.
+fn left_by_kernel(stage: &Stage<'_>, image: &Path) -> Result<Left> {
+    not_freed::nothing_else_is_wrong(image, stage.shape.repairs())
+}
+
+/// Nothing is wrong with a volume that uxfs recovered but attributes that are half set: what each `xfs_repair` says of them.
 fn sound(stage: &Stage<'_>, image: &Path) -> Result<Vec<Vec<String>>> {
     let clean = nothing_else_is_found(image)?;
     ensure!(clean, "uxfs check: the log is not clean");
-    stage.shape.repairs().iter().map(|&release| by_repair(release, image)).collect()
+    stage.shape.repairs().iter().map(|&release| half_set::by_repair(release, image)).collect()
 }

@@ -4,7 +4,8 @@
 //! Invariant: a run succeeds only if
 //! - reading the volume, and `uxfs check`, left the image as it was;
 //! - what uxfs recovered is the tree that the kernel's own recovery made, and `xfs_repair -n` and `uxfs check` find nothing
-//!   in it (but for attributes that a kernel had set in part, which both recoveries leave alike);
+//!   in it (but for attributes that a kernel had set in part, which both recoveries leave alike; the kernel's also leaves
+//!   inodes without a name that it could not free: see `not_freed`);
 //! - the power failed at some write of uxfs's recovery of another copy, and the next recovery, by uxfs and of one more
 //!   copy by the kernel, came to the same tree;
 //! - the kernel goes on with what uxfs recovered, with the same work, and nothing is found behind that either.
