@@ -3,11 +3,13 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use common::files::{fill, new_file, opened, remove};
+use blockdev::{BlockDevice, MemoryDevice};
+use common::files::{closes_well, fill, new_file, opened, remove};
 use common::{mounted, repair_finds_nothing};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uxfs::{Changes, ErrorKind, File, Volume};
+use std::sync::Arc;
+use uxfs::{Changes, ErrorKind, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, mkfs_device};
 
 const BLOCK: u64 = 4096;
 
@@ -145,4 +147,34 @@ fn what_is_staged_for_later_goes_back_for_another_copy() {
     holds(&file, 1, 0x11);
     drop((file, other, filler));
     end(volume, &image);
+}
+
+/// Half of what a write is about was shared before, and space is staged for copies of it that nobody needs now: as soon as there
+/// is too little for copies of the rest, the tree of reference counts is asked.
+#[test]
+fn no_space_is_lacking_for_copies_of_a_files_own_blocks() {
+    for left in 110..160 {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 << 20).expect("memory"));
+        let features = MkfsFeatures::of_kernel("6.1").expect("known");
+        let options = MkfsOptions::new().group_count(1).features(features).small(true);
+        mkfs_device(Arc::clone(&device), &options, true).expect("a volume");
+        let volume =
+            Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true)).expect("opens");
+        let (file, other) = (new_file(&volume, "file"), new_file(&volume, "other"));
+        file.write_at(&blocks(0x11, 64), 0).unwrap();
+        file.clone_range(0, &other, 0, 0).unwrap();
+        // Stages for 31 blocks beside it as well.
+        file.overwrite_at(&blocks(0x22, 1), 0).unwrap();
+        other.punch_hole(0..32 * BLOCK).unwrap();
+        volume.sync().unwrap();
+        let free = volume.info().unwrap().free_blocks;
+        new_file(&volume, "filler").allocate(0..(free - left) * BLOCK, false).unwrap();
+        let done = file.overwrite_at(&blocks(0x33, 64), 0);
+        // Whoever closes a handle of it gives back what is staged.
+        drop(volume.open_file("/file").unwrap());
+        let again = file.overwrite_at(&blocks(0x33, 64), 0);
+        assert!(done.is_ok() || again.is_err(), "refused with {left} blocks left: {done:?}");
+        drop((file, other));
+        closes_well(&device, volume);
+    }
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use blockdev::{BlockDevice, Durability, HoldDevice, MemoryDevice, Op};
-use common::files::{fill, new_file};
+use common::files::{fill, new_file, remove};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use uxfs::{ErrorKind, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, mkfs_device};
@@ -29,13 +29,21 @@ fn memory() -> Arc<dyn BlockDevice> {
     Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"))
 }
 
-/// Opens a volume that has no free block and counts a thousand. In it are files whose inodes hold no further extent.
-fn opened(device: &Arc<dyn BlockDevice>, names: &[&str]) -> Volume {
-    let open = || Volume::open_device(Arc::clone(device), &OpenOptions::new().writable(true)).expect("opens");
+fn open(device: &Arc<dyn BlockDevice>) -> Volume {
+    Volume::open_device(Arc::clone(device), &OpenOptions::new().writable(true)).expect("opens")
+}
+
+/// Makes a volume with one group.
+fn made(device: &Arc<dyn BlockDevice>) -> Volume {
     let features = MkfsFeatures::of_kernel("6.1").expect("known");
     let options = MkfsOptions::new().group_count(1).features(features).small(true);
     mkfs_device(Arc::clone(device), &options, true).expect("a volume");
-    let volume = open();
+    open(device)
+}
+
+/// Opens a volume that has no free block and counts a thousand. In it are files whose inodes hold no further extent.
+fn opened(device: &Arc<dyn BlockDevice>, names: &[&str]) -> Volume {
+    let volume = made(device);
     for name in names {
         let file = new_file(&volume, name);
         file.allocate(0..ASIDE_BYTES, false).expect("set aside");
@@ -44,6 +52,11 @@ fn opened(device: &Arc<dyn BlockDevice>, names: &[&str]) -> Volume {
         }
         assert_eq!(file.extents().count() as u64, INLINE_EXTENTS, "or nothing is tested");
     }
+    without_space(device, volume)
+}
+
+/// Takes all that is free, and opens the volume anew as one that counts a thousand blocks more.
+fn without_space(device: &Arc<dyn BlockDevice>, volume: Volume) -> Volume {
     drop(fill(&volume, "all"));
     volume.close().expect("closed");
     drop(volume);
@@ -53,7 +66,7 @@ fn opened(device: &Arc<dyn BlockDevice>, names: &[&str]) -> Volume {
     sector[FREE_BLOCKS..][..8].copy_from_slice(&(count + 1000).to_be_bytes());
     assert!(checksum::store(&mut sector, CHECKSUM));
     device.write(0, &sector, Durability::Volatile).expect("written");
-    let volume = open();
+    let volume = open(device);
     // What the group kept back for itself.
     drop(fill(&volume, "rest"));
     volume.sync().expect("synced");
@@ -188,4 +201,52 @@ fn nothing_of_it_is_under_way_when_a_close_has_failed() {
     lacks_space("the close", closed);
     synced.expect_err("it is not written");
     assert_eq!(under_way, 0, "something was being written when the close returned");
+}
+
+/// Two extents are told of in a transaction. Blocks that were shared before come back to a file, set aside in 21 extents, and the
+/// map lacks a block to tell of the third: the first two hold data then, and are dirty still. What was known of them from before
+/// does not keep the next attempt from where it has written already.
+#[test]
+fn what_was_told_of_in_part_can_be_written_again() {
+    let device = memory();
+    let volume = made(&device);
+    let (one, other, gaps) =
+        (new_file(&volume, "one"), new_file(&volume, "other"), new_file(&volume, "gaps"));
+    // The third extent is longer: to tell of its first block cuts it.
+    let len = |nth| if nth == 2 { 4 } else { 1 };
+    let mut pieces = Vec::new();
+    while (one.extents().count() as u64) < INLINE_EXTENTS {
+        let (nth, at) =
+            (pieces.len() as u64, pieces.last().map_or(0, |piece: &std::ops::Range<u64>| piece.end));
+        one.write_at(&vec![1; (len(nth) * BLOCK) as usize], at).expect("written");
+        gaps.write_at(&[2; BLOCK as usize], 2 * nth * BLOCK).expect("written");
+        pieces.push(at..at + len(nth) * BLOCK);
+    }
+    one.clone_range(0, &other, 0, 0).expect("a clone");
+    drop((one, other, gaps));
+    let volume = without_space(&device, volume);
+    let (one, other) = (file(&volume, "one"), file(&volume, "other"));
+    // What is shared gets known.
+    one.dedupe_range(0, &other, 0, one.size()).expect("the same");
+    // The last stays shared.
+    let last = pieces.pop().expect("pieces");
+    one.punch_hole(0..last.start).expect("a hole");
+    other.punch_hole(0..last.start).expect("a hole");
+    volume.sync().expect("synced");
+    pieces.iter().for_each(|piece| one.allocate(piece.clone(), false).expect("set aside"));
+    assert_eq!(one.extents().count() as u64, INLINE_EXTENTS, "it has got other blocks");
+
+    let buffered = one.buffered();
+    buffered.write_at(&[9; 3 * BLOCK as usize], 0).expect("accepted");
+    lacks_space("the first attempt", buffered.sync());
+    let told = one.extents().filter(|extent| !extent.as_ref().expect("a map").unwritten).count();
+    assert_eq!(told, 2 + 1, "extents that hold data, or nothing is tested");
+    lacks_space("the second attempt", buffered.sync());
+    remove(&volume, "rest");
+    volume.sync().expect("there is room");
+    drop((one, other, buffered));
+    volume.close().expect("closed");
+    drop(volume);
+    let one = file(&open(&device), "one");
+    (0..3).for_each(|block| assert_eq!(block_of(&one, block * BLOCK), [9; BLOCK as usize], "{block}"));
 }
