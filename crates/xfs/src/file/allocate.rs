@@ -267,7 +267,7 @@ impl Volume {
         self.check_room_to_cut(entry, &blocks)?;
         // Others keep what they share with this file, which gets blocks of its own.
         self.stage_copies(entry, blocks.clone(), Told::AtOnce)?;
-        let claim = Unclaims::new(self, entry, Some(blocks.clone()));
+        let claim = Unclaims::new(self, entry, blocks.clone());
         self.split_ends(entry, &blocks)?;
         self.take_claimed(entry, blocks.clone(), true, Told::AtOnce)?;
         claim.keep();

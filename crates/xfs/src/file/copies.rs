@@ -162,8 +162,8 @@ impl Volume {
         blocks: &Blocks,
         told: Told,
     ) -> Result<()> {
-        // Behind the fork's lock, however this ends.
-        let mut claim = Unclaims::new(self, entry, None);
+        // Behind the fork's lock, however this ends. What the caller has reserved for unwritten blocks is the caller's.
+        let mut claim = Unclaims { volume: self, entry, blocks: None, only_staged: true };
         let mut fork = entry.copying().fork();
         let parts = self.parts_of(entry, &fork, blocks.clone())?;
         let is_claimed = |part: &Blocks, goes: &Goes| match goes {
@@ -531,22 +531,23 @@ impl Volume {
 
     /// Gives up the claims of a write that failed, and what was reserved for it.
     pub(crate) fn unclaim_copies(&self, entry: &InodeEntry, blocks: &Blocks) {
-        if let Some(copying) = entry.copying_if_any() {
-            // Who takes what was claimed has it locked as well.
-            self.unclaim(entry, &mut copying.fork(), blocks);
+        self.unclaim_staged(entry, blocks);
+        if let (Some(copying), Ok(write)) = (entry.copying_if_any(), self.write_side()) {
+            write.counters.return_blocks(copying.to_mark().release(blocks, |_| true));
         }
     }
 
-    fn unclaim(&self, entry: &InodeEntry, fork: &mut CowFork, blocks: &Blocks) {
-        let copying = entry.copying();
+    /// Gives up what was claimed of copies; what is reserved to say that unwritten blocks hold data stays.
+    fn unclaim_staged(&self, entry: &InodeEntry, blocks: &Blocks) {
+        let Some(copying) = entry.copying_if_any() else { return };
+        // Who takes what was claimed has it locked as well.
+        let mut fork = copying.fork();
         fork.mark(blocks, false);
         // What is not open for writing has promised nothing.
         let _ = self.end_promise_to_owners(entry, blocks);
         if let Ok(write) = self.write_side() {
             let is_claimed = |rest: &Blocks| fork.next_claimed(rest).is_some();
-            let free =
-                copying.kept().release(blocks, is_claimed) + copying.to_mark().release(blocks, |_| true);
-            write.counters.return_blocks(free);
+            write.counters.return_blocks(copying.kept().release(blocks, is_claimed));
         }
     }
 
@@ -629,11 +630,13 @@ pub(super) struct Unclaims<'a> {
     volume: &'a Volume,
     entry: &'a InodeEntry,
     blocks: Option<Blocks>,
+    /// No more than what was claimed of copies.
+    only_staged: bool,
 }
 
 impl<'a> Unclaims<'a> {
-    pub(super) fn new(volume: &'a Volume, entry: &'a InodeEntry, blocks: Option<Blocks>) -> Self {
-        Self { volume, entry, blocks }
+    pub(super) fn new(volume: &'a Volume, entry: &'a InodeEntry, blocks: Blocks) -> Self {
+        Self { volume, entry, blocks: Some(blocks), only_staged: false }
     }
 
     pub(super) fn keep(mut self) {
@@ -643,8 +646,10 @@ impl<'a> Unclaims<'a> {
 
 impl Drop for Unclaims<'_> {
     fn drop(&mut self) {
-        if let Some(blocks) = self.blocks.take() {
-            self.volume.unclaim_copies(self.entry, &blocks);
+        match self.blocks.take() {
+            Some(blocks) if self.only_staged => self.volume.unclaim_staged(self.entry, &blocks),
+            Some(blocks) => self.volume.unclaim_copies(self.entry, &blocks),
+            None => {}
         }
     }
 }
