@@ -4,11 +4,13 @@
 mod common;
 
 use blockdev::{BlockDevice, MemoryDevice};
-use common::files::{closes_well, fill, new_file, opened, remove};
+use common::files::{closes_well, fill, fits, new_file, opened, remove};
 use common::{mounted, repair_finds_nothing};
+use fileio::testing::{STAGED, at};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use uxfs::{Changes, ErrorKind, File, MkfsFeatures, MkfsOptions, OpenOptions, Volume, mkfs_device};
 
 const BLOCK: u64 = 4096;
@@ -175,6 +177,73 @@ fn no_space_is_lacking_for_copies_of_a_files_own_blocks() {
         let again = file.overwrite_at(&blocks(0x33, 64), 0);
         assert!(done.is_ok() || again.is_err(), "refused with {left} blocks left: {done:?}");
         drop((file, other));
+        closes_well(&device, volume);
+    }
+}
+
+/// A write is over blocks that were shared and have copies staged that nobody needs, and over some that are set aside; its map is
+/// as long as the inode has room for. Space for the copies is found at the second look, and others take what is left behind that:
+/// what the write had reserved before, to say that what was set aside holds data, is still there.
+#[test]
+fn what_a_write_has_reserved_outlasts_a_look_for_space_in_vain() {
+    // With 35 nothing is left for it on this volume.
+    for taken in 32..39 {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(64 << 20).expect("memory"));
+        mkfs_device(Arc::clone(&device), &MkfsOptions::new().small(true), true).expect("a volume");
+        let volume =
+            Volume::open_device(Arc::clone(&device), &OpenOptions::new().writable(true)).expect("opens");
+        let [file, other, third, waiting, filler] =
+            ["file", "other", "third", "waiting", "filler"].map(|name| new_file(&volume, name));
+        file.set_len(200 * BLOCK).unwrap();
+        file.allocate(32 * BLOCK..40 * BLOCK, false).unwrap();
+        file.write_at(&blocks(5, 32), 0).unwrap();
+        (0..9).for_each(|nth| file.write_at(&blocks(6, 1), (100 + 2 * nth) * BLOCK).unwrap());
+        file.clone_range(0, &other, 0, 32 * BLOCK).unwrap();
+        third.allocate(0..8 * BLOCK, false).unwrap();
+        waiting.set_len(4096 * BLOCK).unwrap();
+        let mut end = 0;
+        for step in [256 * BLOCK, 16 * BLOCK, BLOCK] {
+            while fits(filler.allocate(end..end + step, false)) {
+                end += step;
+            }
+        }
+        filler.set_len(end - 300 * BLOCK).unwrap();
+        volume.sync().unwrap();
+        // Stages 32 blocks, of which 31 stay staged.
+        file.write_at(&blocks(7, 1), 0).unwrap();
+        other.set_len(0).unwrap();
+        volume.sync().unwrap();
+        let end = filler.size();
+        filler.allocate(end..end + 256 * BLOCK, false).unwrap();
+        let mut before = vec![0; 200 * BLOCK as usize];
+        file.read_at(&mut before, 0).unwrap();
+
+        let (go_on, goes_on) = mpsc::channel::<()>();
+        let (others, are_others) = mpsc::channel();
+        let cached = waiting.buffered();
+        at(STAGED, move || {
+            let took = (0..taken).take_while(|nth| fits(cached.write_at(&blocks(1, 1), nth * BLOCK)));
+            took.for_each(drop);
+            // And what a write like this one reserves, which is not over yet.
+            let (begun, begins) = mpsc::channel();
+            others
+                .send(thread::spawn(move || {
+                    at(STAGED, move || {
+                        begun.send(()).unwrap();
+                        let _ = goes_on.recv();
+                    });
+                    third.write_at(&blocks(3, 1), 0).unwrap();
+                }))
+                .unwrap();
+            begins.recv().unwrap();
+        });
+        let done = file.write_at(&blocks(9, 33), BLOCK);
+        let mut now = vec![0; 200 * BLOCK as usize];
+        file.read_at(&mut now, 0).unwrap();
+        assert!(done.is_ok() || now == before, "{taken}: half of it was done: {done:?}");
+        drop(go_on);
+        are_others.recv().expect("others came between").join().unwrap();
+        drop((file, other, waiting, filler));
         closes_well(&device, volume);
     }
 }
