@@ -115,6 +115,50 @@ fn what_another_has_just_given_up_is_not_written_in_place() {
     ends_well(&device, volume);
 }
 
+/// The same where space for copies is short, and the tree of reference counts is asked which of them nobody needs: not of these.
+#[test]
+fn what_another_has_just_given_up_is_copied_though_space_is_short() {
+    let (mut refused, mut done) = (0, 0);
+    for (are_staged, taken) in
+        [true, false].into_iter().flat_map(|staged| (225..268).map(move |at| (staged, at)))
+    {
+        let (device, volume) = made();
+        let (one, other, content) = pair(&volume, 32);
+        one.set_len(200 * BLOCK).expect("a hole");
+        let filler = fill(&volume, 300);
+        let more = |blocks: u64| filler.allocate(filler.size()..filler.size() + blocks * BLOCK, false);
+        match are_staged {
+            // Space for 31 more copies.
+            true => one.write_at(&[200; BLOCK as usize], 0).expect("written"),
+            false => more(32).expect("as much"),
+        }
+        if more(taken).is_err() {
+            continue;
+        }
+        volume.sync().expect("synced");
+        other.set_len(0).expect("cut");
+        match one.write_at(&[99; 31 * BLOCK as usize], BLOCK) {
+            Ok(()) => done += 1,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                refused += 1;
+            }
+        }
+        let mut all = vec![0; BYTES as usize];
+        device.read(0, &mut all).expect("read");
+        let cut: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(BYTES).expect("memory"));
+        cut.write(0, &all, Durability::Volatile).expect("written");
+        let after = Volume::open_device(cut, &OpenOptions::new().writable(true)).expect("recovered");
+        let found = bytes(&after.open_file("/other").expect("there"));
+        let as_before = found.is_empty() || found == content;
+        assert!(
+            as_before,
+            "staged: {are_staged}, {taken} blocks taken: the other owner has lost its content"
+        );
+    }
+    assert!(refused > 10 && done > 10, "{refused} were refused, {done} were done");
+}
+
 /// Between the look at the map and the hold of the bytes, somebody clones the file: its first write beside that is neither
 /// refused, nor does it go into what the clone has.
 #[test]
