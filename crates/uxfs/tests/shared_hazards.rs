@@ -214,14 +214,24 @@ fn a_cut_beside_a_clone_takes_no_flag_that_it_needs() {
     }
 }
 
-/// Takes a file's blocks away, and the other owner's with them, and the flag for shared blocks, and writes the same content
-/// anew, which comes to lie there again: nobody else has these blocks now, whatever is known of them from before.
-fn written_anew(volume: &Volume, one: &File, other: &File, content: &[u8]) {
-    let places = |file: &File| (0..8).map(|block| place(file, block)).collect::<Vec<_>>();
+/// Where the first eight blocks of a file lie.
+fn places(file: &File) -> Vec<u64> {
+    (0..8).map(|block| place(file, block)).collect()
+}
+
+/// Takes a file's blocks away, and the other owner's with them, and the flag for shared blocks; gives where they lay.
+fn emptied(volume: &Volume, one: &File, other: &File) -> Vec<u64> {
     let before = places(one);
     one.set_len(0).expect("cut");
     other.set_len(0).expect("cut");
     volume.sync().expect("synced");
+    before
+}
+
+/// Writes the same content anew, which comes to lie there again: nobody else has these blocks now, whatever is known of them
+/// from before.
+fn written_anew(volume: &Volume, one: &File, other: &File, content: &[u8]) {
+    let before = emptied(volume, one, other);
     one.write_at(content, 0).expect("written");
     assert_eq!(places(one), before, "other blocks");
     assert!(extents(one).iter().all(|extent| !extent.shared), "shared by whom?");
@@ -229,11 +239,7 @@ fn written_anew(volume: &Volume, one: &File, other: &File, content: &[u8]) {
 
 /// The same, but that another file gets the blocks, and gives them up in an exchange.
 fn exchanged(volume: &Volume, one: &File, other: &File, content: &[u8]) {
-    let places = |file: &File| (0..8).map(|block| place(file, block)).collect::<Vec<_>>();
-    let before = places(one);
-    one.set_len(0).expect("cut");
-    other.set_len(0).expect("cut");
-    volume.sync().expect("synced");
+    let before = emptied(volume, one, other);
     let new = file(volume, "new");
     new.write_at(content, 0).expect("written");
     assert_eq!(places(&new), before, "other blocks");
