@@ -6,7 +6,6 @@
 //! - [`DirectQueue`]: the same with many requests in flight, owned by one thread.
 //! - [`Locking`]: which design keeps requests apart, so that before and after can be run side by side.
 //! - [`Flushing`]: how those who wait for the device's flush share it ([`SharedFlush`]).
-//! - [`lockstat`]: what locks cost, counted when somebody asks.
 //!
 //! The way of an overwrite: range lock, extent lookup, device write, unlock. Nothing else: no heap allocation,
 //! no transaction, no inode lock. A write for which there is no room yet asks [`FileMappingMut`] for it, writes, and
@@ -18,7 +17,6 @@ mod error;
 mod flush;
 mod lock;
 mod locking;
-pub mod lockstat;
 mod mapping;
 mod queue;
 mod sync;

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use blockdev::{BlockDevice, Counter, MemoryOptions};
 use common::BLOCK;
 use counting::allocations;
-use fileio::lockstat::{self, RANGE_CLASS};
 use fileio::{BufferedFile, DirectFile, Locking, PageCache};
 use growing::GrowingMap;
+use lockstat::RANGE_CLASS;
 
 const BLOCKS: u64 = 2048;
 const ROUNDS: u64 = 1000;

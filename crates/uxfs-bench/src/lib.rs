@@ -34,12 +34,12 @@ mod trees;
 mod volume;
 mod work;
 
+pub use self::lockstat::ClassReport;
 pub use config::{Config, DesignLists, Place, Versus, Workload};
 pub use content::{Content, PAGE};
 pub use error::{Error, Result};
 pub use fileio::Flushing;
 pub use fxmark::FxMark;
-pub use lockstat::ClassReport;
 pub use measure::Measurement;
 pub use model::{MovedLine, Prediction, Quoted, Recorder, predict, record};
 pub use report::{Heading, Machine, page};

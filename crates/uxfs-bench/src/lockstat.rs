@@ -3,7 +3,7 @@
 //! Classes count as long as the process lives; a [`Tracker`] tells apart which target made them count, since
 //! targets are measured one after the other.
 
-use fileio::lockstat::{self, COMMIT_CLASS, ClassCounts};
+use ::lockstat::{COMMIT_CLASS, ClassCounts};
 use serde::Serialize;
 
 /// What was counted of one class of locks.
@@ -43,18 +43,18 @@ pub(crate) struct Tracker {
 impl Tracker {
     /// Takes note of what was counted before.
     pub(crate) fn start() -> Self {
-        Self { seen: lockstat::report(), sums: Vec::new() }
+        Self { seen: ::lockstat::report(), sums: Vec::new() }
     }
 
     /// Leaves out what was counted since the last call, and who used which lock.
     pub(crate) fn skip(&mut self) {
-        lockstat::forget_users();
-        self.seen = lockstat::report();
+        ::lockstat::forget_users();
+        self.seen = ::lockstat::report();
     }
 
     /// Puts what was counted since the last call down to a target.
     pub(crate) fn attribute(&mut self, target: &str) {
-        let now = lockstat::report();
+        let now = ::lockstat::report();
         for &(class, stats) in &now {
             let before = self
                 .seen

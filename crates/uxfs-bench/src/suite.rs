@@ -87,7 +87,7 @@ fn count_locks(
 /// All rounds of all workloads.
 fn rounds(config: &Config, workloads: &[Workload], observer: &mut dyn Observer) -> Result<Report> {
     if config.lockstat {
-        fileio::lockstat::enable();
+        ::lockstat::enable();
     }
     let mut report = Report::default();
     let mut scene = None;

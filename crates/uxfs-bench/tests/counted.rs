@@ -15,7 +15,7 @@ impl Observer for Steps {
     fn start(&mut self, _workload: &str, _steps: u64) {}
 
     fn step(&mut self, what: &str) {
-        let steps = if fileio::lockstat::is_enabled() { &mut self.counted } else { &mut self.uncounted };
+        let steps = if lockstat::is_enabled() { &mut self.counted } else { &mut self.uncounted };
         steps.push(what.to_owned());
     }
 

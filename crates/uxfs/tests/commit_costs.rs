@@ -6,7 +6,7 @@
 //! process knows.
 
 use blockdev::{BlockDevice, MemoryOptions};
-use fileio::lockstat::{self, ClassCounts};
+use lockstat::ClassCounts;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use uxfs::{Dir, MkfsFeatures, MkfsOptions, NewNode, OpenOptions, Volume};

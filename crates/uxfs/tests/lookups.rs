@@ -6,7 +6,6 @@ mod common;
 
 use blockdev::{BlockDevice, MemoryDevice};
 use common::files::Random;
-use fileio::lockstat;
 use fileio::testing::at;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

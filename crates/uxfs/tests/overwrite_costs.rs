@@ -5,7 +5,6 @@
 //! buffer cache, and every further class of locks or events (transactions, once there are any) that the process
 //! knows.
 
-use fileio::lockstat;
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};

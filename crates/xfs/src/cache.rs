@@ -13,7 +13,7 @@
 //! something else takes for a while.
 
 use crate::keyed_hash::KeyedHash;
-use fileio::lockstat::{Counted, LockClass, Mode, Users};
+use lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::fmt;

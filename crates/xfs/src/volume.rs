@@ -18,8 +18,8 @@ use crate::log::{CommitSeq, Designs, Journal, Pace, ShutdownReason, check_header
 use crate::recovery::{self, clean};
 use crate::trans::{self, counters::Counters};
 use blockdev::{AlignedBuf, BlockDevice, Claim, DeviceError};
-use fileio::lockstat::LockClass;
 use fileio::testing::point;
+use lockstat::LockClass;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::{ControlFlow, Range};

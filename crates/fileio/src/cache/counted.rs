@@ -3,8 +3,8 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use crate::lockstat::{Counted, LockClass, Mode};
 use crate::sync::parking;
+use lockstat::{Counted, LockClass, Mode};
 
 /// The folios of all files, in the order in which they may go.
 pub(super) static CLOCK: LockClass = LockClass::new("page clock");

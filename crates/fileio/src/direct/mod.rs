@@ -24,7 +24,7 @@ use rangelock::{LockStats, Mode, StatsSnapshot};
 
 use crate::lock::{Attempt, FileLock, Held, Token};
 use crate::testing::{CHANGE, HOLD, point};
-use crate::{FileError, FileMapping, Locking, Refusal, lockstat};
+use crate::{FileError, FileMapping, Locking, Refusal};
 
 pub(crate) use copy::HeldCopies;
 pub(crate) use run::{Kind, Run};

@@ -6,8 +6,8 @@ mod shared;
 
 pub use shared::SharedFlush;
 
-use crate::lockstat::{LockClass, Mode};
 use blockdev::{BlockDevice, DeviceError, Durability, IoQueue, Layer};
+use lockstat::{LockClass, Mode};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -16,9 +16,9 @@
 //! before. He waits no longer than a flush takes, and not at all for those of whom none has come for a quarter of that: a
 //! wrong guess costs less than the flush that the right one saves. A thread alone never waits.
 
-use crate::lockstat::{LockClass, Mode};
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait, wait_for};
 use blockdev::DeviceError;
+use lockstat::{LockClass, Mode};
 use std::sync::{PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 

@@ -11,7 +11,7 @@
 //!   looks for free blocks passes over all of them at once.
 
 use super::Run;
-use fileio::lockstat::{Counted, LockClass, Mode, Users};
+use lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, RangeBounds};

@@ -13,7 +13,7 @@ use super::{Buf, Piece, spare};
 use crate::cache::Recall;
 use crate::log::{ItemState, Journal, Landing, LogItem, Push, WriteJob};
 use blockdev::{AlignedBuf, DeviceError};
-use fileio::lockstat::{self, Counted, LockClass, Mode, Users};
+use lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::fmt::Debug;

@@ -9,7 +9,7 @@ use super::locked::LockedInodes;
 use super::{CLUSTER, trees};
 use crate::error::{Error, Result};
 use crate::trans::{BufIndex, Trans};
-use fileio::lockstat::{Counted, LockClass, Mode, Users};
+use lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::mem::offset_of;

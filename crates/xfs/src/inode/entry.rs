@@ -17,7 +17,7 @@ use crate::buf::{MetaBuf, Overlay};
 use crate::cache::Recall;
 use crate::log::{CommitSeq, ItemState, Landing, LogItem, LogVector, Push, VecSize};
 use arc_swap::ArcSwap;
-use fileio::lockstat::{Counted, LockClass, Mode, Users};
+use lockstat::{Counted, LockClass, Mode, Users};
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 use parking_lot::{Mutex, MutexGuard, RawRwLock, RwLock};
 use std::fmt::Debug;

@@ -114,7 +114,7 @@ mod tests {
     use crate::cache::Cache;
     use crate::inode::entry::tests::free_inode;
     use crate::testing::geometry;
-    use fileio::lockstat::LockClass;
+    use lockstat::LockClass;
 
     static CLASS: LockClass = LockClass::new("inode cache under test");
 

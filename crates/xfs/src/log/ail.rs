@@ -8,7 +8,7 @@
 use super::item::LogItem;
 use super::layout::{Layout, Pos};
 use super::sync::{Condvar, Mutex, MutexGuard, lock, lock_by, wait, wait_for};
-use fileio::lockstat::{Counted, LockClass, Users};
+use lockstat::{Counted, LockClass, Users};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;

@@ -17,7 +17,7 @@ use super::layout::Layout;
 use super::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Padded, RwLock, lock, lock_by, read_by, write};
 use super::vector::LogVector;
 use super::{OnLanded, thread_slot};
-use fileio::lockstat::{LockClass, Mode, Users};
+use lockstat::{LockClass, Mode, Users};
 use std::sync::Arc;
 
 static SHARD: LockClass = LockClass::new("cil shard");

@@ -11,7 +11,7 @@ use super::handles::{Handles, Started};
 use super::sync::{
     AtomicU32, Condvar, Mutex, MutexGuard, Ordering, Padded, ThreadId, lock, lock_by, thread, wait,
 };
-use fileio::lockstat::{Counted, LockClass, Mode, Users};
+use lockstat::{Counted, LockClass, Mode, Users};
 use std::sync::Arc;
 
 /// No lock: an addition in the thread's own slot.

@@ -28,7 +28,7 @@
 use super::designs::Reservations;
 use super::handles::Handles;
 use super::sync::{AtomicU32, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Padded, lock, lock_by, wait};
-use fileio::lockstat::{Counted, LockClass, Mode, Users};
+use lockstat::{Counted, LockClass, Mode, Users};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;

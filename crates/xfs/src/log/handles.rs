@@ -11,7 +11,7 @@ use super::designs::HandleCounts;
 use super::grant::Space;
 use super::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, Padded, lock_by};
 use super::thread_slot;
-use fileio::lockstat::{Counted, LockClass, Users};
+use lockstat::{Counted, LockClass, Users};
 
 static LOCKED: LockClass = LockClass::new("handles");
 

@@ -14,7 +14,7 @@ use super::Journal;
 use super::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock_by};
 use super::vector::LogVector;
 use blockdev::{AlignedBuf, DeviceError};
-use fileio::lockstat::{Counted, LockClass, Users};
+use lockstat::{Counted, LockClass, Users};
 use std::fmt;
 use std::sync::Arc;
 use xfs_format::types::{DiskAddr, Lsn};

@@ -55,7 +55,7 @@ use self::sync::{JoinHandle, Mutex, lock, thread};
 use self::writer::{Committer, Writer};
 use crate::error::{Error, Result};
 use blockdev::{BlockDevice, DeviceError};
-use fileio::lockstat::{self, LockClass, Mode};
+use lockstat::{LockClass, Mode};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,7 +6,7 @@
 
 use super::cil::Cil;
 use super::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, lock_by, wait};
-use fileio::lockstat::{LockClass, Users};
+use lockstat::{LockClass, Users};
 
 static ORDERS: LockClass = LockClass::new("log orders");
 

@@ -16,7 +16,7 @@ pub(crate) use std::{
     thread::{self, JoinHandle, ThreadId},
 };
 
-use fileio::lockstat::{Counted, LockClass, Mode, Users};
+use lockstat::{Counted, LockClass, Mode, Users};
 use std::sync::PoisonError;
 
 /// Takes a lock that is not counted. A panic elsewhere does not make what it protects less true: nothing is left

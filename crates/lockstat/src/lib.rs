@@ -11,6 +11,8 @@
 //!
 //! Invariant: as long as nobody has called [`enable`], counting costs one load of a flag that nobody writes.
 
+#![forbid(unsafe_code)]
+
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -115,7 +117,7 @@ pub fn is_enabled() -> bool {
 }
 
 /// The counters of all range locks, if locks count.
-pub(crate) fn range_stats() -> Option<Arc<LockStats>> {
+pub fn range_stats() -> Option<Arc<LockStats>> {
     is_enabled().then(|| Arc::clone(RANGES.get_or_init(LockStats::new)))
 }
 
@@ -135,7 +137,7 @@ pub fn report() -> Vec<(&'static str, ClassCounts)> {
 /// One class of locks, as a static.
 ///
 /// ```
-/// use fileio::lockstat::{self, LockClass, Mode};
+/// use lockstat::{LockClass, Mode};
 /// use std::sync::Mutex;
 ///
 /// static MAP: LockClass = LockClass::new("map");
