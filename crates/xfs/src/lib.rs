@@ -28,6 +28,7 @@ mod lazy_table;
 pub mod log;
 pub mod mkfs;
 pub mod namespace;
+mod owner;
 pub mod recovery;
 pub mod refcount;
 pub mod rmap;

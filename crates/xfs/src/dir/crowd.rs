@@ -14,12 +14,8 @@ use xfs_format::dir::{DataKind, INDEX, Leaf, LeafEntry, LeafKind};
 use xfs_format::error::FormatError;
 use xfs_format::types::FileBlock;
 
-/// Names of one hash that a directory gets at most.
-#[cfg(not(test))]
-pub const CROWD_MAX: usize = 2048;
-/// Making such a directory takes its square.
-#[cfg(test)]
-pub const CROWD_MAX: usize = 512;
+pub use crate::error::CROWD_MAX;
+
 /// With fewer names of one hash, the order of removal does not matter.
 const CROWD_MIN: usize = 256;
 

@@ -6,9 +6,8 @@
 use super::crowd::{CROWD_MAX, LastData};
 use super::{Data, FileType, NAME, hash_index, parse_short};
 use crate::da::{check_owner, descend, next_leaf};
-use crate::error::{Error, Result};
+use crate::error::{Error, NameProblem, Result};
 use crate::fork::Fork;
-use crate::namespace::NameProblem;
 use xfs_format::da::{ascii_ci_fold, ascii_ci_hash, name_hash};
 use xfs_format::dir::{DataKind, INDEX, Leaf, LeafEntry, LeafKind, is_valid_name};
 use xfs_format::error::FormatError;

@@ -4,7 +4,7 @@
 //! [`GROUP_BYTES_MIN`] to just below 1 TiB; blocks that would make a last group smaller than that are left out of
 //! the volume. That is what the kernel demands and `mkfs.xfs` does.
 
-use super::refusal::Refusal;
+use crate::error::mkfs::Refusal;
 
 /// How a volume is cut into groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -13,7 +13,7 @@
 //! more, and has them in each log whose size was not said, as `mkfs.xfs` sees to it.
 
 use super::levels::{Levels, Shape, map_entries};
-use super::refusal::Refusal;
+use crate::error::mkfs::Refusal;
 
 /// No log has fewer blocks than this.
 const BLOCKS_MIN: u64 = 512;

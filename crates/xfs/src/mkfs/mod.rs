@@ -16,16 +16,15 @@ mod log_record;
 mod log_size;
 mod options;
 mod plan;
-mod refusal;
 mod structures;
 mod write;
 
+pub use crate::error::mkfs::Refusal;
 pub use groups::Groups;
 pub use layout::{Extent, GroupLayout, Layout};
 pub use log_size::log_blocks_min;
 pub use options::{Features, Options};
 pub use plan::{plan, unwritable};
-pub use refusal::Refusal;
 pub(crate) use structures::{agf, agi, seal};
 pub(crate) use write::write_group;
 pub use write::{Before, format};

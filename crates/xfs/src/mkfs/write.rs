@@ -5,8 +5,8 @@
 
 use super::layout::{GroupLayout, Layout};
 use super::log_record;
-use super::refusal::Refusal;
 use super::structures::{fill_group, inode_blocks, seal};
+use crate::error::mkfs::Refusal;
 use crate::error::{Error, Result};
 use blockdev::{AlignedBuf, BlockDevice, DeviceError, Durability};
 use xfs_format::types::{AgBlock, AgNumber};

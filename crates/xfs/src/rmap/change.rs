@@ -1,9 +1,9 @@
 //! Which records take the place of which, and how the tree gets from these to those.
 
-use super::damage::{RmapDamage, RmapProblem};
-use super::owner::{Mapping, group_of};
+use super::group_of;
 use crate::btree::edit::{Editor, TreeStore};
-use crate::error::Result;
+use crate::error::{Result, RmapDamage, RmapProblem};
+use crate::owner::Mapping;
 use smallvec::SmallVec;
 use xfs_format::btree::{Rmapbt, Tree};
 

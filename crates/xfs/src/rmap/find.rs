@@ -1,9 +1,9 @@
 //! Records that have given blocks, or blocks next to them.
 
-use super::damage::{RmapDamage, RmapProblem};
-use super::owner::{Mapping, RmapOwner, group_of};
+use super::{check, group_of};
 use crate::btree::edit::{Editor, TreeStore};
-use crate::error::Result;
+use crate::error::{Result, RmapDamage, RmapProblem};
+use crate::owner::{Mapping, RmapOwner};
 use std::ops::{ControlFlow, Range};
 use xfs_format::btree::Rmapbt;
 use xfs_format::records::{RmapKeyPair, RmapRecord};
@@ -161,7 +161,7 @@ fn first_in<S: TreeStore<Tree = Rmapbt>>(
         if mapping.end() <= blocks.start {
             return Ok(ControlFlow::Continue(()));
         }
-        mapping.check(editor)?;
+        check(editor, &mapping)?;
         if !wanted(&mapping) {
             return Ok(ControlFlow::Continue(()));
         }
@@ -177,7 +177,7 @@ fn checked<S: TreeStore<Tree = Rmapbt>>(
     record: Option<RmapRecord>,
 ) -> Result<Option<Mapping>> {
     let Some(mapping) = record.as_ref().map(Mapping::of_record) else { return Ok(None) };
-    mapping.check(editor)?;
+    check(editor, &mapping)?;
     Ok(Some(mapping))
 }
 

@@ -24,21 +24,20 @@
 //! question is looked for where it is most often, next to its place; and if it is not there, among all that overlap.
 
 mod change;
-mod damage;
 mod find;
-mod owner;
 #[cfg(test)]
 mod tests;
 
-pub use damage::{RmapDamage, RmapProblem};
+pub use crate::error::{RmapDamage, RmapProblem};
+pub use crate::owner::{Mapping, RmapOwner};
 pub use find::{expect_free, mapping_in, other_mapping_in};
-pub use owner::{Mapping, RmapOwner};
 
 use crate::btree::edit::{Editor, TreeStore};
 use crate::error::Result;
 use change::{converted, mapped, replace, unmapped};
 use find::{Sharing, covering, left_of, no_record_at, nobody_has, right_of};
 use xfs_format::btree::Rmapbt;
+use xfs_format::types::AgNumber;
 
 /// The most records that one call takes out of the tree and puts into it, counted together. Any others it changes in
 /// place.
@@ -62,7 +61,7 @@ pub const fn blocks_freed_by_change(levels: u32) -> u32 {
 
 /// Blocks get an owner. Nobody may have had them.
 pub fn map<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, mapping: &Mapping) -> Result<()> {
-    mapping.check(editor)?;
+    check(editor, mapping)?;
     nobody_has(editor, mapping)?;
     add(editor, mapping, Sharing::None)
 }
@@ -72,7 +71,7 @@ pub fn map<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, mapping: &Mappin
 /// That it has the first of them at this offset is refused. Whether it has later ones is not asked: between could be any
 /// number of records of others.
 pub fn map_shared<S: TreeStore<Tree = Rmapbt>>(editor: &mut Editor<S>, mapping: &Mapping) -> Result<()> {
-    mapping.check(editor)?;
+    check(editor, mapping)?;
     no_record_at(editor, mapping)?;
     add(editor, mapping, Sharing::Possible)
 }
@@ -110,7 +109,7 @@ fn remove<S: TreeStore<Tree = Rmapbt>>(
     mapping: &Mapping,
     sharing: Sharing,
 ) -> Result<()> {
-    mapping.check(editor)?;
+    check(editor, mapping)?;
     let record = covering(editor, mapping, sharing)?;
     replace(editor, &unmapped(&record, mapping))
 }
@@ -131,12 +130,26 @@ fn change_state<S: TreeStore<Tree = Rmapbt>>(
     sharing: Sharing,
 ) -> Result<()> {
     let after = Mapping { unwritten: !mapping.unwritten, ..*mapping };
-    mapping.check(editor)?;
-    after.check(editor)?;
+    check(editor, mapping)?;
+    check(editor, &after)?;
     let record = covering(editor, mapping, sharing)?;
     // Only what reaches an end of the record touches its neighbour there.
     let left = if record.start == mapping.start { left_of(editor, mapping, sharing)? } else { None };
     let right = if record.end() == mapping.end() { right_of(editor, mapping)? } else { None };
     let (left, right) = (left.filter(|left| left.joins(&after)), right.filter(|right| after.joins(right)));
     replace(editor, &converted(left, &record, &after, right))
+}
+
+/// Refuses what no map of this group can have.
+fn check<S: TreeStore<Tree = Rmapbt>>(editor: &Editor<S>, mapping: &Mapping) -> Result<()> {
+    let ag = group_of(editor);
+    match mapping.problem(editor.store().geometry(), ag) {
+        None => Ok(()),
+        Some(problem) => Err(RmapDamage::new(ag, mapping, RmapProblem::Invalid(problem)).into()),
+    }
+}
+
+/// The group whose map it is.
+fn group_of<S: TreeStore>(editor: &Editor<S>) -> AgNumber {
+    AgNumber(editor.store().owner() as u32)
 }

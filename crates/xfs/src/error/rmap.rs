@@ -1,6 +1,6 @@
 //! What can be wrong with a reverse map.
 
-use super::owner::Mapping;
+use crate::owner::Mapping;
 use std::fmt;
 use xfs_format::types::AgNumber;
 
@@ -30,7 +30,7 @@ pub enum RmapProblem {
 }
 
 impl RmapDamage {
-    pub(super) const fn new(ag: AgNumber, mapping: &Mapping, problem: RmapProblem) -> Self {
+    pub(crate) const fn new(ag: AgNumber, mapping: &Mapping, problem: RmapProblem) -> Self {
         Self { ag, mapping: *mapping, problem }
     }
 }

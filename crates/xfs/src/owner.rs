@@ -1,8 +1,7 @@
-//! Owners of blocks, and how the map writes them down.
+//! Owners of blocks, as the reverse map and its intents write them down.
+//!
+//! Plain values: who asks for blocks says whose they will be, and needs nothing else of the map.
 
-use super::damage::{RmapDamage, RmapProblem};
-use crate::btree::edit::{Editor, TreeStore};
-use crate::error::Result;
 use std::fmt;
 use xfs_format::bmbt::STARTOFF_BITS;
 use xfs_format::btree::{Rmapbt, Tree};
@@ -54,7 +53,7 @@ impl RmapOwner {
     pub const REFCOUNT_TREE: Self = Self::special(RmapRecord::OWNER_REFCOUNT_TREE);
     /// Blocks staged for copy-on-write.
     pub const COW_STAGING: Self = Self::special(RmapRecord::OWNER_COW_STAGING);
-    /// Whoever it is: for [`unmap`](super::unmap) of blocks that an intent in the log frees and does not say of whom. No
+    /// Whoever it is: for [`unmap`](crate::rmap::unmap) of blocks that an intent in the log frees and does not say of whom. No
     /// record has it.
     pub const ANY: Self = Self::special(-2_i64 as u64);
 
@@ -164,22 +163,22 @@ impl Mapping {
         }
     }
 
-    pub(super) fn rank(&self) -> <Rmapbt as Tree>::Rank {
+    pub(crate) fn rank(&self) -> <Rmapbt as Tree>::Rank {
         Rmapbt::record_rank(&self.record())
     }
 
     /// The block behind the last one.
-    pub(super) const fn end(&self) -> u64 {
+    pub(crate) const fn end(&self) -> u64 {
         self.start.0 as u64 + self.len as u64
     }
 
     /// The part before that block, which lies within.
-    pub(super) const fn until(&self, end: AgBlock) -> Self {
+    pub(crate) const fn until(&self, end: AgBlock) -> Self {
         Self { len: end.0 - self.start.0, ..*self }
     }
 
     /// The part from that block on, which lies within.
-    pub(super) const fn from(&self, start: u64) -> Self {
+    pub(crate) const fn from(&self, start: u64) -> Self {
         let gone = (start - self.start.0 as u64) as u32;
         Self {
             start: AgBlock(start as u32),
@@ -190,35 +189,33 @@ impl Mapping {
     }
 
     /// The part that lies within the blocks of `other`, of which it has some.
-    pub(super) fn within(&self, other: &Self) -> Self {
+    pub(crate) fn within(&self, other: &Self) -> Self {
         let tail = self.from(self.start.max(other.start).0.into());
         Self { len: (tail.end().min(other.end()) - u64::from(tail.start.0)) as u32, ..tail }
     }
 
     /// Whether all of `part` is in it, for the same owner at the same offset. Their states are not compared.
-    pub(super) fn covers(&self, part: &Self) -> bool {
+    pub(crate) fn covers(&self, part: &Self) -> bool {
         self.start <= part.start
             && part.end() <= self.end()
             && self.owner.advanced(part.start.0 - self.start.0) == part.owner
     }
 
     /// Whether `next` goes on where it ends, for the same owner. Their states are not compared.
-    pub(super) fn touches(&self, next: &Self) -> bool {
+    pub(crate) fn touches(&self, next: &Self) -> bool {
         self.end() == u64::from(next.start.0) && self.owner.advanced(self.len) == next.owner
     }
 
     /// Whether one record can have both: the group is too short for more blocks than a record can count.
-    pub(super) fn joins(&self, next: &Self) -> bool {
+    pub(crate) fn joins(&self, next: &Self) -> bool {
         self.touches(next) && self.unwritten == next.unwritten
     }
 
-    /// Refuses what no map of this group can have: blocks behind its end, headers of anyone else, an owner that is none,
+    /// Says what of it no map of this group can have: blocks behind its end, headers of anyone else, an owner that is none,
     /// flags and offsets that the owner cannot have.
-    pub(super) fn check<S: TreeStore<Tree = Rmapbt>>(&self, editor: &Editor<S>) -> Result<()> {
-        let geometry = editor.store().geometry();
-        let ag = group_of(editor);
+    pub(crate) fn problem(&self, geometry: &Geometry, ag: AgNumber) -> Option<&'static str> {
         let headers = (HEADER_SECTORS * geometry.sector_size).div_ceil(geometry.block_size);
-        let problem = if self.len == 0 {
+        if self.len == 0 {
             Some("length")
         } else if self.end() > geometry.ag_blocks_of(ag).into() {
             Some("end")
@@ -228,17 +225,8 @@ impl Mapping {
             Some("owner of headers")
         } else {
             self.owner.check(self.len, self.unwritten, geometry).err()
-        };
-        match problem {
-            None => Ok(()),
-            Some(check) => Err(RmapDamage::new(ag, self, RmapProblem::Invalid(check)).into()),
         }
     }
-}
-
-/// The group whose map it is.
-pub(super) fn group_of<S: TreeStore>(editor: &Editor<S>) -> AgNumber {
-    AgNumber(editor.store().owner() as u32)
 }
 
 impl fmt::Display for RmapOwner {

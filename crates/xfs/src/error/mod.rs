@@ -1,6 +1,18 @@
 //! What can go wrong in the engine.
+//!
+//! Invariant: it knows the format and the device, and no module that fails: what each can say of its failure is defined
+//! here.
 
-use crate::log::ShutdownReason;
+pub(crate) mod alter;
+pub(crate) mod mkfs;
+mod name;
+mod rmap;
+mod shutdown;
+
+pub use name::{CROWD_MAX, NameProblem};
+pub use rmap::{RmapDamage, RmapProblem};
+pub use shutdown::ShutdownReason;
+
 use blockdev::DeviceError;
 use xfs_format::error::FormatError;
 use xfs_format::types::{DiskAddr, InodeNumber, Lsn};
@@ -24,7 +36,7 @@ pub enum Error {
     },
     /// The reverse map of a group does not say of blocks what it should.
     #[error(transparent)]
-    ReverseMap(#[from] crate::rmap::RmapDamage),
+    ReverseMap(#[from] RmapDamage),
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -141,7 +153,7 @@ pub enum Error {
     ReadOnly(&'static str),
     /// A name cannot be made, changed or removed. Nothing was changed.
     #[error(transparent)]
-    Name(crate::namespace::NameProblem),
+    Name(NameProblem),
     /// The inode is immutable or append-only, which forbids this change to everyone. Nothing was changed.
     #[error("inode {inode} is {how}: take the flag off first (chattr)")]
     Protected {
@@ -155,10 +167,10 @@ pub enum Error {
     ShutDown,
     /// A volume cannot be made as it is wanted. Nothing was written.
     #[error(transparent)]
-    Mkfs(#[from] crate::mkfs::Refusal),
+    Mkfs(#[from] mkfs::Refusal),
     /// A volume cannot be changed as it is wanted. Nothing was written.
     #[error(transparent)]
-    Alter(#[from] crate::alter::Refusal),
+    Alter(#[from] alter::Refusal),
     /// A fork has as many extents as its inode can count.
     #[error("inode {inode} can have no more than {limit} extents")]
     TooManyExtents {
