@@ -5,7 +5,7 @@
 
 use crate::alloc::{BusyExtents, Space};
 use crate::alter;
-use crate::bmap::{self, ExtentList, FileMap, InodeFork, SharedRun, Sharing};
+use crate::bmap::{FileMap, InodeFork};
 use crate::buf::{AHEAD, BufCache};
 use crate::cache::Cache;
 use crate::dcache::{Dcache, FileId};
@@ -13,9 +13,11 @@ use crate::error::{Error, Result};
 use crate::fork::Fork;
 use crate::group::{Groups, InodeRoots, SpaceRoots};
 use crate::ialloc::{InodeSource, Inodes};
+use crate::ifork::{self, ExtentList};
 use crate::inode::{ForkState, RecentInodes};
 use crate::log::{CommitSeq, Designs, Journal, Pace, ShutdownReason, check_headers};
 use crate::recovery::{self, clean};
+use crate::refcount::{SharedRun, Sharing};
 use crate::trans::{self, counters::Counters};
 use blockdev::{AlignedBuf, BlockDevice, Claim, DeviceError};
 use fileio::testing::point;
@@ -686,9 +688,9 @@ impl Volume {
         if let Some(list) = fork.loaded() {
             return Ok(Arc::clone(list));
         }
-        let list = bmap::load(&self.bufs, &self.geometry, inode.ino(), fork)?;
+        let list = ifork::load(&self.bufs, &self.geometry, inode.ino(), fork)?;
         if kind == ForkKind::Attr || !inode.is_reflinked() {
-            bmap::check_disjoint(inode.ino(), &list)?;
+            ifork::check_disjoint(inode.ino(), &list)?;
         }
         let list = Arc::clone(fork.keep(list));
         if let Some(entry) = self.inodes.get(&inode.ino()) {

@@ -4,10 +4,11 @@
 //! shared line written. For those who would write to a file that may share blocks, what is shared is such a list too,
 //! made at first use (`inode::copying`).
 
-use super::{ExtentList, Mapped, SharedRun};
 use crate::error::{Error, Result};
 use crate::file::{Given, Told};
+use crate::ifork::{ExtentList, Mapped};
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
+use crate::refcount::SharedRun;
 use crate::volume::Volume;
 use blockdev::DeviceError;
 use fileio::testing::point;

@@ -3,8 +3,8 @@
 use super::copies::Unclaims;
 use super::{Blocks, Told, join_file};
 use crate::alloc::{Purpose, Request, Target};
-use crate::bmap::Mapped;
 use crate::error::{Error, Result};
+use crate::ifork::Mapped;
 use crate::inode::{ForkKind, InodeEntry, TakenTime, after_overwrite};
 use crate::trans::Trans;
 use crate::trans::reservation::Need;

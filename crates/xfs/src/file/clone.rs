@@ -11,8 +11,8 @@
 
 use super::shared::written_runs;
 use super::{Blocks, join_file};
-use crate::bmap::Mapped;
 use crate::error::{Error, Result};
+use crate::ifork::Mapped;
 use crate::inode::{ForkKind, InodeEntry};
 use crate::trans::Trans;
 use crate::trans::reservation::Need;

@@ -2,9 +2,9 @@
 
 use super::{BLOCKS_END, Blocks, join_file};
 use crate::attr;
-use crate::bmap::ExtentList;
 use crate::buf::Piece;
 use crate::error::{Error, Result};
+use crate::ifork::ExtentList;
 use crate::inode::{ForkKind, Inode, InodeEntry, Life};
 use crate::namespace::join_ending;
 use crate::trans::Trans;

@@ -1,9 +1,10 @@
 //! Which of a file's blocks others have as well, and who has to know it.
 
 use super::{BLOCKS_END, Blocks};
-use crate::bmap::{ExtentList, SharedRun};
 use crate::error::Result;
+use crate::ifork::ExtentList;
 use crate::inode::{BlockSet, ForkKind, InodeEntry};
+use crate::refcount::SharedRun;
 use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::types::{FileBlock, FsBlock};

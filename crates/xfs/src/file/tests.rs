@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::bmap::edit::few;
-use crate::bmap::looks;
+use crate::ifork::looks;
 use crate::mkfs::{Before, Options, format, plan};
 use crate::namespace::NewInode;
 use crate::volume::{ForkKind, OpenOptions, Volume};

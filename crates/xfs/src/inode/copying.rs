@@ -16,8 +16,9 @@
 
 use super::kept::Kept;
 use super::runs::Runs;
-use crate::bmap::cow::CowFork;
-use crate::bmap::{ExtentList, Mapped, SharedRun};
+use crate::cow::CowFork;
+use crate::ifork::{ExtentList, Mapped};
+use crate::refcount::SharedRun;
 use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;

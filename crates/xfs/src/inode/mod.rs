@@ -24,11 +24,13 @@ pub use handle::{InodeHandle, Life};
 pub(crate) use lazy_time::{Taken as TakenTime, after_overwrite};
 pub(crate) use recent::RecentInodes;
 
-use crate::bmap::ExtentList;
+pub use crate::ifork::ForkKind;
+pub(crate) use crate::ifork::ForkState;
+
 use crate::dcache::FileId;
 use crate::error::{Error, Result};
 use crate::ialloc::InodeBytes;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use xfs_format::bmbt::BmbtRoot;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
@@ -36,64 +38,6 @@ use xfs_format::inode::{ForkFormat, ForkInfo, InodeCore, InodeFlags2, InodeType}
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
-
-/// Which fork of an inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ForkKind {
-    /// File content, directory entries, symlink targets.
-    Data,
-    /// Extended attributes.
-    Attr,
-}
-
-/// One fork's bytes within the inode, and its extents once they were asked for.
-#[derive(Clone, Debug)]
-pub(crate) struct ForkState {
-    pub(crate) format: ForkFormat,
-    pub(crate) nextents: u64,
-    pub(crate) bytes: Box<[u8]>,
-    extents: OnceLock<Arc<ExtentList>>,
-}
-
-impl ForkState {
-    fn new(info: &ForkInfo, inode: &[u8], size: Option<u64>) -> Self {
-        let bytes = inode.get(info.range.clone()).unwrap_or_default();
-        // Only what the fork uses: inodes are kept by the hundred thousand.
-        let used = match info.format {
-            ForkFormat::Dev => 4,
-            ForkFormat::Local => size.and_then(|size| usize::try_from(size).ok()).unwrap_or(bytes.len()),
-            ForkFormat::Extents => usize::try_from(info.nextents.saturating_mul(16)).unwrap_or(bytes.len()),
-            ForkFormat::Btree => bytes.len(),
-        };
-        let bytes = bytes.get(..used).unwrap_or(bytes).into();
-        Self { format: info.format, nextents: info.nextents, bytes, extents: OnceLock::new() }
-    }
-
-    /// The extents, if they are in memory.
-    pub(crate) fn loaded(&self) -> Option<&Arc<ExtentList>> {
-        self.extents.get()
-    }
-
-    /// Keeps `list`, unless another thread was faster; gives the one that stays.
-    pub(crate) fn keep(&self, list: ExtentList) -> &Arc<ExtentList> {
-        self.extents.get_or_init(|| Arc::new(list))
-    }
-
-    /// A fork with other content: bytes as the inode holds them, and its extents if they are known.
-    #[allow(dead_code, reason = "its users follow")]
-    pub(crate) fn with(
-        format: ForkFormat,
-        nextents: u64,
-        bytes: Box<[u8]>,
-        extents: Option<Arc<ExtentList>>,
-    ) -> Self {
-        Self { format, nextents, bytes, extents: extents.map_or_else(OnceLock::new, OnceLock::from) }
-    }
-
-    fn weight(&self) -> u64 {
-        self.bytes.len() as u64 + self.loaded().map_or(0, |list| list.weight())
-    }
-}
 
 /// A version of an inode.
 #[derive(Clone, Debug)]

@@ -5,12 +5,13 @@
 
 use super::patch::Patch;
 use super::survey::Unfinished;
-use crate::bmap::{self, Sharing};
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
 use crate::group::Groups;
 use crate::ialloc::InodeSource;
+use crate::ifork;
 use crate::inode::{ForkKind, Inode};
+use crate::refcount::Sharing;
 use crate::trans::Promise;
 use blockdev::BlockDevice;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ impl Look<'_> {
         let own =
             if inode.is_reflinked() { &[ForkKind::Attr][..] } else { &[ForkKind::Data, ForkKind::Attr] };
         for fork in own.iter().filter_map(|kind| inode.fork_state(*kind)) {
-            let extents = bmap::load(bufs, geometry, ino, fork)?;
+            let extents = ifork::load(bufs, geometry, ino, fork)?;
             match self.sharing.check(ino, &extents, FileBlock(0)..FileBlock(u64::MAX)) {
                 Err(Error::Shared(_)) => {
                     return Err(Error::CannotRecover(format!(

@@ -18,6 +18,7 @@
 //! adjust               one owner more or less, for as many pieces of a run as a transaction can bear
 //! add_cow, remove_cow  a staging extent comes, or goes (to a file, or back to the free space)
 //! find_shared          the first part of a run that has more than one owner
+//! Sharing              what the trees say of blocks, for whoever only looks
 //! first_cow            one staging extent after the other: what a crash left
 //! ```
 
@@ -25,6 +26,7 @@ mod adjust;
 mod cow;
 mod record;
 mod shared;
+mod sharing;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -33,6 +35,8 @@ pub use adjust::{Adjust, Adjusted, adjust, changes_of_adjust};
 pub use cow::{COW_CHANGES, add_cow, first_cow, remove_cow};
 pub use record::COUNT_MAX;
 pub use shared::find_shared;
+pub use sharing::SharedRun;
+pub(crate) use sharing::Sharing;
 
 use crate::alloc::Run;
 use crate::btree::edit::{Editor, TreeStore};

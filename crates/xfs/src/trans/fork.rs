@@ -7,10 +7,10 @@
 
 use super::Trans;
 use crate::alloc::{Purpose, Request, Target};
-use crate::bmap::{self, ExtentList};
 use crate::buf::{Buf, Piece, Pieces};
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
+use crate::ifork::{self, ExtentList};
 use crate::inode::{ForkKind, ForkState};
 use blockdev::Durability;
 use std::ops::Range;
@@ -93,8 +93,8 @@ impl<'t, 'v> TransFork<'t, 'v> {
     fn pieces(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Pieces> {
         let geometry = self.trans.geometry();
         match self.state().and_then(ForkState::loaded) {
-            Some(extents) => bmap::pieces(geometry, self.ino, extents, at, blocks, verifier),
-            None => bmap::pieces(geometry, self.ino, &*self.extents()?, at, blocks, verifier),
+            Some(extents) => ifork::pieces(geometry, self.ino, extents, at, blocks, verifier),
+            None => ifork::pieces(geometry, self.ino, &*self.extents()?, at, blocks, verifier),
         }
     }
 

@@ -24,9 +24,9 @@ mod tree;
 
 pub use trans::TransFork;
 
-use super::ExtentList;
 use crate::btree::edit::Block;
 use crate::error::{Error, Result};
+use crate::ifork::ExtentList;
 use crate::inode::ForkKind;
 use std::ops::Range;
 use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent, STARTOFF_BITS};

@@ -7,11 +7,11 @@
 //! directory's inode with it: the log names all whose maps there are to look at.
 
 use super::buffer::verifier;
-use crate::bmap::{self, ExtentList};
 use crate::buf::{BufCache, Pieces};
 use crate::error::{Error, Result};
 use crate::group::Groups;
 use crate::ialloc::InodeSource;
+use crate::ifork::{self, ExtentList};
 use crate::inode::{ForkKind, Inode};
 use crate::recovery::patch::Patch;
 use blockdev::BlockDevice;
@@ -98,7 +98,7 @@ impl Scattered {
                 let mut at = next.max(extent.startoff.0 / step * step);
                 while at < extent.end().0 {
                     let pieces =
-                        bmap::pieces(geometry, ino, &extents, FileBlock(at), step as u32, &dir::INDEX);
+                        ifork::pieces(geometry, ino, &extents, FileBlock(at), step as u32, &dir::INDEX);
                     found.extend(pieces.ok().and_then(|pieces| self.take(pieces)));
                     at += step;
                 }
@@ -137,7 +137,7 @@ fn extents(source: &InodeSource<'_>, ino: InodeNumber) -> Result<Option<ExtentLi
             return Ok(None);
         }
         let fork = inode.fork_state(ForkKind::Data);
-        fork.map(|fork| bmap::load(source.bufs, source.geometry, ino, fork)).transpose()
+        fork.map(|fork| ifork::load(source.bufs, source.geometry, ino, fork)).transpose()
     };
     match look() {
         Err(Error::NoSuchInode(_) | Error::Corrupt { .. }) => Ok(None),

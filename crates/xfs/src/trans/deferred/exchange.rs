@@ -9,8 +9,8 @@
 //! - the log never has an exchange of nothing, which kernels take for damage.
 
 use super::work::{IntentBytes, Promise, Work};
-use crate::bmap::{ExtentList, Mapped};
 use crate::error::{Error, Result};
+use crate::ifork::{ExtentList, Mapped};
 use crate::inode::{ForkKind, ForkState};
 use crate::trans::Trans;
 use std::collections::BTreeMap;

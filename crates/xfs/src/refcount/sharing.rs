@@ -4,11 +4,11 @@
 //! blocks of a file with the flag for shared blocks counts an owner less; of a file without it, none may be counted, which
 //! is asked before anything has changed, and of each extent once more.
 
-use super::ExtentList;
 use crate::btree::Cursor;
 use crate::buf::BufCache;
 use crate::error::{Error, Result};
 use crate::group::{Groups, Root};
+use crate::ifork::ExtentList;
 use parking_lot::RwLockReadGuard;
 use std::cmp::Ordering;
 use std::ops::Range;

@@ -16,8 +16,9 @@
 //! next_remap   what to remap next, once data are written
 //! ```
 
-use super::{ExtentList, Mapped, SharedRun};
 use crate::error::Result;
+use crate::ifork::{ExtentList, Mapped};
+use crate::refcount::SharedRun;
 use std::ops::Range;
 use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent, STARTOFF_BITS};
 use xfs_format::types::{FileBlock, FsBlock};
