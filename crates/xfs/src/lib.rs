@@ -5,6 +5,7 @@
 //! forks), `dir`, `dcache` (names in memory), `attr`, and `volume`, which ties them together.
 #![forbid(unsafe_code)]
 
+mod agf;
 pub mod alloc;
 pub mod alter;
 pub mod attr;
@@ -13,6 +14,7 @@ pub mod btree;
 pub mod buf;
 mod cache;
 pub mod check;
+pub mod counters;
 pub mod cow;
 mod da;
 pub mod dcache;
@@ -23,6 +25,7 @@ pub mod fork;
 pub mod group;
 pub mod ialloc;
 pub mod ifork;
+pub mod imap;
 mod info;
 pub mod inode;
 mod keyed_hash;

@@ -11,8 +11,8 @@
 //! - what is promised to copies that are to come is a claim on each group whose blocks they copy, and on each where they are
 //!   staged, that grows and shrinks with the records they may bring. Who takes such copies has the room out of it.
 
+use crate::counters::Counters;
 use crate::error::Result;
-use crate::trans::counters::Counters;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -143,7 +143,7 @@ impl OwnerClaim<'_> {
     }
 
     /// The reverse map of a group grew by so many blocks for the change that has the claim, or shrank.
-    pub(super) fn grew(&mut self, ag: AgNumber, by: i32) {
+    pub(crate) fn grew(&mut self, ag: AgNumber, by: i32) {
         let Some(held) = self.held.get_mut(&ag) else { return };
         let mut all = self.claims.blocks.lock();
         let others = all.get(&ag).map_or(0, |claimed| claimed - held.left);

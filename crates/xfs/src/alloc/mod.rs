@@ -17,14 +17,13 @@
 //!   blocks of the ring are written through the journal, which keeps the order;
 //! - whoever finds too little room has changed nothing that matters: the ring may have been filled, no more.
 
-mod agfl;
+pub(crate) mod agfl;
 mod busy;
 mod claims;
 #[cfg(test)]
 mod effort;
 mod group;
 mod limits;
-mod locked;
 #[cfg(test)]
 mod memory;
 #[cfg(test)]
@@ -33,14 +32,12 @@ mod pick;
 mod seam;
 mod search;
 mod space;
-mod trees;
 
 pub use busy::{BusyExtents, BusyGuard, BusyMark};
 pub use claims::OwnerClaim;
 pub use group::Group;
 pub use limits::Limits;
 pub(crate) use limits::rmap_levels;
-pub(crate) use locked::LockedSpace;
 pub use pick::{Allocated, FEW, Owners, Space, Target};
 pub use seam::{Freed, Order, SpaceStore, Spent, VolumeStore};
 

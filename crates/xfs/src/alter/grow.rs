@@ -8,7 +8,8 @@
 //! As with `xfs_growfs`, a last group has 64 blocks at least: fewer are left out.
 
 use super::{Refusal, copies};
-use crate::alloc::{Limits, LockedSpace, Run, Space};
+use crate::agf::LockedSpace;
+use crate::alloc::{Limits, Run, Space};
 use crate::error::{Error, Result};
 use crate::log::Frozen;
 use crate::mkfs::{self, Before, Layout};

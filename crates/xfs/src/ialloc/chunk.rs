@@ -5,10 +5,11 @@
 
 use super::create;
 use super::locked::LockedInodes;
-use super::shape::InodeShape;
 use super::trees;
-use crate::alloc::{LockedSpace, Place, Purpose, Request, Run};
+use crate::agf::LockedSpace;
+use crate::alloc::{Place, Purpose, Request, Run};
 use crate::error::{Error, Result};
+use crate::imap::InodeShape;
 use crate::rmap::RmapOwner;
 use xfs_format::ag::NULL_AG_INODE;
 use xfs_format::btree::{Finobt, Inobt};

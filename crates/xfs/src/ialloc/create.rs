@@ -5,7 +5,7 @@
 
 use crate::buf::{MetaBuf, Piece};
 use crate::error::Result;
-use crate::ialloc::CLUSTER;
+use crate::imap::CLUSTER;
 use crate::log::{ItemState, Landing, LogItem, LogVector, Push, VecSize};
 use crate::trans::Trans;
 use std::sync::Arc;

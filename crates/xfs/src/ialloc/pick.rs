@@ -6,67 +6,19 @@
 
 use super::chunk;
 use super::locked::LockedInodes;
-use super::shape::InodeShape;
 use super::trees::{self, InodeTree};
-use super::unlinked::UnlinkedHints;
-use crate::alloc::LockedSpace;
+use crate::agf::LockedSpace;
 use crate::error::{Error, Result};
+use crate::imap::{CLUSTER, Inodes};
 use crate::rmap::RmapOwner;
 use crate::trans::Trans;
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
 use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
 use xfs_format::btree::{Finobt, Inobt};
-use xfs_format::geometry::Geometry;
 use xfs_format::records::InodeChunk;
 use xfs_format::types::{AgInode, AgNumber, InodeNumber};
 
 /// Chunks that are looked at to each side of the parent's where there is no tree of free inodes.
 const STEPS_ASIDE: u32 = 10;
-
-/// The inodes of a volume: what allocation remembers from one to the next.
-#[derive(Debug)]
-pub struct Inodes {
-    shape: InodeShape,
-    /// Where the next directory goes.
-    next_group: AtomicU32,
-    /// Where generation numbers follow from a seed; else each thread has its own source of them.
-    generations: Option<Mutex<fastrand::Rng>>,
-    pub(super) unlinked: UnlinkedHints,
-}
-
-impl Inodes {
-    /// The inodes of a volume of this shape. Generation numbers follow from `seed` if there is one.
-    pub fn new(geometry: &Geometry, seed: Option<u64>) -> Self {
-        Self {
-            shape: InodeShape::new(geometry),
-            next_group: AtomicU32::new(0),
-            generations: seed.map(|seed| Mutex::new(fastrand::Rng::with_seed(seed))),
-            unlinked: UnlinkedHints::default(),
-        }
-    }
-
-    /// How inodes come on this volume.
-    pub fn shape(&self) -> &InodeShape {
-        &self.shape
-    }
-
-    /// A generation number: nobody who knew the inode's earlier ones can guess it.
-    pub fn generation(&self) -> u32 {
-        match &self.generations {
-            Some(seeded) => seeded.lock().u32(..),
-            None => fastrand::u32(..),
-        }
-    }
-
-    fn first_group(&self, geometry: &Geometry, parent: InodeNumber, directory: bool) -> AgNumber {
-        if directory {
-            AgNumber(self.next_group.fetch_add(1, Ordering::Relaxed) % geometry.ag_count().max(1))
-        } else {
-            geometry.split_inode(parent).map_or(AgNumber(0), |(ag, _)| ag)
-        }
-    }
-}
 
 impl Trans<'_> {
     /// Takes a free inode for a new file or directory of `parent`, and makes a chunk if there is none. Comes before
@@ -77,9 +29,9 @@ impl Trans<'_> {
         let inodes = &write.inodes;
         let first = inodes.first_group(geometry, parent, directory);
         let may_grow = inodes
-            .shape
+            .shape()
             .most(geometry)
-            .is_none_or(|most| write.counters.inodes().saturating_add(inodes.shape.inodes.into()) <= most);
+            .is_none_or(|most| write.counters.inodes().saturating_add(inodes.shape().inodes.into()) <= most);
         for ag in (first.0..geometry.ag_count()).chain(0..first.0).map(AgNumber) {
             if self.highest_group().is_some_and(|highest| ag < highest)
                 || !self.may_have_inode(inodes, ag, may_grow, directory)?
@@ -111,7 +63,7 @@ impl Trans<'_> {
         if !may_grow {
             return Ok(false);
         }
-        let shape = &inodes.shape;
+        let shape = inodes.shape();
         let space = &self.volume().write_side()?.space;
         let least = shape.piece.unwrap_or(shape.blocks);
         space.has_room(&mut LockedSpace::new(self), ag, least, directory.into())
@@ -126,7 +78,7 @@ impl Trans<'_> {
     ) -> Result<Option<AgInode>> {
         let mut locked = LockedInodes::lock(self, ag)?;
         if locked.agi()?.freecount.get() == 0
-            && (!may_grow || !chunk::make(&mut locked, &inodes.shape, inodes.generation())?)
+            && (!may_grow || !chunk::make(&mut locked, inodes.shape(), inodes.generation())?)
         {
             locked.unlock_clean();
             return Ok(None);
@@ -151,10 +103,10 @@ impl Trans<'_> {
         let (ag, inode) = geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
         let mut locked = LockedInodes::lock(self, ag)?;
         let runs =
-            chunk::free(&mut locked, &write.inodes.shape, inode).map_err(|error| error.of_inode(ino))?;
+            chunk::free(&mut locked, write.inodes.shape(), inode).map_err(|error| error.of_inode(ino))?;
         for run in &runs {
             for piece in super::create::clusters(geometry, ag, run.start, run.len) {
-                let cluster = self.buf_at(piece.daddr, piece.len, &super::CLUSTER)?;
+                let cluster = self.buf_at(piece.daddr, piece.len, &CLUSTER)?;
                 self.invalidate(cluster);
             }
             let owner = Some(RmapOwner::INODES);

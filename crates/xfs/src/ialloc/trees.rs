@@ -1,7 +1,8 @@
 //! The inode trees as trees of blocks: their roots are in the AGI, their blocks come from the same group.
 
 use super::locked::LockedInodes;
-use crate::alloc::{LockedSpace, Place, Purpose, Request, Run};
+use crate::agf::LockedSpace;
+use crate::alloc::{Place, Purpose, Request, Run};
 use crate::btree::edit::{Block, Editor, RootRef, TreeStore};
 use crate::error::{Error, Result};
 use crate::rmap::RmapOwner;

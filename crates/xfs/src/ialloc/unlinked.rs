@@ -6,12 +6,10 @@
 //! words before it is used, and a wrong or missing one costs a walk along the list, no more.
 
 use super::locked::LockedInodes;
-use super::{CLUSTER, trees};
+use super::trees;
 use crate::error::{Error, Result};
+use crate::imap::CLUSTER;
 use crate::trans::{BufIndex, Trans};
-use lockstat::{Counted, LockClass, Mode, Users};
-use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashMap;
 use std::mem::offset_of;
 use xfs_format::ag::{NULL_AG_INODE, UNLINKED_BUCKETS};
 use xfs_format::btree::Inobt;
@@ -23,42 +21,6 @@ use zerocopy::IntoBytes;
 
 /// Where an inode has its pointer to the next one.
 const NEXT_AT: usize = offset_of!(Dinode, next_unlinked);
-const SHARDS: usize = 16;
-
-/// Who points to an inode of a list: its predecessor, by group and inode.
-#[derive(Debug, Default)]
-pub struct UnlinkedHints {
-    shards: [Shard; SHARDS],
-}
-
-static SHARD: LockClass = LockClass::new("unlinked hints");
-
-type Before = HashMap<(AgNumber, AgInode), AgInode>;
-
-#[derive(Debug, Default)]
-struct Shard {
-    before: Mutex<Before>,
-    users: Users,
-}
-
-impl UnlinkedHints {
-    fn shard(&self, ag: AgNumber) -> Counted<MutexGuard<'_, Before>> {
-        let Shard { before, users } = &self.shards[ag.0 as usize % SHARDS];
-        SHARD.lock_by(users, Mode::Exclusive, || before.try_lock(), || before.lock())
-    }
-
-    fn get(&self, ag: AgNumber, inode: AgInode) -> Option<AgInode> {
-        self.shard(ag).get(&(ag, inode)).copied()
-    }
-
-    fn set(&self, ag: AgNumber, inode: AgInode, before: Option<AgInode>) {
-        let mut shard = self.shard(ag);
-        match before {
-            Some(before) => shard.insert((ag, inode), before),
-            None => shard.remove(&(ag, inode)),
-        };
-    }
-}
 
 /// Where an inode lies, in a transaction.
 #[derive(Clone, Copy)]

@@ -587,7 +587,7 @@ impl Debug for InodeEntry {
 pub(super) mod tests {
     use super::*;
     use crate::buf::{Change, Piece};
-    use crate::ialloc::CLUSTER;
+    use crate::imap::CLUSTER;
     use crate::testing::geometry;
     use xfs_format::inode::{CORE_LEN_V3, ForkInfo, InodeCore, InodeFlags, InodeFlags2, InodeType};
     use xfs_format::types::DiskAddr;

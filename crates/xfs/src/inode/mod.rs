@@ -29,7 +29,7 @@ pub(crate) use crate::ifork::ForkState;
 
 use crate::dcache::FileId;
 use crate::error::{Error, Result};
-use crate::ialloc::InodeBytes;
+use crate::imap::InodeBytes;
 use std::sync::Arc;
 use xfs_format::bmbt::BmbtRoot;
 use xfs_format::error::FormatError;

@@ -2,7 +2,7 @@
 
 use super::Trans;
 use crate::error::Result;
-use crate::ialloc::CLUSTER;
+use crate::imap::CLUSTER;
 use crate::inode::{Inode, InodeEntry, InodeLocked, Site};
 use crate::log::{CommitSeq, LogItem, LogVector};
 use std::sync::Arc;

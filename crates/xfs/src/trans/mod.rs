@@ -13,7 +13,6 @@
 //!   groups, and in a group the AGI first, then the AGF, which guards the AGFL.
 
 mod buffers;
-pub mod counters;
 mod deferred;
 pub mod fork;
 mod inodes;
@@ -26,11 +25,11 @@ pub use buffers::BufIndex;
 pub(crate) use deferred::{Arisen, AttrWork, Intent, Promise, ids_behind, new_owner_records};
 
 use crate::alloc::{OwnerClaim, Run};
+use crate::counters::Delta;
 use crate::error::{Error, Result};
 use crate::log::{CommitSeq, Journal, LogItem, LogVector, OnLanded, Outcome, ShutdownReason, Ticket};
 use crate::volume::{Volume, WriteSide};
 use buffers::{Joined, Peeked};
-use counters::Delta;
 use deferred::Deferred;
 use inodes::JoinedInode;
 use reservation::Reservation;

@@ -1,7 +1,7 @@
 //! Free space in a transaction: the seam of the allocator on [`Trans`].
 
 use super::trees::{self, GroupTree, InGroup};
-use super::{
+use crate::alloc::{
     Allocated, Freed, Order, OwnerClaim, Purpose, Request, Run, SpaceStore, Spent, Target, VolumeStore,
 };
 use crate::btree::edit::Editor;
@@ -253,13 +253,13 @@ impl VolumeStore for LockedSpace<'_, '_> {
 }
 
 impl<'v> Trans<'v> {
-    /// See [`Space::promise_to_copies`](super::Space::promise_to_copies).
+    /// See [`Space::promise_to_copies`](crate::alloc::Space::promise_to_copies).
     pub(crate) fn promise_to_copies(&mut self, ag: AgNumber, records: u64) -> Result<()> {
         let write = self.volume().write_side()?;
         write.space.promise_to_copies(&mut LockedSpace::new(self), &write.counters, (ag, records))
     }
 
-    /// See [`Space::claim_for_owners`](super::Space::claim_for_owners).
+    /// See [`Space::claim_for_owners`](crate::alloc::Space::claim_for_owners).
     pub(crate) fn claim_for_owners(&mut self, wanted: &BTreeMap<AgNumber, u64>) -> Result<OwnerClaim<'v>> {
         let volume: &'v Volume = self.volume();
         let write = volume.write_side()?;

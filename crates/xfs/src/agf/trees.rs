@@ -3,10 +3,9 @@
 //! Blocks of the first three come from the ring: they change while free space does. Those of the reference counts are
 //! ordinary blocks of the same group, out of what it keeps back for them.
 
-use super::agfl::{self, RingUse};
 use super::locked::LockedSpace;
-use super::seam::{SpaceStore, Spent};
-use super::{Order, Place, Purpose, Request, Run};
+use crate::alloc::agfl::{self, RingUse};
+use crate::alloc::{Order, Place, Purpose, Request, Run, SpaceStore, Spent};
 use crate::btree::edit::{Block, Editor, RootRef, TreeStore};
 use crate::error::{Error, Result};
 use crate::rmap::RmapOwner;
