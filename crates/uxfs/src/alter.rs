@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use uuid::Uuid;
 use xfs::alter::{self, UuidChange};
+use xfs::upgrade;
 
 /// A feature that can be switched on in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +35,11 @@ impl Upgrade {
         self.engine().name()
     }
 
-    fn engine(self) -> alter::Upgrade {
+    fn engine(self) -> upgrade::Upgrade {
         match self {
-            Self::Bigtime => alter::Upgrade::Bigtime,
-            Self::InobtCount => alter::Upgrade::InobtCount,
-            Self::Nrext64 => alter::Upgrade::Nrext64,
+            Self::Bigtime => upgrade::Upgrade::Bigtime,
+            Self::InobtCount => upgrade::Upgrade::InobtCount,
+            Self::Nrext64 => upgrade::Upgrade::Nrext64,
         }
     }
 }
@@ -240,7 +241,7 @@ pub fn set_uuid(image: impl AsRef<Path>, uuid: NewUuid, how: &OpenOptions) -> Re
 /// `how` says where the volume lies.
 pub fn upgrade(image: impl AsRef<Path>, features: &[Upgrade], how: &OpenOptions) -> Result<Vec<Upgrade>> {
     let engine: Vec<_> = features.iter().map(|feature| feature.engine()).collect();
-    let there = on_device(image.as_ref(), how, |device| alter::upgrade(device, &engine))?;
+    let there = on_device(image.as_ref(), how, |device| upgrade::upgrade(device, &engine))?;
     Ok(features.iter().copied().filter(|feature| there.contains(&feature.engine())).collect())
 }
 

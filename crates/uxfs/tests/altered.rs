@@ -23,7 +23,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use uxfs::{ErrorKind, MkfsOptions, NewNode, OpenOptions, Volume, VolumeInfo, check_device, mkfs_device};
-use xfs::alter::{Upgrade, UuidChange, set_uuid, upgrade};
+use xfs::alter::{UuidChange, set_uuid};
+use xfs::upgrade::{Upgrade, upgrade};
 
 const MIB: u64 = 1 << 20;
 

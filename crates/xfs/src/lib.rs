@@ -26,12 +26,12 @@ pub mod group;
 pub mod ialloc;
 pub mod ifork;
 pub mod imap;
-mod info;
 pub mod inode;
 mod keyed_hash;
 mod lazy_table;
 pub mod log;
 pub mod mkfs;
+pub mod mount;
 pub mod namespace;
 mod owner;
 pub mod recovery;
@@ -41,6 +41,7 @@ pub mod symlink;
 #[doc(hidden)]
 pub mod testing;
 pub mod trans;
+pub mod upgrade;
 pub mod volume;
 
 pub use error::{Error, Result};

@@ -6,9 +6,9 @@ use crate::alloc::{
 };
 use crate::btree::edit::Editor;
 use crate::error::{Error, Result};
+use crate::mount::Mount;
 use crate::rmap::{self, Mapping, RmapOwner};
 use crate::trans::{BufIndex, Trans};
-use crate::volume::Volume;
 use std::collections::BTreeMap;
 use std::mem::size_of;
 use xfs_format::ag::{AGF, AGFL, AGI, AgHeader, Agf, Agfl, AgflHeader, Agi};
@@ -261,7 +261,7 @@ impl<'v> Trans<'v> {
 
     /// See [`Space::claim_for_owners`](crate::alloc::Space::claim_for_owners).
     pub(crate) fn claim_for_owners(&mut self, wanted: &BTreeMap<AgNumber, u64>) -> Result<OwnerClaim<'v>> {
-        let volume: &'v Volume = self.volume();
+        let volume: &'v Mount = self.volume();
         let write = volume.write_side()?;
         write.space.claim_for_owners(&mut LockedSpace::new(self), &write.counters, wanted)
     }

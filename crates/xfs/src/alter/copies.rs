@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::mkfs::seal;
-use crate::volume::Volume;
+use crate::mount::Mount;
 use blockdev::{AlignedBuf, BlockDevice, Durability};
 use xfs_format::checksum;
 use xfs_format::error::FormatError;
@@ -15,7 +15,7 @@ use xfs_format::types::{AgBlock, AgNumber, DiskAddr};
 use zerocopy::FromBytes;
 
 /// The superblock as it was committed last.
-pub(super) fn committed(volume: &Volume) -> Result<RawSuperblock> {
+pub(super) fn committed(volume: &Mount) -> Result<RawSuperblock> {
     let buf = volume.bufs().read(DiskAddr(0), volume.geometry().sector_size.into(), &SUPERBLOCK)?;
     view(&buf)
 }
@@ -29,7 +29,7 @@ fn view(bytes: &[u8]) -> Result<RawSuperblock> {
 
 /// Has the copies of so many groups follow the superblock. Should that fail, the volume is shut down: its log tells the next
 /// to open it to write them.
-pub(super) fn follow(volume: &Volume, groups: u32) -> Result<()> {
+pub(crate) fn follow(volume: &Mount, groups: u32) -> Result<()> {
     let written =
         committed(volume).and_then(|raw| write(&**volume.device(), volume.geometry(), &raw, groups));
     written.inspect_err(|error| volume.shut_down(error))
@@ -60,7 +60,7 @@ pub(super) fn write(
 
 /// Has the copies follow, if they do not, as a crash came between and whoever recovered the log left it at that. One that
 /// is damaged tells nothing: it is left for `xfs_repair`. Gives whether they were written.
-pub(crate) fn settle(volume: &Volume) -> Result<bool> {
+pub(crate) fn settle(volume: &Mount) -> Result<bool> {
     let geometry = volume.geometry();
     if !geometry.v5 || geometry.ag_count() < 2 {
         return Ok(false);

@@ -13,9 +13,9 @@ use crate::alloc::{Limits, Run, Space};
 use crate::error::{Error, Result};
 use crate::log::Frozen;
 use crate::mkfs::{self, Before, Layout};
+use crate::mount::{Mount, WriteSide};
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
-use crate::volume::{Volume, WriteSide};
 use fileio::testing::point;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl From<&Growth> for Grown {
     }
 }
 
-impl Volume {
+impl Mount {
     /// What growing to `bytes` would make of the volume, on a device of `device` bytes; refuses what cannot be.
     pub fn plan_growth(&self, bytes: u64, device: u64) -> Result<Growth> {
         let geometry = self.geometry();
@@ -194,7 +194,7 @@ struct Kept {
 }
 
 impl Kept {
-    fn before(volume: &Volume, write: &WriteSide) -> Result<Self> {
+    fn before(volume: &Mount, write: &WriteSide) -> Result<Self> {
         let geometry = volume.geometry();
         let last = AgNumber(geometry.ag_count() - 1);
         let (agf_at, agi_at) = (AgHeader::Agf.daddr(geometry, last), AgHeader::Agi.daddr(geometry, last));
@@ -232,7 +232,7 @@ mod tests {
     use crate::check::{CheckOptions, check};
     use crate::mkfs::{Groups, Options, format, plan};
     use crate::namespace::NewInode;
-    use crate::volume::OpenOptions;
+    use crate::volume::{OpenOptions, Volume};
     use blockdev::{BlockDevice, MemoryDevice};
     use std::sync::mpsc;
     use std::thread;

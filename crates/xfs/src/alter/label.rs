@@ -3,13 +3,13 @@
 use super::copies;
 use crate::error::{Error, Result};
 use crate::mkfs;
+use crate::mount::Mount;
 use crate::trans::superblock::change_alone;
-use crate::volume::Volume;
 use std::mem::offset_of;
 use std::sync::Arc;
 use xfs_format::superblock::RawSuperblock;
 
-impl Volume {
+impl Mount {
     /// The label: up to 12 bytes.
     pub fn label(&self) -> Result<Vec<u8>> {
         let raw = copies::committed(self)?;

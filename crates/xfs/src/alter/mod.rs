@@ -1,4 +1,4 @@
-//! Changing what a volume is: its label, its UUID, its size, its features.
+//! Changing what a volume is: its label, its UUID, its size.
 //!
 //! All of it is in the superblock, of which each group has a copy. Invariants:
 //! - what is said in the first superblock is so, at every moment: whatever must be there beforehand is on stable storage
@@ -10,13 +10,11 @@
 //! else has.
 
 mod copies;
-mod features;
 mod grow;
 mod label;
 mod uuid;
 
-pub(crate) use copies::settle as settle_copies;
-pub use features::{Upgrade, upgrade};
+pub(crate) use copies::{follow as copies_follow, settle as settle_copies};
 pub use grow::{Grown, Growth};
 pub(crate) use uuid::finish as finish_uuid;
 pub use uuid::{UuidChange, set_uuid};

@@ -14,8 +14,8 @@
 use super::copies;
 use crate::error::{Error, Result};
 use crate::mkfs::seal;
+use crate::mount::{OpenOptions, check_volume, read_superblock};
 use crate::recovery::clean;
-use crate::volume::{OpenOptions, check_volume, read_superblock};
 use blockdev::{AlignedBuf, BlockDevice, Claim, Durability};
 use xfs_format::error::FormatError;
 use xfs_format::features::Incompat;

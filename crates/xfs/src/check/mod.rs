@@ -43,8 +43,8 @@ mod unused;
 pub use report::{Counts, Finding, Place, Report};
 
 use crate::error::{Error, Result};
+use crate::mount::{check_device, read_superblock, refuse_unhandled};
 use crate::recovery::{self, clean};
-use crate::volume::{check_device, read_superblock, refuse_unhandled};
 use blockdev::BlockDevice;
 use inode_table::InodeTable;
 use links::Links;

@@ -6,9 +6,9 @@ use crate::alloc::{Purpose, Request, Target};
 use crate::error::{Error, Result};
 use crate::ifork::Mapped;
 use crate::inode::{ForkKind, InodeEntry, TakenTime, after_overwrite};
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::bmbt::{BLOCKCOUNT_BITS, Extent};
 use xfs_format::inode::InodeFlags;
@@ -38,7 +38,7 @@ impl Given {
     }
 }
 
-impl Volume {
+impl Mount {
     /// Gives every hole of a file in `blocks` unwritten blocks, all or none: an error that [is a
     /// refusal](Error::is_refusal) leaves the file as it was. The caller keeps others off `blocks`, whole. Gives what
     /// [`take_back`](Self::take_back) needs.
@@ -383,11 +383,11 @@ pub(super) enum ChangedAt {
 }
 
 /// An extent of so many blocks is allocated and mapped.
-pub(super) fn need_for_extent(volume: &Volume, len: u64) -> Need<'_> {
+pub(super) fn need_for_extent(volume: &Mount, len: u64) -> Need<'_> {
     Need::new(volume.geometry()).inodes(1).extents(1).map_changes(1).steps(2).blocks(len)
 }
 
 /// Extents are made unwritten, or said to hold data.
-pub(super) fn need_to_mark(volume: &Volume) -> Need<'_> {
+pub(super) fn need_to_mark(volume: &Mount) -> Need<'_> {
     Need::new(volume.geometry()).inodes(1).map_changes(2 * CONVERTED_AT_ONCE as u64).steps(2)
 }

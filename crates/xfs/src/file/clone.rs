@@ -14,9 +14,9 @@ use super::{Blocks, join_file};
 use crate::error::{Error, Result};
 use crate::ifork::Mapped;
 use crate::inode::{ForkKind, InodeEntry};
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::bmbt::Extent;
 use xfs_format::inode::{InodeCore, InodeFlags2};
@@ -78,7 +78,7 @@ impl Piece {
     }
 }
 
-impl Volume {
+impl Mount {
     /// Fails unless files of this volume can share blocks.
     pub fn check_sharing(&self) -> Result<()> {
         match self.geometry().reflink {

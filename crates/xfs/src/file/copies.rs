@@ -24,10 +24,10 @@ use crate::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts,
 use crate::error::{Error, Result};
 use crate::ifork::Mapped;
 use crate::inode::{Copying, Cuts, ForkKind, Inode, InodeEntry};
+use crate::mount::Mount;
 use crate::refcount::SharedRun;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use xfs_format::bmbt::Extent;
@@ -42,7 +42,7 @@ const FREE_TO_PROMISE: u64 = 1024;
 /// Staged extents that one transaction gives back.
 const GIVEN_BACK_AT_ONCE: usize = 2;
 
-impl Volume {
+impl Mount {
     /// Fails with [`Error::NoSpace`] if there is too little for the holes of a file in `blocks` and for copies of what is
     /// shared there. What is staged for others goes back first.
     pub(crate) fn check_room_with_copies(
@@ -628,7 +628,7 @@ impl Volume {
 
 /// A claim that is given up when this is dropped, be it by a panic of a device, unless it is [`kept`](Self::keep).
 pub(super) struct Unclaims<'a> {
-    volume: &'a Volume,
+    volume: &'a Mount,
     entry: &'a InodeEntry,
     blocks: Option<Blocks>,
     /// No more than what was claimed of copies.
@@ -636,7 +636,7 @@ pub(super) struct Unclaims<'a> {
 }
 
 impl<'a> Unclaims<'a> {
-    pub(super) fn new(volume: &'a Volume, entry: &'a InodeEntry, blocks: Blocks) -> Self {
+    pub(super) fn new(volume: &'a Mount, entry: &'a InodeEntry, blocks: Blocks) -> Self {
         Self { volume, entry, blocks: Some(blocks), only_staged: false }
     }
 
@@ -668,7 +668,7 @@ impl Drop for Reserved<'_> {
 }
 
 /// A copy comes in the place of what it is a copy of.
-fn need_to_take(volume: &Volume) -> Need<'_> {
+fn need_to_take(volume: &Mount) -> Need<'_> {
     Need::new(volume.geometry()).inodes(1).map_changes(2).counts(2).rmaps(1).steps(2)
 }
 

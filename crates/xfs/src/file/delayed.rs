@@ -9,10 +9,10 @@ use super::Blocks;
 use super::allocate::{ChangedAt, need_for_extent, need_to_mark};
 use crate::error::{Error, Result};
 use crate::inode::{Delayed, ForkKind, Inode, InodeEntry};
-use crate::volume::Volume;
+use crate::mount::Mount;
 use std::sync::Arc;
 
-impl Volume {
+impl Mount {
     /// Promises blocks to `blocks`, all of which are holes that nothing is promised to. [`Error::NoSpace`] and the other
     /// refusals promise nothing.
     pub fn promise_blocks(self: &Arc<Self>, entry: &Arc<InodeEntry>, blocks: Blocks) -> Result<()> {

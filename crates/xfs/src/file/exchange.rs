@@ -17,9 +17,9 @@ use crate::alloc::{FEW, OwnerClaim};
 use crate::bmap::edit::extent_limit;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, InodeEntry};
+use crate::mount::Mount;
 use crate::trans::reservation::{Need, map_levels};
 use crate::trans::{Trans, new_owner_records};
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::btree::{Bmbt, Tree};
 use xfs_format::features::Incompat;
@@ -72,7 +72,7 @@ impl ExchangeBlocks<'_> {
     }
 }
 
-impl Volume {
+impl Mount {
     /// Fails unless files of this volume can exchange blocks.
     pub fn check_exchanging(&self) -> Result<()> {
         match self.superblock().incompat().contains(Incompat::EXCHRANGE) {

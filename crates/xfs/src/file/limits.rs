@@ -11,8 +11,8 @@ use crate::alloc::Owners;
 use crate::bmap::edit::extent_limit;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, InodeEntry};
+use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::inode::InodeFlags2;
 use xfs_format::types::{AgNumber, FsBlock};
@@ -29,7 +29,7 @@ const ENDS: u64 = 2;
 /// Extents that are left to changes on their way.
 pub(super) const SPARE: u64 = AT_ONCE * MORE;
 
-impl Volume {
+impl Mount {
     /// Fails with what would end a change of a file's blocks half-way: [`Error::LogTooSmall`],
     /// [`Error::TooManyExtents`]. Whoever does several things to them asks before the first.
     pub fn check_block_change(self: &Arc<Self>, entry: &InodeEntry) -> Result<()> {

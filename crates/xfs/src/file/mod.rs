@@ -18,6 +18,7 @@ mod copies;
 mod delayed;
 mod exchange;
 mod limits;
+mod map;
 mod remove;
 mod resize;
 mod shared;
@@ -27,6 +28,7 @@ mod times;
 pub use allocate::Given;
 pub use clone::{Share, ShareEnd};
 pub use exchange::ExchangeBlocks;
+pub use map::FileMap;
 pub(crate) use remove::free_all;
 
 use crate::error::{Error, Result};

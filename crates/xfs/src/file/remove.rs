@@ -6,11 +6,11 @@ use crate::buf::Piece;
 use crate::error::{Error, Result};
 use crate::ifork::ExtentList;
 use crate::inode::{ForkKind, Inode, InodeEntry, Life};
+use crate::mount::Mount;
 use crate::namespace::join_ending;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::attr::RAW;
@@ -26,7 +26,7 @@ const REMOVED_AT_ONCE: usize = 2;
 /// Blocks of attributes that one transaction frees: each is a buffer of its own in the log.
 const ATTR_BLOCKS_AT_ONCE: u64 = 128;
 
-impl Volume {
+impl Mount {
     /// Gives up the blocks of a file in `blocks`: a hole is left. What nobody else has is freed. [`Error::NoSpace`] comes
     /// before anything has changed, and only where blocks are shared.
     pub fn remove_blocks(
@@ -185,7 +185,7 @@ fn written(extents: &ExtentList, from: FileBlock) -> Option<Blocks> {
 /// transaction, a crash between two must not leave a tree of attributes without some of its blocks: whoever frees the
 /// inode then may go through it.
 pub(crate) fn free_all(
-    volume: &Arc<Volume>,
+    volume: &Arc<Mount>,
     entry: &Arc<InodeEntry>,
     life: Life,
     kind: ForkKind,
@@ -224,7 +224,7 @@ pub(crate) fn free_all(
     }
 }
 
-pub(super) fn need_to_remove(volume: &Volume) -> Need<'_> {
+pub(super) fn need_to_remove(volume: &Mount) -> Need<'_> {
     let at_once = REMOVED_AT_ONCE as u64;
     Need::new(volume.geometry()).inodes(1).map_changes(2 * at_once).frees(at_once).bytes(64 << 10).steps(2)
 }

@@ -1,20 +1,20 @@
 //! The end of a file.
 //!
 //! Who moves it forward has seen to it that nothing shows that lay behind it
-//! ([`free_data_behind_end`](Volume::free_data_behind_end)).
+//! ([`free_data_behind_end`](Mount::free_data_behind_end)).
 
 use super::join_file;
 use crate::error::Result;
 use crate::inode::InodeEntry;
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::inode::{InodeCore, InodeFlags};
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 
-impl Volume {
+impl Mount {
     /// Sets the end of a file, and nothing else: blocks stay as they are.
     pub fn set_size(self: &Arc<Self>, entry: &Arc<InodeEntry>, size: u64, now: Timestamp) -> Result<()> {
         let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;

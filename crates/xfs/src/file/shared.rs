@@ -4,8 +4,8 @@ use super::{BLOCKS_END, Blocks};
 use crate::error::Result;
 use crate::ifork::ExtentList;
 use crate::inode::{BlockSet, ForkKind, InodeEntry};
+use crate::mount::Mount;
 use crate::refcount::SharedRun;
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::types::{FileBlock, FsBlock};
 
@@ -36,7 +36,7 @@ fn runs(extents: &ExtentList, blocks: Blocks, unwritten: bool) -> impl Iterator<
     })
 }
 
-impl Volume {
+impl Mount {
     /// Those of a map's `blocks` that others have as well. Whoever asks keeps them from being shared once more.
     pub(super) fn shared_runs(&self, extents: &ExtentList, blocks: Blocks) -> Result<Vec<Run>> {
         let mut runs = Vec::new();

@@ -3,9 +3,9 @@
 use super::{BLOCKS_END, Blocks, join_file};
 use crate::error::Result;
 use crate::inode::InodeEntry;
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
@@ -13,7 +13,7 @@ use xfs_format::timestamp::Timestamp;
 /// Extents that one transaction moves.
 const MOVED_AT_ONCE: usize = 2;
 
-impl Volume {
+impl Mount {
     /// Cuts `blocks` out of a file: what lies behind moves to the front, and the file ends at `size`. What refuses it
     /// comes before anything has changed. The caller keeps others off `blocks` and all behind them.
     pub fn collapse_blocks(
@@ -67,6 +67,6 @@ impl Volume {
     }
 }
 
-pub(super) fn need_to_shift(volume: &Volume) -> Need<'_> {
+pub(super) fn need_to_shift(volume: &Mount) -> Need<'_> {
     Need::new(volume.geometry()).inodes(1).map_changes(3 * MOVED_AT_ONCE as u64).steps(2)
 }

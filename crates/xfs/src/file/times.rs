@@ -1,14 +1,14 @@
 //! Times of overwrites, which no transaction told the inode.
 
 use super::join_file;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::inode::{InodeEntry, after_overwrite};
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use std::sync::Arc;
 
-impl Volume {
+impl Mount {
     /// Tells an inode when its content was last written over in place, unless it knows: the clock that says when ticks some
     /// hundred times a second, and who syncs each write more often than that has nothing to tell.
     pub fn log_times(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
@@ -30,5 +30,22 @@ impl Volume {
         trans.commit()?;
         taken.told();
         Ok(())
+    }
+    /// Logs what only memory knows: when files that are still open were written over. One that cannot be told is left out,
+    /// and the first error given when all others are told.
+    pub fn log_all_times(self: &Arc<Self>) -> Result<()> {
+        let mut all = Ok(());
+        let is_pending = |entry: &Arc<InodeEntry>| {
+            let inode = entry.peek();
+            inode.nlink() > 0 && entry.overwritten().get(inode.life()).is_some()
+        };
+        for entry in self.inodes_in_memory(is_pending) {
+            match self.log_times(&entry) {
+                // Gone meanwhile.
+                Ok(()) | Err(Error::NoSuchInode(_) | Error::WrongType { .. }) => {}
+                Err(error) => all = all.and(Err(error)),
+            }
+        }
+        all
     }
 }

@@ -7,10 +7,10 @@ use crate::attr::edit::Put;
 use crate::attr::{self, Namespace};
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode, InodeHandle};
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::acl::AclEntry;
 use xfs_format::geometry::Geometry;
@@ -90,7 +90,7 @@ pub enum XattrChange<'a> {
     Remove,
 }
 
-impl Volume {
+impl Mount {
     /// Changes what is said of a file.
     pub fn change(self: &Arc<Self>, file: &InodeHandle, change: &Change, now: Timestamp) -> Result<()> {
         if change.uid.is_some() || change.gid.is_some() {

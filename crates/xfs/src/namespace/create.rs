@@ -2,15 +2,15 @@
 
 use super::{NameProblem, add_links, check_directory, check_name, file_type, lookup_to_add, parents, touch};
 use crate::attr::acl::{self, AclKind};
-use crate::bmap::FileMap;
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::{Error, Result};
+use crate::file::FileMap;
 use crate::inode::{ForkKind, ForkState, Inode, InodeEntry, InodeHandle};
+use crate::mount::Mount;
 use crate::symlink;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::{Need, Reservation};
-use crate::volume::Volume;
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
@@ -51,7 +51,7 @@ impl NewInode {
     }
 }
 
-impl Volume {
+impl Mount {
     /// Makes a file, a directory, a device, a fifo or a socket named `name`.
     pub fn create(self: &Arc<Self>, dir: &InodeHandle, name: &[u8], new: &NewInode) -> Result<InodeHandle> {
         Ok(self.make(dir, Some(name), new, None)?.0)
@@ -208,7 +208,7 @@ fn new_inode(trans: &mut Trans<'_>, dir: InodeNumber, kind: InodeType, new: &New
 }
 
 /// The core of a new inode, as far as it is known before it has content.
-fn core_of(dir: &Inode, kind: InodeType, new: &NewInode, generation: u32, volume: &Volume) -> InodeCore {
+fn core_of(dir: &Inode, kind: InodeType, new: &NewInode, generation: u32, volume: &Mount) -> InodeCore {
     let geometry = volume.geometry();
     let parent = dir.core();
     let hands_down_group = new.inherit && parent.mode & SET_GID != 0;

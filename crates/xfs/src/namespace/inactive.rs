@@ -11,15 +11,21 @@ use crate::error::{Error, Result};
 use crate::file;
 use crate::inode::{ForkKind, InodeEntry, Life};
 use crate::log::ShutdownReason;
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::inode::{ForkFormat, InodeFlags, InodeFlags2};
 use xfs_format::log::InodeFields;
 use xfs_format::types::InodeNumber;
 
-impl Volume {
+/// Has blocks be free again that nobody uses: what is staged for copies that nobody makes, and what a file held that could not
+/// be freed in its time. Whether there were any.
+pub(crate) fn gives_room(mount: &Arc<Mount>) -> Result<bool> {
+    Ok(mount.give_back_unused_copies()? > 0 || mount.finish_ends()?)
+}
+
+impl Mount {
     /// Frees an inode that has no names, unless somebody has it open: then the last one to close it does this.
     pub(crate) fn release_if_unused(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
         let inode = entry.peek();
@@ -58,12 +64,6 @@ impl Volume {
             done => done?,
         }
         Ok((is_nameless && entry.is_open()).then(|| entry.ino()))
-    }
-
-    /// Has blocks be free again that nobody uses: what is staged for copies that nobody makes, and what a file held that could not
-    /// be freed in its time. Whether there were any.
-    pub(crate) fn gives_room(self: &Arc<Self>) -> Result<bool> {
-        Ok(self.give_back_unused_copies()? > 0 || self.finish_ends()?)
     }
 
     /// Tries again to free what could not be freed when its time had come; whether any could.

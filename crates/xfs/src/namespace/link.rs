@@ -8,15 +8,15 @@ use super::{
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::Result;
 use crate::inode::{ForkKind, InodeHandle};
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 
-impl Volume {
+impl Mount {
     /// Gives an inode another name: one that has a name, or that was made without.
     pub fn link(
         self: &Arc<Self>,

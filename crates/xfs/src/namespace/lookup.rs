@@ -5,15 +5,15 @@ use crate::dcache::{Dentry, FileId};
 use crate::dir::edit as dir_edit;
 use crate::error::Result;
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, InodeShared};
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
-use crate::volume::Volume;
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::inode::InodeType;
 use xfs_format::types::InodeNumber;
 
-impl Volume {
+impl Mount {
     /// The root directory, where paths begin.
     pub fn root_id(self: &Arc<Self>) -> Result<FileId> {
         if let Some(root) = self.root.get() {

@@ -29,6 +29,7 @@ mod tests;
 
 pub use attributes::{Change, XattrChange};
 pub use create::NewInode;
+pub(crate) use inactive::gives_room;
 pub(crate) use inactive::join_ending;
 pub use protection::Protection;
 pub use remove::Removal;

@@ -7,10 +7,10 @@ use super::{NameProblem, add_links, check_directory, check_name, lookup, parents
 use crate::dir::edit as dir_edit;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
@@ -26,7 +26,7 @@ pub enum Removal {
     Directory,
 }
 
-impl Volume {
+impl Mount {
     /// Removes a name. What it stood for is freed with its last name, as soon as nobody has it open; it stays, and its
     /// name, if others share its blocks. Gives its number where it lost its last name and somebody has it open.
     pub fn remove(

@@ -11,9 +11,9 @@ use super::{
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::Result;
 use crate::inode::{ForkKind, InodeEntry, InodeHandle};
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
-use crate::volume::Volume;
 use fileio::testing::point;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ struct End<'a> {
     name: &'a [u8],
 }
 
-impl Volume {
+impl Mount {
     /// Moves a name, in one step. Gives the number of an inode that lost its last name by that and that somebody has open.
     pub fn rename(
         self: &Arc<Self>,

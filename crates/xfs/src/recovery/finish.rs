@@ -11,9 +11,9 @@ use super::survey::Unfinished;
 use super::{Recovered, Report};
 use crate::error::{Error, Result};
 use crate::log::Journal;
+use crate::mount::Mount;
 use crate::trans::reservation::{Need, Reservation};
 use crate::trans::{Arisen, Intent, Trans, ids_behind};
-use crate::volume::Volume;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
@@ -64,7 +64,7 @@ impl Recovered {
 impl Owed {
     /// Does what is owed. Nobody else uses the volume yet. [`Error::CannotFinish`] if the log has no room for it: what was
     /// done until then is in the log, and so is what is left.
-    pub(crate) fn finish(self, volume: &Arc<Volume>) -> Result<Report> {
+    pub(crate) fn finish(self, volume: &Arc<Mount>) -> Result<Report> {
         self.keep_promises(volume).map_err(unfinishable)?;
         let mut report = self.report.clone();
         let extents = |intent: &Arc<Intent>| intent.promise().frees().len() as u64;
@@ -85,7 +85,7 @@ impl Owed {
     }
 
     /// What was found first, and then what arose of it.
-    fn keep_promises(&self, volume: &Arc<Volume>) -> Result<()> {
+    fn keep_promises(&self, volume: &Arc<Mount>) -> Result<()> {
         let mut arisen = Arisen::default();
         let mut owed = relog_bytes(&self.intents);
         for intent in &self.intents {
@@ -102,7 +102,7 @@ impl Owed {
 
     /// Files whose maps were changed give back what they have behind their ends, as they do when a kernel lets go of them
     /// behind its recovery: a mapping that was promised may be of a write that the file's size was never told of.
-    fn free_speculated(&self, volume: &Arc<Volume>) -> Result<()> {
+    fn free_speculated(&self, volume: &Arc<Mount>) -> Result<()> {
         let inodes: BTreeSet<_> =
             self.intents.iter().flat_map(|intent| intent.promise().remapped()).collect();
         for ino in inodes {
@@ -133,7 +133,7 @@ fn relog_bytes(intents: &[Arc<Intent>]) -> u64 {
 /// arose so far is made to take less; and before, where whoever recovers the log next, for whom that was promised as well,
 /// would have none.
 fn start<'v>(
-    volume: &'v Arc<Volume>,
+    volume: &'v Arc<Mount>,
     intent: &Intent,
     owed: u64,
     arisen: &mut Arisen,
@@ -178,7 +178,7 @@ fn unfinishable(error: Error) -> Error {
 }
 
 /// The inodes of a group that have no name and were in use.
-fn unlinked(volume: &Arc<Volume>, ag: AgNumber) -> Result<Vec<InodeNumber>> {
+fn unlinked(volume: &Arc<Mount>, ag: AgNumber) -> Result<Vec<InodeNumber>> {
     let geometry = volume.geometry();
     let daddr = AgHeader::Agi.daddr(geometry, ag);
     let buf = volume.bufs().read(daddr, geometry.sector_size.into(), &AGI)?;
@@ -199,7 +199,7 @@ mod tests {
     use crate::inode::ForkKind;
     use crate::mkfs::{Before, Features, Options, format, plan};
     use crate::namespace::NewInode;
-    use crate::volume::OpenOptions;
+    use crate::volume::{OpenOptions, Volume};
     use blockdev::{BlockDevice, Durability, Fault, FaultDevice, MemoryDevice, Op, Repeat};
     use xfs_format::timestamp::Timestamp;
     use xfs_format::types::{FileBlock, FsBlock, Uuid};

@@ -8,7 +8,6 @@
 
 use super::Report;
 use crate::error::{Error, Result};
-use crate::volume::{OpenOptions, Volume};
 use blockdev::{BlockDevice, BlockingQueue, DeviceError, Durability, IoQueue};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
@@ -25,18 +24,17 @@ struct Scratch {
     pages: RwLock<BTreeMap<u64, Box<[u8; PAGE]>>>,
 }
 
-/// Carries out what the log of a volume promises, in memory. Gives the volume as it is then, for reading, and what was
-/// done.
+/// Carries out what the log of a volume promises, in memory: `finish` does it as a writer does, and closes the volume. Gives
+/// the volume as it is then, for reading, and what was done.
 pub(crate) fn finish_in_memory(
     device: &Arc<dyn BlockDevice>,
-    options: &OpenOptions,
+    finish: impl FnOnce(Arc<dyn BlockDevice>) -> Result<Option<Report>>,
 ) -> Result<(Arc<dyn BlockDevice>, Report)> {
     let pages = RwLock::default();
     let scratch: Arc<dyn BlockDevice> = Arc::new(Scratch { below: Arc::clone(device), pages });
-    let volume = Volume::open(Arc::clone(&scratch), &OpenOptions { writable: true, ..options.clone() })?;
-    let report = volume.recovery().cloned().ok_or(Error::CannotRecover("its log is clean".to_owned()));
-    volume.close()?;
-    Ok((scratch, Report { written: false, ..report? }))
+    let report = finish(Arc::clone(&scratch))?;
+    let report = report.ok_or_else(|| Error::CannotRecover("its log is clean".to_owned()))?;
+    Ok((scratch, Report { written: false, ..report }))
 }
 
 impl Scratch {

@@ -5,9 +5,9 @@
 
 use crate::btree::Cursor;
 use crate::error::{Error, Result};
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::btree::{Refcountbt, Tree};
 use xfs_format::error::FormatError;
@@ -18,7 +18,7 @@ use xfs_format::types::{AgBlock, AgNumber, FsBlock};
 const AT_ONCE: usize = 256;
 
 /// Frees what is staged in any group. Nobody else uses the volume yet. Gives the number of runs.
-pub(crate) fn free_staged(volume: &Arc<Volume>) -> Result<u64> {
+pub(crate) fn free_staged(volume: &Arc<Mount>) -> Result<u64> {
     let mut freed = 0;
     if !volume.geometry().reflink {
         return Ok(freed);
@@ -42,7 +42,7 @@ pub(crate) fn free_staged(volume: &Arc<Volume>) -> Result<u64> {
 }
 
 /// The first runs of a group that are staged.
-fn staged(volume: &Arc<Volume>, ag: AgNumber) -> Result<Vec<(FsBlock, u32)>> {
+fn staged(volume: &Arc<Mount>, ag: AgNumber) -> Result<Vec<(FsBlock, u32)>> {
     let (bufs, geometry) = (volume.bufs(), volume.geometry());
     let mut found = Vec::new();
     let Some(root) = volume.sharing().groups.space(bufs, geometry, ag)?.refcountbt else { return Ok(found) };

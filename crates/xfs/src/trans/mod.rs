@@ -28,7 +28,7 @@ use crate::alloc::{OwnerClaim, Run};
 use crate::counters::Delta;
 use crate::error::{Error, Result};
 use crate::log::{CommitSeq, Journal, LogItem, LogVector, OnLanded, Outcome, ShutdownReason, Ticket};
-use crate::volume::{Volume, WriteSide};
+use crate::mount::{Mount, WriteSide};
 use buffers::{Joined, Peeked};
 use deferred::Deferred;
 use inodes::JoinedInode;
@@ -44,7 +44,7 @@ const USUAL_INODES: usize = 2;
 
 /// A transaction that is open.
 pub struct Trans<'v> {
-    volume: &'v Arc<Volume>,
+    volume: &'v Arc<Mount>,
     journal: &'v Arc<Journal>,
     ticket: Option<Ticket>,
     bufs: Vec<Joined>,
@@ -78,7 +78,7 @@ impl<'v> Trans<'v> {
     /// Reserves what `reservation` asks for, waiting for log space, and opens a transaction. No lock may be held that
     /// a transaction takes. [`Error::NoSpace`] comes before anything has changed, and once nothing is staged any more for
     /// copies that nobody makes.
-    pub fn start(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
+    pub fn start(volume: &'v Arc<Mount>, reservation: Reservation) -> Result<Self> {
         match Self::reserve(volume, reservation) {
             Err(Error::NoSpace) if volume.gives_room()? => Self::reserve(volume, reservation),
             other => other,
@@ -88,7 +88,7 @@ impl<'v> Trans<'v> {
     /// Does `work` in a transaction that has all of the `kept` blocks, which the caller reserved before, and more if these are
     /// fewer than it asks for and there are some. What is left, with what is freed, is `kept` again, whatever comes of it.
     pub(crate) fn with_kept<R>(
-        volume: &'v Arc<Volume>,
+        volume: &'v Arc<Mount>,
         reservation: Reservation,
         kept: &mut u64,
         work: impl FnOnce(&mut Self) -> Result<R>,
@@ -107,7 +107,7 @@ impl<'v> Trans<'v> {
         done
     }
 
-    fn reserve(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Self> {
+    fn reserve(volume: &'v Arc<Mount>, reservation: Reservation) -> Result<Self> {
         let write = volume.write_side()?;
         volume.relieve_caches(&write.journal)?;
         let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
@@ -128,7 +128,7 @@ impl<'v> Trans<'v> {
     }
 
     /// Fails if the log is too small for such a transaction.
-    pub(crate) fn check_log(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<()> {
+    pub(crate) fn check_log(volume: &'v Arc<Mount>, reservation: Reservation) -> Result<()> {
         let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
         let Reservation { log_bytes, log_count, .. } = reservation;
         let journal = &volume.write_side()?.journal;
@@ -138,26 +138,26 @@ impl<'v> Trans<'v> {
     /// As [`start`](Self::start), for whoever alone uses the volume, and holds log space that is not given back before:
     /// [`Error::LogTooSmall`] where it would wait for itself. `owed`: bytes that it takes to log intents again which hold
     /// nothing.
-    pub(crate) fn start_alone(volume: &'v Arc<Volume>, reservation: Reservation, owed: u64) -> Result<Self> {
+    pub(crate) fn start_alone(volume: &'v Arc<Mount>, reservation: Reservation, owed: u64) -> Result<Self> {
         Self::check_alone(volume, reservation, owed)?;
         Self::start(volume, reservation)
     }
 
     /// Whether [`start_alone`](Self::start_alone) has log space.
-    pub(crate) fn check_alone(volume: &'v Arc<Volume>, reservation: Reservation, owed: u64) -> Result<()> {
+    pub(crate) fn check_alone(volume: &'v Arc<Mount>, reservation: Reservation, owed: u64) -> Result<()> {
         let more = if Self::is_quota_counted(volume)? { superblock::log_bytes(volume) } else { 0 };
         let Reservation { log_bytes, log_count, intent_bytes, .. } = reservation;
         volume.write_side()?.journal.check_beside(log_bytes + more, log_count, intent_bytes, owed)
     }
 
     /// Opens a transaction that covers the log (see [`Journal::reserve_to_cover`]), if there is need, without waiting.
-    pub(crate) fn to_cover(volume: &'v Arc<Volume>, reservation: Reservation) -> Result<Option<Self>> {
+    pub(crate) fn to_cover(volume: &'v Arc<Mount>, reservation: Reservation) -> Result<Option<Self>> {
         let write = volume.write_side()?;
         let ticket = write.journal.reserve_to_cover(reservation.log_bytes);
         Ok(ticket.map(|ticket| Self::with(volume, write, ticket, 0)))
     }
 
-    fn with(volume: &'v Arc<Volume>, write: &'v WriteSide, ticket: Ticket, blocks: u64) -> Self {
+    fn with(volume: &'v Arc<Mount>, write: &'v WriteSide, ticket: Ticket, blocks: u64) -> Self {
         Self {
             volume,
             journal: &write.journal,
@@ -182,7 +182,7 @@ impl<'v> Trans<'v> {
     }
 
     /// The volume.
-    pub fn volume(&self) -> &'v Arc<Volume> {
+    pub fn volume(&self) -> &'v Arc<Mount> {
         self.volume
     }
 

@@ -9,7 +9,7 @@ use super::reservation::{Need, Reservation};
 use super::{BufIndex, Trans};
 use crate::error::{Error, Result};
 use crate::log::{CommitSeq, Frozen};
-use crate::volume::{Volume, WriteSide};
+use crate::mount::{Mount, WriteSide};
 use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use zerocopy::FromBytes;
 
 /// Logs a superblock with the counters as they are now. Nobody else has a transaction open, or can begin one, as long as
 /// the journal is frozen.
-pub(crate) fn write_counters(volume: &Arc<Volume>, _still: &Frozen<'_>) -> Result<()> {
+pub(crate) fn write_counters(volume: &Arc<Mount>, _still: &Frozen<'_>) -> Result<()> {
     log_counters(start(volume)?)
 }
 
 /// Covers the log, if it is idle: see [`Journal::set_cover`](crate::log::Journal::set_cover). Others may change the
 /// counters meanwhile, and what the superblock says of them counts only after a clean close; but it never says what no
 /// volume can have, which a kernel that replays it refuses.
-pub(crate) fn cover(volume: &Arc<Volume>) -> Result<()> {
+pub(crate) fn cover(volume: &Arc<Mount>) -> Result<()> {
     match Trans::to_cover(volume, reservation(volume))? {
         Some(trans) => log_counters(trans),
         None => Ok(()),
@@ -52,7 +52,7 @@ fn log_counters(mut trans: Trans<'_>) -> Result<()> {
 }
 
 /// Bytes of the log that a change of the superblock takes.
-pub(super) fn log_bytes(volume: &Volume) -> u32 {
+pub(super) fn log_bytes(volume: &Mount) -> u32 {
     reservation(volume).log_bytes
 }
 
@@ -90,7 +90,7 @@ impl Trans<'_> {
     }
 
     /// Whether this volume's first change is still to come, and has to tell of quota.
-    pub(super) fn is_quota_counted(volume: &Volume) -> Result<bool> {
+    pub(super) fn is_quota_counted(volume: &Mount) -> Result<bool> {
         Ok(volume.write_side()?.quota_counted.load(Ordering::Acquire))
     }
 
@@ -143,7 +143,7 @@ impl Trans<'_> {
 
 /// Changes what of the superblock lies in `range`, in a transaction of its own.
 pub(crate) fn change_alone(
-    volume: &Arc<Volume>,
+    volume: &Arc<Mount>,
     range: Range<usize>,
     change: impl FnOnce(&mut RawSuperblock),
 ) -> Result<CommitSeq> {
@@ -152,11 +152,11 @@ pub(crate) fn change_alone(
     trans.commit()
 }
 
-fn reservation(volume: &Volume) -> Reservation {
+fn reservation(volume: &Mount) -> Reservation {
     Need::new(volume.geometry()).sectors(1).reservation()
 }
 
-fn start(volume: &Arc<Volume>) -> Result<Trans<'_>> {
+fn start(volume: &Arc<Mount>) -> Result<Trans<'_>> {
     Trans::start(volume, reservation(volume))
 }
 
@@ -184,7 +184,7 @@ mod tests {
     use crate::check::{CheckOptions, check};
     use crate::mkfs::{Before, Features, Options, format, plan};
     use crate::namespace::XattrChange;
-    use crate::volume::OpenOptions;
+    use crate::volume::{OpenOptions, Volume};
     use blockdev::{BlockDevice, Durability, MemoryDevice};
     use std::thread;
     use xfs_format::timestamp::Timestamp;

@@ -12,7 +12,7 @@
 use super::captured::Captured;
 use super::work::Work;
 use crate::error::Result;
-use crate::volume::Volume;
+use crate::mount::Mount;
 use std::sync::Arc;
 use xfs_format::log::RefcountOp;
 
@@ -43,7 +43,7 @@ impl Arisen {
     }
 
     /// Has it take as little of the log as it can. `owed`: bytes that it takes to log intents again which hold nothing.
-    pub(crate) fn gather(&mut self, volume: &Arc<Volume>, owed: u64) -> Result<()> {
+    pub(crate) fn gather(&mut self, volume: &Arc<Mount>, owed: u64) -> Result<()> {
         let (loose, waiting): (Vec<_>, _) =
             std::mem::take(&mut self.waiting).into_iter().partition(|work| work.is_of(can_wait));
         (self.waiting, self.loose) = (waiting, 0);
@@ -65,7 +65,7 @@ impl Arisen {
     }
 
     /// Does all of it.
-    pub(crate) fn finish(self, volume: &Arc<Volume>) -> Result<()> {
+    pub(crate) fn finish(self, volume: &Arc<Mount>) -> Result<()> {
         for work in self.waiting.into_iter().chain(self.gathered) {
             let mut left = Some(work);
             while let Some(work) = left {

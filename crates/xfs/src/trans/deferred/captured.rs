@@ -12,9 +12,9 @@ use super::work::{Promise, Works};
 use super::{Owed, Work};
 use crate::error::Result;
 use crate::log::{Journal, Ticket};
+use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::{Need, Reservation};
-use crate::volume::Volume;
 use std::sync::Arc;
 
 /// Pieces that one intent promises at most where several are gathered: as many as a kernel has in one.
@@ -45,7 +45,7 @@ impl Trans<'_> {
 
 impl Captured {
     /// Carries out the first piece of it, in a transaction of its own; gives what is owed then.
-    pub(crate) fn step(mut self, volume: &Arc<Volume>) -> Result<Option<Self>> {
+    pub(crate) fn step(mut self, volume: &Arc<Mount>) -> Result<Option<Self>> {
         let mut trans = Trans::start_alone(volume, self.reservation(volume), 0)?;
         self.hand_over(&mut trans);
         let reserved = trans.deferred.reserved + self.deferred.reserved;
@@ -65,7 +65,7 @@ impl Captured {
     }
 
     /// Promises anew, with few intents, what several did with many: counts, and freeings. Their order stays.
-    pub(super) fn gather(volume: &Arc<Volume>, several: Vec<Self>, owed: u64) -> Result<Option<Self>> {
+    pub(super) fn gather(volume: &Arc<Mount>, several: Vec<Self>, owed: u64) -> Result<Option<Self>> {
         let (mut counts, mut frees) = (Vec::new(), Vec::new());
         for work in several.iter().flat_map(|one| one.deferred.queue.iter()).flat_map(|owed| &owed.works) {
             if let Work::Count(_) = work { &mut counts } else { &mut frees }.push(work.clone());
@@ -95,7 +95,7 @@ impl Captured {
     }
 
     /// What the first piece takes, and what arises from it; and to promise anew what it was promised with.
-    fn reservation(&self, volume: &Volume) -> Reservation {
+    fn reservation(&self, volume: &Mount) -> Reservation {
         let need = Need::new(volume.geometry());
         let first = self.deferred.queue.iter().next();
         let of_first = |owed: &Owed| {

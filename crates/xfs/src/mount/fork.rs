@@ -1,11 +1,11 @@
 //! A fork of an inode, as directory, attribute and symlink code reads it.
 
+use super::Mount;
 use crate::buf::{Buf, MAX_BUF_BYTES};
 use crate::error::{Error, Result};
 use crate::fork::Fork;
 use crate::ifork::{ExtentList, pieces};
 use crate::inode::{ForkKind, Inode};
-use crate::volume::Volume;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
@@ -16,20 +16,20 @@ use xfs_format::verify::Verifier;
 /// One fork of one inode of a volume.
 #[derive(Debug)]
 pub struct InodeFork<'a> {
-    volume: &'a Volume,
+    mount: &'a Mount,
     inode: &'a Inode,
     kind: ForkKind,
 }
 
 impl<'a> InodeFork<'a> {
     /// The fork, if the inode has it.
-    pub(crate) fn new(volume: &'a Volume, inode: &'a Inode, kind: ForkKind) -> Option<Self> {
+    pub(crate) fn new(mount: &'a Mount, inode: &'a Inode, kind: ForkKind) -> Option<Self> {
         inode.fork_state(kind)?;
-        Some(Self { volume, inode, kind })
+        Some(Self { mount, inode, kind })
     }
 
     fn extents(&self) -> Result<Arc<ExtentList>> {
-        self.volume.extents(self.inode, self.kind)
+        self.mount.extents(self.inode, self.kind)
     }
 
     fn corrupt(&self, verifier: &'static Verifier, check: &'static str, at: FileBlock) -> Error {
@@ -37,9 +37,16 @@ impl<'a> InodeFork<'a> {
     }
 }
 
+impl Mount {
+    /// One fork of an inode, for the directory, attribute and symlink walkers. `None`: there is no attribute fork.
+    pub fn fork<'a>(&'a self, inode: &'a Inode, kind: ForkKind) -> Option<Box<dyn Fork + 'a>> {
+        Some(Box::new(InodeFork::new(self, inode, kind)?))
+    }
+}
+
 impl Fork for InodeFork<'_> {
     fn geometry(&self) -> &Geometry {
-        self.volume.geometry()
+        self.mount.geometry()
     }
 
     fn inode(&self) -> InodeNumber {
@@ -59,12 +66,12 @@ impl Fork for InodeFork<'_> {
     }
 
     fn read(&self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<Buf> {
-        let geometry = self.volume.geometry();
+        let geometry = self.mount.geometry();
         if blocks == 0 || u64::from(blocks) << geometry.block_log > MAX_BUF_BYTES {
             return Err(self.corrupt(verifier, "length", at));
         }
         let pieces = pieces(geometry, self.inode.ino(), &*self.extents()?, at, blocks, verifier)?;
-        self.volume.bufs().read_pieces(&pieces, verifier).map_err(|error| error.of_inode(self.inode.ino()))
+        self.mount.bufs().read_pieces(&pieces, verifier).map_err(|error| error.of_inode(self.inode.ino()))
     }
 
     fn next_mapped(&self, from: FileBlock) -> Result<Option<FileBlock>> {

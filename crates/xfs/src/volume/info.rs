@@ -1,8 +1,8 @@
 //! What a volume says of itself: its shape, its features, and what is free.
 
+use super::Volume;
 use crate::alloc::Space;
 use crate::error::Result;
-use crate::volume::Volume;
 use std::sync::atomic::Ordering;
 use xfs_format::feature_table::Present;
 use xfs_format::features::{QuotaFlags, VersionFlags};

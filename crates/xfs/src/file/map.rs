@@ -4,12 +4,12 @@
 //! shared line written. For those who would write to a file that may share blocks, what is shared is such a list too,
 //! made at first use (`inode::copying`).
 
+use super::{Given, Told};
 use crate::error::{Error, Result};
-use crate::file::{Given, Told};
 use crate::ifork::{ExtentList, Mapped};
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
+use crate::mount::Mount;
 use crate::refcount::SharedRun;
-use crate::volume::Volume;
 use blockdev::DeviceError;
 use fileio::testing::point;
 use fileio::{
@@ -24,13 +24,25 @@ use xfs_format::types::{FileBlock, FsBlock};
 /// A regular file's map, ready for use.
 #[derive(Debug)]
 pub struct FileMap {
-    volume: Arc<Volume>,
+    volume: Arc<Mount>,
     entry: Arc<InodeEntry>,
     life: Life,
     /// Set once it is known that nothing of the file is shared but what is marked so.
     marked: OnceLock<()>,
     /// Whether the end of the file has begun, which whoever drops this brings to its end.
     ends: AtomicBool,
+}
+
+impl Mount {
+    /// The map of a regular file, for the data path: the file is open as long as that is.
+    pub fn file_map(self: &Arc<Self>, inode: &Inode) -> Result<FileMap> {
+        self.open_file(&InodeHandle::new(self.entry(inode.ino())?, inode))
+    }
+
+    /// The same of a file that was looked up.
+    pub fn open_file(self: &Arc<Self>, file: &InodeHandle) -> Result<FileMap> {
+        FileMap::new(Arc::clone(self), file)
+    }
 }
 
 /// A run of the file's blocks.
@@ -43,7 +55,7 @@ struct Blocks {
 impl FileMap {
     /// Loads the map of an inode, which must be a regular file, and keeps the file open: it is not freed meanwhile,
     /// names or not.
-    pub(crate) fn new(volume: Arc<Volume>, file: &InodeHandle) -> Result<Self> {
+    pub(crate) fn new(volume: Arc<Mount>, file: &InodeHandle) -> Result<Self> {
         let entry = Arc::clone(file.entry());
         if !file.current()?.is_file() {
             return Err(Error::WrongType { inode: entry.ino(), wanted: "regular file" });
@@ -68,12 +80,12 @@ impl FileMap {
 
     /// The map of a file that is being made without a name. The caller has the inode locked: nobody else opens the file,
     /// and with that ends it, before this.
-    pub(crate) fn of_new(volume: Arc<Volume>, made: &InodeHandle) -> Self {
+    pub(crate) fn of_new(volume: Arc<Mount>, made: &InodeHandle) -> Self {
         made.entry().count_open();
         Self::of(volume, Arc::clone(made.entry()), made.life())
     }
 
-    fn of(volume: Arc<Volume>, entry: Arc<InodeEntry>, life: Life) -> Self {
+    fn of(volume: Arc<Mount>, entry: Arc<InodeEntry>, life: Life) -> Self {
         Self { volume, entry, life, marked: OnceLock::new(), ends: AtomicBool::new(false) }
     }
 

@@ -4,15 +4,16 @@
 //! one, when they change. The third needs a number in each group's header, which nobody looks at before the superblock says
 //! that it is there: the numbers are logged first, and then the features in one transaction.
 
-use super::{Refusal, copies};
+use crate::alter::{Refusal, copies_follow};
 use crate::btree::Cursor;
 use crate::error::{Error, Result};
 use crate::mkfs::log_blocks_min;
+use crate::mount::{Mount, OpenOptions, check_volume, read_superblock};
 use crate::recovery::clean;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::trans::superblock::change_alone;
-use crate::volume::{OpenOptions, Volume, check_volume, read_superblock};
+use crate::volume::Volume;
 use blockdev::{BlockDevice, Claim};
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -109,7 +110,7 @@ fn check(superblock: &Superblock, features: &[Upgrade]) -> Result<(RoCompat, Inc
 }
 
 fn switch_on(
-    volume: &Arc<Volume>,
+    volume: &Arc<Mount>,
     features: &[Upgrade],
     ro_compat: RoCompat,
     incompat: Incompat,
@@ -124,11 +125,11 @@ fn switch_on(
         raw.features_incompat = incompat.bits().into();
     })?;
     volume.sync()?;
-    copies::follow(volume, volume.geometry().ag_count())
+    copies_follow(volume, volume.geometry().ag_count())
 }
 
 /// Writes into the AGI how many blocks the inode trees of a group have.
-fn count_trees(volume: &Arc<Volume>, ag: AgNumber) -> Result<()> {
+fn count_trees(volume: &Arc<Mount>, ag: AgNumber) -> Result<()> {
     let (bufs, geometry) = (volume.bufs(), volume.geometry());
     let roots = volume.group_inodes(ag)?;
     let inobt = Cursor::<Inobt>::blocks(bufs, geometry, ag, roots.inobt)?;
