@@ -13,7 +13,7 @@ use fileio::{
 };
 use std::ops::Range;
 use std::sync::Arc;
-use xfs::file::FileMap;
+use xfs::iomap::FileMap;
 use xfs::namespace::Protection;
 use xfs::volume::InodeEntry;
 

@@ -12,7 +12,7 @@ use crate::error::Result;
 use fileio::BufferedFile;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use xfs::file::FileMap;
+use xfs::iomap::FileMap;
 
 /// Closed files that are kept without a look at whether they are.
 const SLACK: usize = 64;

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::file::File;
 use blockdev::AlignedBuf;
 use fileio::{DirectQueue, Unbuffered};
-use xfs::file::FileMap;
+use xfs::iomap::FileMap;
 
 /// Requests in flight on one [`File`], owned by one thread; see [`File::queue`]. They end in any order; those that
 /// overlap are kept apart.

@@ -11,7 +11,7 @@ use fileio::{Failure, HeldToChange};
 use std::cmp::Ordering;
 use std::ops::Range;
 use std::time::Duration;
-use xfs::file::FileMap;
+use xfs::iomap::FileMap;
 
 /// A part of a file that is to be held.
 #[derive(Clone, Debug)]

@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-use xfs::file::FileMap;
+use xfs::iomap::FileMap;
 use xfs_format::types::InodeNumber;
 
 /// The smallest sector that any volume or device has.

@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
-use xfs::file::FileMap;
+use xfs::iomap::FileMap;
 use xfs::volume::{ForkKind, Volume};
 use xfs_format::inode::InodeType;
 use xfs_format::timestamp::Timestamp;

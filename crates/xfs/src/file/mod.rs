@@ -18,7 +18,6 @@ mod copies;
 mod delayed;
 mod exchange;
 mod limits;
-mod map;
 mod remove;
 mod resize;
 mod shared;
@@ -28,11 +27,10 @@ mod times;
 pub use allocate::Given;
 pub use clone::{Share, ShareEnd};
 pub use exchange::ExchangeBlocks;
-pub use map::FileMap;
 pub(crate) use remove::free_all;
 
-use crate::error::{Error, Result};
-use crate::inode::InodeEntry;
+use crate::error::{Error, Result, ShutdownReason};
+use crate::inode::{InodeEntry, Life};
 use crate::trans::Trans;
 use std::ops::Range;
 use std::sync::Arc;
@@ -73,6 +71,16 @@ fn join_file(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>) -> Result<()> {
     }
     if !inode.is_file() {
         return Err(Error::WrongType { inode: entry.ino(), wanted: "regular file" });
+    }
+    Ok(())
+}
+
+/// Joins an inode that is being freed in this life of it. Between two transactions, who closes the volume may have done
+/// the rest, and if the volume was not closed in the end, the inode may be another file by now.
+pub(crate) fn join_ending(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>, life: Life) -> Result<()> {
+    trans.join_inode(Arc::clone(entry), entry.lock())?;
+    if trans.inode(entry.ino()).life() != life {
+        return Err(Error::Shutdown(ShutdownReason::Closed));
     }
     Ok(())
 }

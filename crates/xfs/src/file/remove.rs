@@ -1,13 +1,12 @@
 //! Blocks that a file gives back.
 
-use super::{BLOCKS_END, Blocks, join_file};
+use super::{BLOCKS_END, Blocks, join_ending, join_file};
 use crate::attr;
 use crate::buf::Piece;
 use crate::error::{Error, Result};
 use crate::ifork::ExtentList;
 use crate::inode::{ForkKind, Inode, InodeEntry, Life};
 use crate::mount::Mount;
-use crate::namespace::join_ending;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;

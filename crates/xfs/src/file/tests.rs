@@ -31,7 +31,7 @@ fn blocks(range: Range<u64>) -> Blocks {
 
 struct Site {
     volume: Arc<Volume>,
-    map: crate::file::FileMap,
+    map: crate::iomap::FileMap,
 }
 
 impl Site {

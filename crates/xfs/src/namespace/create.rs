@@ -4,8 +4,8 @@ use super::{NameProblem, add_links, check_directory, check_name, file_type, look
 use crate::attr::acl::{self, AclKind};
 use crate::dir::edit::{self as dir_edit, NewEntry};
 use crate::error::{Error, Result};
-use crate::file::FileMap;
 use crate::inode::{ForkKind, ForkState, Inode, InodeEntry, InodeHandle};
+use crate::iomap::FileMap;
 use crate::mount::Mount;
 use crate::symlink;
 use crate::trans::Trans;

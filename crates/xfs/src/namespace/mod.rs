@@ -16,7 +16,6 @@
 mod attr_fork;
 mod attributes;
 mod create;
-mod inactive;
 mod link;
 mod locking;
 mod lookup;
@@ -29,8 +28,6 @@ mod tests;
 
 pub use attributes::{Change, XattrChange};
 pub use create::NewInode;
-pub(crate) use inactive::gives_room;
-pub(crate) use inactive::join_ending;
 pub use protection::Protection;
 pub use remove::Removal;
 pub use rename::RenameFlags;

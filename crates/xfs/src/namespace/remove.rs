@@ -6,6 +6,7 @@ use super::protection::check_may_remove;
 use super::{NameProblem, add_links, check_directory, check_name, lookup, parents, touch};
 use crate::dir::edit as dir_edit;
 use crate::error::{Error, Result};
+use crate::inactive;
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
@@ -134,8 +135,8 @@ pub(super) fn drop_name(
     // Once the name is gone for good, so must be the blocks.
     trans.volume().check_freeable(trans.inode(ino))?;
     // Nothing to take apart first, and nobody who still uses it: one transaction does it all.
-    if super::inactive::can_be_freed_at_once(trans, ino) {
-        return super::inactive::free(trans, ino);
+    if inactive::can_be_freed_at_once(trans, ino) {
+        return inactive::free(trans, ino);
     }
     trans.add_unlinked(ino)
 }

@@ -372,7 +372,7 @@ fn a_removal_that_fails_leaves_the_time_of_an_overwrite() {
     let time = file.entry().overwritten().get(file.life());
     let mut trans = Trans::start(&site.volume, site.volume.need_to_remove().reservation()).unwrap();
     trans.join_inode(Arc::clone(file.entry()), file.entry().lock()).unwrap();
-    inactive::free(&mut trans, file.ino()).unwrap();
+    crate::inactive::free(&mut trans, file.ino()).unwrap();
     drop(trans);
     assert!(time.is_some());
     assert_eq!(file.entry().overwritten().get(file.life()), time);

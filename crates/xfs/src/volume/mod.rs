@@ -13,9 +13,9 @@ pub use crate::mount::OpenOptions;
 
 use crate::alter;
 use crate::error::{Error, Result, ShutdownReason};
+use crate::inactive::gives_room;
 use crate::log::check_headers;
 use crate::mount::{Mount, check_volume, read_superblock};
-use crate::namespace::gives_room;
 use crate::recovery::{self, clean};
 use crate::trans;
 use blockdev::{BlockDevice, Claim};

@@ -3,9 +3,12 @@
 //! A lookup is a binary search in the committed version of the map, which is immutable: no lock, no allocation, no
 //! shared line written. For those who would write to a file that may share blocks, what is shared is such a list too,
 //! made at first use (`inode::copying`).
+//!
+//! Invariant: as long as a [`FileMap`] lives, its file is not freed; the last of a file without names frees it. It knows
+//! files and their ends, and no names.
 
-use super::{Given, Told};
 use crate::error::{Error, Result};
+use crate::file::{Given, Told};
 use crate::ifork::{ExtentList, Mapped};
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
 use crate::mount::Mount;

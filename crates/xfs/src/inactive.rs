@@ -8,9 +8,8 @@
 //! these lists.
 
 use crate::error::{Error, Result};
-use crate::file;
+use crate::file::{self, join_ending};
 use crate::inode::{ForkKind, InodeEntry, Life};
-use crate::log::ShutdownReason;
 use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
@@ -53,7 +52,7 @@ impl Mount {
 
     /// As [`release_if_unused`](Self::release_if_unused), of an inode that has just lost a name; gives its number if that was
     /// the last one and somebody has it open still.
-    pub(super) fn lost_name(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<Option<InodeNumber>> {
+    pub(crate) fn lost_name(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<Option<InodeNumber>> {
         let inode = entry.peek();
         let is_nameless = !inode.is_free() && inode.nlink() == 0;
         drop(inode);
@@ -115,18 +114,8 @@ impl Mount {
     }
 }
 
-/// Joins an inode that is being freed in this life of it. Between two transactions, who closes the volume may have done
-/// the rest, and if the volume was not closed in the end, the inode may be another file by now.
-pub(crate) fn join_ending(trans: &mut Trans<'_>, entry: &Arc<InodeEntry>, life: Life) -> Result<()> {
-    trans.join_inode(Arc::clone(entry), entry.lock())?;
-    if trans.inode(entry.ino()).life() != life {
-        return Err(Error::Shutdown(ShutdownReason::Closed));
-    }
-    Ok(())
-}
-
 /// Whether the joined inode, whose last name goes, can be freed in the same transaction.
-pub(super) fn can_be_freed_at_once(trans: &Trans<'_>, ino: InodeNumber) -> bool {
+pub(crate) fn can_be_freed_at_once(trans: &Trans<'_>, ino: InodeNumber) -> bool {
     let inode = trans.inode(ino);
     let core = inode.core();
     let inline = |format: ForkFormat, extents: u64| format != ForkFormat::Btree && extents == 0;
@@ -136,7 +125,7 @@ pub(super) fn can_be_freed_at_once(trans: &Trans<'_>, ino: InodeNumber) -> bool 
 }
 
 /// Frees a joined inode that holds no blocks.
-pub(super) fn free(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
+pub(crate) fn free(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
     debug_assert_eq!(trans.inode(ino).blocks(), 0, "blocks of inode {ino} would be lost");
     trans.free_inode(ino)?;
     clear(trans, ino);
