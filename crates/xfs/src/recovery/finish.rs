@@ -7,13 +7,15 @@
 //! that the log has no room for, and what arises from a promise is done behind all that were found. Nothing is begun for
 //! which the log may never have room: recovery alone uses it, and would wait for itself.
 
+use super::attrs::change_attr;
 use super::survey::Unfinished;
 use super::{Recovered, Report};
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::log::Journal;
 use crate::mount::Mount;
 use crate::trans::reservation::{Need, Reservation};
-use crate::trans::{Arisen, Intent, Trans, ids_behind};
+use crate::trans::{Arisen, Intent, Trans, Work, ids_behind};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use xfs_format::ag::{AGI, AgHeader, Agi, NULL_AG_INODE};
@@ -92,8 +94,8 @@ impl Owed {
             let (mut trans, pieces) = start(volume, intent, owed, &mut arisen)?;
             owed -= intent.promise().relog_bytes();
             match is_at_once(intent) {
-                true => trans.keep_promise(intent, pieces)?,
-                false => trans.take_over(intent),
+                true => trans.keep_promise(intent, pieces, carry_out)?,
+                false => trans.take_over(intent, carry_out),
             }
             arisen.add(trans.capture()?);
         }
@@ -112,6 +114,14 @@ impl Owed {
             }
         }
         Ok(())
+    }
+}
+
+/// Carries out a piece of work, of whatever kind; gives what is left of it.
+pub(super) fn carry_out(trans: &mut Trans<'_>, work: Work) -> Result<Option<Work>> {
+    match work {
+        Work::Attr(work) => change_attr(trans, &work).map(|()| None),
+        other => exchange::carry_out(trans, other),
     }
 }
 

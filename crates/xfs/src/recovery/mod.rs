@@ -16,6 +16,7 @@
 //! - intents that are not carried out yet hold the log's tail back, as they did before the crash;
 //! - memory goes with what the log holds, however large the volume is.
 
+mod attrs;
 #[cfg(all(test, not(shuttle)))]
 mod behind_end;
 mod chains;

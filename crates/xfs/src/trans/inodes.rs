@@ -92,6 +92,16 @@ impl Trans<'_> {
         Ok(())
     }
 
+    /// Joins the inode that a piece of work is about, unless it is joined: when recovery does the work, nobody had it.
+    pub(crate) fn join_owner(&mut self, ino: InodeNumber) -> Result<()> {
+        if self.has_inode(ino) {
+            return Ok(());
+        }
+        let entry = self.volume.entry(ino)?;
+        let locked = entry.lock();
+        self.join_inode(Arc::clone(&entry), locked)
+    }
+
     /// Where an inode is written. A cluster that this transaction makes may have the place of one that was freed: its
     /// own counts, which nobody else sees yet.
     fn site_of(&self, ino: InodeNumber) -> Result<Site> {

@@ -16,13 +16,12 @@ mod buffers;
 mod deferred;
 pub mod fork;
 mod inodes;
-mod map;
 pub mod reservation;
 mod space;
 pub(crate) mod superblock;
 
 pub use buffers::BufIndex;
-pub(crate) use deferred::{Arisen, AttrWork, Intent, Promise, ids_behind, new_owner_records};
+pub(crate) use deferred::{Arisen, AttrWork, FreeWork, Intent, Promise, Work, ids_behind};
 
 use crate::alloc::{OwnerClaim, Run};
 use crate::counters::Delta;

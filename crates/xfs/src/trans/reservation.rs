@@ -7,15 +7,17 @@
 //!
 //! Invariant: no operation logs more in one step than its reservation says (the journal checks it in debug builds).
 
-use super::deferred::{
-    IntentBytes, PIECES, REMAPPED, count_bytes, exchange_bytes, free_bytes, map_bytes, rmap_bytes,
-};
+use super::deferred::{IntentBytes, count_bytes, exchange_bytes, free_bytes, map_bytes, rmap_bytes};
 use crate::alloc::rmap_levels;
 use crate::refcount::{blocks_of_changes, changes_of_adjust};
 use xfs_format::btree::{Bmbt, Bnobt, Inobt, Refcountbt, Tree};
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{BUF_CHUNK_SIZE, BufHeader, InodeFormat};
 
+/// Pieces of a run that one transaction counts.
+pub(crate) const PIECES: u32 = 4;
+/// Mappings that a step of an exchange changes: of each file one goes and one comes.
+const REMAPPED: u64 = 4;
 /// Mappings that one change of a map makes others, at most: an extent moves, and is one with its neighbour.
 const MAPPINGS: u64 = 2;
 /// Bytes of an operation header, and of padding behind a region.

@@ -57,7 +57,7 @@ impl Trans<'_> {
     }
 
     /// Remembers that a run has one owner left once this commits.
-    pub(super) fn note_unshared(&mut self, ag: AgNumber, run: Run) {
+    pub(crate) fn note_unshared(&mut self, ag: AgNumber, run: Run) {
         self.unshared.push((ag, run));
     }
 

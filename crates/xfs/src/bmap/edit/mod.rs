@@ -25,6 +25,7 @@ mod tree;
 pub use trans::TransFork;
 
 use crate::btree::edit::Block;
+pub use crate::defer::Remapped;
 use crate::error::{Error, Result};
 use crate::ifork::ExtentList;
 use crate::inode::ForkKind;
@@ -77,17 +78,6 @@ pub trait ForkStore {
     fn free(&mut self, block: FsBlock) -> Result<()>;
     /// Learns what became of blocks of the file.
     fn remapped(&mut self, change: Remapped) -> Result<()>;
-}
-
-/// What became of a mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Remapped {
-    /// It is there no more.
-    Gone(Extent),
-    /// It is there, and was not.
-    Come(Extent),
-    /// It was as it is here, and now it is in the other state.
-    Converted(Extent),
 }
 
 /// What came of taking a range out of a map.

@@ -66,13 +66,18 @@ impl Captured {
 
     /// Promises anew, with few intents, what several did with many: counts, and freeings. Their order stays.
     pub(super) fn gather(volume: &Arc<Mount>, several: Vec<Self>, owed: u64) -> Result<Option<Self>> {
-        let (mut counts, mut frees) = (Vec::new(), Vec::new());
-        for work in several.iter().flat_map(|one| one.deferred.queue.iter()).flat_map(|owed| &owed.works) {
-            if let Work::Count(_) = work { &mut counts } else { &mut frees }.push(work.clone());
+        let (mut counts, mut frees, mut carry_out) = (Vec::new(), Vec::new(), None);
+        for owed in several.iter().flat_map(|one| one.deferred.queue.iter()) {
+            // Whoever owes such work can carry out all of it.
+            carry_out = Some(owed.carry_out);
+            for work in &owed.works {
+                if let Work::Count(_) = work { &mut counts } else { &mut frees }.push(work.clone());
+            }
         }
+        let Some(carry_out) = carry_out else { return Ok(None) };
         let promised = counts.chunks(PROMISED_AT_ONCE).chain(frees.chunks(PROMISED_AT_ONCE));
         let mut deferred = Deferred::default();
-        promised.for_each(|works| deferred.queue.add(Owed::new(Works::from(works))));
+        promised.for_each(|works| deferred.queue.add(Owed::new(Works::from(works), carry_out)));
         let (bytes, before) = (deferred.relog_bytes(), several.iter().map(|one| one.deferred.relog_bytes()));
         let log_bytes = |bytes| u32::try_from(bytes).unwrap_or(u32::MAX);
         deferred.reserved = log_bytes(bytes);

@@ -1,12 +1,10 @@
-//! What can be owed: the kinds of work, what each says in the log, and how it is carried out.
+//! What can be owed: the kinds of work, and what each says in the log.
+//!
+//! How work of a kind is carried out is known by the layer that owes it.
 
-use super::attrs::{self, AttrWork};
-use super::frees::{self, FreeWork};
-use super::{counts, exchange, maps, rmaps};
-use crate::error::Result;
+use super::attr_work::AttrWork;
 use crate::log::{LogVector, VecSize};
-use crate::rmap::RmapOwner;
-use crate::trans::Trans;
+use crate::owner::RmapOwner;
 use crate::trans::reservation::Need;
 use smallvec::{SmallVec, smallvec};
 use xfs_format::error::FormatError;
@@ -32,6 +30,15 @@ pub(crate) enum Work {
     Exchange(Exchange),
     /// An attribute is changed.
     Attr(Box<AttrWork>),
+}
+
+/// Blocks to be put into the trees of free space. They lie within one group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FreeWork {
+    /// The blocks.
+    pub(crate) extent: Extent,
+    /// Whose they are, unless the reverse map does not have them any more by then.
+    pub(crate) owner: Option<RmapOwner>,
 }
 
 /// Pieces of work of one kind.
@@ -79,22 +86,9 @@ impl Work {
             Self::Rmap(update) => update.start,
             Self::Count(update) => update.start,
             Self::Map(_) | Self::Exchange(_) => return None,
-            Self::Attr(work) => return geometry.split_inode(work.ino).map(|(ag, _)| ag),
+            Self::Attr(work) => return geometry.split_inode(work.ino()).map(|(ag, _)| ag),
         };
         geometry.split_block(start).map(|(ag, _)| ag)
-    }
-
-    /// Carries it out. What is left of it is for a transaction of its own, and done before anything that was owed already,
-    /// but behind what this was the first to owe.
-    pub(super) fn carry_out(self, trans: &mut Trans<'_>) -> Result<Option<Self>> {
-        match self {
-            Self::Free(work) => frees::free_now(trans, work).map(|()| None),
-            Self::Rmap(update) => rmaps::tell(trans, update).map(|()| None),
-            Self::Count(update) => counts::count(trans, update).map(|rest| rest.map(Self::Count)),
-            Self::Map(update) => maps::remap(trans, update).map(|rest| rest.map(Self::Map)),
-            Self::Exchange(todo) => exchange::step(trans, todo).map(|rest| rest.map(Self::Exchange)),
-            Self::Attr(work) => attrs::change(trans, &work).map(|()| None),
-        }
     }
 }
 
@@ -250,7 +244,7 @@ impl Promise {
         }
     }
 
-    /// What it takes to keep it at once, of counts so many pieces ([`Trans::keep_promise`]).
+    /// What it takes to keep it at once, of counts so many pieces ([`Trans::keep_promise`](crate::trans::Trans::keep_promise)).
     pub(crate) fn need_at_once<'g>(&self, need: Need<'g>, pieces: usize) -> Need<'g> {
         let need = need.bytes(self.log_size(true).log_bytes().into());
         match self {
@@ -266,7 +260,7 @@ impl Promise {
         }
     }
 
-    /// What it takes to take the promise over ([`Trans::take_over`]), and to do what it says.
+    /// What it takes to take the promise over ([`Trans::take_over`](crate::trans::Trans::take_over)), and to do what it says.
     pub(crate) fn need<'g>(&self, need: Need<'g>) -> Need<'g> {
         let need = need.bytes(self.log_size(true).log_bytes().into());
         match self {

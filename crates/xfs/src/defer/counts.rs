@@ -6,63 +6,53 @@
 //!
 //! Invariant: a step counts no more than [`PIECES`] pieces of a run; what is left of it is owed anew, before anything else.
 
-use super::frees::FreeWork;
-use super::work::{IntentBytes, Promise, Work};
+use super::{carry_out, rmaps};
 use crate::alloc::Run;
 use crate::error::{Error, Result};
+use crate::owner::RmapOwner;
 use crate::refcount::{self, Adjust, Adjusted};
-use crate::rmap::RmapOwner;
-use crate::trans::Trans;
-use smallvec::smallvec;
+use crate::trans::reservation::PIECES;
+use crate::trans::{FreeWork, Trans, Work};
 use xfs_format::bmbt::Extent as Mapping;
 use xfs_format::error::FormatError;
 use xfs_format::log::{Extent, RefcountOp, RefcountUpdate, Update};
 use xfs_format::types::{AgNumber, FsBlock};
 
-/// Pieces of a run that one transaction counts.
-pub(in crate::trans) const PIECES: u32 = 4;
-
-/// Bytes of the log for an intent for one run.
-pub(in crate::trans) fn bytes() -> IntentBytes {
-    let update = RefcountUpdate { op: RefcountOp::Increase, start: FsBlock(0), len: 0 };
-    Promise::Count(smallvec![update]).bytes()
-}
-
 impl Trans<'_> {
     /// Owes an owner more for the blocks of a mapping, which lie within one group.
     pub(crate) fn share_later(&mut self, start: FsBlock, len: u32) {
-        self.owe(Work::Count(RefcountUpdate { op: RefcountOp::Increase, start, len }));
+        self.owe(Work::Count(RefcountUpdate { op: RefcountOp::Increase, start, len }), carry_out);
     }
 
     /// Owes an owner less for the blocks of a mapping that a file with the flag for shared blocks gave up. Whoever was
     /// the last frees them. The reverse map was told before.
     pub(crate) fn unshare_later(&mut self, given_up: &Mapping) {
         let (start, len) = (given_up.startblock, given_up.blockcount);
-        self.owe(Work::Count(RefcountUpdate { op: RefcountOp::Decrease, start, len }));
+        self.owe(Work::Count(RefcountUpdate { op: RefcountOp::Decrease, start, len }), carry_out);
     }
 
     /// Owes it to say that blocks which were just allocated, as nobody's, are staged for a copy. They are freed behind a
     /// crash until [`unstage_later`](Self::unstage_later) is in the log.
     pub(crate) fn stage_later(&mut self, start: FsBlock, len: u32) {
-        self.owe(Work::Count(RefcountUpdate { op: RefcountOp::AllocCow, start, len }));
+        self.owe(Work::Count(RefcountUpdate { op: RefcountOp::AllocCow, start, len }), carry_out);
         self.owe_staging_owner(true, start, len);
     }
 
     /// Owes it to say that blocks are staged no more: a file gets them, or they are freed, behind this.
     pub(crate) fn unstage_later(&mut self, start: FsBlock, len: u32) {
         self.owe_staging_owner(false, start, len);
-        self.owe(Work::Count(RefcountUpdate { op: RefcountOp::FreeCow, start, len }));
+        self.owe(Work::Count(RefcountUpdate { op: RefcountOp::FreeCow, start, len }), carry_out);
     }
 
     /// Owes it to free blocks that are staged, and that no write is to use any more.
     pub(crate) fn free_staged_later(&mut self, start: FsBlock, len: u32) {
         self.unstage_later(start, len);
-        self.owe(Work::Free(FreeWork { extent: Extent { start, len }, owner: None }));
+        self.owe(Work::Free(FreeWork { extent: Extent { start, len }, owner: None }), carry_out);
     }
 
     fn owe_staging_owner(&mut self, staged: bool, start: FsBlock, len: u32) {
         if self.geometry().rmapbt {
-            self.owe(Work::Rmap(super::rmaps::owned(staged, RmapOwner::COW_STAGING, start, len)));
+            self.owe(Work::Rmap(rmaps::owned(staged, RmapOwner::COW_STAGING, start, len)), carry_out);
         }
     }
 }
@@ -99,6 +89,6 @@ impl Trans<'_> {
     /// Owes the freeing of blocks that have lost their last owner, in the reverse map as well.
     fn free_unowned(&mut self, ag: AgNumber, run: Run) {
         let extent = Extent { start: self.geometry().join_block(ag, run.start), len: run.len };
-        self.owe(Work::Free(FreeWork { extent, owner: None }));
+        self.owe(Work::Free(FreeWork { extent, owner: None }), carry_out);
     }
 }

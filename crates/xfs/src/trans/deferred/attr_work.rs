@@ -1,18 +1,9 @@
-//! Attributes that a kernel promised to change (ATTRI), and had not changed when the crash came.
+//! A change of an attribute that an intent (ATTRI) promised, and how it is logged.
 //!
 //! Invariant: only recovery has such work. What changes an attribute here does so in one transaction, and promises nothing.
 
-#[cfg(all(test, not(shuttle)))]
-mod tests;
-
-use crate::attr::edit::{put_new, take_old};
-use crate::error::{Error, Result};
-use crate::inode::ForkKind;
 use crate::log::{LogVector, VecSize};
-use crate::trans::Trans;
-use crate::trans::fork::TransFork;
 use crate::trans::reservation::Need;
-use std::sync::Arc;
 use xfs_format::attr::AttrFlags;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
@@ -22,7 +13,7 @@ use xfs_format::types::InodeNumber;
 /// An attribute to be changed: what an intent says of it.
 #[derive(Clone, Debug)]
 pub(crate) struct AttrWork {
-    pub(super) ino: InodeNumber,
+    ino: InodeNumber,
     generation: u32,
     op: AttrOp,
     filter: AttrFlags,
@@ -48,24 +39,26 @@ impl AttrWork {
         self.op
     }
 
-    fn change(&self) -> AttrChange<'_> {
+    /// The same, as the log has it.
+    pub(crate) fn change(&self) -> AttrChange<'_> {
         let Self { ino, generation, op, filter, .. } = *self;
         let [name, new_name, value, new_value] = self.parts.each_ref().map(|part| &**part);
         AttrChange { ino, generation, op, filter, name, new_name, value, new_value }
     }
 
-    pub(super) fn check(&self, geometry: &Geometry) -> Result<(), FormatError> {
+    /// Whether there can be such a change on the volume.
+    pub(crate) fn check(&self, geometry: &Geometry) -> Result<(), FormatError> {
         self.change().check(geometry)
     }
 
     /// Regions of the intent.
-    pub(super) fn log_size(&self) -> VecSize {
+    pub(in crate::trans) fn log_size(&self) -> VecSize {
         let fixed = VecSize::default().region(AttrIntent::BYTES);
         self.change().regions().fold(fixed, |size, part| size.region(part.len().next_multiple_of(4)))
     }
 
     /// Adds the regions of the intent.
-    pub(super) fn encode(&self, id: u64, vector: &mut LogVector) {
+    pub(in crate::trans) fn encode(&self, id: u64, vector: &mut LogVector) {
         let change = self.change();
         vector.region_with(AttrIntent::BYTES, |to| change.encode(id, to));
         for part in change.regions() {
@@ -76,32 +69,10 @@ impl AttrWork {
     }
 
     /// What it takes: an attribute goes, and another comes.
-    pub(super) fn need<'g>(&self, need: Need<'g>) -> Need<'g> {
+    pub(crate) fn need<'g>(&self, need: Need<'g>) -> Need<'g> {
         let longest = self.parts.iter().map(|part| part.len() as u64).max().unwrap_or(0);
         // Headers and the rest of the last block included.
         let value_blocks = longest.div_ceil(need.block_bytes() - 64) + 1;
         need.inodes(1).attr_change(0).attr_change(value_blocks).first_attribute().steps(2)
     }
-}
-
-/// Changes the attribute, in whatever state it is. The inode is joined here, as nobody had it when recovery began.
-pub(super) fn change(trans: &mut Trans<'_>, work: &AttrWork) -> Result<()> {
-    let ino = work.ino;
-    let damaged = |problem| Error::corrupt_inode(ino, problem);
-    work.check(trans.geometry()).map_err(damaged)?;
-    let entry = trans.volume().entry(ino)?;
-    let locked = entry.lock();
-    trans.join_inode(Arc::clone(&entry), locked)?;
-    let (change, generation) = (work.change(), trans.inode(ino).core().generation);
-    if work.op.is_parent() && work.generation != generation {
-        let (found, expected) = (work.generation.into(), generation.into());
-        return Err(damaged(FormatError::mismatch("ATTRI", "generation of the inode", found, expected)));
-    }
-    if trans.inode(ino).has_attrs() {
-        take_old(&mut TransFork::new(trans, ino, ForkKind::Attr), &change)?;
-    }
-    if crate::attr::edit::new(&change).is_some() {
-        put_new(&mut TransFork::attr(trans, ino)?, &change)?;
-    }
-    Ok(())
 }

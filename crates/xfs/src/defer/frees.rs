@@ -4,29 +4,15 @@
 //! one transaction has for an unknown number of extents. The intent (EFI) makes it certain that it will be done, by
 //! recovery if need be; the done item (EFD) that it was.
 
-use super::work::{IntentBytes, Promise, Work};
+use super::carry_out;
 use crate::alloc::Purpose;
 use crate::error::{Error, Result};
 use crate::inode::ForkKind;
-use crate::rmap::RmapOwner;
-use crate::trans::Trans;
-use smallvec::smallvec;
+use crate::owner::RmapOwner;
+use crate::trans::{FreeWork, Trans, Work};
 use xfs_format::bmbt::Extent as Mapping;
 use xfs_format::log::Extent;
 use xfs_format::types::{FsBlock, InodeNumber};
-
-/// Blocks to be put into the trees of free space. They lie within one group.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FreeWork {
-    pub(super) extent: Extent,
-    /// Whose they are, unless the reverse map does not have them any more by then.
-    pub(super) owner: Option<RmapOwner>,
-}
-
-/// Bytes of the log for an intent for one extent.
-pub(in crate::trans) fn bytes() -> IntentBytes {
-    Promise::Free(smallvec![Extent { start: FsBlock(0), len: 0 }]).bytes()
-}
 
 impl Trans<'_> {
     /// Owes it to take a mapping that a fork of a joined inode has lost from its blocks: they are freed if nobody else has
@@ -49,13 +35,13 @@ impl Trans<'_> {
         len: u32,
         owner: Option<RmapOwner>,
     ) -> Result<()> {
-        let sharing = self.volume.sharing();
+        let sharing = self.volume().sharing();
         if self.geometry().reflink
             && sharing.is_counted(start, len.into()).map_err(|error| error.of_inode(ino))?
         {
             return Err(Error::Shared(ino));
         }
-        self.owe(Work::Free(FreeWork { extent: Extent { start, len }, owner }));
+        self.owe(Work::Free(FreeWork { extent: Extent { start, len }, owner }), carry_out);
         Ok(())
     }
 }

@@ -1,9 +1,9 @@
 //! Changes of the maps of a transaction's inodes.
 
-use super::Trans;
-use crate::bmap::edit::{MapEditor, TransFork, Unmapped};
+use super::edit::{MapEditor, TransFork, Unmapped};
 use crate::error::Result;
 use crate::inode::ForkKind;
+use crate::trans::Trans;
 use std::ops::Range;
 use xfs_format::bmbt::Extent;
 use xfs_format::types::{FileBlock, InodeNumber};

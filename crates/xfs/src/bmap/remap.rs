@@ -4,22 +4,14 @@
 //! A change of one map alone needs no intent. What moves mappings between two files has one for each of them, so that
 //! each changes in a transaction that is small.
 
-use super::work::{IntentBytes, Promise, Work};
+use super::carry_out;
 use crate::error::{Error, Result};
 use crate::inode::ForkKind;
-use crate::trans::Trans;
-use smallvec::smallvec;
-use std::sync::Arc;
+use crate::trans::{Trans, Work};
 use xfs_format::bmbt::Extent;
 use xfs_format::error::FormatError;
 use xfs_format::log::{BmapOp, BmapUpdate, Update};
-use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
-
-/// Bytes of the log for an intent for one mapping.
-pub(in crate::trans) fn bytes() -> IntentBytes {
-    let extent = Extent { startoff: FileBlock(0), startblock: FsBlock(0), blockcount: 0, unwritten: false };
-    Promise::Map(smallvec![update(BmapOp::Map, InodeNumber(0), ForkKind::Data, &extent)]).bytes()
-}
+use xfs_format::types::{FileBlock, InodeNumber};
 
 /// As the log has it.
 fn update(op: BmapOp, ino: InodeNumber, kind: ForkKind, extent: &Extent) -> BmapUpdate {
@@ -38,18 +30,8 @@ fn update(op: BmapOp, ino: InodeNumber, kind: ForkKind, extent: &Extent) -> Bmap
 
 impl Trans<'_> {
     /// Owes it to a fork of an inode to get a mapping, or to lose one.
-    pub(super) fn remap_later(&mut self, op: BmapOp, ino: InodeNumber, kind: ForkKind, extent: &Extent) {
-        self.owe(Work::Map(update(op, ino, kind, extent)));
-    }
-
-    /// Joins the inode that a piece of work is about, unless it is joined: when recovery does the work, nobody had it.
-    pub(super) fn join_owner(&mut self, ino: InodeNumber) -> Result<()> {
-        if self.has_inode(ino) {
-            return Ok(());
-        }
-        let entry = self.volume.entry(ino)?;
-        let locked = entry.lock();
-        self.join_inode(Arc::clone(&entry), locked)
+    pub(crate) fn remap_later(&mut self, op: BmapOp, ino: InodeNumber, kind: ForkKind, extent: &Extent) {
+        self.owe(Work::Map(update(op, ino, kind, extent)), carry_out);
     }
 }
 

@@ -8,41 +8,33 @@
 //! - sizes change with the last pair; the mark of shared blocks is never taken off: a file may have it and share nothing;
 //! - the log never has an exchange of nothing, which kernels take for damage.
 
-use super::work::{IntentBytes, Promise, Work};
+use crate::bmap;
 use crate::error::{Error, Result};
 use crate::ifork::{ExtentList, Mapped};
 use crate::inode::{ForkKind, ForkState};
-use crate::trans::Trans;
+use crate::trans::{Trans, Work};
 use std::collections::BTreeMap;
 use xfs_format::bmbt::Extent;
 use xfs_format::error::FormatError;
 use xfs_format::geometry::Geometry;
 use xfs_format::inode::ForkFormat;
 use xfs_format::log::{BmapOp, Exchange, ExchangeFlags, InodeFields};
-use xfs_format::types::{AgNumber, FileBlock, InodeNumber};
+use xfs_format::types::{AgNumber, FileBlock};
 
 const NAME: &str = "XMI";
 
-/// Mappings that a step changes: of each file one goes and one comes.
-pub(in crate::trans) const REMAPPED: u64 = 4;
-
-/// Bytes of the log for an intent for an exchange.
-pub(in crate::trans) fn bytes() -> IntentBytes {
-    let exchange = Exchange {
-        inodes: [InodeNumber(0); 2],
-        generations: [0; 2],
-        offsets: [FileBlock(0); 2],
-        blocks: 0,
-        flags: ExchangeFlags::empty(),
-        sizes: [0; 2],
-    };
-    Promise::Exchange(exchange).bytes()
+/// Carries out a piece of work of this layer, or of one below; gives what is left of it.
+pub(crate) fn carry_out(trans: &mut Trans<'_>, work: Work) -> Result<Option<Work>> {
+    match work {
+        Work::Exchange(todo) => step(trans, todo).map(|rest| rest.map(Work::Exchange)),
+        other => bmap::carry_out(trans, other),
+    }
 }
 
 impl Trans<'_> {
     /// Owes the exchange of mappings of two files, which are joined.
     pub(crate) fn exchange_later(&mut self, exchange: Exchange) {
-        self.owe(Work::Exchange(exchange));
+        self.owe(Work::Exchange(exchange), carry_out);
     }
 }
 
@@ -141,7 +133,7 @@ pub(crate) fn next_pair(lists: [&ExtentList; 2], mut todo: Exchange) -> (Option<
 }
 
 /// Exchanges the next pair; gives what is left to be exchanged.
-pub(super) fn step(trans: &mut Trans<'_>, todo: Exchange) -> Result<Option<Exchange>> {
+fn step(trans: &mut Trans<'_>, todo: Exchange) -> Result<Option<Exchange>> {
     let [one, two] = todo.inodes;
     let kind = if todo.flags.contains(ExchangeFlags::ATTR_FORK) { ForkKind::Attr } else { ForkKind::Data };
     let damaged = |problem| Error::corrupt_inode(one, problem);

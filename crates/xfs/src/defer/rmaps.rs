@@ -5,23 +5,27 @@
 //! does. What one mapping gives up is told before another one can have it: the queue keeps the order, and blocks are freed
 //! behind that.
 
-use super::work::{IntentBytes, Promise, Work};
-use crate::bmap::edit::Remapped;
+use super::carry_out;
 use crate::error::{Error, Result};
 use crate::inode::ForkKind;
-use crate::rmap::{self, Mapping, RmapOwner};
-use crate::trans::Trans;
-use smallvec::smallvec;
+use crate::owner::{Mapping, RmapOwner};
+use crate::rmap;
+use crate::trans::{Trans, Work};
 use xfs_format::bmbt::Extent;
 use xfs_format::error::FormatError;
 use xfs_format::inode::InodeFlags2;
 use xfs_format::log::{RmapOp, RmapUpdate, Update};
-use xfs_format::types::{FileBlock, FsBlock, InodeNumber};
+use xfs_format::types::{FsBlock, InodeNumber};
 
-/// Bytes of the log for an intent for one mapping.
-pub(in crate::trans) fn bytes() -> IntentBytes {
-    let (op, owner) = (RmapOp::Map, RmapOwner::data(InodeNumber(0), FileBlock(0)));
-    Promise::Rmap(smallvec![update(op, owner, FsBlock(0), 0, false)]).bytes()
+/// What became of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remapped {
+    /// It is there no more.
+    Gone(Extent),
+    /// It is there, and was not.
+    Come(Extent),
+    /// It was as it is here, and now it is in the other state.
+    Converted(Extent),
 }
 
 /// As the log has it.
@@ -58,7 +62,7 @@ impl Trans<'_> {
         };
         // Of a conversion, the log has the state that comes of it.
         let unwritten = unwritten != matches!(change, Remapped::Converted(_));
-        self.owe(Work::Rmap(update(op, owner, startblock, blockcount, unwritten)));
+        self.owe(Work::Rmap(update(op, owner, startblock, blockcount, unwritten)), carry_out);
     }
 }
 
