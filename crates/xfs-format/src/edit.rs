@@ -17,6 +17,15 @@ pub struct Image {
     structure: &'static str,
     bytes: Arc<[u8]>,
     changed: Vec<Range<usize>>,
+    copy: fn(&[u8]) -> Arc<[u8]>,
+}
+
+/// The bytes of an [`Image`], writable: see [`Image::edit`].
+#[derive(Debug)]
+pub struct Patch<'a> {
+    structure: &'static str,
+    bytes: &'a mut [u8],
+    changed: &'a mut Vec<Range<usize>>,
 }
 
 /// What a new block says of itself. v4 blocks say nothing.
@@ -36,7 +45,12 @@ impl Image {
     /// A block with these bytes, unchanged so far; `structure` names it in errors. The first change copies bytes that
     /// somebody else has, too.
     pub fn new(structure: &'static str, bytes: impl Into<Arc<[u8]>>) -> Self {
-        Self { structure, bytes: bytes.into(), changed: Vec::new() }
+        Self::copied_by(structure, bytes.into(), |bytes| Arc::from(bytes))
+    }
+
+    /// As [`new`](Self::new); `copy` makes the copy.
+    pub const fn copied_by(structure: &'static str, bytes: Arc<[u8]>, copy: fn(&[u8]) -> Arc<[u8]>) -> Self {
+        Self { structure, bytes, changed: Vec::new(), copy }
     }
 
     /// The bytes as they are now.
@@ -54,13 +68,36 @@ impl Image {
         self.structure
     }
 
+    /// The bytes, to be changed.
+    pub fn edit(&mut self) -> Patch<'_> {
+        if Arc::get_mut(&mut self.bytes).is_none() {
+            self.bytes = (self.copy)(&self.bytes);
+        }
+        let Self { structure, bytes, changed, copy: _ } = self;
+        // Nobody else has a copy that was just made.
+        Patch { structure, bytes: Arc::get_mut(bytes).unwrap_or_default(), changed }
+    }
+}
+
+impl Patch<'_> {
+    /// The bytes as they are now.
+    pub const fn bytes(&self) -> &[u8] {
+        self.bytes
+    }
+
+    /// The structure's name in errors.
+    pub const fn structure(&self) -> &'static str {
+        self.structure
+    }
+
     /// Writes `with` at `at`.
     pub fn put(&mut self, at: usize, with: &[u8]) -> Result<(), FormatError> {
-        let outside = FormatError::value(self.structure, "place of a change", at as u64);
-        let end = at.checked_add(with.len()).ok_or(outside.clone())?;
-        let place = self.bytes.get(at..end).ok_or(outside)?;
+        let end = at.saturating_add(with.len());
+        let Some(place) = self.bytes.get_mut(at..end) else {
+            return Err(self.outside(at));
+        };
         if place != with {
-            Arc::make_mut(&mut self.bytes)[at..end].copy_from_slice(with);
+            place.copy_from_slice(with);
             self.mark(at..end);
         }
         Ok(())
@@ -68,21 +105,26 @@ impl Image {
 
     /// Moves the bytes of `from` to `to`; the two may overlap.
     pub fn shift(&mut self, from: Range<usize>, to: usize) -> Result<(), FormatError> {
-        let outside = FormatError::value(self.structure, "place of a change", to as u64);
-        let len = from.end.checked_sub(from.start).ok_or(outside.clone())?;
-        let end = to.checked_add(len).filter(|&end| end <= self.bytes.len()).ok_or(outside.clone())?;
+        let len = from.end.checked_sub(from.start).ok_or_else(|| self.outside(to))?;
+        let inside = |end: &usize| *end <= self.bytes.len();
+        let end = to.checked_add(len).filter(inside).ok_or_else(|| self.outside(to))?;
         if from.end > self.bytes.len() {
-            return Err(outside);
+            return Err(self.outside(to));
         }
         if len > 0 && from.start != to {
-            Arc::make_mut(&mut self.bytes).copy_within(from, to);
+            self.bytes.copy_within(from, to);
             self.mark(to..end);
         }
         Ok(())
     }
 
+    #[cold]
+    const fn outside(&self, at: usize) -> FormatError {
+        FormatError::value(self.structure, "place of a change", at as u64)
+    }
+
     fn mark(&mut self, range: Range<usize>) {
-        for known in &mut self.changed {
+        for known in self.changed.iter_mut() {
             if range.start <= known.end + GAP && known.start <= range.end + GAP {
                 *known = known.start.min(range.start)..known.end.max(range.end);
                 return;
@@ -99,16 +141,17 @@ mod tests {
     #[test]
     fn changes_are_named_and_stay_inside() {
         let mut image = Image::new("x", vec![0; 1024]);
-        image.put(10, &[0; 4]).unwrap();
-        assert!(image.changed.is_empty(), "nothing changed");
-        image.put(10, &[1; 4]).unwrap();
-        image.put(20, &[1; 4]).unwrap();
-        image.shift(10..24, 1000).unwrap();
-        assert_eq!(image.changed, [10..24, 1000..1014]);
-        assert_eq!(image.bytes()[1010], 1);
-        assert!(image.put(1022, &[1; 4]).is_err());
-        assert!(image.put(usize::MAX, &[1; 4]).is_err());
-        assert!(image.shift(1000..1030, 0).is_err());
-        assert!(image.shift(0..30, 1000).is_err());
+        let mut patch = image.edit();
+        patch.put(10, &[0; 4]).unwrap();
+        assert!(patch.changed.is_empty(), "nothing changed");
+        patch.put(10, &[1; 4]).unwrap();
+        patch.put(20, &[1; 4]).unwrap();
+        patch.shift(10..24, 1000).unwrap();
+        assert_eq!(*patch.changed, [10..24, 1000..1014]);
+        assert_eq!(patch.bytes()[1010], 1);
+        assert!(patch.put(1022, &[1; 4]).is_err());
+        assert!(patch.put(usize::MAX, &[1; 4]).is_err());
+        assert!(patch.shift(1000..1030, 0).is_err());
+        assert!(patch.shift(0..30, 1000).is_err());
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::buf::Buf;
 use crate::error::Result;
+use crate::trans::BufIndex;
 use std::ops::Range;
 use std::sync::Arc;
 use xfs_format::geometry::Geometry;
@@ -36,6 +37,21 @@ pub trait Fork {
     }
 }
 
+/// A buffer of a fork that its transaction has locked, as it was when it was read.
+#[derive(Clone, Debug)]
+pub struct ForkBuf {
+    /// Where it lies in the fork.
+    pub at: FileBlock,
+    /// How many blocks of the volume it has.
+    pub blocks: u32,
+    /// The verifier that passed it.
+    pub verifier: &'static Verifier,
+    /// What it held.
+    pub buf: Buf,
+    /// Which buffer of the transaction it is, where there is one.
+    pub(crate) slot: Option<BufIndex>,
+}
+
 /// A fork that is being changed, within one transaction that has the inode locked.
 ///
 /// Through the [`Fork`] half the caller sees its own changes. Nothing becomes visible to others before the
@@ -54,21 +70,18 @@ pub trait ForkMut: Fork {
         verifier: &'static Verifier,
         range: Range<usize>,
     ) -> Result<&mut [u8]>;
-    /// Has the buffer of `blocks` blocks at `at`, which held `old` when it was read last, hold `new`. The two differ in
-    /// `changed` at most, which will be logged.
-    fn replace(
-        &mut self,
-        at: FileBlock,
-        blocks: u32,
-        verifier: &'static Verifier,
-        old: Buf,
-        new: Arc<[u8]>,
-        changed: &[Range<usize>],
-    ) -> Result<()> {
-        debug_assert_eq!(old.len(), new.len(), "a buffer's size does not change");
+    /// Locks the buffer of `blocks` blocks at `at`, to be changed by [`log_buf`](Self::log_buf).
+    fn read_buf(&mut self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<ForkBuf> {
+        let buf = self.read(at, blocks, verifier)?;
+        Ok(ForkBuf { at, blocks, verifier, buf, slot: None })
+    }
+    /// Has a buffer hold `bytes`. They differ in `changed` at most from what it held when it was read; that will be
+    /// logged.
+    fn log_buf(&mut self, buf: ForkBuf, bytes: Arc<[u8]>, changed: &[Range<usize>]) -> Result<()> {
+        debug_assert_eq!(buf.buf.len(), bytes.len(), "a buffer's size does not change");
         for range in changed {
-            let whole = self.modify(at, blocks, verifier, range.clone())?;
-            whole[range.clone()].copy_from_slice(&new[range.clone()]);
+            let whole = self.modify(buf.at, buf.blocks, buf.verifier, range.clone())?;
+            whole[range.clone()].copy_from_slice(&bytes[range.clone()]);
         }
         Ok(())
     }

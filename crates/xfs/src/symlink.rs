@@ -157,7 +157,7 @@ fn read_pieces(fork: &dyn Fork, len: u32, blocks: u32) -> Result<Vec<u8>> {
         let buf = fork.read(FileBlock(at), blocks, &SYMLINK)?;
         let corrupt = |problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem);
         let piece = SymlinkBlock::parse(&buf).map_err(corrupt)?;
-        check_owner(fork, &buf, SYMLINK.name, Some(piece.owner))?;
+        check_owner(fork, buf.daddr(), SYMLINK.name, Some(piece.owner))?;
         if piece.offset as usize != target.len() {
             let (found, expected) = (piece.offset.into(), target.len() as u64);
             return Err(corrupt(FormatError::mismatch(SYMLINK.name, "offset", found, expected)));

@@ -270,7 +270,7 @@ fn run(case: Case, steps: usize, seed: u64) -> BTreeSet<String> {
                     continue;
                 }
                 let (ino, ftype) = (inode(&mut random), kind(&mut random));
-                let needs = add_needs(&fork, name.len()).unwrap();
+                let needs = add_needs(&fork).unwrap();
                 add(&mut fork, NewEntry { name: &name, ino, ftype }).unwrap();
                 let settled = fork.settle();
                 assert!(settled.maps <= needs.maps && needs.maps <= Needs::MAPS_MAX, "{settled:?} {needs:?}");

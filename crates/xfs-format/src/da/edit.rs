@@ -4,7 +4,7 @@
 //! below a child.
 
 use super::{BlockInfo, BlockInfo3, DaHeader, NODE_MAGIC_V4, NODE_MAGIC_V5, Node, NodeEntry};
-use crate::edit::{Image, Stamp};
+use crate::edit::{Image, Patch, Stamp};
 use crate::error::FormatError;
 use std::mem::{offset_of, size_of};
 use zerocopy::IntoBytes;
@@ -13,7 +13,7 @@ const ENTRY: usize = size_of::<NodeEntry>();
 const NAME: &str = "index node";
 
 /// Writes the header of a new index block without siblings. What lies behind it is the caller's.
-pub fn format_header(image: &mut Image, magic: u16, stamp: &Stamp) -> Result<(), FormatError> {
+pub fn format_header(image: &mut Patch<'_>, magic: u16, stamp: &Stamp) -> Result<(), FormatError> {
     let info = BlockInfo { forw: 0.into(), back: 0.into(), magic: magic.into(), pad: 0.into() };
     if !stamp.v5 {
         return image.put(0, info.as_bytes());
@@ -30,37 +30,37 @@ pub fn format_header(image: &mut Image, magic: u16, stamp: &Stamp) -> Result<(),
 }
 
 /// Turns an index block that was copied into one of its own place, without siblings.
-pub fn settle(image: &mut Image, stamp: &Stamp) -> Result<(), FormatError> {
+pub fn settle(image: &mut Patch<'_>, stamp: &Stamp) -> Result<(), FormatError> {
     let header = DaHeader::parse(image.structure(), image.bytes(), stamp.v5)?;
     format_header(image, header.magic, stamp)
 }
 
 /// Changes the kind of an index block.
-pub fn set_magic(image: &mut Image, magic: u16) -> Result<(), FormatError> {
+pub fn set_magic(image: &mut Patch<'_>, magic: u16) -> Result<(), FormatError> {
     image.put(offset_of!(BlockInfo, magic), &magic.to_be_bytes())
 }
 
 /// Sets the next block of the same level; 0: none.
-pub fn set_forw(image: &mut Image, forw: u32) -> Result<(), FormatError> {
+pub fn set_forw(image: &mut Patch<'_>, forw: u32) -> Result<(), FormatError> {
     image.put(offset_of!(BlockInfo, forw), &forw.to_be_bytes())
 }
 
 /// Sets the previous block of the same level; 0: none.
-pub fn set_back(image: &mut Image, back: u32) -> Result<(), FormatError> {
+pub fn set_back(image: &mut Patch<'_>, back: u32) -> Result<(), FormatError> {
     image.put(offset_of!(BlockInfo, back), &back.to_be_bytes())
 }
 
 /// A node under change.
 #[derive(Debug)]
 pub struct NodeEdit<'a> {
-    image: &'a mut Image,
+    image: Patch<'a>,
     v5: bool,
 }
 
 impl<'a> NodeEdit<'a> {
     /// Changes a block that is a node.
-    pub const fn new(image: &'a mut Image, v5: bool) -> Self {
-        Self { image, v5 }
+    pub fn new(image: &'a mut Image, v5: bool) -> Self {
+        Self { image: image.edit(), v5 }
     }
 
     /// Makes the block a node of `level` without siblings, with these children.
@@ -70,13 +70,14 @@ impl<'a> NodeEdit<'a> {
         level: u16,
         entries: &[NodeEntry],
     ) -> Result<(), FormatError> {
-        format_header(image, if stamp.v5 { NODE_MAGIC_V5 } else { NODE_MAGIC_V4 }, stamp)?;
+        let mut image = image.edit();
+        format_header(&mut image, if stamp.v5 { NODE_MAGIC_V5 } else { NODE_MAGIC_V4 }, stamp)?;
         let at = DaHeader::len(stamp.v5);
         image.put(at + 2, &level.to_be_bytes())?;
         if stamp.v5 {
             image.put(at + 4, &[0; 4])?;
         }
-        Self::new(image, stamp.v5).set_entries(entries)
+        Self { image, v5: stamp.v5 }.set_entries(entries)
     }
 
     /// How many children a node of `len` bytes has room for.

@@ -10,7 +10,7 @@ use super::data::{
 use super::free_edit::put_header3;
 use super::leaf_edit::{ENTRY, nearest_stale, put_over_stale};
 use super::{DirFileType, LeafEntry, data_entry_len};
-use crate::edit::{Image, Stamp};
+use crate::edit::{Image, Patch, Stamp};
 use crate::error::FormatError;
 use crate::types::InodeNumber;
 use std::mem::size_of;
@@ -46,24 +46,25 @@ pub struct NewDataEntry<'a> {
 /// A data block under change.
 #[derive(Debug)]
 pub struct DataEdit<'a> {
-    image: &'a mut Image,
+    image: Patch<'a>,
     v5: bool,
     ftype: bool,
 }
 
 impl<'a> DataEdit<'a> {
     /// Changes a block that is a data block.
-    pub const fn new(image: &'a mut Image, v5: bool, ftype: bool) -> Self {
-        Self { image, v5, ftype }
+    pub fn new(image: &'a mut Image, v5: bool, ftype: bool) -> Self {
+        Self { image: image.edit(), v5, ftype }
     }
 
     /// Makes the block a data block with nothing in it.
     pub fn format(image: &'a mut Image, stamp: &Stamp, ftype: bool) -> Result<Self, FormatError> {
-        put_header3(image, stamp, DATA_MAGIC_V4, DATA_MAGIC_V5)?;
+        let mut image = image.edit();
+        put_header3(&mut image, stamp, DATA_MAGIC_V4, DATA_MAGIC_V5)?;
         let start = data_start(stamp.v5);
         let table = bestfree_at(stamp.v5);
         image.put(table, &[0; 64][..start - table])?;
-        let mut edit = Self::new(image, stamp.v5, ftype);
+        let mut edit = Self { image, v5: stamp.v5, ftype };
         let all = Piece { offset: start, len: edit.len().saturating_sub(start) };
         edit.put_unused(all)?;
         edit.put_table(&[all])?;
@@ -187,7 +188,7 @@ impl<'a> DataEdit<'a> {
                 stale.into(),
                 0,
             ))?;
-            put_over_stale(self.image, start, slot, over, entry)?;
+            put_over_stale(&mut self.image, start, slot, over, entry)?;
             return self.put_tail(count, stale - 1);
         }
         let no_room = FormatError::value(NAME, "room for the index", count as u64);

@@ -5,7 +5,7 @@
 
 use super::free::{FREE_MAGIC_V4, FREE_MAGIC_V5, FreeBlock};
 use super::{BEST_NONE, BlockHeader3};
-use crate::edit::{Image, Stamp};
+use crate::edit::{Image, Patch, Stamp};
 use crate::error::FormatError;
 use std::mem::size_of;
 use zerocopy::IntoBytes;
@@ -15,7 +15,7 @@ const NAME: &str = "directory free block";
 /// A free block under change.
 #[derive(Debug)]
 pub struct FreeEdit<'a> {
-    image: &'a mut Image,
+    image: Patch<'a>,
     v5: bool,
 }
 
@@ -31,17 +31,18 @@ const fn counts_at(v5: bool) -> usize {
 
 impl<'a> FreeEdit<'a> {
     /// Changes a block that is a free block.
-    pub const fn new(image: &'a mut Image, v5: bool) -> Self {
-        Self { image, v5 }
+    pub fn new(image: &'a mut Image, v5: bool) -> Self {
+        Self { image: image.edit(), v5 }
     }
 
     /// Makes the block a free block whose table starts with data block `first_db`, empty.
     pub fn format(image: &'a mut Image, stamp: &Stamp, first_db: u32) -> Result<Self, FormatError> {
-        put_header3(image, stamp, FREE_MAGIC_V4, FREE_MAGIC_V5)?;
+        let mut image = image.edit();
+        put_header3(&mut image, stamp, FREE_MAGIC_V4, FREE_MAGIC_V5)?;
         let at = counts_at(stamp.v5);
         image.put(at, &first_db.to_be_bytes())?;
         image.put(at + 4, &[0; 8])?;
-        Ok(Self::new(image, stamp.v5))
+        Ok(Self { image, v5: stamp.v5 })
     }
 
     /// How many places a table in a block of `len` bytes has.
@@ -85,7 +86,7 @@ impl<'a> FreeEdit<'a> {
 
 /// Writes the header that data and free blocks share.
 pub(super) fn put_header3(
-    image: &mut Image,
+    image: &mut Patch<'_>,
     stamp: &Stamp,
     magic_v4: u32,
     magic_v5: u32,

@@ -7,7 +7,7 @@ use super::leaf::{
     LEAF1_MAGIC_V4, LEAF1_MAGIC_V5, LEAFN_MAGIC_V4, LEAFN_MAGIC_V5, Leaf, LeafEntry, LeafKind, header_len,
 };
 use crate::da::{DaHeader, format_header, set_magic};
-use crate::edit::{Image, Stamp};
+use crate::edit::{Image, Patch, Stamp};
 use crate::error::FormatError;
 use std::mem::size_of;
 use zerocopy::IntoBytes;
@@ -42,19 +42,20 @@ impl LeafKind {
 /// A leaf under change.
 #[derive(Debug)]
 pub struct LeafEdit<'a> {
-    image: &'a mut Image,
+    image: Patch<'a>,
     v5: bool,
 }
 
 impl<'a> LeafEdit<'a> {
     /// Changes a block that is a leaf.
-    pub const fn new(image: &'a mut Image, v5: bool) -> Self {
-        Self { image, v5 }
+    pub fn new(image: &'a mut Image, v5: bool) -> Self {
+        Self { image: image.edit(), v5 }
     }
 
     /// Makes the block an empty leaf without siblings.
     pub fn format(image: &'a mut Image, stamp: &Stamp, kind: LeafKind) -> Result<Self, FormatError> {
-        format_header(image, kind.magic(stamp.v5), stamp)?;
+        let mut image = image.edit();
+        format_header(&mut image, kind.magic(stamp.v5), stamp)?;
         image.put(DaHeader::len(stamp.v5), &[0; 4])?;
         if stamp.v5 {
             image.put(DaHeader::len(true) + 4, &[0; 4])?;
@@ -63,7 +64,7 @@ impl<'a> LeafEdit<'a> {
             let len = image.bytes().len();
             image.put(len.saturating_sub(TAIL), &[0; TAIL])?;
         }
-        Ok(Self::new(image, stamp.v5))
+        Ok(Self { image, v5: stamp.v5 })
     }
 
     /// The leaf as it is now.
@@ -100,7 +101,7 @@ impl<'a> LeafEdit<'a> {
                 stale.into(),
                 0,
             ))?;
-            put_over_stale(self.image, header_len(self.v5), slot, stale_slot, entry)?;
+            put_over_stale(&mut self.image, header_len(self.v5), slot, stale_slot, entry)?;
             self.set_counts(count, stale - 1)?;
             return Ok(true);
         }
@@ -154,7 +155,7 @@ impl<'a> LeafEdit<'a> {
             let at = self.image.bytes().len().saturating_sub(TAIL);
             self.image.put(at, &[0; TAIL])?;
         }
-        set_magic(self.image, kind.magic(self.v5))
+        set_magic(&mut self.image, kind.magic(self.v5))
     }
 
     /// Sets the largest free space of data block `db`, which the table has a place for.
@@ -222,7 +223,7 @@ pub(super) fn nearest_stale(entries: &[LeafEntry], slot: usize) -> Option<usize>
 
 /// Puts an entry that belongs before `slot` into the array at `base`, in exchange for the stale one at `stale`.
 pub(super) fn put_over_stale(
-    image: &mut Image,
+    image: &mut Patch<'_>,
     base: usize,
     slot: usize,
     stale: usize,

@@ -210,7 +210,7 @@ fn first_leaf(fork: &dyn Fork, hash: Option<u32>) -> Result<Option<LeafBlock>> {
 fn parse_leaf<'a>(fork: &dyn Fork, at: &'a LeafBlock) -> Result<AttrLeaf<'a>> {
     let leaf = AttrLeaf::parse(&at.buf, fork.geometry().v5)
         .map_err(|problem| Error::corrupt_block(at.buf.daddr(), Some(fork.inode()), problem))?;
-    check_owner(fork, &at.buf, INDEX.name, leaf.header.owner)?;
+    check_owner(fork, at.buf.daddr(), INDEX.name, leaf.header.owner)?;
     Ok(leaf)
 }
 

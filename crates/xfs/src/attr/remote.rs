@@ -39,7 +39,7 @@ fn read_piece(fork: &dyn Fork, at: FileBlock, due: usize, value: &mut Vec<u8>) -
     let buf = fork.read(at, 1, &REMOTE)?;
     let corrupt = |problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem);
     let piece = RemoteBlock::parse(&buf).map_err(corrupt)?;
-    check_owner(fork, &buf, REMOTE.name, Some(piece.owner))?;
+    check_owner(fork, buf.daddr(), REMOTE.name, Some(piece.owner))?;
     if piece.offset as usize != value.len() {
         let (found, expected) = (piece.offset.into(), value.len() as u64);
         return Err(corrupt(FormatError::mismatch(REMOTE.name, "offset", found, expected)));

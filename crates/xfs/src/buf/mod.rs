@@ -65,9 +65,9 @@ impl Buf {
         Arc::ptr_eq(&self.bytes, bytes)
     }
 
-    /// A copy that nobody else has, to be changed.
-    pub(crate) fn copy(&self) -> Arc<[u8]> {
-        copy_of(&self.bytes)
+    /// The bytes, to be kept.
+    pub(crate) fn share(&self) -> Arc<[u8]> {
+        Arc::clone(&self.bytes)
     }
 }
 

@@ -42,11 +42,6 @@ impl Draft {
         Self { at, blocks, verifier, old: buf.clone(), bytes: buf.to_vec() }
     }
 
-    /// The buffer as it was read.
-    pub(crate) fn original(&self) -> &Buf {
-        &self.old
-    }
-
     /// Where the buffer lies on the device.
     pub(crate) fn daddr(&self) -> DiskAddr {
         self.old.daddr()

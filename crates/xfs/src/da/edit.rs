@@ -264,7 +264,7 @@ fn collapse_root(fork: &mut dyn ForkMut, index: &Index) -> Result<()> {
         let child = fork.read(at, index.blocks, index.verifier)?;
         let corrupt = |problem| Error::corrupt_block(child.daddr(), Some(fork.inode()), problem);
         let header = DaHeader::parse(index.verifier.name, &child, true).map_err(corrupt)?;
-        check_owner(fork, &child, index.verifier.name, header.owner)?;
+        check_owner(fork, child.daddr(), index.verifier.name, header.owner)?;
         if let sibling @ 1.. = header.forw | header.back {
             return Err(corrupt(index.mismatch("sibling of an only child", sibling.into(), 0)));
         }
@@ -383,7 +383,7 @@ fn header_of(
     let buf = fork.read(at, index.blocks, index.verifier)?;
     let header = DaHeader::parse(index.verifier.name, &buf, true)
         .map_err(|problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem))?;
-    check_owner(fork, &buf, index.verifier.name, header.owner)?;
+    check_owner(fork, buf.daddr(), index.verifier.name, header.owner)?;
     Ok((header, buf.daddr()))
 }
 

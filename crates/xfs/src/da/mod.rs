@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::fork::Fork;
 use xfs_format::da::{DaHeader, Node, block_magic};
 use xfs_format::error::FormatError;
-use xfs_format::types::{FileBlock, InodeNumber};
+use xfs_format::types::{DiskAddr, FileBlock, InodeNumber};
 use xfs_format::verify::Verifier;
 
 /// Where an index lies in its fork, and what its blocks are.
@@ -55,7 +55,7 @@ pub(crate) fn descend(fork: &dyn Fork, index: &Index, hash: Option<u32>) -> Resu
             };
         }
         let node = Node::parse(&buf, v5).map_err(corrupt)?;
-        check_owner(fork, &buf, index.verifier.name, node.header.owner)?;
+        check_owner(fork, buf.daddr(), index.verifier.name, node.header.owner)?;
         if let Some(due) = level_due.filter(|&due| due != node.level) {
             return Err(corrupt(index.mismatch("level", node.level.into(), due.into())));
         }
@@ -99,14 +99,14 @@ pub(crate) fn next_leaf(
 /// Fails if a v5 block says that it belongs to another inode.
 pub(crate) fn check_owner(
     fork: &dyn Fork,
-    buf: &Buf,
+    daddr: DiskAddr,
     structure: &'static str,
     owner: Option<InodeNumber>,
 ) -> Result<()> {
     match owner {
         Some(owner) if owner != fork.inode() => {
             let problem = FormatError::mismatch(structure, "owner", owner.0, fork.inode().0);
-            Err(Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem))
+            Err(Error::corrupt_block(daddr, Some(fork.inode()), problem))
         }
         _ => Ok(()),
     }

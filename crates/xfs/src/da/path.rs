@@ -144,7 +144,7 @@ impl NodeBlock {
     fn parse(fork: &dyn Fork, index: &Index, buf: Buf) -> Result<Self> {
         let node = Node::parse(&buf, fork.geometry().v5)
             .map_err(|problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem))?;
-        check_owner(fork, &buf, index.verifier.name, node.header.owner)?;
+        check_owner(fork, buf.daddr(), index.verifier.name, node.header.owner)?;
         let (level, entries) = (node.level, node.entries.to_vec());
         Ok(Self { buf, level, entries })
     }

@@ -3,10 +3,10 @@
 //! Names of one hash stand together in the index, possibly across leaves; each candidate's name is compared where
 //! its entry lies. On volumes that ignore case the exact name wins over others that match.
 
-use super::crowd::{CROWD_MAX, LastData};
+use super::crowd::LastData;
 use super::{Data, FileType, NAME, hash_index, parse_short};
 use crate::da::{check_owner, descend, next_leaf};
-use crate::error::{Error, NameProblem, Result};
+use crate::error::{Error, Result};
 use crate::fork::Fork;
 use xfs_format::da::{ascii_ci_fold, ascii_ci_hash, name_hash};
 use xfs_format::dir::{DataKind, INDEX, Leaf, LeafEntry, LeafKind, is_valid_name};
@@ -25,20 +25,6 @@ pub fn lookup(fork: &dyn Fork, name: &[u8]) -> Result<Option<Found>> {
     Ok(search.found)
 }
 
-/// The same, for whoever would add the name if it is not there: fails if so many others have its hash that it was not
-/// found among the first of them.
-pub fn lookup_to_add(fork: &dyn Fork, name: &[u8]) -> Result<Option<Found>> {
-    if !is_valid_name(name) {
-        return Ok(None);
-    }
-    let mut search = Search { most: CROWD_MAX, ..Search::new(fork, name) };
-    search.run()?;
-    match search.found {
-        None if search.compared >= search.most => Err(NameProblem::Crowded.into()),
-        found => Ok(found),
-    }
-}
-
 /// One search under way.
 struct Search<'a> {
     fork: &'a dyn Fork,
@@ -49,10 +35,6 @@ struct Search<'a> {
     found: Option<Found>,
     /// Whether nothing better can come.
     done: bool,
-    /// Names of this hash that it was not.
-    compared: usize,
-    /// It ends behind so many.
-    most: usize,
     last: LastData,
 }
 
@@ -61,7 +43,7 @@ impl<'a> Search<'a> {
         let ignore_case = fork.geometry().ascii_ci;
         let hash = if ignore_case { ascii_ci_hash(name) } else { name_hash(name) };
         let last = LastData::default();
-        Self { fork, name, hash, ignore_case, found: None, done: false, compared: 0, most: usize::MAX, last }
+        Self { fork, name, hash, ignore_case, found: None, done: false, last }
     }
 
     fn run(&mut self) -> Result<()> {
@@ -133,13 +115,13 @@ impl<'a> Search<'a> {
         loop {
             let leaf = Leaf::parse(&at.buf, geometry.v5)
                 .map_err(|problem| Error::corrupt_block(at.buf.daddr(), Some(fork.inode()), problem))?;
-            check_owner(fork, &at.buf, INDEX.name, leaf.header.owner)?;
+            check_owner(fork, at.buf.daddr(), INDEX.name, leaf.header.owner)?;
             for entry in leaf.from_hash(self.hash) {
                 if entry.hash.get() != self.hash {
                     return Ok(());
                 }
                 self.candidate(entry)?;
-                if self.done || self.compared >= self.most {
+                if self.done {
                     return Ok(());
                 }
             }
@@ -159,10 +141,9 @@ impl<'a> Search<'a> {
         if entry.is_stale() {
             return Ok(());
         }
-        self.compared += 1;
         let fork = self.fork;
         let mut last = std::mem::take(&mut self.last);
-        let (data, _, within) = last.read(fork, entry)?;
+        let (data, within) = last.read(fork, entry)?;
         let entry = data.view(fork)?.entry_at(within).map_err(|problem| data.corrupt(fork, problem))?;
         self.offer(entry.name, (entry.inode, entry.file_type.into()));
         self.last = last;

@@ -9,8 +9,8 @@ mod lookup;
 mod walk;
 
 pub use crowd::{CROWD_MAX, is_crowded, walk_index};
-pub use edit::{Needs, NewEntry, add, add_needs, init, is_empty, remove, replace};
-pub use lookup::{lookup, lookup_to_add};
+pub use edit::{Lookup, Needs, NewEntry, add, add_needs, init, is_empty, look, look_to_add, remove, replace};
+pub use lookup::lookup;
 pub use walk::walk;
 
 use crate::buf::Buf;
@@ -137,7 +137,7 @@ impl Data {
         let ftype = geometry.ftype;
         let buf = fork.read(at, geometry.dir_block_blocks(), data_verifier(ftype))?;
         let data = Self { buf, v5: geometry.v5, ftype };
-        check_owner(fork, &data.buf, NAME, data.view(fork)?.owner)?;
+        check_owner(fork, data.buf.daddr(), NAME, data.view(fork)?.owner)?;
         Ok(data)
     }
 

@@ -144,11 +144,7 @@ fn around<T: InodeTree>(
     target: AgInode,
     steps: u32,
 ) -> Result<Option<InodeChunk>> {
-    let mut left = trees::at_or_before::<T>(inodes, target)?;
-    let mut right = match target.0.checked_add(1) {
-        Some(next) => trees::at_or_after::<T>(inodes, AgInode(next))?,
-        None => None,
-    };
+    let [mut left, mut right] = trees::around::<T>(inodes, target)?;
     for _ in 0..steps {
         let distance = |chunk: &InodeChunk| chunk.start.0.abs_diff(target.0);
         let found = [left, right].into_iter().flatten().filter(|chunk| chunk.free_places() > 0);

@@ -64,6 +64,10 @@ impl<'a, 't, 'v, T: InodeTree> InGroup<'a, 't, 'v, T> {
         Editor::new(Self { inodes, tree: PhantomData })
     }
 
+    fn to_change(inodes: &'a mut LockedInodes<'t, 'v>) -> Editor<Self> {
+        Editor::to_change(Self { inodes, tree: PhantomData })
+    }
+
     fn block(&self, pointer: u64) -> Result<AgBlock> {
         let blocks = self.inodes.geometry().ag_blocks_of(self.inodes.ag());
         u32::try_from(pointer).ok().filter(|&block| block != 0 && block < blocks).map(AgBlock).ok_or_else(
@@ -104,6 +108,11 @@ impl<T: InodeTree> TreeStore for InGroup<'_, '_, '_, T> {
     fn read(&self, pointer: u64) -> Result<Block<'_>> {
         let daddr = self.place(pointer)?;
         self.inodes.trans().read_block(daddr, T::verifier())
+    }
+
+    fn hold(&mut self, pointer: u64) -> Result<()> {
+        let daddr = self.place(pointer)?;
+        self.inodes.trans_mut().hold_block(daddr, T::verifier())
     }
 
     fn modify(&mut self, pointer: u64, ranges: &[Range<usize>]) -> Result<&mut [u8]> {
@@ -166,6 +175,15 @@ pub fn at_or_before<T: InodeTree>(
     chunk(inodes.geometry(), record)
 }
 
+/// The last chunk that begins at or before `inode`, and the one behind it: looked for to be changed.
+pub fn around<T: InodeTree>(
+    inodes: &mut LockedInodes<'_, '_>,
+    inode: AgInode,
+) -> Result<[Option<InodeChunk>; 2]> {
+    let [before, behind] = InGroup::<T>::to_change(inodes).around(inode.0)?;
+    Ok([chunk(inodes.geometry(), before)?, chunk(inodes.geometry(), behind)?])
+}
+
 /// The first chunk that begins at or behind `inode`.
 pub fn at_or_after<T: InodeTree>(
     inodes: &mut LockedInodes<'_, '_>,
@@ -178,7 +196,7 @@ pub fn at_or_after<T: InodeTree>(
 /// Adds a chunk.
 pub fn insert<T: InodeTree>(inodes: &mut LockedInodes<'_, '_>, new: &InodeChunk) -> Result<()> {
     let record = InobtRecord::of(new, inodes.geometry().sparse_inodes);
-    let mut editor = InGroup::<T>::editor(inodes);
+    let mut editor = InGroup::<T>::to_change(inodes);
     editor.seek_le(new.start.0)?;
     editor.insert(record)
 }
@@ -190,7 +208,7 @@ pub fn replace<T: InodeTree>(
     new: &InodeChunk,
 ) -> Result<()> {
     let sparse = inodes.geometry().sparse_inodes;
-    let mut editor = InGroup::<T>::editor(inodes);
+    let mut editor = InGroup::<T>::to_change(inodes);
     let found = editor.seek_eq(old.start.0)?;
     expect::<T>(found, old, sparse)?;
     editor.update(InobtRecord::of(new, sparse))
@@ -199,7 +217,7 @@ pub fn replace<T: InodeTree>(
 /// Removes a chunk that is there, and is what it is said to be.
 pub fn remove<T: InodeTree>(inodes: &mut LockedInodes<'_, '_>, old: &InodeChunk) -> Result<()> {
     let sparse = inodes.geometry().sparse_inodes;
-    let mut editor = InGroup::<T>::editor(inodes);
+    let mut editor = InGroup::<T>::to_change(inodes);
     let found = editor.seek_eq(old.start.0)?;
     expect::<T>(found, old, sparse)?;
     editor.delete().map(drop)

@@ -1,8 +1,8 @@
 //! New inodes, with a name or without.
 
-use super::{NameProblem, add_links, check_directory, check_name, file_type, lookup_to_add, parents, touch};
+use super::{NameProblem, add_links, check_directory, check_name, file_type, look_to_add, parents, touch};
 use crate::attr::acl::{self, AclKind};
-use crate::dir::edit::{self as dir_edit, NewEntry};
+use crate::dir::{self, Lookup, NewEntry};
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, ForkState, Inode, InodeEntry, InodeHandle};
 use crate::iomap::FileMap;
@@ -110,9 +110,8 @@ impl Mount {
                 return Err(NameProblem::NoSymlinks.into());
             }
             trans.inode(dir.ino()).check_may_grow()?;
-            if let Some(name) = name
-                && lookup_to_add(&mut trans, dir.ino(), name)?.is_some()
-            {
+            let lookup = name.map(|name| look_to_add(&mut trans, dir.ino(), name)).transpose()?;
+            if lookup.as_ref().is_some_and(|lookup| lookup.found().is_some()) {
                 return Err(NameProblem::Exists.into());
             }
             let entry = match new_inode(&mut trans, dir.ino(), kind, new)? {
@@ -131,8 +130,10 @@ impl Mount {
             };
             fill(&mut trans, dir.ino(), entry.ino(), kind, device, target)?;
             inherit_acl(&mut trans, dir.ino(), entry.ino(), new)?;
-            match name {
-                Some(name) => enter(&mut trans, dir.ino(), name, entry.ino(), kind, new.time)?,
+            match name.zip(lookup) {
+                Some((name, lookup)) => {
+                    enter(&mut trans, dir.ino(), (name, lookup), entry.ino(), kind, new.time)?;
+                }
                 None => {
                     trans.inode_mut(entry.ino(), InodeFields::CORE).set_nameless(true);
                     trans.add_unlinked(entry.ino())?;
@@ -317,7 +318,7 @@ fn fill(
 ) -> Result<()> {
     match (kind, target) {
         (InodeType::Directory, _) => {
-            dir_edit::init(&mut TransFork::new(trans, ino, ForkKind::Data), dir)?;
+            dir::init(&mut TransFork::new(trans, ino, ForkKind::Data), dir)?;
             // Its own `.`.
             add_links(trans, ino, 1)
         }
@@ -338,13 +339,13 @@ fn fill(
 fn enter(
     trans: &mut Trans<'_>,
     dir: InodeNumber,
-    name: &[u8],
+    (name, lookup): (&[u8], Lookup),
     ino: InodeNumber,
     kind: InodeType,
     now: Timestamp,
 ) -> Result<()> {
     let entry = NewEntry { name, ino, ftype: file_type(kind) };
-    dir_edit::add(&mut TransFork::new(trans, dir, ForkKind::Data), entry)?;
+    lookup.add(&mut TransFork::new(trans, dir, ForkKind::Data), entry)?;
     parents::add(trans, ino, dir, name)?;
     add_links(trans, ino, 1)?;
     if kind == InodeType::Directory {

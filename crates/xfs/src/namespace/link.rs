@@ -2,10 +2,10 @@
 
 use super::locking::join_all;
 use super::{
-    NameProblem, add_links, check_directory, check_name, check_project, file_type, lookup_to_add, parents,
+    NameProblem, add_links, check_directory, check_name, check_project, file_type, look_to_add, parents,
     touch,
 };
-use crate::dir::edit::{self as dir_edit, NewEntry};
+use crate::dir::NewEntry;
 use crate::error::Result;
 use crate::inode::{ForkKind, InodeHandle};
 use crate::mount::Mount;
@@ -35,7 +35,8 @@ impl Mount {
         if trans.inode(ino).is_dir() {
             return Err(NameProblem::IsDirectory.into());
         }
-        if lookup_to_add(&mut trans, dir, name)?.is_some() {
+        let lookup = look_to_add(&mut trans, dir, name)?;
+        if lookup.found().is_some() {
             return Err(NameProblem::Exists.into());
         }
         trans.inode(dir).check_may_grow()?;
@@ -50,7 +51,7 @@ impl Mount {
             trans.inode_mut(ino, InodeFields::CORE).set_nameless(false);
         }
         let new = NewEntry { name, ino, ftype: file_type(trans.inode(ino).kind()) };
-        dir_edit::add(&mut TransFork::new(&mut trans, dir, ForkKind::Data), new)?;
+        lookup.add(&mut TransFork::new(&mut trans, dir, ForkKind::Data), new)?;
         parents::add(&mut trans, ino, dir, name)?;
         add_links(&mut trans, ino, 1)?;
         touch(&mut trans, dir, true, now);

@@ -2,7 +2,7 @@
 
 use super::file_type;
 use crate::dcache::{Dentry, FileId};
-use crate::dir::edit as dir_edit;
+use crate::dir::Lookup;
 use crate::error::Result;
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, InodeShared};
 use crate::mount::Mount;
@@ -97,9 +97,14 @@ fn look_at<R>(
 }
 
 /// Takes a name out of a joined directory.
-pub(super) fn remove_entry(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<()> {
+pub(super) fn remove_entry(
+    trans: &mut Trans<'_>,
+    dir: InodeNumber,
+    name: &[u8],
+    lookup: Lookup,
+) -> Result<()> {
     forget(trans, dir, name);
-    dir_edit::remove(&mut TransFork::new(trans, dir, ForkKind::Data), name)?;
+    lookup.remove(&mut TransFork::new(trans, dir, ForkKind::Data), name)?;
     Ok(())
 }
 
@@ -108,11 +113,12 @@ pub(super) fn replace_entry(
     trans: &mut Trans<'_>,
     dir: InodeNumber,
     name: &[u8],
+    lookup: Lookup,
     ino: InodeNumber,
 ) -> Result<()> {
     forget(trans, dir, name);
     let ftype = file_type(trans.inode(ino).kind());
-    dir_edit::replace(&mut TransFork::new(trans, dir, ForkKind::Data), name, ino, ftype)?;
+    lookup.replace(&mut TransFork::new(trans, dir, ForkKind::Data), name, ino, ftype)?;
     Ok(())
 }
 

@@ -33,7 +33,7 @@ pub use remove::Removal;
 pub use rename::RenameFlags;
 
 use crate::attr::edit::EditError;
-use crate::dir::FileType;
+use crate::dir::{FileType, Lookup};
 pub use crate::error::NameProblem;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode, InodeHandle};
@@ -86,16 +86,14 @@ fn check_project(dir: &Inode, inode: &Inode) -> Result<()> {
     Ok(())
 }
 
-/// The inode that a name stands for, as the transaction sees the directory.
-fn lookup(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<Option<InodeNumber>> {
-    let fork = TransFork::new(trans, dir, ForkKind::Data);
-    Ok(crate::dir::lookup(&fork, name)?.map(|(ino, _)| ino))
+/// Looks for a name of a joined directory, as the transaction sees it, to change it.
+fn look(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<Lookup> {
+    crate::dir::look(&mut TransFork::new(trans, dir, ForkKind::Data), name)
 }
 
-/// The same, for whoever would add the name.
-fn lookup_to_add(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<Option<InodeNumber>> {
-    let fork = TransFork::new(trans, dir, ForkKind::Data);
-    Ok(crate::dir::lookup_to_add(&fork, name)?.map(|(ino, _)| ino))
+/// The same, to add it.
+fn look_to_add(trans: &mut Trans<'_>, dir: InodeNumber, name: &[u8]) -> Result<Lookup> {
+    crate::dir::look_to_add(&mut TransFork::new(trans, dir, ForkKind::Data), name)
 }
 
 /// What a directory entry says of an inode's type.

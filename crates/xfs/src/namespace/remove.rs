@@ -3,11 +3,11 @@
 use super::locking::join_all;
 use super::lookup::remove_entry;
 use super::protection::check_may_remove;
-use super::{NameProblem, add_links, check_directory, check_name, lookup, parents, touch};
+use super::{NameProblem, add_links, check_directory, check_name, look, parents, touch};
 use crate::dir::edit as dir_edit;
 use crate::error::{Error, Result};
 use crate::inactive;
-use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle};
+use crate::inode::{ForkKind, InodeEntry, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
@@ -39,22 +39,20 @@ impl Mount {
     ) -> Result<Option<InodeNumber>> {
         check_name(name)?;
         loop {
-            let (child, seen) = self.child_of(dir, name)?;
+            let child = self.child_of(dir, name)?;
             let mut trans = Trans::start(self, self.need_to_remove().reservation().or_no_blocks())?;
             join_all(&mut trans, &[dir.entry(), &child])?;
             check_directory(dir, trans.inode(dir.ino()))?;
-            // Whoever changes a directory changes its inode.
-            if !Arc::ptr_eq(&seen, &dir.entry().peek()) {
-                match lookup(&mut trans, dir.ino(), name)? {
-                    None => return Err(NameProblem::Missing.into()),
-                    Some(ino) if ino != child.ino() => continue,
-                    Some(_) => {}
-                }
+            let lookup = look(&mut trans, dir.ino(), name)?;
+            match lookup.found() {
+                None => return Err(NameProblem::Missing.into()),
+                Some((ino, _)) if ino != child.ino() => continue,
+                Some(_) => {}
             }
             check_may_remove(trans.inode(dir.ino()), trans.inode(child.ino()))?;
             check_removable(&mut trans, child.ino(), what)?;
             drop_name(&mut trans, (dir.ino(), name), child.ino(), now)?;
-            remove_entry(&mut trans, dir.ino(), name)?;
+            remove_entry(&mut trans, dir.ino(), name, lookup)?;
             touch(&mut trans, dir.ino(), true, now);
             trans.commit()?;
             point("a name is gone");
@@ -66,13 +64,13 @@ impl Mount {
         Need::new(self.geometry()).inodes(3).dir_change().parent_changes(1).unlinked().inode_chunk().steps(2)
     }
 
-    /// What a name stands for at the moment, and the version of the directory that says so. Whoever locks the two then
-    /// looks again whether the name stands for this inode: if so, for whatever file it is by then.
-    pub(super) fn child_of(
-        self: &Arc<Self>,
-        dir: &InodeHandle,
-        name: &[u8],
-    ) -> Result<(Arc<InodeEntry>, Arc<Inode>)> {
+    /// What a name stands for at the moment. Whoever locks the two then looks again whether the name stands for this
+    /// inode: if so, for whatever file it is by then.
+    pub(super) fn child_of(self: &Arc<Self>, dir: &InodeHandle, name: &[u8]) -> Result<Arc<InodeEntry>> {
+        if let Some(child) = self.cached_child(dir, name) {
+            point("a child is found");
+            return Ok(Arc::clone(child.entry()));
+        }
         loop {
             let (shared, inode) = dir.share()?;
             check_directory(dir, &inode)?;
@@ -89,7 +87,7 @@ impl Mount {
                         return Err(names_free_inode(dir.ino(), ino));
                     }
                 }
-                other => return Ok((other?, inode)),
+                other => return other,
             }
         }
     }

@@ -5,10 +5,10 @@ use super::lookup::{remove_entry, replace_entry};
 use super::protection::check_may_remove;
 use super::remove::{check_removable, drop_name};
 use super::{
-    NameProblem, Removal, add_links, check_directory, check_name, check_project, file_type, lookup,
-    lookup_to_add, parents, touch,
+    NameProblem, Removal, add_links, check_directory, check_name, check_project, file_type, look,
+    look_to_add, parents, touch,
 };
-use crate::dir::edit::{self as dir_edit, NewEntry};
+use crate::dir::{self, Lookup, NewEntry};
 use crate::error::Result;
 use crate::inode::{ForkKind, InodeEntry, InodeHandle};
 use crate::mount::Mount;
@@ -68,9 +68,9 @@ impl Mount {
         how: RenameFlags,
         now: Timestamp,
     ) -> Result<Option<Option<Arc<InodeEntry>>>> {
-        let moved = self.child_of(source.dir, source.name)?.0;
+        let moved = self.child_of(source.dir, source.name)?;
         let there = match self.child_of(target.dir, target.name) {
-            Ok((entry, _)) => Some(entry),
+            Ok(entry) => Some(entry),
             Err(crate::Error::Name(NameProblem::Missing)) => None,
             Err(error) => return Err(error),
         };
@@ -91,12 +91,14 @@ impl Mount {
         check_directory(source.dir, trans.inode(dirs.0))?;
         check_directory(target.dir, trans.inode(dirs.1))?;
         let is = |entry: Option<&Arc<InodeEntry>>| entry.map(|entry| entry.ino());
-        match lookup(&mut trans, dirs.0, source.name)? {
+        let source_at = look(&mut trans, dirs.0, source.name)?;
+        match number(&source_at) {
             None => return Err(NameProblem::Missing.into()),
             found if found != Some(moved.ino()) => return Ok(None),
             _ => {}
         }
-        if lookup_to_add(&mut trans, dirs.1, target.name)? != is(there.as_ref()) {
+        let target_at = look_to_add(&mut trans, dirs.1, target.name)?;
+        if number(&target_at) != is(there.as_ref()) {
             return Ok(None);
         }
         let ino = moved.ino();
@@ -126,17 +128,19 @@ impl Mount {
                 let what = if trans.inode(ino).is_dir() { Removal::Directory } else { Removal::File };
                 check_removable(&mut trans, other.ino(), what)?;
                 drop_name(&mut trans, (dirs.1, target.name), other.ino(), now)?;
-                replace_entry(&mut trans, dirs.1, target.name, ino)?;
+                replace_entry(&mut trans, dirs.1, target.name, target_at, ino)?;
                 Some(Arc::clone(other))
             }
             (None, _) => {
                 let entry = NewEntry { name: target.name, ino, ftype: file_type(trans.inode(ino).kind()) };
-                dir_edit::add(&mut TransFork::new(&mut trans, dirs.1, ForkKind::Data), entry)?;
+                target_at.add(&mut TransFork::new(&mut trans, dirs.1, ForkKind::Data), entry)?;
                 None
             }
         };
         if how != RenameFlags::Exchange {
-            remove_entry(&mut trans, dirs.0, source.name)?;
+            // In one directory the change of the other name may have moved this one.
+            let source_at = if across { source_at } else { look(&mut trans, dirs.0, source.name)? };
+            remove_entry(&mut trans, dirs.0, source.name, source_at)?;
             parents::replace(&mut trans, ino, (dirs.0, source.name), (dirs.1, target.name))?;
             if across && trans.inode(ino).is_dir() {
                 change_parent(&mut trans, ino, dirs.0, dirs.1)?;
@@ -202,7 +206,7 @@ impl Mount {
                 dir.current().err().unwrap_or(error)
             })?;
             point("a parent is found");
-            at = InodeHandle::new(Arc::clone(&parent.0), &parent.0.peek());
+            at = InodeHandle::new(Arc::clone(&parent), &parent.peek());
         }
         Err(NameProblem::IntoItself.into())
     }
@@ -211,9 +215,14 @@ impl Mount {
 /// A directory has another parent.
 fn change_parent(trans: &mut Trans<'_>, ino: InodeNumber, from: InodeNumber, to: InodeNumber) -> Result<()> {
     let ftype = crate::dir::FileType::Directory;
-    dir_edit::replace(&mut TransFork::new(trans, ino, ForkKind::Data), b"..", to, ftype)?;
+    dir::replace(&mut TransFork::new(trans, ino, ForkKind::Data), b"..", to, ftype)?;
     add_links(trans, from, -1)?;
     add_links(trans, to, 1)
+}
+
+/// The inode that a name was found to stand for.
+fn number(lookup: &Lookup) -> Option<InodeNumber> {
+    lookup.found().map(|(ino, _)| ino)
 }
 
 fn exchange(
@@ -222,8 +231,10 @@ fn exchange(
     (b_dir, b_name, b): (InodeNumber, &[u8], InodeNumber),
     now: Timestamp,
 ) -> Result<()> {
-    replace_entry(trans, a_dir, a_name, b)?;
-    replace_entry(trans, b_dir, b_name, a)?;
+    for (dir, name, ino) in [(a_dir, a_name, b), (b_dir, b_name, a)] {
+        let lookup = look(trans, dir, name)?;
+        replace_entry(trans, dir, name, lookup, ino)?;
+    }
     let (a_at, b_at) = ((a_dir, a_name), (b_dir, b_name));
     for (ino, from_at, to_at) in [(a, a_at, b_at), (b, b_at, a_at)] {
         let (from, to) = (from_at.0, to_at.0);

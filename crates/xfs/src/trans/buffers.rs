@@ -28,6 +28,8 @@ const PEEKED_MOST: usize = 4;
 /// A buffer that a transaction has locked.
 pub(super) struct Joined {
     handle: Arc<MetaBuf>,
+    /// Where it begins.
+    daddr: DiskAddr,
     /// `None` once it was let go of.
     owned: Option<Owned>,
     bytes: Arc<[u8]>,
@@ -46,6 +48,7 @@ impl Joined {
     fn new(handle: Arc<MetaBuf>, owned: Owned, look: Look) -> Self {
         let Look { bytes, verifier, inodes, .. } = look;
         Self {
+            daddr: handle.daddr(),
             handle,
             owned: Some(owned),
             bytes,
@@ -305,6 +308,11 @@ impl Trans<'_> {
         keep(new);
     }
 
+    /// Whether a buffer is made of several pieces.
+    pub(crate) fn is_scattered(&self, index: BufIndex) -> bool {
+        self.bufs[index.0].handle.pieces().len() > 1
+    }
+
     /// Says that a buffer made anew is rebuilt from another log item when the log is replayed.
     pub fn leave_unlogged(&mut self, index: BufIndex) {
         let buf = &mut self.bufs[index.0];
@@ -367,7 +375,9 @@ impl Trans<'_> {
 
     fn find(&self, pieces: &[Piece]) -> Option<BufIndex> {
         // Transactions have few buffers: the last ones are asked for most.
-        self.bufs.iter().rposition(|buf| buf.owned.is_some() && buf.handle.pieces() == pieces).map(BufIndex)
+        let daddr = pieces.first()?.daddr;
+        let is_it = |buf: &Joined| buf.daddr == daddr && buf.owned.is_some() && buf.handle.pieces() == pieces;
+        self.bufs.iter().rposition(is_it).map(BufIndex)
     }
 
     /// As [`peek`](Self::peek), of one piece.
@@ -416,6 +426,11 @@ impl Trans<'_> {
             Some(index) => Block::Private(self.bytes(index)),
             None => Block::Shared(self.committed(&pieces, verifier)?),
         })
+    }
+
+    /// Locks a block of a tree that is about to be changed.
+    pub(crate) fn hold_block(&mut self, daddr: DiskAddr, verifier: &'static Verifier) -> Result<()> {
+        self.buf_read(&[self.one_block(daddr)], verifier).map(drop)
     }
 
     /// A block of a tree, for changing those bytes of it that are in `ranges`.

@@ -9,7 +9,7 @@ use super::Trans;
 use crate::alloc::{Purpose, Request, Target};
 use crate::buf::{Buf, Piece, Pieces};
 use crate::error::{Error, Result};
-use crate::fork::{Fork, ForkMut};
+use crate::fork::{Fork, ForkBuf, ForkMut};
 use crate::ifork::{self, ExtentList};
 use crate::inode::{ForkKind, ForkState};
 use blockdev::Durability;
@@ -236,19 +236,27 @@ impl ForkMut for TransFork<'_, '_> {
         Ok(self.trans.bytes_mut(buf, range))
     }
 
-    fn replace(
-        &mut self,
-        at: FileBlock,
-        blocks: u32,
-        verifier: &'static Verifier,
-        old: Buf,
-        new: Arc<[u8]>,
-        changed: &[Range<usize>],
-    ) -> Result<()> {
-        let pieces = self.pieces_to_log(at, blocks, verifier)?;
+    fn read_buf(&mut self, at: FileBlock, blocks: u32, verifier: &'static Verifier) -> Result<ForkBuf> {
+        let pieces = self.pieces(at, blocks, verifier)?;
         let ino = self.ino;
-        let buf = self.trans.buf_read(&pieces, verifier).map_err(|error| error.of_inode(ino))?;
-        self.trans.replace_bytes(buf, old, new, changed);
+        let slot = self.trans.buf_read(&pieces, verifier).map_err(|error| error.of_inode(ino))?;
+        let buf = self.trans.snapshot(slot);
+        Ok(ForkBuf { at, blocks, verifier, buf, slot: Some(slot) })
+    }
+
+    fn log_buf(&mut self, buf: ForkBuf, bytes: Arc<[u8]>, changed: &[Range<usize>]) -> Result<()> {
+        let slot = match buf.slot {
+            Some(slot) => slot,
+            None => {
+                let pieces = self.pieces(buf.at, buf.blocks, buf.verifier)?;
+                let ino = self.ino;
+                self.trans.buf_read(&pieces, buf.verifier).map_err(|error| error.of_inode(ino))?
+            }
+        };
+        if self.trans.is_scattered(slot) && self.is_directory() {
+            return Err(Error::ScatteredDirectory(self.ino));
+        }
+        self.trans.replace_bytes(slot, buf.buf, bytes, changed);
         Ok(())
     }
 

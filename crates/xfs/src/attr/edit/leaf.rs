@@ -70,7 +70,7 @@ pub(super) fn read(fork: &dyn Fork, at: FileBlock) -> Result<Draft> {
 /// The leaf in a draft, which must be one of the fork's.
 pub(super) fn parse<'a>(fork: &dyn Fork, draft: &'a Draft) -> Result<AttrLeaf<'a>> {
     let leaf = AttrLeaf::parse(&draft.bytes, true).map_err(|problem| draft.corrupt(fork, problem))?;
-    check_owner(fork, draft.original(), INDEX.name, leaf.header.owner)?;
+    check_owner(fork, draft.daddr(), INDEX.name, leaf.header.owner)?;
     Ok(leaf)
 }
 

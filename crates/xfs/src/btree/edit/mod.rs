@@ -63,6 +63,11 @@ pub trait TreeStore {
     fn daddr(&self, pointer: u64) -> Option<DiskAddr>;
     /// A block as the transaction sees it, checked by the tree's verifier when it came from the device.
     fn read(&self, pointer: u64) -> Result<Block<'_>>;
+    /// Locks a block that is about to be changed: looks at it then cost less.
+    fn hold(&mut self, pointer: u64) -> Result<()> {
+        let _ = pointer;
+        Ok(())
+    }
     /// All bytes of a block, for changing those in `ranges`, which are logged. Ranges may be empty.
     fn modify(&mut self, pointer: u64, ranges: &[Range<usize>]) -> Result<&mut [u8]>;
     /// The bytes of a block that [`allocate`](Self::allocate) just gave: zeroes. All of it is logged.
@@ -94,6 +99,9 @@ impl<S: TreeStore> TreeStore for &mut S {
     }
     fn read(&self, pointer: u64) -> Result<Block<'_>> {
         (**self).read(pointer)
+    }
+    fn hold(&mut self, pointer: u64) -> Result<()> {
+        (**self).hold(pointer)
     }
     fn modify(&mut self, pointer: u64, ranges: &[Range<usize>]) -> Result<&mut [u8]> {
         (**self).modify(pointer, ranges)

@@ -68,18 +68,25 @@ pub(super) enum Aim<R> {
 pub struct Editor<S: TreeStore> {
     pub(super) store: S,
     pub(super) path: Path,
+    /// Whether leaves are locked on the way, as they are going to be changed.
+    to_change: bool,
 }
 
 impl<S: TreeStore> Editor<S> {
     /// An editor that stands nowhere yet.
     pub fn new(store: S) -> Self {
-        Self { store, path: Path::NOWHERE }
+        Self { store, path: Path::NOWHERE, to_change: false }
+    }
+
+    /// The same, for a record that is going to be changed.
+    pub fn to_change(store: S) -> Self {
+        Self { to_change: true, ..Self::new(store) }
     }
 
     /// An editor that stands where another one stood that was taken [apart](Self::into_parts); the tree must not
     /// have been changed since.
     pub fn resume(store: S, path: Path) -> Self {
-        Self { store, path }
+        Self { store, path, to_change: false }
     }
 
     /// The store.
@@ -104,37 +111,53 @@ impl<S: TreeStore> Editor<S> {
 
     /// Goes to the last record whose rank is at most `rank`. If there is none, stands before the first record.
     pub fn seek_le(&mut self, rank: RankOf<S>) -> Result<Option<RecordOf<S>>> {
-        self.descend(Aim::Rank(rank))?;
-        let behind = self.at(0, |node| {
-            Ok(node.records().partition_point(|record| TreeOf::<S>::record_rank(record) <= rank))
+        let (behind, found) = self.descend_to(Aim::Rank(rank), |node| {
+            let records = node.records();
+            let behind = records.partition_point(|record| TreeOf::<S>::record_rank(record) <= rank);
+            Ok((behind, behind.checked_sub(1).and_then(|index| records.get(index).copied())))
         })?;
         self.path.on = behind > 0;
         self.path.steps[0].index = behind.saturating_sub(1);
-        self.get()
+        Ok(found)
+    }
+
+    /// The last record whose rank is at most `rank`, and the first behind it.
+    pub fn around(&mut self, rank: RankOf<S>) -> Result<[Option<RecordOf<S>>; 2]> {
+        let (behind, before, next) = self.descend_to(Aim::Rank(rank), |node| {
+            let records = node.records();
+            let behind = records.partition_point(|record| TreeOf::<S>::record_rank(record) <= rank);
+            let before = behind.checked_sub(1).and_then(|index| records.get(index).copied());
+            Ok((behind, before, records.get(behind).copied()))
+        })?;
+        self.path.on = behind > 0;
+        self.path.steps[0].index = behind.saturating_sub(1);
+        let next = if next.is_some() || self.path.levels == 1 { next } else { self.next()? };
+        Ok([before, next])
     }
 
     /// Goes to the first record whose rank is at least `rank`. If there is none, stands behind the last record.
     pub fn seek_ge(&mut self, rank: RankOf<S>) -> Result<Option<RecordOf<S>>> {
-        self.descend(Aim::Rank(rank))?;
-        let before = self.at(0, |node| {
-            Ok(node.records().partition_point(|record| TreeOf::<S>::record_rank(record) < rank))
+        let (before, found) = self.descend_to(Aim::Rank(rank), |node| {
+            let records = node.records();
+            let before = records.partition_point(|record| TreeOf::<S>::record_rank(record) < rank);
+            Ok((before, records.get(before).copied()))
         })?;
-        self.path.on = false;
+        self.path.on = found.is_some();
         self.path.steps[0].index = before;
-        self.next()
+        if found.is_some() { Ok(found) } else { self.next() }
     }
 
     /// Goes to the record of this rank. If there is none, stands where it would be.
     pub fn seek_eq(&mut self, rank: RankOf<S>) -> Result<Option<RecordOf<S>>> {
-        self.descend(Aim::Rank(rank))?;
-        let (index, found) = self.at(0, |node| {
+        let (index, found) = self.descend_to(Aim::Rank(rank), |node| {
             let records = node.records();
             let index = records.partition_point(|record| TreeOf::<S>::record_rank(record) < rank);
-            Ok((index, records.get(index).is_some_and(|record| TreeOf::<S>::record_rank(record) == rank)))
+            let is_it = |record: &RecordOf<S>| TreeOf::<S>::record_rank(record) == rank;
+            Ok((index, records.get(index).copied().filter(is_it)))
         })?;
-        self.path.on = found;
+        self.path.on = found.is_some();
         self.path.steps[0].index = index;
-        self.get()
+        Ok(found)
     }
 
     /// Goes to the first record.
@@ -182,7 +205,7 @@ impl<S: TreeStore> Editor<S> {
             let next = self.path.steps[level].index + 1;
             if next < self.at(level, |node| Ok(node.count()))? {
                 self.path.steps[level].index = next;
-                self.descend_from(level, Aim::First)?;
+                self.descend_from(level, Aim::First, |_| Ok(()))?;
                 self.path.steps[0].index = 0;
                 self.path.on = true;
                 let first = self.at(0, |node| Ok(rank_range(node).map(|range| range.0)))?;
@@ -212,7 +235,7 @@ impl<S: TreeStore> Editor<S> {
             let index = self.path.steps[level].index;
             if index > 0 {
                 self.path.steps[level].index = index - 1;
-                self.descend_from(level, Aim::Last)?;
+                self.descend_from(level, Aim::Last, |_| Ok(()))?;
                 let (count, last) =
                     self.at(0, |node| Ok((node.count(), rank_range(node).map(|range| range.1))))?;
                 if first.is_some_and(|first| last.is_none_or(|last| last >= first)) {
@@ -254,20 +277,45 @@ impl<S: TreeStore> Editor<S> {
 
     /// Goes down from the root. The leaf's index is left to the caller.
     pub(super) fn descend(&mut self, aim: Aim<RankOf<S>>) -> Result<()> {
+        self.descend_to(aim, |_| Ok(()))
+    }
+
+    /// Goes down from the root, and looks into the leaf. Its index is left to the caller.
+    fn descend_to<R>(
+        &mut self,
+        aim: Aim<RankOf<S>>,
+        look: impl FnOnce(&Node<'_, TreeOf<S>>) -> Result<R>,
+    ) -> Result<R> {
         let (place, levels) = self.top()?;
         self.path.levels = levels;
         self.path.on = false;
         self.path.steps[levels - 1] = Step { place, index: 0 };
         if levels == 1 {
-            return self.read(place, 0, true, |_| Ok(()));
+            self.hold(place)?;
+            return self.read(place, 0, true, look);
         }
         let index = self.read(place, levels - 1, true, |node| Ok(choose(node, aim)))?;
         self.path.steps[levels - 1].index = index;
-        self.descend_from(levels - 1, aim)
+        self.descend_from(levels - 1, aim, look)
     }
 
-    /// Goes down from the child that the path goes through at `level`.
-    fn descend_from(&mut self, level: usize, aim: Aim<RankOf<S>>) -> Result<()> {
+    /// Locks a leaf that is going to be changed.
+    fn hold(&mut self, place: Place) -> Result<()> {
+        match place.pointer() {
+            Some(pointer) if self.to_change => self.store.hold(pointer),
+            _ => Ok(()),
+        }
+    }
+
+    /// Goes down from the child that the path goes through at `level`, and looks into the leaf.
+    fn descend_from<R>(
+        &mut self,
+        level: usize,
+        aim: Aim<RankOf<S>>,
+        look: impl FnOnce(&Node<'_, TreeOf<S>>) -> Result<R>,
+    ) -> Result<R> {
+        let mut look = Some(look);
+        let mut seen = None;
         for level in (0..level).rev() {
             let parent = self.path.steps[level + 1];
             let (pointer, only, low, high) = self.at(level + 1, |node| {
@@ -278,8 +326,15 @@ impl<S: TreeStore> Editor<S> {
             let place = Place::Block(self.child(parent.place, pointer)?);
             // The only child of a root within an inode is as free as a root.
             let may_be_empty = level == 0 && only && parent.place == Place::Inline;
-            let (index, range) =
-                self.read(place, level, may_be_empty, |node| Ok((choose(node, aim), rank_range(node))))?;
+            if level == 0 {
+                self.hold(place)?;
+            }
+            let (index, range) = self.read(place, level, may_be_empty, |node| {
+                if level == 0 {
+                    seen = look.take().map(|look| look(node)).transpose()?;
+                }
+                Ok((choose(node, aim), rank_range(node)))
+            })?;
             if let Some((first, last)) = range
                 && (low.is_some_and(|low| first < low) || high.is_some_and(|high| last >= high))
             {
@@ -288,7 +343,7 @@ impl<S: TreeStore> Editor<S> {
             }
             self.path.steps[level] = Step { place, index };
         }
-        Ok(())
+        seen.ok_or_else(|| self.damage(level, FormatError::new(TreeOf::<S>::NAME, "level")))
     }
 
     /// The pointer to a child that `parent` holds, if a block can be there.

@@ -1,19 +1,17 @@
 //! Directories of one block.
 
-use super::find::read_data;
+use super::find::{Found, read_data, view_data};
 use super::tree::Block;
-use super::{New, Shape, convert, leaf, missing};
+use super::{New, Shape, convert, leaf};
 use crate::dir::{FileType, NAME};
 use crate::error::{Error, Result};
-use crate::fork::{Fork, ForkMut};
-use xfs_format::da::name_hash;
-use xfs_format::dir::{DataEdit, DataKind, LeafEntry};
+use crate::fork::ForkMut;
+use xfs_format::dir::{DataBlock, DataEdit, DataKind, LeafEntry};
 use xfs_format::error::FormatError;
 use xfs_format::types::InodeNumber;
 
-pub(super) fn add(fork: &mut dyn ForkMut, new: &New<'_>) -> Result<()> {
+pub(super) fn add(fork: &mut dyn ForkMut, mut block: Block, new: &New<'_>) -> Result<()> {
     let shape = Shape::of(fork)?;
-    let mut block = read(fork)?;
     let place = block.place;
     let mut edit = DataEdit::new(&mut block.image, shape.v5, shape.ftype);
     let mut at = edit.add(new.data).map_err(|problem| place.bad(problem))?;
@@ -31,49 +29,31 @@ pub(super) fn add(fork: &mut dyn ForkMut, new: &New<'_>) -> Result<()> {
     leaf::add(fork, leaf, new)
 }
 
-pub(super) fn remove(fork: &mut dyn ForkMut, name: &[u8]) -> Result<InodeNumber> {
+pub(super) fn remove(fork: &mut dyn ForkMut, mut block: Block, found: &Found) -> Result<()> {
     let shape = Shape::of(fork)?;
-    let mut block = read(fork)?;
     let place = block.place;
-    let hit = find(fork, &block, name)?;
     let mut edit = DataEdit::new(&mut block.image, shape.v5, shape.ftype);
-    edit.index_remove(hit.slot).map_err(|problem| place.bad(problem))?;
-    edit.remove(hit.offset).map_err(|problem| place.bad(problem))?;
-    convert::write_block_or_short(fork, block)?;
-    Ok(hit.inode)
+    edit.index_remove(found.slot).map_err(|problem| place.bad(problem))?;
+    edit.remove(found.offset).map_err(|problem| place.bad(problem))?;
+    convert::write_block_or_short(fork, block)
 }
 
 pub(super) fn replace(
     fork: &mut dyn ForkMut,
-    name: &[u8],
+    block: Block,
+    found: &Found,
     ino: InodeNumber,
     ftype: FileType,
-) -> Result<InodeNumber> {
-    let shape = Shape::of(fork)?;
-    let mut block = read(fork)?;
-    let place = block.place;
-    let hit = find(fork, &block, name)?;
-    let mut edit = DataEdit::new(&mut block.image, shape.v5, shape.ftype);
-    edit.replace(hit.offset, ino, ftype.into()).map_err(|problem| place.bad(problem))?;
+) -> Result<()> {
     // A smaller number may make it fit into the inode; it goes there with the next removal.
-    block.write(fork)?;
-    Ok(hit.inode)
+    super::find::replace(fork, block, found.offset, ino, ftype)
 }
 
-/// An entry that was found.
-struct Hit {
-    /// Its place in the index.
-    slot: usize,
-    offset: usize,
-    inode: InodeNumber,
-}
-
-fn read(fork: &dyn Fork) -> Result<Block> {
-    let shape = Shape::of(fork)?;
-    let block = read_data(fork, &shape, 0)?;
+/// Reads the only block, to change it.
+pub(super) fn read(fork: &mut dyn ForkMut, shape: &Shape) -> Result<Block> {
+    let block = read_data(fork, shape, 0)?;
     let place = block.place;
-    let kind = view(&block, &shape)?.kind;
-    if kind != DataKind::Block {
+    if view(&block, shape)?.kind != DataKind::Block {
         return Err(place.bad(FormatError::new(NAME, "index: there is none")));
     }
     if fork.size() != shape.block_size as u64 {
@@ -83,26 +63,6 @@ fn read(fork: &dyn Fork) -> Result<Block> {
     Ok(block)
 }
 
-fn view<'a>(block: &'a Block, shape: &Shape) -> Result<xfs_format::dir::DataBlock<'a>> {
-    xfs_format::dir::DataBlock::parse(block.image.bytes(), shape.v5, shape.ftype)
-        .map_err(|problem| block.place.bad(problem))
-}
-
-fn find(fork: &dyn Fork, block: &Block, name: &[u8]) -> Result<Hit> {
-    let shape = Shape::of(fork)?;
-    let view = view(block, &shape)?;
-    let hash = name_hash(name);
-    let rest = view.index_from_hash(hash);
-    let first = view.index.len() - rest.len();
-    for (slot, entry) in (first..).zip(rest).take_while(|(_, entry)| entry.hash.get() == hash) {
-        if entry.is_stale() {
-            continue;
-        }
-        let offset = usize::try_from(entry.data_offset()).unwrap_or(usize::MAX);
-        let entry = view.entry_at(offset).map_err(|problem| block.place.bad(problem))?;
-        if entry.name == name {
-            return Ok(Hit { slot, offset, inode: entry.inode });
-        }
-    }
-    Err(missing(fork))
+pub(super) fn view<'a>(block: &'a Block, shape: &Shape) -> Result<DataBlock<'a>> {
+    view_data(block, shape)
 }

@@ -196,14 +196,9 @@ pub(super) fn leaf_to_node(fork: &mut dyn ForkMut, mut leaf: Block) -> Result<()
 pub(super) fn node_to_leaf(fork: &mut dyn ForkMut) -> Result<()> {
     let index = hash_index(fork.geometry());
     let at = FileBlock(index.root);
-    let buf = fork.read(at, index.blocks, index.verifier)?;
-    let kind = block_magic(&buf).and_then(|magic| LeafKind::of(magic, fork.geometry().v5));
-    if kind != Some(LeafKind::OfTree) {
-        return Ok(());
-    }
-    let leaf = Block::of(fork, at, index.blocks, index.verifier, &buf);
-    drop(buf);
-    write_lone_leaf_or_leaf(fork, leaf)
+    let leaf = Block::read(fork, at, index.blocks, index.verifier)?;
+    let kind = block_magic(leaf.bytes()).and_then(|magic| LeafKind::of(magic, fork.geometry().v5));
+    if kind == Some(LeafKind::OfTree) { write_lone_leaf_or_leaf(fork, leaf) } else { Ok(()) }
 }
 
 /// Writes a leaf that is the whole tree, or makes it the directory's only index block.

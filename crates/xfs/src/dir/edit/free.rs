@@ -5,7 +5,6 @@
 
 use super::Shape;
 use super::tree::{Block, scatter};
-use crate::buf::Buf;
 use crate::da::check_owner;
 use crate::dir::NAME;
 use crate::error::{Error, Result};
@@ -39,38 +38,35 @@ pub(super) fn free_at(fork: &dyn Fork, shape: &Shape, fdb: u64) -> FileBlock {
 }
 
 /// Reads free block `fdb` to change it, if it is there.
-pub(super) fn read(fork: &dyn Fork, shape: &Shape, fdb: u64) -> Result<Option<Block>> {
-    let at = free_at(fork, shape, fdb);
-    let block = |buf: &Buf| Block::of(fork, at, shape.blocks, &FREE, buf);
-    Ok(look(fork, shape, fdb)?.as_ref().map(block))
-}
-
-/// Reads free block `fdb`, if it is there.
-fn look(fork: &dyn Fork, shape: &Shape, fdb: u64) -> Result<Option<Buf>> {
+pub(super) fn read(fork: &mut dyn ForkMut, shape: &Shape, fdb: u64) -> Result<Option<Block>> {
     let at = free_at(fork, shape, fdb);
     let mapped = fork.next_mapped(at)?;
     if mapped.is_none_or(|mapped| mapped.0 >= at.0 + u64::from(shape.blocks)) {
         return Ok(None);
     }
-    let buf = fork.read(at, shape.blocks, &FREE)?;
-    let bad = |problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem);
-    let view = FreeBlock::parse(&buf, shape.v5).map_err(bad)?;
-    check_owner(fork, &buf, FREE.name, view.owner)?;
+    let block = Block::read(fork, at, shape.blocks, &FREE)?;
+    let view = view(&block, shape)?;
+    check_owner(fork, block.place.daddr(), FREE.name, view.owner)?;
     let first = fdb * places(shape);
     if u64::from(view.first_db) != first {
         let problem = FormatError::mismatch(FREE.name, "first data block", view.first_db.into(), first);
-        return Err(bad(problem));
+        return Err(block.place.bad(problem));
     }
-    Ok(Some(buf))
+    Ok(Some(block))
 }
 
 pub(super) fn view<'a>(block: &'a Block, shape: &Shape) -> Result<FreeBlock<'a>> {
-    FreeBlock::parse(block.image.bytes(), shape.v5).map_err(|problem| block.place.bad(problem))
+    FreeBlock::parse(block.bytes(), shape.v5).map_err(|problem| block.place.bad(problem))
 }
 
-/// Finds room for `need` bytes. The search looks into a bounded number of free blocks: what lies in others is found
-/// by later searches, with another `seed`.
-pub(super) fn find_room(fork: &dyn Fork, shape: &Shape, need: usize, seed: u32) -> Result<Room> {
+/// Finds room for `need` bytes, with the free block that tells of it. The search looks into a bounded number of free
+/// blocks: what lies in others is found by later searches, with another `seed`.
+pub(super) fn find_room(
+    fork: &mut dyn ForkMut,
+    shape: &Shape,
+    need: usize,
+    seed: u32,
+) -> Result<(Room, Option<Block>)> {
     let count = shape.data_count(fork)?;
     let last = (count - 1) / places(shape);
     let near = (0..LOOK_LAST).map_while(|back| last.checked_sub(back));
@@ -80,28 +76,38 @@ pub(super) fn find_room(fork: &dyn Fork, shape: &Shape, need: usize, seed: u32) 
     let mut hole = None;
     for fdb in near.chain(far) {
         let first = fdb * places(shape);
-        let Some(buf) = look(fork, shape, fdb)? else {
+        let Some(block) = read(fork, shape, fdb)? else {
             hole = Some(first);
             continue;
         };
-        let bad = |problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem);
-        let view = FreeBlock::parse(&buf, shape.v5).map_err(bad)?;
+        let view = view(&block, shape)?;
         let room = |best: u16| best != BEST_NONE && usize::from(best) >= need;
         if let Some(slot) = view.bests.iter().rposition(|best| room(best.get())) {
-            return Ok(Room::In(first + slot as u64));
+            return Ok((Room::In(first + slot as u64), Some(block)));
         }
         if u64::from(view.used) < view.bests.len() as u64 {
             let slot = view.bests.iter().position(|best| best.get() == BEST_NONE);
             hole = slot.map(|slot| first + slot as u64).or(hole);
         }
     }
-    Ok(Room::New(hole.filter(|&hole| hole < count).unwrap_or(count)))
+    Ok((Room::New(hole.filter(|&hole| hole < count).unwrap_or(count)), None))
 }
 
-/// Tells the longest unused piece of data block `db`; [`BEST_NONE`]: it is there no more. `new`: the data block is.
-pub(super) fn tell(fork: &mut dyn ForkMut, shape: &Shape, db: u64, best: u16, new: bool) -> Result<()> {
+/// Tells the longest unused piece of data block `db`; [`BEST_NONE`]: it is there no more. `free`: the block that tells of
+/// it, if that was read; `new`: the data block is.
+pub(super) fn tell(
+    fork: &mut dyn ForkMut,
+    shape: &Shape,
+    free: Option<Block>,
+    (db, best): (u64, u16),
+    new: bool,
+) -> Result<()> {
     let (fdb, slot) = (db / places(shape), (db % places(shape)) as usize);
-    let mut block = match read(fork, shape, fdb)? {
+    let known = match free {
+        Some(block) => Some(block),
+        None => read(fork, shape, fdb)?,
+    };
+    let mut block = match known {
         Some(block) => block,
         None if new => make(fork, shape, fdb)?,
         None => {

@@ -1,6 +1,6 @@
 //! Directories with one leaf, which also tells the free space of each data block.
 
-use super::find::{Hit, expect_data, read_pure_data};
+use super::find::{Found, expect_data, read_pure_data};
 use super::tree::Block;
 use super::{New, Shape, convert, node, space};
 use crate::dir::NAME;
@@ -8,7 +8,6 @@ use crate::error::Result;
 use crate::fork::ForkMut;
 use xfs_format::dir::{BEST_NONE, DataEdit, LeafEdit, LeafEntry};
 use xfs_format::error::FormatError;
-use xfs_format::types::InodeNumber;
 
 /// Bytes of an entry of the leaf, and of a place in its table.
 const ENTRY: usize = 8;
@@ -29,7 +28,7 @@ pub(super) fn add(fork: &mut dyn ForkMut, mut leaf: Block, new: &New<'_>) -> Res
         edit.compact().map_err(bad)?;
         if edit.gap().map_err(bad)? < grows + ENTRY {
             convert::leaf_to_node(fork, leaf)?;
-            return node::add(fork, new);
+            return node::add_anew(fork, new);
         }
     }
     let mut data = match known {
@@ -62,32 +61,30 @@ pub(super) fn enter(data: &mut Block, shape: &Shape, new: &New<'_>) -> Result<(u
     Ok((offset, edit.longest().map_err(|problem| place.bad(problem))?))
 }
 
-pub(super) fn remove(fork: &mut dyn ForkMut, hit: Hit) -> Result<InodeNumber> {
+pub(super) fn remove(fork: &mut dyn ForkMut, mut leaf: Block, found: Found) -> Result<()> {
     let shape = Shape::of(fork)?;
-    let mut leaf = hit.leaf;
     let place = leaf.place;
     let bad = |problem| place.bad(problem);
-    let best = take_out(fork, &shape, hit.data, hit.db, hit.offset)?;
+    let (db, best) = take_out(fork, &shape, found.data, found.offset)?;
     let mut edit = LeafEdit::new(&mut leaf.image, shape.v5);
-    edit.remove(hit.slot).map_err(bad)?;
-    let db = usize::try_from(hit.db).unwrap_or(usize::MAX);
+    edit.remove(found.slot).map_err(bad)?;
+    let db = usize::try_from(db).unwrap_or(usize::MAX);
     edit.set_best(db, best).map_err(bad)?;
     if best == BEST_NONE {
         trim(&mut edit).map_err(bad)?;
     }
-    convert::write_leaf_or_block(fork, leaf)?;
-    Ok(hit.inode)
+    convert::write_leaf_or_block(fork, leaf)
 }
 
-/// Takes an entry out of a data block: what the free-space tables must say of the block now. A block with nothing
-/// left in it is given back.
+/// Takes an entry out of a data block: which that is, and what the free-space tables must say of it now. A block with
+/// nothing left in it is given back.
 pub(super) fn take_out(
     fork: &mut dyn ForkMut,
     shape: &Shape,
-    mut data: Block,
-    db: u64,
+    data: Option<(u64, Block)>,
     offset: usize,
-) -> Result<u16> {
+) -> Result<(u64, u16)> {
+    let (db, mut data) = data.ok_or_else(|| super::missing(fork))?;
     expect_data(&data, shape)?;
     let place = data.place;
     let mut edit = DataEdit::new(&mut data.image, shape.v5, shape.ftype);
@@ -97,10 +94,10 @@ pub(super) fn take_out(
     // The first block holds the dots. On a damaged volume it may not; it stays all the same.
     if empty && db > 0 {
         space::drop_data(fork, shape, db, data)?;
-        return Ok(BEST_NONE);
+        return Ok((db, BEST_NONE));
     }
     data.write(fork)?;
-    Ok(longest)
+    Ok((db, longest))
 }
 
 /// The table of free space.

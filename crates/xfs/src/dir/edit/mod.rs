@@ -24,13 +24,14 @@ mod short;
 mod space;
 mod tree;
 
-use super::{FileType, NAME, hash_index, leaf_space, lookup, walk};
-use crate::da::check_owner;
+pub use find::{Lookup, look, look_to_add};
+
+use super::{FileType, NAME, leaf_space, walk};
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkMut};
+use find::Way;
 use std::ops::ControlFlow;
-use tree::Block;
-use xfs_format::da::{DaHeader, Node, block_magic, name_hash};
+use xfs_format::da::{Node, block_magic, name_hash};
 use xfs_format::dir::{
     DATA_ALIGN_LOG, INDEX, LEAF_SPACE, LeafKind, NewDataEntry, ShortImage, data_entry_len, data_verifier,
     is_valid_name,
@@ -80,40 +81,74 @@ pub fn init(fork: &mut dyn ForkMut, parent: InodeNumber) -> Result<()> {
     short::store(fork, &empty)?.then_some(()).ok_or(Error::NoSpace)
 }
 
+impl Lookup {
+    /// Enters the name, which was not found.
+    pub fn add(self, fork: &mut dyn ForkMut, entry: NewEntry<'_>) -> Result<()> {
+        debug_assert!(is_valid_name(entry.name), "{}", entry.name.escape_ascii());
+        debug_assert!(self.found().is_none(), "the name exists");
+        let shape = Shape::of(fork)?;
+        let new = New {
+            hash: name_hash(entry.name),
+            need: data_entry_len(shape.name_len(fork, entry.name)?, shape.ftype),
+            data: NewDataEntry { inode: entry.ino, name: entry.name, file_type: entry.ftype.into() },
+        };
+        match self.way {
+            Way::Short => short::add(fork, &new),
+            Way::Block(block) => block::add(fork, block, &new),
+            Way::Leaf(leaf) => leaf::add(fork, leaf, &new),
+            Way::Node(path, leaf) => node::add(fork, &path, leaf, &new),
+        }
+    }
+
+    /// Removes the name, which was found; the inode that it named.
+    pub fn remove(self, fork: &mut dyn ForkMut, name: &[u8]) -> Result<InodeNumber> {
+        debug_assert!(name != b"." && name != b"..", "the dots stay");
+        let (way, found) = self.into_found(fork)?;
+        let inode = found.inode;
+        match way {
+            Way::Short => short::remove(fork, name),
+            Way::Block(block) => block::remove(fork, block, &found),
+            Way::Leaf(leaf) => leaf::remove(fork, leaf, found),
+            Way::Node(path, leaf) => node::remove(fork, &path, leaf, found),
+        }?;
+        Ok(inode)
+    }
+
+    /// Has the name, which was found (`..` is one), name another inode; the inode that it named before.
+    pub fn replace(
+        self,
+        fork: &mut dyn ForkMut,
+        name: &[u8],
+        ino: InodeNumber,
+        ftype: FileType,
+    ) -> Result<InodeNumber> {
+        debug_assert!(name != b".", "a directory stays itself");
+        let (way, found) = self.into_found(fork)?;
+        let inode = found.inode;
+        match way {
+            Way::Short => {
+                if !short::replace(fork, name, ino, ftype)? {
+                    look(fork, name)?.replace(fork, name, ino, ftype)?;
+                }
+            }
+            Way::Block(block) => block::replace(fork, block, &found, ino, ftype)?,
+            Way::Leaf(_) | Way::Node(..) => {
+                let (_, data) = found.data.ok_or_else(|| missing(fork))?;
+                find::replace(fork, data, found.offset, ino, ftype)?;
+            }
+        }
+        Ok(inode)
+    }
+}
+
 /// Enters a name that is not there.
 pub fn add(fork: &mut dyn ForkMut, entry: NewEntry<'_>) -> Result<()> {
-    debug_assert!(is_valid_name(entry.name), "{}", entry.name.escape_ascii());
-    debug_assert!(!matches!(lookup(fork, entry.name), Ok(Some(_))), "the name exists");
-    let shape = Shape::of(fork)?;
-    let new = New {
-        hash: name_hash(entry.name),
-        need: data_entry_len(shape.name_len(fork, entry.name)?, shape.ftype),
-        data: NewDataEntry { inode: entry.ino, name: entry.name, file_type: entry.ftype.into() },
-    };
-    match Form::of(fork)? {
-        Form::Short => short::add(fork, &new),
-        Form::Block => block::add(fork, &new),
-        Form::Leaf(leaf) => leaf::add(fork, leaf, &new),
-        Form::Node => node::add(fork, &new),
-    }
+    look(fork, entry.name)?.add(fork, entry)
 }
 
 /// Removes a name that is there; the inode that it named.
 pub fn remove(fork: &mut dyn ForkMut, name: &[u8]) -> Result<InodeNumber> {
-    debug_assert!(name != b"." && name != b"..", "the dots stay");
-    Shape::of(fork)?;
-    match Form::of(fork)? {
-        Form::Short => short::remove(fork, name),
-        Form::Block => block::remove(fork, name),
-        Form::Leaf(_) => {
-            let hit = find::find(fork, name)?;
-            leaf::remove(fork, hit)
-        }
-        Form::Node => {
-            let hit = find::find(fork, name)?;
-            node::remove(fork, hit)
-        }
-    }
+    look(fork, name)?.remove(fork, name)
 }
 
 /// Has a name that is there (`..` is one) name another inode; the inode that it named before.
@@ -123,16 +158,7 @@ pub fn replace(
     ino: InodeNumber,
     ftype: FileType,
 ) -> Result<InodeNumber> {
-    debug_assert!(name != b".", "a directory stays itself");
-    Shape::of(fork)?;
-    match Form::of(fork)? {
-        Form::Short => short::replace(fork, name, ino, ftype),
-        Form::Block => block::replace(fork, name, ino, ftype),
-        Form::Leaf(_) | Form::Node => {
-            let hit = find::find(fork, name)?;
-            find::replace(fork, hit, ino, ftype)
-        }
-    }
+    look(fork, name)?.replace(fork, name, ino, ftype)
 }
 
 /// Moves a directory that is in the inode out of it, so that attributes have room there.
@@ -154,9 +180,9 @@ pub fn is_empty(fork: &dyn Fork) -> Result<bool> {
     Ok(empty)
 }
 
-/// The most that entering a name may need, whatever its length (which may matter one day). It reads no more than the root of the index;
+/// The most that entering a name may need. It reads no more than the root of the index;
 /// [`Needs::MAPS_MAX`] and [`Needs::BUFFERS_MAX`] bound it without reading anything.
-pub fn add_needs(fork: &dyn Fork, _name_len: usize) -> Result<Needs> {
+pub fn add_needs(fork: &dyn Fork) -> Result<Needs> {
     let shape = Shape::of(fork)?;
     let n = shape.blocks;
     Ok(match Form::of(fork)? {
@@ -164,10 +190,13 @@ pub fn add_needs(fork: &dyn Fork, _name_len: usize) -> Result<Needs> {
         Form::Short => Needs::of(n, 3, 3),
         // To leaf form, and a data block for the new name.
         Form::Block => Needs::of(n, 2, 3),
-        // A data block; to node form with a free block; the leaf split, which the root's move makes two blocks.
-        Form::Leaf(_) => Needs::of(n, 4, 6),
-        Form::Node => {
+        Form::Indexed => {
             let root = fork.read(FileBlock(leaf_space(fork.geometry())), n, &INDEX)?;
+            let magic = block_magic(&root).unwrap_or_default();
+            if LeafKind::of(magic, shape.v5) == Some(LeafKind::Single) {
+                // A data block; to node form with a free block; the leaf split, which the root's move makes two blocks.
+                return Ok(Needs::of(n, 4, 6));
+            }
             let level = u32::from(Node::level_of(&root, shape.v5));
             // A data block, a free block, a block on each level, and one more for the root.
             let maps = level + 4;
@@ -243,9 +272,8 @@ struct New<'a> {
 enum Form {
     Short,
     Block,
-    /// With the leaf.
-    Leaf(Block),
-    Node,
+    /// Leaf or node: what lies at the index's root says which.
+    Indexed,
 }
 
 impl Form {
@@ -253,23 +281,10 @@ impl Form {
         if fork.local().is_some() {
             return Ok(Self::Short);
         }
-        let geometry = fork.geometry();
-        let step = geometry.dir_block_blocks();
-        if fork.next_mapped(FileBlock(step.into()))?.is_none() {
-            return Ok(Self::Block);
-        }
-        let index = hash_index(geometry);
-        let at = FileBlock(index.root);
-        let buf = fork.read(at, index.blocks, index.verifier)?;
-        let magic = block_magic(&buf).unwrap_or_default();
-        Ok(match LeafKind::of(magic, geometry.v5) {
-            Some(LeafKind::Single) => {
-                let header = DaHeader::parse(index.verifier.name, &buf, geometry.v5)
-                    .map_err(|problem| Error::corrupt_block(buf.daddr(), Some(fork.inode()), problem))?;
-                check_owner(fork, &buf, index.verifier.name, header.owner)?;
-                Self::Leaf(Block::of(fork, at, index.blocks, index.verifier, &buf))
-            }
-            _ => Self::Node,
+        let step = fork.geometry().dir_block_blocks();
+        Ok(match fork.next_mapped(FileBlock(step.into()))? {
+            None => Self::Block,
+            Some(_) => Self::Indexed,
         })
     }
 }

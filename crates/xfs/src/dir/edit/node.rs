@@ -1,6 +1,6 @@
 //! Directories with a tree of leaves.
 
-use super::find::{Hit, read_pure_data};
+use super::find::{Found, read_pure_data, view_data};
 use super::free::{Room, find_room, tell};
 use super::leaf::{enter, take_out};
 use super::tree::{Block, Leaves, Path, enter_split, find_path, fix_path, free_place, shrink};
@@ -11,13 +11,20 @@ use crate::fork::ForkMut;
 use xfs_format::dir::{Leaf, LeafEdit, LeafEntry, LeafKind};
 use xfs_format::edit::Image;
 use xfs_format::error::FormatError;
-use xfs_format::types::InodeNumber;
 
 const ENTRY: usize = 8;
 
-pub(super) fn add(fork: &mut dyn ForkMut, new: &New<'_>) -> Result<()> {
+/// Adds a name to a directory that has just become one of this form.
+pub(super) fn add_anew(fork: &mut dyn ForkMut, new: &New<'_>) -> Result<()> {
+    let index = hash_index(fork.geometry());
+    let (path, leaf) = find_path(fork, &index, new.hash)?;
+    add(fork, &path, leaf, new)
+}
+
+/// Adds a name, whose index entry goes into `leaf`, which `path` leads to.
+pub(super) fn add(fork: &mut dyn ForkMut, path: &Path, leaf: Block, new: &New<'_>) -> Result<()> {
     let shape = Shape::of(fork)?;
-    let room = find_room(fork, &shape, new.need, new.hash)?;
+    let (room, free) = find_room(fork, &shape, new.need, new.hash)?;
     let (db, mut data) = match room {
         Room::In(db) => (db, read_pure_data(fork, &shape, db)?),
         Room::New(db) => (db, space::new_data(fork, &shape, db)?),
@@ -27,36 +34,38 @@ pub(super) fn add(fork: &mut dyn ForkMut, new: &New<'_>) -> Result<()> {
     data.write(fork)?;
     let made = matches!(room, Room::New(_));
     if after != before || made {
-        tell(fork, &shape, db, after, made)?;
+        tell(fork, &shape, free, (db, after), made)?;
     }
-    index(fork, &shape, LeafEntry::new(new.hash, shape.address(db, offset)))
+    index(fork, &shape, path, leaf, LeafEntry::new(new.hash, shape.address(db, offset)))
 }
 
 fn longest(data: &Block, shape: &Shape) -> Result<u16> {
-    let view = xfs_format::dir::DataBlock::parse(data.image.bytes(), shape.v5, shape.ftype);
-    Ok(view.map_err(|problem| data.place.bad(problem))?.largest_free()[0].1)
+    Ok(view_data(data, shape)?.largest_free()[0].1)
 }
 
 /// Puts an entry into its leaf.
-fn index(fork: &mut dyn ForkMut, shape: &Shape, entry: LeafEntry) -> Result<()> {
+fn index(
+    fork: &mut dyn ForkMut,
+    shape: &Shape,
+    path: &Path,
+    mut leaf: Block,
+    entry: LeafEntry,
+) -> Result<()> {
     let index = hash_index(fork.geometry());
-    let (path, buf) = find_path(fork, &index, entry.hash.get())?;
-    let mut leaf = Block::of(fork, path.leaf, index.blocks, index.verifier, &buf);
-    drop(buf);
     let place = leaf.place;
     let bad = |problem| place.bad(problem);
-    let view = Leaf::parse(leaf.image.bytes(), shape.v5).map_err(bad)?;
+    let view = Leaf::parse(leaf.bytes(), shape.v5).map_err(bad)?;
     if view.kind != LeafKind::OfTree {
         return Err(bad(FormatError::new(NAME, "kind of leaf in a tree")));
     }
     let last = last_hash(&view);
     if !LeafEdit::new(&mut leaf.image, shape.v5).insert(entry).map_err(bad)? {
-        return split(fork, shape, &path, leaf, entry);
+        return split(fork, shape, path, leaf, entry);
     }
-    let new_last = last_hash(&Leaf::parse(leaf.image.bytes(), shape.v5).map_err(bad)?);
+    let new_last = last_hash(&Leaf::parse(leaf.bytes(), shape.v5).map_err(bad)?);
     leaf.write(fork)?;
     match new_last {
-        Some(hash) if last != new_last => fix_path(fork, &index, &path, hash),
+        Some(hash) if last != new_last => fix_path(fork, &index, path, hash),
         _ => Ok(()),
     }
 }
@@ -90,24 +99,21 @@ fn split(
     enter_split(fork, &index, path, (leaf, lower_hash), (right, upper_hash))
 }
 
-pub(super) fn remove(fork: &mut dyn ForkMut, hit: Hit) -> Result<InodeNumber> {
+pub(super) fn remove(fork: &mut dyn ForkMut, path: &Path, mut leaf: Block, found: Found) -> Result<()> {
     let shape = Shape::of(fork)?;
     let index = hash_index(fork.geometry());
-    let mut leaf = hit.leaf;
     let place = leaf.place;
-    LeafEdit::new(&mut leaf.image, shape.v5).remove(hit.slot).map_err(|problem| place.bad(problem))?;
-    let before = longest(&hit.data, &shape)?;
-    let after = take_out(fork, &shape, hit.data, hit.db, hit.offset)?;
-    if after != before {
-        tell(fork, &shape, hit.db, after, false)?;
+    LeafEdit::new(&mut leaf.image, shape.v5).remove(found.slot).map_err(|problem| place.bad(problem))?;
+    let before = found.data.as_ref().map(|(_, data)| longest(data, &shape)).transpose()?;
+    let (db, after) = take_out(fork, &shape, found.data, found.offset)?;
+    if Some(after) != before {
+        tell(fork, &shape, None, (db, after), false)?;
     }
-    if hit.path.is_lone() {
-        convert::write_lone_leaf_or_leaf(fork, leaf)?;
-        return Ok(hit.inode);
+    if path.is_lone() {
+        return convert::write_lone_leaf_or_leaf(fork, leaf);
     }
-    shrink(fork, &index, &hit.path, leaf, &DirLeaves { v5: shape.v5 })?;
-    convert::node_to_leaf(fork)?;
-    Ok(hit.inode)
+    shrink(fork, &index, path, leaf, &DirLeaves { v5: shape.v5 })?;
+    convert::node_to_leaf(fork)
 }
 
 fn last_hash(leaf: &Leaf<'_>) -> Option<u32> {

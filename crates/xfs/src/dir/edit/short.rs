@@ -8,6 +8,23 @@ use xfs_format::dir::ShortImage;
 use xfs_format::error::FormatError;
 use xfs_format::types::InodeNumber;
 
+/// What a name stands for.
+pub(super) fn find(fork: &dyn Fork, name: &[u8]) -> Result<Option<(InodeNumber, FileType)>> {
+    let dir = parse_short(fork, fork.local().unwrap_or_default())?;
+    match name {
+        b"." => return Ok(Some((fork.inode(), FileType::Directory))),
+        b".." => return Ok(Some((dir.parent, FileType::Directory))),
+        _ => {}
+    }
+    for entry in dir.entries() {
+        let entry = entry.map_err(|problem| bad(fork, problem))?;
+        if entry.name == name {
+            return Ok(Some((entry.inode, entry.file_type.into())));
+        }
+    }
+    Ok(None)
+}
+
 pub(super) fn add(fork: &mut dyn ForkMut, new: &New<'_>) -> Result<()> {
     let shape = Shape::of(fork)?;
     let old = load(fork)?;
@@ -19,38 +36,40 @@ pub(super) fn add(fork: &mut dyn ForkMut, new: &New<'_>) -> Result<()> {
         return Ok(());
     }
     convert::short_to_block(fork, &old)?;
-    block::add(fork, new)
+    let block = block::read(fork, &shape)?;
+    block::add(fork, block, new)
 }
 
-pub(super) fn remove(fork: &mut dyn ForkMut, name: &[u8]) -> Result<InodeNumber> {
+pub(super) fn remove(fork: &mut dyn ForkMut, name: &[u8]) -> Result<()> {
     let mut dir = load(fork)?;
-    let row = dir.position(name).and_then(|at| dir.remove(at)).ok_or_else(|| missing(fork))?;
+    dir.position(name).and_then(|at| dir.remove(at)).ok_or_else(|| missing(fork))?;
     // Fewer entries, none wider: it fits.
-    store(fork, &dir)?.then_some(row.inode).ok_or(Error::NoSpace)
+    store(fork, &dir)?.then_some(()).ok_or(Error::NoSpace)
 }
 
+/// Has a name stand for another inode. `false`: the directory left the inode for that, and its name is to be looked for
+/// there.
 pub(super) fn replace(
     fork: &mut dyn ForkMut,
     name: &[u8],
     ino: InodeNumber,
     ftype: FileType,
-) -> Result<InodeNumber> {
+) -> Result<bool> {
     let old = load(fork)?;
     let mut dir = old.clone();
-    let before = if name == b".." {
-        std::mem::replace(&mut dir.parent, ino)
+    if name == b".." {
+        dir.parent = ino;
     } else {
         let at = dir.position(name).ok_or_else(|| missing(fork))?;
         let (inode, file_type) = dir.row_mut(at).ok_or_else(|| missing(fork))?;
-        *file_type = ftype.into();
-        std::mem::replace(inode, ino)
-    };
+        (*inode, *file_type) = (ino, ftype.into());
+    }
     if store(fork, &dir)? {
-        return Ok(before);
+        return Ok(true);
     }
     // All numbers become wide at once, and that may be too much for the inode.
     convert::short_to_block(fork, &old)?;
-    block::replace(fork, name, ino, ftype)
+    Ok(false)
 }
 
 pub(super) fn load(fork: &dyn Fork) -> Result<ShortImage> {

@@ -11,10 +11,11 @@
 //! A block joins a neighbour below the same parent only: fewer blocks are touched, and a block without such a
 //! neighbour goes when it is empty, its parent with it.
 
-use crate::buf::Buf;
+use crate::buf::copy_of;
 use crate::da::{Index, check_owner};
 use crate::error::{Error, Result};
-use crate::fork::{Fork, ForkMut};
+use crate::fork::{Fork, ForkBuf, ForkMut};
+use smallvec::SmallVec;
 use xfs_format::da::{DaHeader, Node, NodeEdit, NodeEntry, block_magic, set_back, set_forw, settle};
 use xfs_format::edit::{Image, Stamp};
 use xfs_format::error::FormatError;
@@ -35,6 +36,11 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// Where on the device.
+    pub(crate) const fn daddr(self) -> DiskAddr {
+        self.daddr
+    }
+
     /// The error for a problem found here.
     pub(crate) fn bad(self, problem: FormatError) -> Error {
         Error::corrupt_block(self.daddr, Some(self.inode), problem)
@@ -53,38 +59,27 @@ pub(crate) struct Block {
     blocks: u32,
     verifier: &'static Verifier,
     /// What was read; nothing of a new block.
-    old: Option<Buf>,
+    old: Option<ForkBuf>,
 }
 
 impl Block {
-    /// Reads the block at `at`.
+    /// Reads the block at `at`, and locks it.
     pub(crate) fn read(
-        fork: &dyn Fork,
+        fork: &mut dyn ForkMut,
         at: FileBlock,
         blocks: u32,
         verifier: &'static Verifier,
     ) -> Result<Self> {
-        let buf = fork.read(at, blocks, verifier)?;
-        Ok(Self::of(fork, at, blocks, verifier, &buf))
+        let buf = fork.read_buf(at, blocks, verifier)?;
+        let ForkBuf { at, blocks, verifier, .. } = buf;
+        let place = Place { daddr: buf.buf.daddr(), inode: fork.inode() };
+        let image = Image::copied_by(verifier.name, buf.buf.share(), copy_of);
+        Ok(Self { at, image, place, blocks, verifier, old: Some(buf) })
     }
 
-    /// A block that was read already.
-    pub(crate) fn of(
-        fork: &dyn Fork,
-        at: FileBlock,
-        blocks: u32,
-        verifier: &'static Verifier,
-        buf: &Buf,
-    ) -> Self {
-        let place = Place { daddr: buf.daddr(), inode: fork.inode() };
-        Self {
-            at,
-            image: Image::new(verifier.name, buf.copy()),
-            place,
-            blocks,
-            verifier,
-            old: Some(buf.clone()),
-        }
+    /// Its bytes as they are now.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.image.bytes()
     }
 
     /// Allocates the block at `at`: zeroes.
@@ -122,7 +117,7 @@ impl Block {
         match self.old {
             None => fork.create(self.at, self.blocks, self.verifier)?.copy_from_slice(&bytes),
             Some(_) if changed.is_empty() => {}
-            Some(old) => fork.replace(self.at, self.blocks, self.verifier, old, bytes, &changed)?,
+            Some(old) => fork.log_buf(old, bytes, &changed)?,
         }
         Ok(())
     }
@@ -132,17 +127,18 @@ impl Block {
         fork.unmap(self.at, self.blocks)
     }
 
-    fn header(&self, v5: bool) -> Result<DaHeader> {
+    pub(crate) fn header(&self, v5: bool) -> Result<DaHeader> {
         DaHeader::parse(self.verifier.name, self.image.bytes(), v5).map_err(|problem| self.place.bad(problem))
     }
 
     fn set_siblings(&mut self, forw: Option<u32>, back: Option<u32>) -> Result<()> {
         let place = self.place;
+        let mut patch = self.image.edit();
         if let Some(forw) = forw {
-            set_forw(&mut self.image, forw).map_err(|problem| place.bad(problem))?;
+            set_forw(&mut patch, forw).map_err(|problem| place.bad(problem))?;
         }
         if let Some(back) = back {
-            set_back(&mut self.image, back).map_err(|problem| place.bad(problem))?;
+            set_back(&mut patch, back).map_err(|problem| place.bad(problem))?;
         }
         Ok(())
     }
@@ -169,7 +165,7 @@ struct Step {
 /// The way from the root to a leaf.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
-    nodes: Vec<Step>,
+    nodes: SmallVec<[Step; 4]>,
     /// The leaf.
     pub(crate) leaf: FileBlock,
 }
@@ -181,26 +177,26 @@ impl Path {
     }
 }
 
-/// The way to the first leaf that may hold `hash`, or to the last one of all.
-pub(crate) fn find_path(fork: &dyn Fork, index: &Index, hash: u32) -> Result<(Path, Buf)> {
-    let path = Path { nodes: Vec::new(), leaf: FileBlock(index.root) };
+/// The way to the first leaf that may hold `hash`, or to the last one of all; and that leaf.
+pub(crate) fn find_path(fork: &mut dyn ForkMut, index: &Index, hash: u32) -> Result<(Path, Block)> {
+    let path = Path { nodes: SmallVec::new(), leaf: FileBlock(index.root) };
     go_down(fork, index, path, Some(hash))
 }
 
 /// The way to the leaf behind `leaf`, which `path` leads to. `first` is where the walk began.
 pub(crate) fn next_path(
-    fork: &dyn Fork,
+    fork: &mut dyn ForkMut,
     index: &Index,
     first: FileBlock,
     mut path: Path,
-    leaf: &Buf,
-) -> Result<Option<(Path, Buf)>> {
+    leaf: &Block,
+) -> Result<Option<(Path, Block)>> {
     let v5 = fork.geometry().v5;
     let before = path.leaf;
     while let Some(mut step) = path.nodes.pop() {
-        let (node_buf, v5) = (fork.read(step.at, index.blocks, index.verifier)?, v5);
-        let place = Place { daddr: node_buf.daddr(), inode: fork.inode() };
-        let node = Node::parse(&node_buf, v5).map_err(|problem| place.bad(problem))?;
+        let node_block = Block::read(fork, step.at, index.blocks, index.verifier)?;
+        let place = node_block.place;
+        let node = Node::parse(node_block.bytes(), v5).map_err(|problem| place.bad(problem))?;
         step.slot += 1;
         let Some(child) = node.entries.get(step.slot) else {
             continue;
@@ -208,13 +204,10 @@ pub(crate) fn next_path(
         path.leaf = index.block(child.before.get()).map_err(|problem| place.bad(problem))?;
         path.nodes.push(step);
         let (path, next) = go_down(fork, index, path, None)?;
-        let place = Place { daddr: leaf.daddr(), inode: fork.inode() };
-        let header =
-            |buf: &Buf| DaHeader::parse(index.verifier.name, buf, v5).map_err(|problem| place.bad(problem));
         // As links must be returned, no leaf can come twice without the first one coming twice.
-        let (here, there) = (header(leaf)?, header(&next)?);
+        let (here, there) = (leaf.header(v5)?, next.header(v5)?);
         if u64::from(here.forw) != path.leaf.0 || u64::from(there.back) != before.0 || path.leaf == first {
-            return Err(place.bad(index.mismatch("forward sibling", here.forw.into(), path.leaf.0)));
+            return Err(leaf.place.bad(index.mismatch("forward sibling", here.forw.into(), path.leaf.0)));
         }
         return Ok(Some((path, next)));
     }
@@ -222,23 +215,26 @@ pub(crate) fn next_path(
 }
 
 /// Goes on from `path.leaf`, which may be a node, down to a leaf. Levels must fall, so this ends.
-fn go_down(fork: &dyn Fork, index: &Index, mut path: Path, hash: Option<u32>) -> Result<(Path, Buf)> {
+fn go_down(
+    fork: &mut dyn ForkMut,
+    index: &Index,
+    mut path: Path,
+    hash: Option<u32>,
+) -> Result<(Path, Block)> {
     let v5 = fork.geometry().v5;
     let mut due = path.nodes.last().map(|step| step.level.saturating_sub(1));
     loop {
-        let buf = fork.read(path.leaf, index.blocks, index.verifier)?;
-        let place = Place { daddr: buf.daddr(), inode: fork.inode() };
-        if !block_magic(&buf).is_some_and(|magic| Node::is(magic, v5)) {
-            let header =
-                DaHeader::parse(index.verifier.name, &buf, v5).map_err(|problem| place.bad(problem))?;
-            check_owner(fork, &buf, index.verifier.name, header.owner)?;
+        let block = Block::read(fork, path.leaf, index.blocks, index.verifier)?;
+        let place = block.place;
+        if !block_magic(block.bytes()).is_some_and(|magic| Node::is(magic, v5)) {
+            check_owner(fork, place.daddr, index.verifier.name, block.header(v5)?.owner)?;
             return match due {
-                None | Some(0) => Ok((path, buf)),
+                None | Some(0) => Ok((path, block)),
                 Some(due) => Err(place.bad(index.mismatch("level", 0, due.into()))),
             };
         }
-        let node = Node::parse(&buf, v5).map_err(|problem| place.bad(problem))?;
-        check_owner(fork, &buf, index.verifier.name, node.header.owner)?;
+        let node = Node::parse(block.bytes(), v5).map_err(|problem| place.bad(problem))?;
+        check_owner(fork, place.daddr, index.verifier.name, node.header.owner)?;
         if let Some(due) = due.filter(|&due| due != node.level) {
             return Err(place.bad(index.mismatch("level", node.level.into(), due.into())));
         }
@@ -363,9 +359,10 @@ fn split_root(
     // The right block is not written yet, but mapped: no one else gets its place.
     let at = free_place(fork, index, left_hash)?;
     let mut left = Block::map(fork, at, index.blocks, index.verifier)?;
-    left.image.put(0, root.image.bytes()).map_err(|problem| place.bad(problem))?;
     let stamp = left.stamp(fork);
-    settle(&mut left.image, &stamp).map_err(|problem| place.bad(problem))?;
+    let mut patch = left.image.edit();
+    patch.put(0, root.image.bytes()).map_err(|problem| place.bad(problem))?;
+    settle(&mut patch, &stamp).map_err(|problem| place.bad(problem))?;
     let (left_at, right_at) = (pointer(left.at), pointer(right.at));
     left.set_siblings(Some(right_at), Some(0))?;
     right.set_siblings(Some(0), Some(left_at))?;
@@ -395,7 +392,7 @@ fn link_behind(fork: &mut dyn ForkMut, index: &Index, left: &mut Block, right: &
 }
 
 /// The block of the same level that a sibling pointer of `block` names; `None` for 0.
-fn neighbour(fork: &dyn Fork, index: &Index, block: &Block, pointer: u32) -> Result<Option<Block>> {
+fn neighbour(fork: &mut dyn ForkMut, index: &Index, block: &Block, pointer: u32) -> Result<Option<Block>> {
     if pointer == 0 {
         return Ok(None);
     }
@@ -421,15 +418,13 @@ pub(crate) fn fix_path(fork: &mut dyn ForkMut, index: &Index, path: &Path, hash:
 fn fix_hashes(fork: &mut dyn ForkMut, index: &Index, nodes: &[Step], hash: u32) -> Result<()> {
     let v5 = fork.geometry().v5;
     for step in nodes.iter().rev() {
-        let buf = fork.read(step.at, index.blocks, index.verifier)?;
-        let place = Place { daddr: buf.daddr(), inode: fork.inode() };
-        let node = Node::parse(&buf, v5).map_err(|problem| place.bad(problem))?;
+        let mut block = Block::read(fork, step.at, index.blocks, index.verifier)?;
+        let place = block.place;
+        let node = Node::parse(block.bytes(), v5).map_err(|problem| place.bad(problem))?;
         let count = node.entries.len();
         if node.entries.get(step.slot).is_some_and(|entry| entry.hash.get() == hash) {
             return Ok(());
         }
-        let mut block = Block::of(fork, step.at, index.blocks, index.verifier, &buf);
-        drop(buf);
         let mut edit = NodeEdit::new(&mut block.image, v5);
         edit.set_hash(step.slot, hash).map_err(|problem| place.bad(problem))?;
         block.write(fork)?;
@@ -637,8 +632,9 @@ impl Tree<'_> {
                 return Err(place.bad(self.index.mismatch("level", child_level.into(), level.into())));
             }
             let stamp = root.stamp(fork);
-            root.image.put(0, child.image.bytes()).map_err(|problem| place.bad(problem))?;
-            settle(&mut root.image, &stamp).map_err(|problem| place.bad(problem))?;
+            let mut patch = root.image.edit();
+            patch.put(0, child.image.bytes()).map_err(|problem| place.bad(problem))?;
+            settle(&mut patch, &stamp).map_err(|problem| place.bad(problem))?;
             child.unmap(fork)?;
         }
     }
