@@ -62,9 +62,8 @@ impl InobtRecord {
     pub fn of(chunk: &InodeChunk, sparse: bool) -> Self {
         let free_count = (chunk.free & !chunk.holes).count_ones();
         let counts = if sparse {
-            let mask = (0..16)
-                .filter(|bit| chunk.holes >> (bit * 4) & 1 == 1)
-                .fold(0_u16, |mask, bit| mask | 1 << bit);
+            let holes = (0..16).filter(|bit| chunk.holes >> (bit * 4) & 1 == 1);
+            let mask = if chunk.holes == 0 { 0 } else { holes.fold(0_u16, |mask, bit| mask | 1 << bit) };
             let [high, low] = mask.to_be_bytes();
             // 64 inodes at most: each count fits its byte.
             [high, low, (INODES_PER_CHUNK - chunk.holes.count_ones()) as u8, free_count as u8]
@@ -129,6 +128,9 @@ impl InodeChunk {
 
 /// A hole mask with one bit for each inode.
 fn spread(mask: u16) -> u64 {
+    if mask == 0 {
+        return 0;
+    }
     (0..16).filter(|bit| mask >> bit & 1 == 1).fold(0, |holes, bit| holes | 0xf << (bit * 4))
 }
 

@@ -5,7 +5,6 @@
 
 use crate::buf::Buf;
 use crate::error::Result;
-use crate::trans::BufIndex;
 use std::ops::Range;
 use std::sync::Arc;
 use xfs_format::geometry::Geometry;
@@ -49,7 +48,7 @@ pub struct ForkBuf {
     /// What it held.
     pub buf: Buf,
     /// Which buffer of the transaction it is, where there is one.
-    pub(crate) slot: Option<BufIndex>,
+    pub(crate) slot: Option<usize>,
 }
 
 /// A fork that is being changed, within one transaction that has the inode locked.

@@ -18,12 +18,29 @@ use zerocopy::IntoBytes;
 
 const NAME: &str = "directory data block";
 const TAIL: usize = size_of::<BlockTail>();
+/// No entry has more bytes: number, length, a name of 255 bytes, type, place, filled up to the alignment.
+const ENTRY_MAX: usize = (8 + 1 + 255 + 1 + 2usize).next_multiple_of(ALIGN);
 
 /// A run of bytes in a data area.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Piece {
     offset: usize,
     len: usize,
+}
+
+/// The three largest of the unused pieces that were offered; of equal ones, those that came first.
+#[derive(Default)]
+struct Largest([Piece; 3]);
+
+impl Largest {
+    fn offer(&mut self, piece: Piece) {
+        let mut piece = piece;
+        for place in &mut self.0 {
+            if place.len < piece.len {
+                std::mem::swap(place, &mut piece);
+            }
+        }
+    }
 }
 
 impl Piece {
@@ -243,26 +260,27 @@ impl<'a> DataEdit<'a> {
         self.expect_unused(piece)?;
         let before = Piece { offset: piece.offset, len: want.offset - piece.offset };
         let behind = Piece { offset: want.end(), len: piece.end() - want.end() };
-        let left: Vec<Piece> = [before, behind].into_iter().filter(|piece| piece.len > 0).collect();
         // What was taken becomes whole before anybody walks the pieces again: as an unused one for now.
         self.put_unused(want)?;
-        for &piece in &left {
-            self.put_unused(piece)?;
+        for piece in [before, behind] {
+            if piece.len > 0 {
+                self.put_unused(piece)?;
+            }
         }
-        self.retable(&[piece], &left, Some(want))
+        self.retable(&[piece], &[before, behind], Some(want))
     }
 
     /// Makes a piece unused and joins it with unused neighbours.
     fn release(&mut self, piece: Piece) -> Result<(), FormatError> {
         let mut merged = piece;
-        let mut gone = Vec::new();
+        let mut gone = [Piece { offset: 0, len: 0 }; 2];
         let view = self.view()?;
         if let Some((offset, len)) = view.unused_before(piece.offset)? {
-            gone.push(Piece { offset, len });
+            gone[0] = Piece { offset, len };
             merged = Piece { offset, len: len + merged.len };
         }
         if let Some((offset, len)) = view.unused_at(piece.end())? {
-            gone.push(Piece { offset, len });
+            gone[1] = Piece { offset, len };
             merged.len += len;
         }
         self.put_unused(merged)?;
@@ -285,34 +303,32 @@ impl<'a> DataEdit<'a> {
         }
     }
 
-    /// Brings the list of the largest unused pieces up to date: some are gone, some are new. `hidden` looks unused
-    /// and is not.
+    /// Brings the list of the largest unused pieces up to date: some are gone, some are new, as far as they have bytes.
+    /// `hidden` looks unused and is not.
     fn retable(&mut self, gone: &[Piece], new: &[Piece], hidden: Option<Piece>) -> Result<(), FormatError> {
         let listed = self.view()?.largest_free();
         // Pieces that are not in the list are no longer than the last of a full one.
         let floor = usize::from(listed[2].1);
-        let mut pieces: Vec<Piece> = listed
-            .iter()
-            .map(|&(offset, len)| Piece { offset: offset.into(), len: len.into() })
-            .filter(|piece| piece.len > 0 && !gone.iter().any(|gone| gone.offset == piece.offset))
-            .chain(new.iter().copied())
-            .collect();
-        pieces.sort_by_key(|piece| std::cmp::Reverse(piece.len));
-        let complete = floor == 0 || pieces.get(2).is_some_and(|third| third.len >= floor);
-        if !complete {
-            pieces.clear();
+        let mut table = Largest::default();
+        for (offset, len) in listed {
+            let piece = Piece { offset: offset.into(), len: len.into() };
+            if !gone.iter().any(|gone| gone.len > 0 && gone.offset == piece.offset) {
+                table.offer(piece);
+            }
+        }
+        new.iter().for_each(|piece| table.offer(*piece));
+        if floor > 0 && table.0[2].len < floor {
+            table = Largest::default();
             for item in self.view()?.items() {
                 if let DataItem::Unused { offset, len } = item? {
                     let piece = Piece { offset, len };
                     if hidden != Some(piece) {
-                        pieces.push(piece);
+                        table.offer(piece);
                     }
                 }
             }
-            // A stable sort: of equal ones the first is listed.
-            pieces.sort_by_key(|piece| std::cmp::Reverse(piece.len));
         }
-        self.put_table(&pieces)
+        self.put_table(&table.0)
     }
 
     fn put_table(&mut self, pieces: &[Piece]) -> Result<(), FormatError> {
@@ -340,16 +356,16 @@ impl<'a> DataEdit<'a> {
 
     fn put_entry(&mut self, offset: usize, entry: NewDataEntry<'_>) -> Result<(), FormatError> {
         let len = entry_len(entry.name, self.ftype)?;
-        let mut bytes = Vec::with_capacity(len);
-        bytes.extend(entry.inode.0.to_be_bytes());
-        bytes.push(entry.name.len() as u8);
-        bytes.extend(entry.name);
+        let mut bytes = [0; ENTRY_MAX];
+        let name_end = 9 + entry.name.len();
+        bytes[..8].copy_from_slice(&entry.inode.0.to_be_bytes());
+        bytes[8] = entry.name.len() as u8;
+        bytes[9..name_end].copy_from_slice(entry.name);
         if self.ftype {
-            bytes.push(entry.file_type.to_disk());
+            bytes[name_end] = entry.file_type.to_disk();
         }
-        bytes.resize(len - 2, 0);
-        bytes.extend((offset as u16).to_be_bytes());
-        self.image.put(offset, &bytes)
+        bytes[len - 2..len].copy_from_slice(&(offset as u16).to_be_bytes());
+        self.image.put(offset, &bytes[..len])
     }
 
     fn put_magic(&mut self, kind: DataKind) -> Result<(), FormatError> {

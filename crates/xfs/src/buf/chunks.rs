@@ -4,15 +4,18 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use xfs_format::log::BUF_CHUNK_SIZE;
 
-/// Words of a map: those of most buffers take no memory of their own.
+/// Words of a map as the log has them: those of most buffers take no memory of their own.
 pub(crate) type Words = SmallVec<[u32; 4]>;
 
+/// Chunks of a word of the log's map, and of one of a [`ChunkMap`].
 const BITS: usize = u32::BITS as usize;
+const WIDE: usize = u64::BITS as usize;
 
-/// A bit a chunk, in the words of the log's map.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A bit a chunk. Most buffers have no more than 64, and take no memory for them.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ChunkMap {
-    words: Words,
+    first: u64,
+    rest: Vec<u64>,
 }
 
 impl ChunkMap {
@@ -22,43 +25,80 @@ impl ChunkMap {
             return;
         }
         let (first, last) = (bytes.start / BUF_CHUNK_SIZE, (bytes.end - 1) / BUF_CHUNK_SIZE);
-        if self.words.len() <= last / BITS {
-            self.words.resize(last / BITS + 1, 0);
-        }
-        for word in first / BITS..=last / BITS {
-            let low = if word == first / BITS { first % BITS } else { 0 };
-            let high = if word == last / BITS { last % BITS } else { BITS - 1 };
-            self.words[word] |= u32::MAX << low & u32::MAX >> (BITS - 1 - high);
+        for word in first / WIDE..=last / WIDE {
+            let low = if word == first / WIDE { first % WIDE } else { 0 };
+            let high = if word == last / WIDE { last % WIDE } else { WIDE - 1 };
+            *self.word_mut(word) |= u64::MAX << low & u64::MAX >> (WIDE - 1 - high);
         }
     }
 
     /// Adds the chunks of `other`.
     pub(crate) fn merge(&mut self, other: &Self) {
-        if self.words.len() < other.words.len() {
-            self.words.resize(other.words.len(), 0);
+        self.first |= other.first;
+        if self.rest.len() < other.rest.len() {
+            self.rest.resize(other.rest.len(), 0);
         }
-        self.words.iter_mut().zip(&other.words).for_each(|(to, from)| *to |= from);
+        self.rest.iter_mut().zip(&other.rest).for_each(|(to, from)| *to |= from);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.words.iter().all(|word| *word == 0)
+        self.first == 0 && self.rest.iter().all(|word| *word == 0)
     }
 
     pub(crate) fn clear(&mut self) {
-        self.words.fill(0);
+        self.first = 0;
+        self.rest.clear();
     }
 
     /// The map of the chunks within `bytes`, which begins at a chunk, counted from there: `words` words.
     pub(crate) fn part(&self, bytes: Range<usize>, words: usize) -> Words {
         let (first, end) = (bytes.start / BUF_CHUNK_SIZE, bytes.end.div_ceil(BUF_CHUNK_SIZE));
-        let known = |word: usize| u64::from(self.words.get(word).copied().unwrap_or(0));
         let word_from = |chunk: usize| {
-            let two = known(chunk / BITS) | known(chunk / BITS + 1) << BITS;
+            let (word, shift) = (chunk / WIDE, chunk % WIDE);
+            let low = self.word(word) >> shift;
+            let high = if shift > WIDE - BITS { self.word(word + 1) << (WIDE - shift) } else { 0 };
             let within = end.saturating_sub(chunk).min(BITS);
-            (two >> (chunk % BITS)) as u32 & u32::MAX.checked_shr((BITS - within) as u32).unwrap_or(0)
+            (low | high) as u32 & u32::MAX.checked_shr((BITS - within) as u32).unwrap_or(0)
         };
-        (0..words).map(|nth| word_from(first + nth * BITS)).collect()
+        let mut part = Words::new();
+        for nth in 0..words {
+            part.push(word_from(first + nth * BITS));
+        }
+        part
     }
+
+    /// All of the map, if it names none of the chunks behind the first 64.
+    pub(crate) fn as_word(&self) -> Option<u64> {
+        self.rest.is_empty().then_some(self.first)
+    }
+
+    fn word(&self, nth: usize) -> u64 {
+        match nth.checked_sub(1) {
+            None => self.first,
+            Some(nth) => self.rest.get(nth).copied().unwrap_or(0),
+        }
+    }
+
+    fn word_mut(&mut self, nth: usize) -> &mut u64 {
+        let Some(nth) = nth.checked_sub(1) else { return &mut self.first };
+        if self.rest.len() <= nth {
+            self.rest.resize(nth + 1, 0);
+        }
+        &mut self.rest[nth]
+    }
+}
+
+/// The runs of chunks that a word names, as ranges of bytes of at most `len`.
+pub(crate) fn runs_of_word(word: u64, len: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut left = word;
+    std::iter::from_fn(move || {
+        let first = left.trailing_zeros();
+        // Nothing is left, or its end is none of a word's: 64 ones.
+        let count = left.checked_shr(first)?.trailing_ones();
+        left &= u64::MAX.checked_shl(first + count).unwrap_or(0);
+        let (first, end) = (first as usize, (first + count) as usize);
+        Some(first * BUF_CHUNK_SIZE..(end * BUF_CHUNK_SIZE).min(len))
+    })
 }
 
 /// The runs of chunks that a map names, as ranges of bytes of at most `len`.
@@ -127,6 +167,11 @@ mod tests {
                 named[run.start / BUF_CHUNK_SIZE..run.end / BUF_CHUNK_SIZE].fill(true);
             }
             assert_eq!(named, bits[from..to], "chunks {from}..{to}");
+            let Some(word) = map.as_word() else { continue };
+            let words = [word as u32, (word >> BITS) as u32];
+            let len = rng.usize(1..=WIDE * BUF_CHUNK_SIZE);
+            let inside = |run: &Range<usize>| run.start < len;
+            assert!(runs_of_word(word, len).filter(inside).eq(runs(&words, len).filter(inside)), "{word:#x}");
         }
     }
 }

@@ -18,7 +18,7 @@ use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use xfs_format::ag::{AGF, AGFL, AGI};
 use xfs_format::identity;
@@ -56,6 +56,9 @@ pub(crate) struct MetaBuf {
     /// Where those wait who need a write to be over.
     settling: Mutex<()>,
     settled: Condvar,
+    /// Checkpoints that hold changes of it and are not in the log. Counted up with `owner` locked, so that who has that
+    /// finds no fewer later.
+    pins: AtomicU32,
     /// Another one has its place in the cache, or it never had one.
     displaced: AtomicBool,
     item: ItemState,
@@ -72,7 +75,6 @@ struct State {
     dirty: ChunkMap,
     /// Counts commits.
     version: u64,
-    pins: u32,
     writing: bool,
     /// Its blocks were freed: what it holds is never written.
     stale: bool,
@@ -94,7 +96,6 @@ impl MetaBuf {
             verifier,
             dirty: ChunkMap::default(),
             version: 0,
-            pins: 0,
             writing: false,
             stale: false,
             unwritten: false,
@@ -107,6 +108,7 @@ impl MetaBuf {
             overlays: Mutex::default(),
             settling: Mutex::default(),
             settled: Condvar::new(),
+            pins: AtomicU32::new(0),
             displaced: AtomicBool::new(false),
             item: ItemState::default(),
             owner_users: Users::new(),
@@ -140,7 +142,7 @@ impl MetaBuf {
     pub(crate) fn look(&self) -> Look {
         let state = self.read();
         let State { verifier, stale, inodes, .. } = **state;
-        Look { bytes: Arc::clone(&state.bytes), verifier, stale, inodes }
+        Look { bytes: Arc::clone(&state.bytes), verifier, stale, inodes, dirty: state.dirty.clone() }
     }
 
     /// The verifier that passed it, unless its blocks were freed.
@@ -161,8 +163,12 @@ impl MetaBuf {
 
     /// Whether it is stale, and the log does not say so yet: who wants the blocks has to wait for the log.
     pub(crate) fn is_stale_and_pinned(&self) -> bool {
-        let state = self.read();
-        state.stale && state.pins > 0
+        self.is_stale() && self.is_pinned()
+    }
+
+    /// Whether changes of it are in checkpoints that are not in the log.
+    fn is_pinned(&self) -> bool {
+        self.pins.load(Ordering::Acquire) > 0
     }
 
     /// Whether others get this one when they ask for its place, as long as the caller has it: what somebody has does not
@@ -228,11 +234,6 @@ impl MetaBuf {
         OVERLAYS.lock_by(&self.users, Mode::Exclusive, || overlays.try_lock(), || overlays.lock())
     }
 
-    /// Everything that was logged and not written.
-    pub(crate) fn dirty(&self) -> ChunkMap {
-        self.read().dirty.clone()
-    }
-
     /// Publishes what a transaction committed. The caller owns the buffer, and has pinned it.
     pub(crate) fn publish(&self, change: Change<'_>) {
         let mut state = self.write();
@@ -286,12 +287,12 @@ impl MetaBuf {
         let mut state = self.write();
         if state.stale {
             // Until the log says that its blocks were freed, a crash needs what the log says of it from before.
-            return if state.pins > 0 { Push::Pinned } else { Push::Gone };
+            return if self.is_pinned() { Push::Pinned } else { Push::Gone };
         }
         if state.writing {
             return Push::Flushing;
         }
-        if state.pins > 0 {
+        if self.is_pinned() {
             return Push::Pinned;
         }
         // First the LSN, then the copy: one that has more than its LSN says is replayed once more, which does no harm.
@@ -392,6 +393,8 @@ pub(crate) struct Look {
     pub(crate) stale: bool,
     /// It holds inodes.
     pub(crate) inodes: bool,
+    /// Everything that was logged and not written.
+    pub(crate) dirty: ChunkMap,
 }
 
 /// What was written of a buffer.
@@ -426,19 +429,18 @@ impl LogItem for MetaBuf {
     }
 
     fn pin(&self) {
-        self.write().pins += 1;
+        self.pins.fetch_add(1, Ordering::AcqRel);
     }
 
     fn unpin(&self) {
-        let mut state = self.write();
-        debug_assert!(state.pins > 0, "unpinned more often than pinned");
-        state.pins = state.pins.saturating_sub(1);
+        let pins = self.pins.fetch_sub(1, Ordering::AcqRel);
+        debug_assert!(pins > 0, "unpinned more often than pinned");
     }
 
     fn landed(&self, _lsn: Lsn) -> Landing {
-        let state = self.read();
         // The freeing may be in a later checkpoint than the one that is landing: that one has a pin of its own.
-        if state.stale && state.pins <= 1 { Landing::Drop } else { Landing::Ail }
+        let stale = self.is_stale();
+        if stale && self.pins.load(Ordering::Acquire) <= 1 { Landing::Drop } else { Landing::Ail }
     }
 
     fn push(self: Arc<Self>) -> Push {

@@ -11,9 +11,9 @@ mod chunks;
 mod handle;
 mod spare;
 
-pub(crate) use chunks::{ChunkMap, Words, runs};
+pub(crate) use chunks::{ChunkMap, Words, runs, runs_of_word};
 pub(crate) use handle::{Change, Look, MetaBuf, Overlay, Owned};
-pub(crate) use spare::{copy_of, keep};
+pub(crate) use spare::{copy_of, keep, zeroes};
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
@@ -168,6 +168,12 @@ impl BufCache {
         good.then(|| Buf::new(cached.daddr(), look.bytes))
     }
 
+    /// The buffer itself, if it is in memory; whoever passed it, and whatever became of it.
+    pub(crate) fn cached_handle(&self, pieces: &[Piece]) -> Option<Arc<MetaBuf>> {
+        let key = (pieces.first()?.daddr.0, pieces.iter().map(|piece| piece.len).sum());
+        self.cached(&key, pieces)
+    }
+
     /// The buffer itself, read if it is not in memory.
     pub(crate) fn read_handle(&self, pieces: &[Piece], verifier: &'static Verifier) -> Result<Arc<MetaBuf>> {
         let (first, len) = extent_of(pieces, verifier)?;
@@ -230,7 +236,7 @@ impl BufCache {
         match self.cached(&key, pieces) {
             Some(cached) => Ok(cached),
             None => {
-                let bytes = Arc::<[u8]>::from(vec![0; usize::try_from(len).unwrap_or(0)]);
+                let bytes = zeroes(usize::try_from(len).unwrap_or(0));
                 let kept = self.enter(key, pieces, Arc::clone(&bytes), verifier, || true);
                 Ok(kept.unwrap_or_else(|| Arc::new(MetaBuf::new(pieces, bytes, verifier, &self.writes))))
             }

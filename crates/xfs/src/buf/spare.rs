@@ -9,9 +9,13 @@ use std::sync::Arc;
 /// How many a thread keeps, and how large each may be.
 const MOST: usize = 16;
 const BYTES_MAX: usize = 16 << 10;
+/// How many zeroes it keeps.
+const ZEROES_MAX: usize = 64 << 10;
 
 thread_local! {
     static SPARES: RefCell<Vec<Arc<[u8]>>> = const { RefCell::new(Vec::new()) };
+    /// Those that were asked for last.
+    static ZEROES: RefCell<Arc<[u8]>> = RefCell::new(new_zeroes(0));
 }
 
 /// A copy that nobody else has.
@@ -28,6 +32,25 @@ pub(crate) fn copy_of(bytes: &[u8]) -> Arc<[u8]> {
         return spare;
     }
     Arc::from(bytes)
+}
+
+/// Zeroes, which others may have, too.
+pub(crate) fn zeroes(len: usize) -> Arc<[u8]> {
+    if len > ZEROES_MAX {
+        return new_zeroes(len);
+    }
+    let known = ZEROES.try_with(|known| {
+        let mut known = known.borrow_mut();
+        if known.len() != len {
+            *known = new_zeroes(len);
+        }
+        Arc::clone(&known)
+    });
+    known.unwrap_or_else(|_| new_zeroes(len))
+}
+
+fn new_zeroes(len: usize) -> Arc<[u8]> {
+    std::iter::repeat_n(0, len).collect()
 }
 
 /// Takes in a version that is replaced, unless somebody still looks at it.

@@ -8,9 +8,11 @@
 mod flush;
 mod fork;
 mod inodes;
+mod reservations;
 mod superblock;
 
 pub use fork::InodeFork;
+pub use reservations::Reservation;
 pub(crate) use superblock::{check_device, check_volume, read_superblock, refuse_unhandled};
 
 use crate::alloc::{BusyExtents, Space};
@@ -27,6 +29,7 @@ use crate::refcount::Sharing;
 use blockdev::{BlockDevice, Claim};
 use lockstat::LockClass;
 use parking_lot::Mutex;
+use reservations::Reservations;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;
@@ -138,6 +141,7 @@ pub(crate) struct WriteSide {
     pub(crate) unfinished: Mutex<Vec<Arc<InodeEntry>>>,
     /// Set once the log was found to be large enough for whatever changes a file's blocks.
     pub(crate) log_suffices: OnceLock<()>,
+    pub(crate) reservations: Reservations,
     /// Held by whoever changes label or size.
     pub(crate) altering: Mutex<()>,
     /// Held by whoever moves a directory from one directory to another.
@@ -353,6 +357,7 @@ impl WriteSide {
             staging: Mutex::default(),
             unfinished: Mutex::default(),
             log_suffices: OnceLock::new(),
+            reservations: Reservations::default(),
             altering: Mutex::default(),
             moves,
             gives_room,

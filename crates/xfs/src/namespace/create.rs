@@ -98,7 +98,7 @@ impl Mount {
         let kind = InodeType::from_mode(new.mode).ok_or(NameProblem::Invalid)?;
         loop {
             let inherits = new.inherit && dir.entry().peek().has_attrs();
-            let mut trans = Trans::start(self, self.reservation_to_make(inherits, target))?;
+            let mut trans = Trans::start(self, self.reservation_to_make(inherits, target)?)?;
             point("a creation has its space");
             trans.join_inode(Arc::clone(dir.entry()), dir.entry().lock())?;
             if new.inherit && trans.inode(dir.ino()).has_attrs() && !inherits {
@@ -153,7 +153,15 @@ impl Mount {
         }
     }
 
-    fn reservation_to_make(&self, inherits: bool, target: Option<&[u8]>) -> Reservation {
+    fn reservation_to_make(&self, inherits: bool, target: Option<&[u8]>) -> Result<Reservation> {
+        if inherits || target.is_some() {
+            return Ok(self.work_out_making(inherits, target));
+        }
+        let known = &self.write_side()?.reservations.create;
+        Ok(*known.get_or_init(|| self.work_out_making(false, None)))
+    }
+
+    fn work_out_making(&self, inherits: bool, target: Option<&[u8]>) -> Reservation {
         let geometry = self.geometry();
         let mut need = Need::new(geometry).inodes(2).inode_chunk().dir_change().unlinked();
         if let Some(target) = target {

@@ -40,7 +40,9 @@ impl Mount {
         check_name(name)?;
         loop {
             let child = self.child_of(dir, name)?;
-            let mut trans = Trans::start(self, self.need_to_remove().reservation().or_no_blocks())?;
+            let known = &self.write_side()?.reservations.remove;
+            let reservation = *known.get_or_init(|| self.need_to_remove().reservation().or_no_blocks());
+            let mut trans = Trans::start(self, reservation)?;
             join_all(&mut trans, &[dir.entry(), &child])?;
             check_directory(dir, trans.inode(dir.ino()))?;
             let lookup = look(&mut trans, dir.ino(), name)?;

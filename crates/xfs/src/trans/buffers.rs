@@ -2,7 +2,9 @@
 
 use super::Trans;
 use crate::btree::edit::Block;
-use crate::buf::{Buf, Change, ChunkMap, Look, MetaBuf, Owned, Piece, Words, copy_of, keep, runs};
+use crate::buf::{
+    Buf, Change, ChunkMap, Look, MetaBuf, Owned, Piece, Words, copy_of, keep, runs, runs_of_word, zeroes,
+};
 use crate::error::Result;
 use crate::log::{LogItem, LogVector, VecSize};
 use smallvec::{SmallVec, smallvec};
@@ -12,13 +14,13 @@ use std::sync::Arc;
 use xfs_format::ag::AgHeader;
 use xfs_format::geometry::Geometry;
 use xfs_format::identity;
-use xfs_format::log::{BufFlags, BufHeader, BufType};
+use xfs_format::log::{BUF_CHUNK_SIZE, BufFlags, BufHeader, BufType};
 use xfs_format::types::{AgNumber, DiskAddr};
 use xfs_format::verify::Verifier;
 
 /// A buffer of a transaction. Good up to its next roll or commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BufIndex(usize);
+pub struct BufIndex(pub(super) usize);
 
 /// What was looked at without being locked, so that the next look at it costs nothing: see [`Trans::forget_peeked`].
 pub(super) type Peeked = RefCell<SmallVec<[(Piece, &'static Verifier, Buf); PEEKED_MOST]>>;
@@ -36,6 +38,8 @@ pub(super) struct Joined {
     verifier: &'static Verifier,
     /// What this transaction changed.
     dirty: ChunkMap,
+    /// What was logged before, and not written when it was locked.
+    logged: ChunkMap,
     /// Its blocks were just allocated: the old content does not count.
     fresh: bool,
     stale: bool,
@@ -46,7 +50,7 @@ pub(super) struct Joined {
 
 impl Joined {
     fn new(handle: Arc<MetaBuf>, owned: Owned, look: Look) -> Self {
-        let Look { bytes, verifier, inodes, .. } = look;
+        let Look { bytes, verifier, inodes, dirty: logged, stale: _ } = look;
         Self {
             daddr: handle.daddr(),
             handle,
@@ -54,6 +58,7 @@ impl Joined {
             bytes,
             verifier,
             dirty: ChunkMap::default(),
+            logged,
             fresh: false,
             stale: false,
             inodes,
@@ -75,8 +80,14 @@ impl Joined {
         if !self.is_logged() {
             return None;
         }
-        let mut dirty = if self.fresh || self.stale { ChunkMap::default() } else { self.handle.dirty() };
-        dirty.merge(&self.dirty);
+        let mut dirty = self.dirty.clone();
+        if !self.fresh && !self.stale {
+            dirty.merge(&self.logged);
+        }
+        if let (Some(word), [_]) = (dirty.as_word(), self.handle.pieces()) {
+            let word = if self.stale { 0 } else { word };
+            return Some((Arc::clone(&self.handle) as Arc<dyn LogItem>, self.format_word(word)));
+        }
         let mut parts = SmallVec::<[Part; 1]>::new();
         let mut at = 0;
         for piece in self.handle.pieces() {
@@ -95,6 +106,43 @@ impl Joined {
             part.format(self, &mut vector);
         }
         Some((Arc::clone(&self.handle) as Arc<dyn LogItem>, vector))
+    }
+
+    /// The log vector of a buffer of one piece that has no more than 64 chunks which are dirty, those of this word.
+    fn format_word(&self, word: u64) -> LogVector {
+        let len = self.bytes.len();
+        let words = [word as u32, (word >> 32) as u32, 0, 0];
+        let map_words = BufHeader::map_words(len);
+        let mut longer = Words::new();
+        let map = match words.get(..map_words) {
+            Some(map) => map,
+            None => {
+                longer.extend_from_slice(&words);
+                longer.resize(map_words, 0);
+                &longer
+            }
+        };
+        let runs = (word & !(word << 1)).count_ones();
+        let header_bytes = BufHeader::bytes(map_words);
+        let size = VecSize {
+            regions: 1 + runs,
+            bytes: header_bytes as u32 + word.count_ones() * BUF_CHUNK_SIZE as u32,
+        };
+        let mut vector = LogVector::begin(self.handle.state().take_shadow(), size);
+        let (flags, buf_type) = self.flags_and_type();
+        let header = BufHeader {
+            daddr: self.daddr,
+            len: (len / 512) as u16,
+            flags,
+            buf_type,
+            regions: 1 + runs as u16,
+            map,
+        };
+        vector.region_with(header_bytes, |to| header.encode(to));
+        for run in runs_of_word(word, len) {
+            vector.region(&self.bytes[run]);
+        }
+        vector
     }
 
     fn flags_and_type(&self) -> (BufFlags, BufType) {
@@ -191,6 +239,13 @@ impl Trans<'_> {
             return Ok(index);
         }
         debug_assert!(self.may_wait_for(pieces), "waits for {pieces:?} behind {:?}", self.highest_header());
+        if let Some(handle) = self.volume.bufs().cached_handle(pieces) {
+            let owned = handle.own();
+            let look = handle.look();
+            if !look.stale && std::ptr::eq(look.verifier, verifier) && handle.is_found() {
+                return Ok(self.join(Joined::new(handle, owned, look)));
+            }
+        }
         loop {
             let handle = self.volume.bufs().read_handle(pieces, verifier)?;
             let owned = handle.own();
@@ -253,7 +308,7 @@ impl Trans<'_> {
         };
         let buf = &mut self.bufs[index.0];
         let len = buf.bytes.len();
-        buf.bytes = Arc::from(vec![0; len]);
+        buf.bytes = zeroes(len);
         buf.verifier = verifier;
         buf.dirty.clear();
         buf.dirty.mark(0..len);

@@ -5,7 +5,7 @@
 //! Invariant: what is outside the inode would not fit into its fork. Kernels insist on that for maps, and older ones
 //! for targets of symbolic links; so the attribute fork of such an inode stays when its last attribute goes.
 
-use super::Trans;
+use super::{BufIndex, Trans};
 use crate::alloc::{Purpose, Request, Target};
 use crate::buf::{Buf, Piece, Pieces};
 use crate::error::{Error, Result};
@@ -241,12 +241,12 @@ impl ForkMut for TransFork<'_, '_> {
         let ino = self.ino;
         let slot = self.trans.buf_read(&pieces, verifier).map_err(|error| error.of_inode(ino))?;
         let buf = self.trans.snapshot(slot);
-        Ok(ForkBuf { at, blocks, verifier, buf, slot: Some(slot) })
+        Ok(ForkBuf { at, blocks, verifier, buf, slot: Some(slot.0) })
     }
 
     fn log_buf(&mut self, buf: ForkBuf, bytes: Arc<[u8]>, changed: &[Range<usize>]) -> Result<()> {
         let slot = match buf.slot {
-            Some(slot) => slot,
+            Some(slot) => BufIndex(slot),
             None => {
                 let pieces = self.pieces(buf.at, buf.blocks, buf.verifier)?;
                 let ino = self.ino;

@@ -14,6 +14,8 @@ use xfs_format::btree::{Bmbt, Bnobt, Inobt, Refcountbt, Tree};
 use xfs_format::geometry::Geometry;
 use xfs_format::log::{BUF_CHUNK_SIZE, BufHeader, InodeFormat};
 
+pub use crate::mount::Reservation;
+
 /// Pieces of a run that one transaction counts.
 pub(crate) const PIECES: u32 = 4;
 /// Mappings that a step of an exchange changes: of each file one goes and one comes.
@@ -22,29 +24,6 @@ const REMAPPED: u64 = 4;
 const MAPPINGS: u64 = 2;
 /// Bytes of an operation header, and of padding behind a region.
 const REGION_BYTES: u64 = 12 + 3;
-
-/// What a transaction reserves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reservation {
-    /// Blocks of the volume.
-    pub blocks: u64,
-    /// Bytes of the log for each step.
-    pub log_bytes: u32,
-    /// Steps that are reserved at once; more are possible, but may have to wait.
-    pub log_count: u32,
-    /// Bytes of the log that it takes to log again all intents that are owed at a time.
-    pub intent_bytes: u32,
-    /// Whether to go on without blocks where there are none: for what frees space, and seldom needs any for it.
-    pub blocks_optional: bool,
-}
-
-impl Reservation {
-    /// The same, going on without blocks where there are none. Should some be needed after all, the transaction fails
-    /// with [`Error::NoSpace`](crate::Error::NoSpace) when it wants them, and has changed nothing.
-    pub fn or_no_blocks(self) -> Self {
-        Self { blocks_optional: true, ..self }
-    }
-}
 
 /// The worst case of an operation, part by part.
 #[derive(Clone, Copy, Debug)]
