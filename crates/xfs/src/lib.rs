@@ -41,6 +41,7 @@ mod owner;
 pub mod recovery;
 pub mod refcount;
 pub mod rmap;
+pub mod setattr;
 pub mod symlink;
 #[doc(hidden)]
 pub mod testing;

@@ -13,6 +13,7 @@ mod entry;
 mod handle;
 mod kept;
 mod lazy_time;
+mod protection;
 mod recent;
 mod runs;
 
@@ -22,6 +23,7 @@ pub(crate) use entry::Site;
 pub use entry::{InodeEntry, InodeLocked, InodeShared};
 pub use handle::{InodeHandle, Life};
 pub(crate) use lazy_time::{Taken as TakenTime, after_overwrite};
+pub use protection::Protection;
 pub(crate) use recent::RecentInodes;
 
 pub use crate::ifork::ForkKind;

@@ -13,30 +13,28 @@
 //!   transaction that takes its last name;
 //! - on volumes with parent pointers, an inode with names has one for each, and no others.
 
-mod attr_fork;
-mod attributes;
 mod create;
 mod link;
 mod locking;
 mod lookup;
 mod parents;
-mod protection;
 mod remove;
 mod rename;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
-pub use attributes::{Change, XattrChange};
 pub use create::NewInode;
-pub use protection::Protection;
 pub use remove::Removal;
 pub use rename::RenameFlags;
 
-use crate::attr::edit::EditError;
-use crate::dir::{FileType, Lookup};
 pub use crate::error::NameProblem;
+pub use crate::inode::Protection;
+pub use crate::setattr::{Change, XattrChange};
+
+use crate::dir::{FileType, Lookup};
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, Inode, InodeHandle};
+use crate::setattr::touch;
 use crate::symlink::TargetError;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
@@ -44,7 +42,6 @@ use xfs_format::dir::is_valid_name;
 use xfs_format::error::FormatError;
 use xfs_format::inode::{InodeFlags, InodeType};
 use xfs_format::log::InodeFields;
-use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
 
 /// The most names that an inode can have.
@@ -109,6 +106,12 @@ fn file_type(kind: InodeType) -> FileType {
     }
 }
 
+/// Fails unless the name of `inode` may go from `dir`.
+fn check_may_remove(dir: &Inode, inode: &Inode) -> Result<()> {
+    dir.check_unprotected()?;
+    inode.check_unprotected()
+}
+
 /// Changes a link count.
 fn add_links(trans: &mut Trans<'_>, ino: InodeNumber, by: i32) -> Result<()> {
     let links = trans.inode(ino).nlink();
@@ -123,32 +126,12 @@ fn add_links(trans: &mut Trans<'_>, ino: InodeNumber, by: i32) -> Result<()> {
     Ok(())
 }
 
-/// Content and attributes of an inode changed now.
-fn touch(trans: &mut Trans<'_>, ino: InodeNumber, content: bool, now: Timestamp) {
-    let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
-    core.ctime = now;
-    if content {
-        core.mtime = now;
-    }
-}
-
 impl From<TargetError> for Error {
     fn from(error: TargetError) -> Self {
         match error {
             TargetError::Engine(error) => error,
             TargetError::Length(_) => NameProblem::TooLong.into(),
             _ => NameProblem::Invalid.into(),
-        }
-    }
-}
-
-impl From<EditError> for Error {
-    fn from(error: EditError) -> Self {
-        match error {
-            EditError::Exists => NameProblem::AttributeExists.into(),
-            EditError::Missing => NameProblem::NoAttribute.into(),
-            EditError::Engine(error) => error,
-            _ => NameProblem::AttributeTooLong.into(),
         }
     }
 }

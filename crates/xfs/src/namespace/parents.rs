@@ -4,10 +4,10 @@
 //! them and no intent is needed. Nobody looks for the pointers of an inode without names: those of the last name go with
 //! the inode. The root directory has no name, and no pointer.
 
-use super::attr_fork::attr_fork;
 use crate::attr::ParentRecord;
 use crate::attr::edit::{self, EditError};
 use crate::error::{Error, Result};
+use crate::setattr::attr_fork;
 use crate::trans::Trans;
 use crate::trans::fork::TransFork;
 use xfs_format::error::FormatError;

@@ -2,8 +2,7 @@
 
 use super::locking::join_all;
 use super::lookup::remove_entry;
-use super::protection::check_may_remove;
-use super::{NameProblem, add_links, check_directory, check_name, look, parents, touch};
+use super::{NameProblem, add_links, check_directory, check_may_remove, check_name, look, parents, touch};
 use crate::dir::edit as dir_edit;
 use crate::error::{Error, Result};
 use crate::inactive;

@@ -2,11 +2,10 @@
 
 use super::locking::join_all;
 use super::lookup::{remove_entry, replace_entry};
-use super::protection::check_may_remove;
 use super::remove::{check_removable, drop_name};
 use super::{
-    NameProblem, Removal, add_links, check_directory, check_name, check_project, file_type, look,
-    look_to_add, parents, touch,
+    NameProblem, Removal, add_links, check_directory, check_may_remove, check_name, check_project, file_type,
+    look, look_to_add, parents, touch,
 };
 use crate::dir::{self, Lookup, NewEntry};
 use crate::error::Result;

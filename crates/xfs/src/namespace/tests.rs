@@ -15,6 +15,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use xfs_format::acl::{AclEntry, AclTag};
+use xfs_format::timestamp::Timestamp;
 use xfs_format::types::{FileBlock, Uuid};
 
 const BYTES: u64 = 48 << 20;

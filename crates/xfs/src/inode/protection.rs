@@ -3,8 +3,8 @@
 //! The kernel asks before each change, of root as well, and so do we: who wants to change such an inode takes the flag
 //! off first. What is asked is what the kernel's `may_create`, `may_delete`, `vfs_link` and `notify_change` ask.
 
+use super::Inode;
 use crate::error::{Error, Result};
-use crate::inode::Inode;
 use xfs_format::inode::InodeFlags;
 
 /// How an inode is protected.
@@ -55,10 +55,4 @@ impl Inode {
     fn protected(&self, how: Protection) -> Error {
         Error::Protected { inode: self.ino(), how: how.name() }
     }
-}
-
-/// Fails unless the name of `inode` may go from `dir`.
-pub(super) fn check_may_remove(dir: &Inode, inode: &Inode) -> Result<()> {
-    dir.check_unprotected()?;
-    inode.check_unprotected()
 }

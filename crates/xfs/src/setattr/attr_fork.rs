@@ -11,7 +11,7 @@ use xfs_format::types::InodeNumber;
 
 /// The attribute fork of a joined inode, made if there was none. The transaction has reserved
 /// [`attr_fork`](crate::trans::reservation::Need::attr_fork).
-pub(super) fn attr_fork<'t, 'v>(trans: &'t mut Trans<'v>, ino: InodeNumber) -> Result<TransFork<'t, 'v>> {
+pub(crate) fn attr_fork<'t, 'v>(trans: &'t mut Trans<'v>, ino: InodeNumber) -> Result<TransFork<'t, 'v>> {
     if !TransFork::has_room_for_attrs(trans, ino) {
         move_content_out(trans, ino)?;
     }

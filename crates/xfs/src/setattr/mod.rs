@@ -1,11 +1,15 @@
 //! Changes of what is said of a file: permissions, owners, times, project; extended attributes.
+//!
+//! Each is one transaction on one inode. It knows no names of files, nor who has one open.
 
-use super::attr_fork::attr_fork;
-use super::{NameProblem, touch};
+mod attr_fork;
+
+pub(crate) use attr_fork::attr_fork;
+
 use crate::attr::acl::{self, AclKind};
-use crate::attr::edit::Put;
+use crate::attr::edit::{EditError, Put};
 use crate::attr::{self, Namespace};
-use crate::error::{Error, Result};
+use crate::error::{Error, NameProblem, Result};
 use crate::inode::{ForkKind, Inode, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
@@ -334,4 +338,24 @@ fn follow_mode(trans: &mut Trans<'_>, ino: InodeNumber, permissions: u16) -> Res
     let Some(mut list) = acl::read(&fork, AclKind::Access)? else { return Ok(()) };
     acl::follow_mode(&mut list, permissions)?;
     Ok(acl::write(&mut fork, AclKind::Access, Some(&list))?)
+}
+
+/// Content and attributes of an inode changed now.
+pub(crate) fn touch(trans: &mut Trans<'_>, ino: InodeNumber, content: bool, now: Timestamp) {
+    let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+    core.ctime = now;
+    if content {
+        core.mtime = now;
+    }
+}
+
+impl From<EditError> for Error {
+    fn from(error: EditError) -> Self {
+        match error {
+            EditError::Exists => NameProblem::AttributeExists.into(),
+            EditError::Missing => NameProblem::NoAttribute.into(),
+            EditError::Engine(error) => error,
+            _ => NameProblem::AttributeTooLong.into(),
+        }
+    }
 }
