@@ -46,6 +46,7 @@ pub mod symlink;
 #[doc(hidden)]
 pub mod testing;
 pub mod trans;
+pub mod trans_fork;
 pub mod upgrade;
 pub mod volume;
 

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, InodeShared};
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans::fork::TransFork;
+use crate::trans_fork::TransFork;
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::inode::InodeType;

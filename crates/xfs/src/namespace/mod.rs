@@ -37,7 +37,7 @@ use crate::inode::{ForkKind, Inode, InodeHandle};
 use crate::setattr::touch;
 use crate::symlink::TargetError;
 use crate::trans::Trans;
-use crate::trans::fork::TransFork;
+use crate::trans_fork::TransFork;
 use xfs_format::dir::is_valid_name;
 use xfs_format::error::FormatError;
 use xfs_format::inode::{InodeFlags, InodeType};

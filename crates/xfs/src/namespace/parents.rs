@@ -9,7 +9,7 @@ use crate::attr::edit::{self, EditError};
 use crate::error::{Error, Result};
 use crate::setattr::attr_fork;
 use crate::trans::Trans;
-use crate::trans::fork::TransFork;
+use crate::trans_fork::TransFork;
 use xfs_format::error::FormatError;
 use xfs_format::types::InodeNumber;
 

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::inode::{ForkKind, InodeEntry, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
-use crate::trans::fork::TransFork;
+use crate::trans_fork::TransFork;
 use fileio::testing::point;
 use parking_lot::MutexGuard;
 use std::sync::Arc;

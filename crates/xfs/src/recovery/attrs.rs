@@ -6,8 +6,8 @@ mod tests;
 use crate::attr::edit::{new, put_new, take_old};
 use crate::error::{Error, Result};
 use crate::inode::ForkKind;
-use crate::trans::fork::TransFork;
 use crate::trans::{AttrWork, Trans};
+use crate::trans_fork::TransFork;
 use std::sync::Arc;
 use xfs_format::error::FormatError;
 

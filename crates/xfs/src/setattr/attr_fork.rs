@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::inode::ForkKind;
 use crate::symlink;
 use crate::trans::Trans;
-use crate::trans::fork::{DATA_BYTES_USUAL, TransFork};
+use crate::trans_fork::{DATA_BYTES_USUAL, TransFork};
 use xfs_format::inode::ForkFormat;
 use xfs_format::types::InodeNumber;
 

@@ -20,7 +20,7 @@ use xfs_format::verify::Verifier;
 
 /// A buffer of a transaction. Good up to its next roll or commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BufIndex(pub(super) usize);
+pub struct BufIndex(pub(crate) usize);
 
 /// What was looked at without being locked, so that the next look at it costs nothing: see [`Trans::forget_peeked`].
 pub(super) type Peeked = RefCell<SmallVec<[(Piece, &'static Verifier, Buf); PEEKED_MOST]>>;

@@ -14,7 +14,7 @@
 
 mod buffers;
 mod deferred;
-pub mod fork;
+
 mod inodes;
 pub mod reservation;
 mod space;
@@ -66,7 +66,7 @@ pub struct Trans<'v> {
     /// Whether a part of the work is committed already: the rest has to follow.
     rolled: bool,
     /// Whether this part gives an inode its first attribute.
-    makes_attributes: bool,
+    pub(crate) makes_attributes: bool,
     /// What this part tells the superblock.
     tells: Tells,
     /// Room in groups for their reverse maps to grow.

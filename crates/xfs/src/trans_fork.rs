@@ -5,13 +5,13 @@
 //! Invariant: what is outside the inode would not fit into its fork. Kernels insist on that for maps, and older ones
 //! for targets of symbolic links; so the attribute fork of such an inode stays when its last attribute goes.
 
-use super::{BufIndex, Trans};
 use crate::alloc::{Purpose, Request, Target};
 use crate::buf::{Buf, Piece, Pieces};
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkBuf, ForkMut};
 use crate::ifork::{self, ExtentList};
 use crate::inode::{ForkKind, ForkState};
+use crate::trans::{BufIndex, Trans};
 use blockdev::Durability;
 use std::ops::Range;
 use std::sync::Arc;
