@@ -303,10 +303,10 @@ impl Row {
     }
 }
 
-/// The table of TESTING.md.
+/// The table of docs/testing.md.
 #[test]
 fn volumes_of_every_release_are_read_written_and_recovered() {
-    let table = include_str!("../../../TESTING.md");
+    let table = include_str!("../../../docs/testing.md");
     let rows = rows();
     assert_eq!(rows.len(), KERNELS.len() + 3);
     for row in &rows {
