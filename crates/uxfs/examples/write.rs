@@ -3,7 +3,7 @@
 //! ```text
 //! cargo run -p uxfs --example write -- new.img
 //! ```
-//! The README quotes everything below; `ci/readme` holds the two together.
+//! The README quotes everything below; `ci/documents` holds the two together.
 #![forbid(unsafe_code)]
 
 use uxfs::{MkfsOptions, NewNode, OpenOptions, Volume};
