@@ -321,11 +321,10 @@ impl Setting<'_> {
 
     fn unknown(&self) -> Failure {
         if self.item == self.key && self.letter != 'm' && parse_size(self.key).is_ok() {
-            let what = format_args!(
+            return self.wrong(format_args!(
                 "a value without its name; a size is written -{} size={}",
                 self.letter, self.key
-            );
-            return self.wrong(what);
+            ));
         }
         self.wrong("this option is not known, or what it does is not handled")
     }

@@ -374,14 +374,12 @@ impl<W: Write> Pack<'_, W> {
             }
             names_len += xattr.len() + 1;
             if names_len > MAX_NAMES {
-                let what =
-                    format_args!("attributes with names of more than {MAX_NAMES} bytes; some are left out");
+                let what = format!("attributes with names of more than {MAX_NAMES} bytes; some are left out");
                 self.problem(name, &what);
                 break;
             }
             if !records.add_xattr(&xattr, &value) {
-                let what =
-                    format_args!("more than {} bytes of attributes; some are left out", pax::MAX_BYTES);
+                let what = format!("more than {} bytes of attributes; some are left out", pax::MAX_BYTES);
                 self.problem(name, &what);
                 break;
             }

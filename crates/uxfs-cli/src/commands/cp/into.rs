@@ -145,11 +145,13 @@ impl Copy<'_, '_> {
                 let target = self.target(source, false, there)?;
                 self.stream(source, Stream::Stdin(std::io::stdin()), target)
             }
-            Source::Host(path) if !recursive && let Ok(Some(stream)) = Stream::of(path) => {
-                let target = self.target(source, false, there)?;
-                self.stream(source, stream, target)
-            }
             Source::Host(path) => {
+                // A path that cannot be looked at fails below, by its name.
+                let stream = if recursive { None } else { Stream::of(path).ok().flatten() };
+                if let Some(stream) = stream {
+                    let target = self.target(source, false, there)?;
+                    return self.stream(source, stream, target);
+                }
                 let is_dir = path.metadata().is_ok_and(|found| found.is_dir())
                     && !(recursive && path.symlink_metadata().is_ok_and(|found| found.is_symlink()));
                 let target = self.target(source, is_dir, there)?;
