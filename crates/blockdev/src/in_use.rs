@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
-use rustix::ioctl::{Getter, ioctl};
+use rustix::ioctl::{Getter, Opcode, ioctl};
 
 use crate::layers::{self, Layer};
 use crate::{DeviceError, Storage};
@@ -47,7 +47,7 @@ struct LoopStatus {
 const _: () = assert!(size_of::<LoopStatus>() == 232);
 
 /// `LOOP_GET_STATUS64`.
-const GET_STATUS: u32 = 0x4c05;
+const GET_STATUS: Opcode = 0x4c05;
 
 /// A loop device that has the file.
 struct Attached {
