@@ -3,7 +3,7 @@
 use crate::DeviceError;
 
 /// Smallest and largest sector that a device may have, in bytes.
-const SECTOR_BYTES_MIN: u32 = 512;
+pub(crate) const SECTOR_BYTES_MIN: u32 = 512;
 const SECTOR_BYTES_MAX: u32 = 4096;
 
 /// Size and sector of a device: what a request is checked against.

@@ -47,6 +47,7 @@ mod lock;
 mod memory;
 mod memory_queue;
 mod prefetch;
+mod racing;
 mod testing;
 mod uring;
 mod window;

@@ -1,7 +1,8 @@
 //! Memory as a device: anonymous, or a file mapped into the address space (tmpfs, DAX).
 //!
-//! A request is a bounds check and a copy. Invariants: `base` stands for at least `geometry.size()` mapped
-//! bytes until the device is dropped; no Rust reference into the mapping is ever made.
+//! A request is a bounds check and a copy. Invariants: `base` is the start of a page, and stands for at least
+//! `geometry.size()` mapped bytes until the device is dropped; once there is a device, they are touched through
+//! [`racing`] alone.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,13 +11,13 @@ use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap};
 
-use crate::check::Geometry;
+use crate::check::{Geometry, SECTOR_BYTES_MIN};
 use crate::file::host;
 use crate::flushes::Flushes;
 use crate::lock::Lock;
 use crate::memory_queue::MemoryQueue;
 use crate::prefetch::prefetch_memory;
-use crate::{BlockDevice, DeviceError, Durability, IoQueue, Place, Storage};
+use crate::{BlockDevice, DeviceError, Durability, IoQueue, Place, Storage, racing};
 
 /// How much of a request is brought near before it starts: what the processor can wait for at once; it finds
 /// the rest by itself once the copy runs.
@@ -24,6 +25,9 @@ const PREFETCH_BYTES: usize = 512;
 
 /// How much of a request in a queue, while others are copied: enough for the processor to go on with the rest.
 const PREFETCH_QUEUED_BYTES: usize = 1024;
+
+/// Requests are whole units.
+const _: () = assert!(SECTOR_BYTES_MIN as usize == racing::UNIT);
 
 /// How a memory device is made.
 #[derive(Clone, Debug)]
@@ -146,7 +150,7 @@ pub struct MemoryDevice {
 
 // SAFETY: the mapping is owned by this value and is not bound to a thread.
 unsafe impl Send for MemoryDevice {}
-// SAFETY: all access is by raw copies of bytes; see `read` for overlapping ones.
+// SAFETY: the bytes are touched through `racing` alone, which any number of threads may do at once.
 unsafe impl Sync for MemoryDevice {}
 
 impl MemoryDevice {
@@ -218,19 +222,10 @@ impl BlockDevice for MemoryDevice {
     #[inline]
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), DeviceError> {
         self.geometry.check(offset, buf.len())?;
-        // SAFETY: `check` put the range inside the mapping. `buf` is a Rust buffer, and no Rust reference points
-        // into the mapping, so the two do not overlap. Another thread (or process) may be writing the same bytes,
-        // if the callers keep no order: then the bytes are a mixture, as the trait says and as a disk would give.
-        // That is tolerable because the mapping is foreign memory that the compiler knows nothing about: it is
-        // touched only by these opaque copies of plain bytes, every value of which is valid, and never twice, so
-        // that no decision can depend on two reads agreeing.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                self.base.as_ptr().add(offset as usize),
-                buf.as_mut_ptr(),
-                buf.len(),
-            );
-        }
+        // SAFETY: `check` put whole sectors inside the mapping, which begins at a page. Nobody in this program touches it but
+        // through `racing`, where another thread may be writing the same bytes: then they are a mixture, as the trait says. No
+        // Rust reference points into the mapping, so `buf` lies elsewhere.
+        unsafe { racing::read(self.base.as_ptr().add(offset as usize), buf) };
         Ok(())
     }
 
@@ -241,9 +236,7 @@ impl BlockDevice for MemoryDevice {
         }
         self.geometry.check(offset, buf.len())?;
         // SAFETY: as for `read`; the mapping is writable, as it is not `read_only`.
-        unsafe {
-            std::ptr::copy_nonoverlapping(buf.as_ptr(), self.base.as_ptr().add(offset as usize), buf.len());
-        }
+        unsafe { racing::write(buf, self.base.as_ptr().add(offset as usize)) };
         if durability == Durability::Fua {
             self.sync("write", offset, buf.len())?;
         }
