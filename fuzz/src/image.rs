@@ -33,8 +33,7 @@ fn templates() -> &'static [Template] {
 }
 
 fn load(path: &Path) -> Template {
-    let device =
-        Arc::new(MemoryOptions::new().write(false).map_file(path).expect("the template can be mapped"));
+    let device = Arc::new(MemoryOptions::new().copy_of(path).expect("the template can be read"));
     let len = File::open(path).and_then(|file| file.metadata()).expect("the template is there").len();
     let whole = 0..usize::try_from(len).expect("templates are small");
     let targets = targets(&*device, std::slice::from_ref(&whole)).expect("the template can be read");

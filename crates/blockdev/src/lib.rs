@@ -7,7 +7,7 @@
 //! | device | what it is |
 //! |---|---|
 //! | [`FileDevice`] | an image file or a block device: O_DIRECT where the host allows it, io_uring queues |
-//! | [`MemoryDevice`] | anonymous memory, or a mapped file (tmpfs, DAX) |
+//! | [`MemoryDevice`] | memory of its own, or a mapped file (tmpfs, DAX) |
 //! | [`Window`] | a part of another device, such as one partition of an image |
 //! | [`Deferred`] | another device, of which nothing is made durable before the end |
 //! | [`WriteBehind`] | another device, whose small writes are gathered into large ones |

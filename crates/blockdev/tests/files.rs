@@ -10,7 +10,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use blockdev::{
-    AlignedBuf, BlockDevice, DeviceError, Durability, FileDevice, FileOptions, HostIo, QueueKind, Window,
+    AlignedBuf, BlockDevice, DeviceError, Durability, FileDevice, FileOptions, HostIo, MemoryOptions,
+    QueueKind, Window,
 };
 use tempfile::TempDir;
 
@@ -92,7 +93,7 @@ fn a_second_writer_is_kept_out_and_readers_are_not() {
     let path = image(&dir, 1 << 20);
     let writer = Arc::new(FileDevice::open_writable(&path).unwrap());
     assert!(matches!(FileDevice::open_writable(&path), Err(DeviceError::Locked)));
-    assert!(matches!(blockdev::MemoryDevice::map_file(&path), Err(DeviceError::Locked)));
+    assert!(matches!(common::mapped(&path), Err(DeviceError::Locked)));
     let reader = FileDevice::open(&path).unwrap();
     writer.write(0, &[5; 512], Durability::Volatile).unwrap();
     let mut sector = [0; 512];
@@ -185,7 +186,7 @@ fn the_disk_of_a_virtual_machine_is_not_written() {
         assert_eq!(unsafe { libc::fcntl(machine.as_raw_fd(), libc::F_OFD_SETLK, &lock) }, 0);
     }
     assert!(matches!(FileDevice::open_writable(&path), Err(DeviceError::Locked)));
-    assert!(matches!(blockdev::MemoryDevice::map_file(&path), Err(DeviceError::Locked)));
+    assert!(matches!(common::mapped(&path), Err(DeviceError::Locked)));
     FileDevice::open(&path).unwrap();
     drop(machine);
     FileDevice::open_writable(&path).unwrap();
@@ -262,7 +263,8 @@ fn what_is_not_a_device_is_refused() {
     // An empty file is a device of no bytes, or no device: not a panic in any case.
     let empty = image(&dir, 0);
     assert_eq!(FileDevice::open(&empty).unwrap().size(), 0);
-    assert!(blockdev::MemoryDevice::map_file(&empty).is_err());
+    assert!(common::mapped(&empty).is_err());
+    assert!(MemoryOptions::new().copy_of(&empty).is_err());
 }
 
 #[test]

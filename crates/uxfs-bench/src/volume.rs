@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::setup::{FILE_NAME, make_image};
 use crate::suite::{Observer, new_content};
 use crate::target::{AnyTarget, Label, Measured, RawTarget, UxfsTarget};
-use blockdev::{AlignedBuf, BlockDevice, FileDevice, HostIo, MemoryDevice, MemoryOptions};
+use blockdev::{AlignedBuf, BlockDevice, FileDevice, HostIo, MemoryOptions};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -27,7 +27,7 @@ pub(crate) struct OwnVolume {
     content: Arc<Mutex<Content>>,
     /// Byte on the device at which the file starts.
     base: u64,
-    /// Holds the image while the volume is in use; none where it is in anonymous memory.
+    /// Holds the image while the volume is in use; none where it is in memory.
     _dir: Option<TempDir>,
 }
 
@@ -142,7 +142,9 @@ fn make_device(config: &Config) -> Result<(Arc<dyn BlockDevice>, String, Option<
             let dir = place_dir(shm)?;
             let image = dir.path().join("image");
             make_image(&image, config.size)?;
-            Ok((Arc::new(MemoryDevice::map_file(&image)?), "shm".to_owned(), Some(dir)))
+            // Shared memory of this process's own: the file could be cut short by anybody.
+            let device = MemoryOptions::new().shmem(true).copy_of(&image)?;
+            Ok((Arc::new(device), "shm".to_owned(), None))
         }
         Place::Dir(place) => {
             let dir = place_dir(place)?;

@@ -8,8 +8,8 @@
 mod common;
 
 use blockdev::{
-    BlockDevice, DeviceError, Durability, Fate, FileDevice, HoldDevice, Layer, MemoryDevice, Op, PowerCuts,
-    Recorder, Rewind,
+    BlockDevice, DeviceError, Durability, Fate, FileDevice, FileOptions, HoldDevice, Layer, MemoryDevice, Op,
+    PowerCuts, Recorder, Rewind,
 };
 use common::{mounted, open, repair_finds_nothing};
 use oracles::xfsprogs::Release;
@@ -84,7 +84,8 @@ fn cut_at_each_write(dir: &Path, image: &Path, alter: impl FnOnce(Arc<dyn BlockD
     cuts.extend(
         recording.writes().iter().flat_map(|write| [Some(write.started + 1), write.completed]).flatten(),
     );
-    let stage = Arc::new(Rewind::new(Arc::new(MemoryDevice::map_file(&base).expect("mapped"))));
+    let stage =
+        Arc::new(Rewind::new(Arc::new(FileOptions::in_memory().write(true).open(&base).expect("opened"))));
     let mut power = PowerCuts::new(&recording, Arc::clone(&stage));
     let mut rng = fastrand::Rng::with_seed(7);
     let (mut seen, mut last) = (BTreeSet::new(), None);

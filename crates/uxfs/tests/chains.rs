@@ -8,7 +8,7 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{Fate, FileOptions, MemoryDevice, PowerCuts, Recorder, Rewind, WriteRecord};
+use blockdev::{Fate, FileOptions, PowerCuts, Recorder, Rewind, WriteRecord};
 use common::mounted;
 use oracles::xfsprogs::Release;
 use std::collections::{BTreeMap, BTreeSet};
@@ -149,7 +149,8 @@ fn chains_that_are_cut_are_finished_by_us_and_by_the_kernel() {
     });
     drop(volume);
     let recording = recorder.recording();
-    let stage = Arc::new(Rewind::new(Arc::new(MemoryDevice::map_file(&base).expect("as it was"))));
+    let stage =
+        Arc::new(Rewind::new(Arc::new(FileOptions::in_memory().write(true).open(&base).expect("as it was"))));
     let mut power = PowerCuts::new(&recording, Arc::clone(&stage));
     let cuts = recording.cuts();
     let every = (cuts.len() / CUTS).max(1);

@@ -4,7 +4,7 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::{Fate, FileDevice, MemoryDevice, Recorder, Recording, WriteRecord};
+use blockdev::{Fate, FileDevice, FileOptions, Recorder, Recording, WriteRecord};
 use common::mounted;
 use fileio::testing::part_by_part;
 use oracles::xfsprogs::Release;
@@ -90,7 +90,8 @@ fn chains(volume: &Volume) -> Result<()> {
 /// What is written while `work` goes on with the volume of an image, part by part.
 fn recorded(image: &Path, work: impl FnOnce(&Volume)) -> Recording {
     let copy = copied(image, "recorded");
-    let recorder = Arc::new(Recorder::new(Arc::new(MemoryDevice::map_file(&copy).unwrap())));
+    let recorder =
+        Arc::new(Recorder::new(Arc::new(FileOptions::in_memory().write(true).open(&copy).unwrap())));
     part_by_part(|| {
         let options = OpenOptions::new().writable(true);
         let volume = Volume::open_device(recorder.clone(), &options).expect("opens");
@@ -103,7 +104,7 @@ fn recorded(image: &Path, work: impl FnOnce(&Volume)) -> Recording {
 /// What a cut leaves.
 fn cut(image: &Path, recording: &Recording, at: u64, rng: &mut fastrand::Rng, to: &str) -> PathBuf {
     let image = copied(image, to);
-    let device = MemoryDevice::map_file(&image).unwrap();
+    let device = FileOptions::in_memory().write(true).open(&image).unwrap();
     let fate = rng.u32(..3);
     let choose = |_: &WriteRecord| match fate {
         0 => Fate::Dropped,

@@ -8,7 +8,8 @@
 mod common;
 
 use blockdev::{
-    AlignedBuf, BlockDevice, Durability, Fate, HoldDevice, MemoryDevice, Op, PowerCuts, Recorder, Rewind,
+    AlignedBuf, BlockDevice, Durability, Fate, FileOptions, HoldDevice, MemoryDevice, Op, PowerCuts,
+    Recorder, Rewind,
 };
 use fileio::testing::{before_next_hold, behind_commits};
 use oracles::xfsprogs::Release;
@@ -117,7 +118,9 @@ impl Recorded {
     /// Shows `look` what a power cut at each flush leaves.
     fn cuts(&self, mut look: impl FnMut(&Path, &Arc<Rewind>)) {
         let image = self.dir.path().join("image");
-        let stage = Arc::new(Rewind::new(Arc::new(MemoryDevice::map_file(&image).expect("mapped"))));
+        let stage = Arc::new(Rewind::new(Arc::new(
+            FileOptions::in_memory().write(true).open(&image).expect("opened"),
+        )));
         let recording = self.recorder.recording();
         let mut cuts = PowerCuts::new(&recording, Arc::clone(&stage));
         for cut in recording.cuts() {
@@ -136,7 +139,7 @@ fn state(stage: &Arc<Rewind>) -> (u64, Vec<uxfs::Extent>) {
     stage.mark();
     let volume = open(stage.clone());
     let file = volume.open_file("/f").expect("opened");
-    let state = (file.size(), file.extents().collect::<uxfs::Result<_>>().expect("mapped"));
+    let state = (file.size(), file.extents().collect::<uxfs::Result<_>>().expect("opened"));
     drop((file, volume));
     stage.rewind().expect("taken back");
     state
@@ -160,7 +163,7 @@ fn grows_by_zeroes(recorded: &Recorded, end: u64) -> u32 {
             if size < end {
                 let behind = |extent: &uxfs::Extent| !extent.unwritten && extent.logical >= size;
                 let found =
-                    file.extents().map(|extent| extent.expect("mapped")).any(|extent| behind(&extent));
+                    file.extents().map(|extent| extent.expect("opened")).any(|extent| behind(&extent));
                 with_data += u32::from(found);
                 let wrote = grow(&file, end);
                 let bytes = whole(&file);
@@ -281,7 +284,7 @@ fn what_lies_behind_the_end_does_not_move_before_it() {
                 behind_commits(
                     move || {
                         // As after a crash here.
-                        let at_end = seen.extents().map(|extent| extent.expect("mapped"));
+                        let at_end = seen.extents().map(|extent| extent.expect("opened"));
                         let shown = at_end.filter(|extent| !extent.unwritten && extent.logical < seen.size());
                         assert!(shown.count() <= 2, "of a file of two blocks with data");
                     },
@@ -309,7 +312,7 @@ fn an_overwrite_beside_a_growth_is_not_lost() {
     let volume = open(device.clone());
     let file = create(&volume, b"f");
     file.write_at(&[1; 300_000], 0).expect("written");
-    let first = file.extents().next().expect("one").expect("mapped").physical;
+    let first = file.extents().next().expect("one").expect("opened").physical;
     let mut queue = file.queue(1).expect("a queue");
     std::thread::scope(|scope| {
         let growth = scope.spawn(|| {
@@ -426,7 +429,7 @@ fn what_lies_behind_the_end_in_its_block_does_not_show() {
         let (device, volume) = fresh();
         let file = create(&volume, b"f");
         file.write_at(&[1; 100], 0).expect("written");
-        let place = file.extents().next().expect("one").expect("mapped").physical;
+        let place = file.extents().next().expect("one").expect("opened").physical;
         let mut block = vec![0; BLOCK as usize];
         device.read(place, &mut block).expect("read");
         block[100..].fill(OLD);

@@ -3,7 +3,7 @@
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;
 
-use blockdev::MemoryDevice;
+use blockdev::FileOptions;
 use common::mounted;
 use oracles::xfsprogs::Release;
 use std::path::Path;
@@ -55,7 +55,7 @@ fn what_has_just_moved_is_not_written_in_place() {
         let (image, cut) = (dir.path().join("volume.img"), dir.path().join("cut.img"));
         std::fs::File::create(&image).and_then(|file| file.set_len(320 << 20)).expect("a sparse image");
         run(tool("mkfs.xfs").args(["-q", "-f"]).arg(&image));
-        let device = Arc::new(MemoryDevice::map_file(&image).expect("mapped"));
+        let device = Arc::new(FileOptions::in_memory().write(true).open(&image).expect("opened"));
         let volume = Volume::open_device(device, &OpenOptions::new().writable(true)).expect("opens");
         let root = volume.root().and_then(|root| root.as_dir()).expect("a root");
         let [one, other] = [("one", 1), ("other", 101)].map(|(name, first)| {

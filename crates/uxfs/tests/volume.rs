@@ -1,5 +1,6 @@
 //! The library on volumes that the kernel made: paths, holes, extents, overwrites. Needs root, mkfs.xfs and mount.
 
+use blockdev::MemoryOptions;
 use oracles::Mounted;
 use rustix::fs::SeekFrom;
 use std::io::Read;
@@ -8,7 +9,7 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use uxfs::{AlignedBuf, ErrorKind, MemoryDevice, OpenOptions, Volume};
+use uxfs::{AlignedBuf, ErrorKind, OpenOptions, Volume};
 
 fn run(program: &str, args: &[&str], path: &Path) {
     let output = Command::new(program).args(args).arg(path).output();
@@ -263,7 +264,7 @@ fn handles_of_one_file_keep_out_of_each_others_way() {
         std::fs::write(mount.join("file"), vec![1; 8192]).unwrap();
         std::fs::hard_link(mount.join("file"), mount.join("other-name")).unwrap();
     }
-    let device = Arc::new(MemoryDevice::map_file(&image.path).unwrap());
+    let device = Arc::new(MemoryOptions::new().copy_of(&image.path).unwrap());
     let volume = Volume::open_device(device, &OpenOptions::new().writable(true)).unwrap();
     let (one, two) = (volume.open_file("/file").unwrap(), volume.open_file("/other-name").unwrap());
     // A queue holds a request's range until the request is handed back.

@@ -45,7 +45,7 @@ fn random_damage_ends_in_findings() {
         specimens::KINDS.iter().find(|kind| kind.name == "rmapbt").expect("a volume with a reverse map");
     sandbox::mkfs(&image, kind).unwrap();
     specimens::fill(&image, kind, folder.path()).unwrap();
-    let base: Arc<dyn BlockDevice> = Arc::new(MemoryOptions::new().write(false).map_file(&image).unwrap());
+    let base: Arc<dyn BlockDevice> = Arc::new(MemoryOptions::new().copy_of(&image).unwrap());
     // Metadata are all over the image; what mkfs left as holes reads as zeroes, in which nothing is found.
     let whole = 0..usize::try_from(base.size()).unwrap();
     let menu = Menu::new(&targets(&*base, &[whole]).unwrap());

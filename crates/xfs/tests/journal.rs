@@ -10,8 +10,8 @@
 mod common;
 
 use blockdev::{
-    AlignedBuf, BlockDevice, Delay, DelayDevice, DeviceError, Fault, FaultDevice, HoldDevice, Means,
-    MemoryDevice, Op, Recorder, Repeat,
+    AlignedBuf, BlockDevice, Delay, DelayDevice, DeviceError, Fault, FaultDevice, FileOptions, HoldDevice,
+    Means, Op, Recorder, Repeat,
 };
 use common::{Image, run, try_run};
 use fastrand::Rng;
@@ -187,7 +187,7 @@ fn superblock(device: &dyn BlockDevice) -> Superblock {
 }
 
 fn device(image: &Image) -> Arc<dyn BlockDevice> {
-    Arc::new(MemoryDevice::map_file(image.path()).unwrap())
+    Arc::new(FileOptions::in_memory().write(true).open(image.path()).unwrap())
 }
 
 fn open(device: &Arc<dyn BlockDevice>) -> Arc<Journal> {

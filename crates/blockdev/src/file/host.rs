@@ -83,6 +83,11 @@ pub(crate) fn next_data(file: &File, from: u64) -> Option<u64> {
     }
 }
 
+/// Where the next hole from a byte on is; the end is one. `None`: the host does not say.
+pub(crate) fn next_hole(file: &File, from: u64) -> Option<u64> {
+    rustix::fs::seek(file, SeekFrom::Hole(from)).ok()
+}
+
 /// Whether a disk, which may be opened for writing all the same, takes no write: a loop device of a file that only is read, a
 /// write-protected card.
 fn is_read_only(storage: Storage) -> bool {

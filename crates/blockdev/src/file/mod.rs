@@ -46,6 +46,7 @@ pub struct FileOptions {
     direct: bool,
     sector_size: Option<u32>,
     queue: QueueKind,
+    in_memory: bool,
 }
 
 impl Default for FileOptions {
@@ -56,6 +57,7 @@ impl Default for FileOptions {
             direct: true,
             sector_size: None,
             queue: QueueKind::Auto,
+            in_memory: false,
         }
     }
 }
@@ -64,6 +66,13 @@ impl FileOptions {
     /// Reading only; O_DIRECT where possible; the host's sector size; io_uring where possible.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// For a file in memory (tmpfs), of which the device is much as a [`MemoryDevice`](crate::MemoryDevice), whatever others do
+    /// with the file: reading only, by blocking calls through the page cache. Durable writes spare a flush, and nothing waits
+    /// for one, unless the file is not in memory after all.
+    pub fn in_memory() -> Self {
+        Self { direct: false, queue: QueueKind::Blocking, in_memory: true, ..Self::default() }
     }
 
     /// Whether writes are allowed; what anybody else has open for writing or locked is refused with
@@ -103,7 +112,8 @@ impl FileOptions {
     pub fn open(&self, path: impl AsRef<Path>) -> Result<FileDevice, DeviceError> {
         let path = path.as_ref();
         let opened = host::open(path, self.write, self.direct)?;
-        let has_fua = self.write && host::has_fua(opened.storage);
+        let has_fua = self.write && (self.in_memory || host::has_fua(opened.storage));
+        let has_write_cache = !(self.in_memory && host::is_tmpfs(&opened.file));
         let lock = match (self.write, self.keep_writers_out) {
             (true, _) => Some(host::keep_others_out(&opened, path)?),
             (false, true) => lock::lock_for_reading(&opened.file, opened.storage)?,
@@ -127,7 +137,18 @@ impl FileOptions {
         let (storage, read_only) = (opened.storage, !self.write);
         let (file, queue, flushes) = (opened.file, self.queue, Arc::default());
         let lock = lock.map(Arc::new);
-        Ok(FileDevice { lock, file, storage, geometry, io, read_only, has_fua, queue, flushes })
+        Ok(FileDevice {
+            lock,
+            file,
+            storage,
+            geometry,
+            io,
+            read_only,
+            has_fua,
+            has_write_cache,
+            queue,
+            flushes,
+        })
     }
 }
 
@@ -142,6 +163,7 @@ pub struct FileDevice {
     io: HostIo,
     read_only: bool,
     has_fua: bool,
+    has_write_cache: bool,
     queue: QueueKind,
     flushes: Arc<Flushes>,
 }
@@ -186,8 +208,8 @@ impl FileDevice {
         file.set_len(bytes).map_err(failed)?;
         let geometry = Geometry::new(bytes, self.sector_size())?;
         let (lock, flushes) = (self.lock.clone(), Arc::clone(&self.flushes));
-        let Self { storage, io, read_only, has_fua, queue, .. } = *self;
-        Ok(Self { lock, file, storage, geometry, io, read_only, has_fua, queue, flushes })
+        let Self { storage, io, read_only, has_fua, has_write_cache, queue, .. } = *self;
+        Ok(Self { lock, file, storage, geometry, io, read_only, has_fua, has_write_cache, queue, flushes })
     }
 
     pub(crate) fn file(&self) -> &File {
@@ -223,6 +245,10 @@ impl BlockDevice for FileDevice {
 
     fn has_fua(&self) -> bool {
         self.has_fua
+    }
+
+    fn has_write_cache(&self) -> bool {
+        self.has_write_cache
     }
 
     fn catches_panics(&self) -> bool {

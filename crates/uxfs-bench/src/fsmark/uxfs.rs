@@ -7,7 +7,7 @@ use crate::setup::mkfs_options;
 use crate::target::Label;
 use crate::volume::{place_dir, save};
 use ::uxfs::{Designs, Dir, NewNode, OpenOptions, Volume};
-use blockdev::{BlockDevice, FileDevice, MemoryDevice, MemoryOptions};
+use blockdev::{BlockDevice, FileDevice, MemoryOptions};
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) struct UxfsTree {
     volume: Volume,
     root: Dir,
     device: Arc<dyn BlockDevice>,
-    /// Holds the image; none where it is in anonymous memory.
+    /// Holds the image; none where it is in memory.
     _dir: Option<TempDir>,
 }
 
@@ -65,8 +65,8 @@ pub(crate) fn make_device(
             (Arc::new(device), "memory".to_owned(), None)
         }
         Place::Shm => {
-            let dir = place_dir(Path::new("/dev/shm"))?;
-            (Arc::new(MemoryDevice::map_file(&image_in(&dir)?)?), "shm".to_owned(), Some(dir))
+            let device = MemoryOptions::new().shmem(true).anonymous(bytes)?;
+            (Arc::new(device), "shm".to_owned(), None)
         }
         Place::Dir(place) => {
             let dir = place_dir(place)?;

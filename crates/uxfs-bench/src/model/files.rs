@@ -15,7 +15,7 @@ use crate::setup;
 use crate::target::{AnyTarget, Label};
 use crate::volume::{OwnVolume, open_buffered, open_file};
 use crate::work::{Op, Work, random_pages};
-use blockdev::{AlignedBuf, BlockDevice, MemoryDevice};
+use blockdev::{AlignedBuf, BlockDevice, MemoryOptions};
 use std::path::Path;
 use std::sync::Arc;
 use uxfs::{File, Locking, Queue};
@@ -132,7 +132,7 @@ fn make_small_image(config: &Config, path: &Path) -> Result<()> {
 /// Does what is recorded.
 pub(crate) fn record(key: &str, image: &Path, threads: usize) -> Result<()> {
     let requests = Requests::of_key(key).ok_or_else(|| no_subject(key))?;
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::map_file(image)?);
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryOptions::new().copy_of(image)?);
     let open = if requests.buffered { open_buffered } else { open_file };
     let file = open(&device, requests.locking)?;
     if requests.buffered {

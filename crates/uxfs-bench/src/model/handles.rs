@@ -11,7 +11,7 @@ use crate::fsmark::named;
 use crate::handles::{Handles, Op, VOLUME_BYTES, cycle};
 use crate::setup::mkfs_options;
 use crate::target::Label;
-use blockdev::{BlockDevice, MemoryDevice};
+use blockdev::{BlockDevice, FileDevice, MemoryOptions};
 use std::path::Path;
 use std::sync::Arc;
 use uxfs::{CilLocks, Designs, HandleCounts, Reservations, Vectors};
@@ -59,7 +59,7 @@ fn key(designs: Designs, op: Op) -> String {
 fn make_image(config: &Config, path: &Path) -> Result<()> {
     let made = std::fs::File::create(path).and_then(|file| file.set_len(VOLUME_BYTES));
     made.map_err(Error::host(format!("cannot make {}", path.display())))?;
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::map_file(path)?);
+    let device: Arc<dyn BlockDevice> = Arc::new(FileDevice::open_writable(path)?);
     ::uxfs::mkfs_device(device, &mkfs_options(config, 4)?, true).map_err(Error::volume)
 }
 
@@ -76,7 +76,8 @@ pub(crate) fn record(wanted: &str, image: &Path, threads: usize) -> Result<()> {
     let (designs, op) =
         all.find(|&(designs, op)| key(designs, op) == wanted).ok_or_else(|| no_subject(wanted))?;
     let options = OpenOptions { writable: true, designs, ..OpenOptions::default() };
-    let volume = Volume::open(Arc::new(MemoryDevice::map_file(image)?), &options).map_err(Error::volume)?;
+    let device = MemoryOptions::new().copy_of(image)?;
+    let volume = Volume::open(Arc::new(device), &options).map_err(Error::volume)?;
     introduce()?;
     let journal = &**volume.journal().map_err(Error::volume)?;
     let one = cycle(op);

@@ -5,7 +5,7 @@
 //! nothing. What must be there, a test says itself: here, no volume may be damaged.
 
 use super::repair_finds_nothing;
-use blockdev::{Fate, FileOptions, MemoryDevice, PowerCuts, Recorder, Rewind, WriteRecord};
+use blockdev::{Fate, FileOptions, PowerCuts, Recorder, Rewind, WriteRecord};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -66,7 +66,7 @@ impl Cuts {
 
     fn all(&self) {
         let recording = self.recorder.recording();
-        let device = MemoryDevice::map_file(&self.base).expect("the volume as it was");
+        let device = FileOptions::in_memory().write(true).open(&self.base).expect("the volume as it was");
         let stage = Arc::new(Rewind::new(Arc::new(device)));
         let mut cuts = PowerCuts::new(&recording, Arc::clone(&stage));
         let mut rng = fastrand::Rng::with_seed(self.seed);

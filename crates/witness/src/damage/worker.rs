@@ -75,7 +75,7 @@ struct Base {
 impl Base {
     fn load(path: &Path) -> Result<Self> {
         let file = File::open(path).with_context(|| format!("{}", path.display()))?;
-        let device = Arc::new(MemoryOptions::new().write(false).map_file(path)?);
+        let device = Arc::new(MemoryOptions::new().copy_of(path)?);
         let menu = Menu::new(&targets(&*device, &data_ranges(&file)?)?);
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self { name, device, menu })

@@ -20,7 +20,7 @@ use crate::history::{is_sound, leave_free};
 use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
 use actor::Actor;
 use anyhow::{Context, Result, bail, ensure};
-use blockdev::{BlockDevice, MemoryOptions};
+use blockdev::{BlockDevice, FileOptions};
 use call::{End, Step};
 use choice::{Chooser, Rules};
 use clap::Args as ClapArgs;
@@ -146,7 +146,7 @@ impl Run {
     fn open(&self) -> Result<Volume> {
         let sector = self.task.geometry.sector();
         let device: Arc<dyn BlockDevice> =
-            Arc::new(MemoryOptions::new().sector_size(sector).map_file(&self.image())?);
+            Arc::new(FileOptions::in_memory().write(true).sector_size(sector).open(&self.image())?);
         let time = self.setting.alone.then_some(Timestamp { seconds: 1_700_000_000, nanoseconds: 0 });
         let options = OpenOptions::new().writable(true).cache_size(self.setting.cache).repeatable(time);
         Ok(Volume::open_device(device, &options)?)

@@ -17,7 +17,7 @@ use crate::history::campaign::{Task, Which};
 use crate::history::is_sound;
 use crate::sandbox::{Mounted, mkfs, scratch};
 use anyhow::{Context, Result, bail, ensure};
-use blockdev::{BlockDevice, MemoryOptions};
+use blockdev::{BlockDevice, FileOptions};
 use clap::Args as ClapArgs;
 use event::{By, Event, Op, WORD, Words, told};
 use fastrand::Rng;
@@ -101,7 +101,8 @@ fn rounds(task: &Task, ops: u64, image: &Path) -> Result<Done> {
     let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
     let threads = if task.threads < 2 { 4 } else { task.threads };
     let sector = task.geometry.sector();
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryOptions::new().sector_size(sector).map_file(image)?);
+    let device: Arc<dyn BlockDevice> =
+        Arc::new(FileOptions::in_memory().write(true).sector_size(sector).open(image)?);
     let device = Arc::new(Lingering::new(device, rng.u64(..)));
     let cache = CACHES[rng.usize(..CACHES.len())].max(task.geometry.block() * 4);
     let options = OpenOptions::new().writable(true).cache_size(cache);

@@ -20,7 +20,7 @@ use crate::history::{is_sound, leave_free, means};
 use crate::record_sizes::RecordSizes;
 use crate::sandbox::{Mounted, copy_sparse, mkfs, scratch};
 use anyhow::{Context, Result, ensure};
-use blockdev::{MemoryOptions, Recorder, Recording};
+use blockdev::{FileOptions, Recorder, Recording};
 use clap::Args as ClapArgs;
 use fastrand::Rng;
 use site::{Expected, Site};
@@ -115,7 +115,7 @@ fn one(task: &Task, args: &Args) -> Result<(Tally, String)> {
 /// Has the threads do it. Every other run ends with the volume closed.
 fn torture(task: &Task, args: &Args, image: &Path) -> Result<Done> {
     let mut rng = Rng::with_seed(task.seed ^ task.geometry.salt());
-    let device = MemoryOptions::new().sector_size(task.geometry.sector()).map_file(image)?;
+    let device = FileOptions::in_memory().write(true).sector_size(task.geometry.sector()).open(image)?;
     let sizes = Arc::new(RecordSizes::over(Arc::new(device))?);
     let recorder = Arc::new(Recorder::new(sizes.clone()));
     let device = means::of(task.seed ^ task.geometry.salt()).of(recorder.clone());

@@ -12,13 +12,13 @@ use crate::record::Record;
 use crate::record_sizes::{RecordSizes, log_of, superblock};
 use crate::sandbox::{copy_sparse, repair_finds_nothing};
 use anyhow::{Context, Error, Result, ensure};
-use blockdev::{BlockDevice, Fate, MemoryOptions, Recorder, Recording, Rewind, WriteRecord};
+use blockdev::{BlockDevice, Fate, FileOptions, Recorder, Recording, Rewind, WriteRecord};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uxfs::{OpenOptions, Volume};
 
-/// A device in memory on which images are made, which other programs see as a file.
+/// A file in memory on which images are made, and which other programs see.
 #[derive(Debug)]
 pub struct Stage {
     device: Arc<Rewind>,
@@ -56,7 +56,7 @@ struct Theirs {
 impl Stage {
     /// The stage that is the file at `path`.
     pub fn new(path: &Path, sector: u32) -> Result<Self> {
-        let device = MemoryOptions::new().sector_size(sector).map_file(path)?;
+        let device = FileOptions::in_memory().write(true).sector_size(sector).open(path)?;
         let log = log_of(&superblock(&device)?);
         Ok(Self { device: Arc::new(Rewind::new(Arc::new(device))), path: path.to_owned(), sector, log })
     }

@@ -14,7 +14,7 @@ use crate::chains::Tally;
 use crate::record_sizes::RecordSizes;
 use crate::sandbox::copy_sparse;
 use anyhow::{Context, Error, Result, bail};
-use blockdev::{MemoryOptions, PowerCuts, Recorder, Recording};
+use blockdev::{FileOptions, PowerCuts, Recorder, Recording};
 use fastrand::Rng;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -74,7 +74,8 @@ pub fn one(task: &Task, args: &Args) -> Result<Counts> {
 
 /// Does a history on a recorded device. Half of them end with files open, the others with the volume closed.
 fn record(history: &mut History, args: &Args) -> Result<Recorded> {
-    let device = MemoryOptions::new().sector_size(history.geometry.sector()).map_file(&history.image())?;
+    let device =
+        FileOptions::in_memory().write(true).sector_size(history.geometry.sector()).open(&history.image())?;
     let sizes = Arc::new(RecordSizes::over(Arc::new(device))?);
     let recorder = Arc::new(Recorder::new(sizes.clone()));
     let device = means::of(history.seed ^ history.geometry.salt()).of(recorder.clone());
