@@ -1,8 +1,9 @@
 //! The XFS engine.
 //!
-//! One folder a layer, lowest first: `buf` (metadata buffers), `btree` (the short-form trees of a group), `rmap`
-//! (the reverse map's rules), `ialloc` (where inodes are), `inode` (inodes and their cache), `bmap` (block maps of
-//! forks), `dir`, `dcache` (names in memory), `attr`, and `volume`, which ties them together.
+//! A module a layer. `DESIGN.md` lists them in order: a module imports those before it and none behind it, which a test
+//! (`module_order`) sees to. The short form: what is in memory and on the device (`log`, `buf`, `btree`, `inode`, …) lies
+//! below [`mount`], which has all that a transaction needs; on that stands [`trans`], on that what happens in transactions
+//! (`ialloc`, `bmap`, `file`, `namespace`, …), and on top [`volume`], which opens and closes.
 #![forbid(unsafe_code)]
 
 mod agf;
