@@ -16,6 +16,9 @@ static COUNTING: Mutex<()> = Mutex::new(());
 
 const THREADS: u32 = 4;
 const FILES: usize = 2000;
+/// Locks that a create and a removal take, those of the journal's threads on their behalf included.
+const CREATE_MOST: f64 = 60.0;
+const REMOVAL_MOST: f64 = 58.0;
 
 /// What every class has counted so far.
 fn counts() -> BTreeMap<&'static str, ClassCounts> {
@@ -96,6 +99,43 @@ fn commits_share_one_exclusive_lock_at_most() {
     assert!(removed.values().sum::<u64>() * 10 <= *more, "{more} commits: {removed:?}");
     let all: u64 = made.values().chain(removed.values()).sum();
     assert!(all <= commits + more, "{all} exclusive acquisitions for {} commits", commits + more);
+    volume.close().expect("a clean close");
+}
+
+/// Acquisitions of locks of every class, in any mode, that one file made and one removed cost, each over many: what is not
+/// to become more.
+#[test]
+fn a_create_and_a_removal_take_no_more_locks_than_they_did() {
+    let _alone = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let device: Arc<dyn BlockDevice> =
+        Arc::new(MemoryOptions::new().anonymous(1 << 30).expect("a device in memory"));
+    let options = MkfsOptions::new().features(MkfsFeatures::of_kernel("6.1").expect("its set"));
+    uxfs::mkfs_device(Arc::clone(&device), &options, true).expect("a new volume");
+    let volume = Volume::open_device(device, &OpenOptions::new().writable(true).cache_size(256 << 20))
+        .expect("it opens");
+    let dirs = [volume.open_dir("/").expect("a root")];
+    let create = |dir: &Dir, name: &[u8]| drop(dir.create_file(name, &NewNode::default()).expect("a file"));
+    let remove = |dir: &Dir, name: &[u8]| dir.remove_file(name).expect("it goes");
+    let taken = |work: Work<'_>, names: std::ops::Range<usize>| {
+        lockstat::enable();
+        let before = counts();
+        names.clone().for_each(|nth| work(&dirs[0], format!("file-{nth}").as_bytes()));
+        let after = counts();
+        let of = |counts: &BTreeMap<&'static str, ClassCounts>, class: &str| {
+            counts.get(class).map_or(0, |counts| counts.shared + counts.exclusive)
+        };
+        let classes = after.keys().filter(|class| **class != lockstat::COMMIT_CLASS);
+        let each = classes.map(|class| (*class, of(&after, class) - of(&before, class)));
+        let each: Vec<_> = each.filter(|(_, count)| *count > 0).collect();
+        let all: u64 = each.iter().map(|(_, count)| count).sum();
+        (all as f64 / names.len() as f64, each)
+    };
+    taken(&create, 0..FILES);
+    let (made, made_of) = taken(&create, FILES..3 * FILES);
+    let (removed, removed_of) = taken(&remove, FILES..3 * FILES);
+    println!("{made:.1} a create: {made_of:?}; {removed:.1} a removal: {removed_of:?}");
+    assert!(made <= CREATE_MOST, "{made:.1} a create: {made_of:?}");
+    assert!(removed <= REMOVAL_MOST, "{removed:.1} a removal: {removed_of:?}");
     volume.close().expect("a clean close");
 }
 

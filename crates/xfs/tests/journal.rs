@@ -97,7 +97,7 @@ impl Buffer {
         for (_, len) in &runs {
             size = size.region(len * BUF_CHUNK_SIZE);
         }
-        let mut vector = LogVector::begin(self.state.take_shadow(), size);
+        let mut vector = LogVector::of_spare(size);
         let header = BufHeader {
             daddr: self.daddr,
             len: (BUF_BYTES / 512) as u16,

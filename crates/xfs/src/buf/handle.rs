@@ -62,7 +62,9 @@ pub(crate) struct MetaBuf {
     /// Another one has its place in the cache, or it never had one.
     displaced: AtomicBool,
     item: ItemState,
-    /// Of `owner`, of `state` and `overlays`.
+    /// Whether it is a header of a group: their locks are a class of their own.
+    is_header: bool,
+    /// Who uses `owner`, and who uses `state` and `overlays`.
     owner_users: Users,
     users: Users,
     /// Counts buffers of the volume that were written back.
@@ -111,6 +113,7 @@ impl MetaBuf {
             pins: AtomicU32::new(0),
             displaced: AtomicBool::new(false),
             item: ItemState::default(),
+            is_header: [&AGF, &AGI, &AGFL].iter().any(|header| std::ptr::eq(*header, verifier)),
             owner_users: Users::new(),
             users: Users::new(),
             writes: Arc::clone(writes),
@@ -214,9 +217,7 @@ impl MetaBuf {
 
     /// What its lock counts into.
     fn class(&self) -> &'static LockClass {
-        let of_a_group =
-            || [&AGF, &AGI, &AGFL].iter().any(|header| std::ptr::eq(*header, self.read().verifier));
-        if lockstat::is_enabled() && of_a_group() { &AG_HEADER } else { &BUFFER }
+        if self.is_header { &AG_HEADER } else { &BUFFER }
     }
 
     fn read(&self) -> Counted<RwLockReadGuard<'_, State>> {

@@ -409,7 +409,7 @@ impl InodeEntry {
             len: (site.cluster.len() / 512) as u32,
             offset: site.offset as u32,
         };
-        let mut vector = LogVector::begin(self.item.take_shadow(), size);
+        let mut vector = LogVector::of_spare(size);
         vector.region_with(InodeFormat::BYTES, |to| header.encode(to));
         vector.region(core);
         for bytes in regions.iter().flatten() {

@@ -141,7 +141,7 @@ struct Slots {
     current: Option<(u64, LogVector)>,
     /// The one before it, as long as its checkpoint was not collected.
     previous: Option<(u64, LogVector)>,
-    /// Memory for the next one.
+    /// Memory that goes to the next thread that brings one.
     shadow: Option<LogVector>,
 }
 
@@ -178,34 +178,31 @@ impl ItemState {
         slots.current.is_some() || slots.previous.is_some()
     }
 
-    /// Memory of an earlier vector, for [`LogVector::begin`].
-    pub fn take_shadow(&self) -> Option<LogVector> {
-        self.slots().shadow.take()
-    }
-
     /// Hands memory back for the next vector.
     pub fn keep_shadow(&self, vector: LogVector) {
         self.slots().keep(vector);
     }
 
-    /// Puts the vector of a commit into checkpoint `seq`. One that it replaces may be kept, or is freed.
+    /// Puts the vector of a commit into checkpoint `seq`. The memory of one that it replaces may be kept for the thread's
+    /// next vector, or is freed.
     pub(crate) fn enter(&self, seq: u64, vector: LogVector, keep: bool) -> Entered {
         let mut slots = self.slots();
-        match slots.current.replace((seq, vector)) {
-            None => Entered::New,
+        let (entered, spare) = match slots.current.replace((seq, vector)) {
+            None => (Entered::New, slots.shadow.take()),
             Some((was, old)) if was == seq => {
-                let bytes = old.log_bytes();
-                if keep {
-                    slots.keep(old);
-                }
-                Entered::Replaced { bytes }
+                (Entered::Replaced { bytes: old.log_bytes() }, keep.then_some(old))
             }
             Some(older) => {
                 debug_assert!(slots.previous.is_none(), "three checkpoints hold vectors of one item");
                 slots.previous = Some(older);
-                Entered::New
+                (Entered::New, slots.shadow.take())
             }
+        };
+        drop(slots);
+        if let Some(spare) = spare {
+            spare.keep();
         }
+        entered
     }
 
     /// Takes the vector out that checkpoint `seq` has.
@@ -261,7 +258,6 @@ mod tests {
         let state = ItemState::new();
         assert_eq!(state.enter(1, vector(8), true), Entered::New);
         assert_eq!(state.enter(1, vector(16), true), Entered::Replaced { bytes: 20 });
-        assert!(state.take_shadow().is_some());
         assert_eq!(state.enter(2, vector(24), true), Entered::New);
         assert_eq!(state.collect(1).map(|v| v.log_bytes()), Some(28));
         assert!(state.collect(1).is_none());
@@ -275,7 +271,8 @@ mod tests {
         let state = ItemState::new();
         state.keep_shadow(vector(800));
         state.keep_shadow(vector(8));
-        assert!(state.take_shadow().is_some_and(|shadow| shadow.capacity() >= 800));
-        assert!(state.take_shadow().is_none());
+        let mut shadow = || state.slots().shadow.take();
+        assert!(shadow().is_some_and(|shadow| shadow.capacity() >= 800));
+        assert!(shadow().is_none());
     }
 }

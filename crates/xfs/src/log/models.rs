@@ -354,7 +354,7 @@ fn commit_told(
     let held: Vec<_> = numbers.iter().map(|number| lock(&number.owner)).collect();
     let mut items: Vec<(Arc<dyn LogItem>, LogVector)> = Vec::new();
     for number in numbers {
-        let mut vector = LogVector::begin(number.state.take_shadow(), size);
+        let mut vector = LogVector::of_spare(size);
         vector.region(region);
         items.push((number.clone(), vector));
     }

@@ -8,8 +8,17 @@
 //! length is that of its padded region; lengths are multiples of 4; a vector that was begun for a size holds
 //! that size without another allocation.
 
+use std::cell::RefCell;
 use xfs_format::log::OpHeader;
 use zerocopy::{FromBytes, IntoBytes};
+
+/// How many vectors' memory a thread keeps, and how large each may be.
+const SPARES_MOST: usize = 16;
+const SPARE_BYTES_MAX: usize = 16 << 10;
+
+thread_local! {
+    static SPARES: RefCell<Vec<LogVector>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Bytes of an operation header.
 pub(crate) const OP_BYTES: usize = size_of::<OpHeader>();
@@ -51,6 +60,26 @@ pub struct LogVector {
 }
 
 impl LogVector {
+    /// An empty vector for regions of that size, in memory that this thread has kept, if it has any.
+    pub fn of_spare(size: VecSize) -> Self {
+        let spare = SPARES.try_with(|spares| spares.borrow_mut().pop()).ok().flatten();
+        Self::begin(spare, size)
+    }
+
+    /// Keeps its memory for the next vector of this thread.
+    pub(super) fn keep(self) {
+        if self.capacity() > SPARE_BYTES_MAX {
+            return;
+        }
+        // While a thread is being torn down it is just freed.
+        let _ = SPARES.try_with(|spares| {
+            let mut spares = spares.borrow_mut();
+            if spares.len() < SPARES_MOST {
+                spares.push(self);
+            }
+        });
+    }
+
     /// An empty vector for regions of that size, in the memory of `shadow` if that is large enough.
     pub fn begin(shadow: Option<Self>, size: VecSize) -> Self {
         let needed = size.log_bytes() as usize;

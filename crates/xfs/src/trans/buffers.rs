@@ -101,7 +101,7 @@ impl Joined {
             regions: parts.iter().map(|part| u32::from(part.regions)).sum(),
             bytes: parts.iter().map(|part| part.log_bytes).sum::<usize>() as u32,
         };
-        let mut vector = LogVector::begin(self.handle.state().take_shadow(), size);
+        let mut vector = LogVector::of_spare(size);
         for part in &parts {
             part.format(self, &mut vector);
         }
@@ -128,7 +128,7 @@ impl Joined {
             regions: 1 + runs,
             bytes: header_bytes as u32 + word.count_ones() * BUF_CHUNK_SIZE as u32,
         };
-        let mut vector = LogVector::begin(self.handle.state().take_shadow(), size);
+        let mut vector = LogVector::of_spare(size);
         let (flags, buf_type) = self.flags_and_type();
         let header = BufHeader {
             daddr: self.daddr,
