@@ -31,11 +31,9 @@ pub(crate) fn carry_out(trans: &mut Trans<'_>, work: Work) -> Result<Option<Work
     }
 }
 
-impl Trans<'_> {
-    /// Owes the exchange of mappings of two files, which are joined.
-    pub(crate) fn exchange_later(&mut self, exchange: Exchange) {
-        self.owe(Work::Exchange(exchange), carry_out);
-    }
+/// Owes the exchange of mappings of two files, which are joined.
+pub(crate) fn exchange_later(trans: &mut Trans<'_>, exchange: Exchange) {
+    trans.owe(Work::Exchange(exchange), carry_out);
 }
 
 /// What a file has at a place: an extent, or a hole of so many blocks.
@@ -164,11 +162,14 @@ fn step(trans: &mut Trans<'_>, todo: Exchange) -> Result<Option<Exchange>> {
     if let Some([from_one, from_two]) = pair {
         let (at_one, at_two) = (left.offsets[0].0 - from_one.len(), left.offsets[1].0 - from_one.len());
         for (ino, piece) in [(one, &from_one), (two, &from_two)] {
-            piece.extent().into_iter().for_each(|extent| trans.remap_later(BmapOp::Unmap, ino, kind, extent));
+            piece
+                .extent()
+                .into_iter()
+                .for_each(|extent| bmap::remap_later(trans, BmapOp::Unmap, ino, kind, extent));
         }
         for (ino, piece, at) in [(two, &from_one, at_two), (one, &from_two, at_one)] {
             let moved = piece.extent().map(|extent| Extent { startoff: FileBlock(at), ..*extent });
-            moved.iter().for_each(|extent| trans.remap_later(BmapOp::Map, ino, kind, extent));
+            moved.iter().for_each(|extent| bmap::remap_later(trans, BmapOp::Map, ino, kind, extent));
         }
     }
     if left.blocks > 0 {

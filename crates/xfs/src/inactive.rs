@@ -9,6 +9,7 @@
 
 use crate::error::{Error, Result};
 use crate::file::{self, join_ending};
+use crate::ialloc;
 use crate::inode::{ForkKind, InodeEntry, Life};
 use crate::mount::Mount;
 use crate::trans::Trans;
@@ -107,7 +108,7 @@ impl Mount {
         join_ending(&mut trans, entry, life)?;
         let ino = entry.ino();
         debug_assert!(trans.inode(ino).nlink() == 0 && !entry.is_open(), "inode {ino} is in use");
-        trans.remove_unlinked(ino)?;
+        ialloc::remove_unlinked(&mut trans, ino)?;
         free(&mut trans, ino)?;
         trans.commit()?;
         Ok(())
@@ -127,7 +128,7 @@ pub(crate) fn can_be_freed_at_once(trans: &Trans<'_>, ino: InodeNumber) -> bool 
 /// Frees a joined inode that holds no blocks.
 pub(crate) fn free(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
     debug_assert_eq!(trans.inode(ino).blocks(), 0, "blocks of inode {ino} would be lost");
-    trans.free_inode(ino)?;
+    ialloc::free_inode(trans, ino)?;
     clear(trans, ino);
     Ok(())
 }

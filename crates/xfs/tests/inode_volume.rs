@@ -10,6 +10,7 @@ use std::sync::Arc;
 use xfs::Error;
 use xfs::alloc::{Purpose, Request, Target};
 use xfs::btree::Cursor;
+use xfs::ialloc;
 use xfs::namespace::{NewInode, Removal};
 use xfs::trans::Trans;
 use xfs::trans::reservation::{Need, Reservation};
@@ -105,7 +106,7 @@ impl Churn {
         for ag in (0..geometry.ag_count()).map(AgNumber) {
             let mut trans = Trans::start(&self.volume, self.reservation(false)).unwrap();
             let mut each = |ino| assert!(listed.insert(ino), "on a list twice");
-            trans.for_each_unlinked(ag, &mut each).unwrap();
+            ialloc::for_each_unlinked(&mut trans, ag, &mut each).unwrap();
         }
         assert_eq!(listed, self.unlinked);
     }
@@ -126,12 +127,12 @@ impl Churn {
         if fill {
             let parent = self.held.iter().next_back().copied().unwrap_or(self.root);
             let parent = if self.rng.bool() { self.root } else { parent };
-            match trans.allocate_inode(parent, self.rng.u32(..10) == 0) {
+            match ialloc::allocate_inode(&mut trans, parent, self.rng.u32(..10) == 0) {
                 Ok(ino) => {
                     assert!(!self.held.contains(&ino) && !self.before.contains(&ino), "{ino} twice");
                     let list = self.rng.u32(..4) == 0;
                     if list {
-                        trans.add_unlinked(ino).unwrap();
+                        ialloc::add_unlinked(&mut trans, ino).unwrap();
                     }
                     if commit {
                         trans.commit().unwrap();
@@ -147,7 +148,7 @@ impl Churn {
         } else if let Some(ino) = self.pick() {
             let listed = self.unlinked.contains(&ino);
             if !listed && self.rng.u32(..4) == 0 {
-                trans.add_unlinked(ino).unwrap();
+                ialloc::add_unlinked(&mut trans, ino).unwrap();
                 if commit {
                     trans.commit().unwrap();
                     self.unlinked.insert(ino);
@@ -155,9 +156,9 @@ impl Churn {
                 return;
             }
             if listed {
-                trans.remove_unlinked(ino).unwrap();
+                ialloc::remove_unlinked(&mut trans, ino).unwrap();
             }
-            trans.free_inode(ino).unwrap();
+            ialloc::free_inode(&mut trans, ino).unwrap();
             if commit {
                 trans.commit().unwrap();
                 self.held.remove(&ino);
@@ -288,7 +289,7 @@ fn replayed(args: &[&str]) {
     // The kernel frees what is on a list when it mounts the volume.
     while let Some(&ino) = churn.unlinked.first() {
         let mut trans = Trans::start(&volume, churn.reservation(false)).unwrap();
-        trans.remove_unlinked(ino).unwrap();
+        ialloc::remove_unlinked(&mut trans, ino).unwrap();
         trans.commit().unwrap();
         churn.unlinked.remove(&ino);
     }
@@ -363,7 +364,7 @@ fn directories_spread_and_files_stay() {
     let reservation = Need::new(geometry).inode_chunk().reservation();
     let make = |parent, directory| {
         let mut trans = Trans::start(&volume, reservation).unwrap();
-        let ino = trans.allocate_inode(parent, directory).unwrap();
+        let ino = ialloc::allocate_inode(&mut trans, parent, directory).unwrap();
         trans.commit().unwrap();
         (ino, geometry.split_inode(ino).unwrap().0.0)
     };
@@ -385,7 +386,7 @@ fn no_more_inodes_than_allowed() {
     let mut count = 0;
     let error = loop {
         let mut trans = Trans::start(&volume, reservation).unwrap();
-        match trans.allocate_inode(volume.geometry().root, count % 7 == 0) {
+        match ialloc::allocate_inode(&mut trans, volume.geometry().root, count % 7 == 0) {
             Ok(_) => trans.commit().unwrap(),
             Err(error) => break error,
         };

@@ -252,31 +252,20 @@ impl VolumeStore for LockedSpace<'_, '_> {
     }
 }
 
-impl<'v> Trans<'v> {
-    /// See [`Space::promise_to_copies`](crate::alloc::Space::promise_to_copies).
-    pub(crate) fn promise_to_copies(&mut self, ag: AgNumber, records: u64) -> Result<()> {
-        let write = self.volume().write_side()?;
-        write.space.promise_to_copies(&mut LockedSpace::new(self), &write.counters, (ag, records))
-    }
+/// See [`Space::promise_to_copies`](crate::alloc::Space::promise_to_copies).
+pub(crate) fn promise_to_copies(trans: &mut Trans<'_>, ag: AgNumber, records: u64) -> Result<()> {
+    let write = trans.volume().write_side()?;
+    write.space.promise_to_copies(&mut LockedSpace::new(trans), &write.counters, (ag, records))
+}
 
-    /// See [`Space::claim_for_owners`](crate::alloc::Space::claim_for_owners).
-    pub(crate) fn claim_for_owners(&mut self, wanted: &BTreeMap<AgNumber, u64>) -> Result<OwnerClaim<'v>> {
-        let volume: &'v Mount = self.volume();
-        let write = volume.write_side()?;
-        write.space.claim_for_owners(&mut LockedSpace::new(self), &write.counters, wanted)
-    }
-
-    /// The transaction has what its reverse maps grow by out of this claim, which it keeps until it ends.
-    pub(crate) fn hold_claim(&mut self, claim: OwnerClaim<'v>) {
-        self.claim = Some(Box::new(claim));
-    }
-
-    /// The reverse map of a group grew by so many blocks, or shrank.
-    pub(super) fn map_grew(&mut self, ag: AgNumber, by: i32) {
-        if let Some(claim) = &mut self.claim {
-            claim.grew(ag, by);
-        }
-    }
+/// See [`Space::claim_for_owners`](crate::alloc::Space::claim_for_owners).
+pub(crate) fn claim_for_owners<'v>(
+    trans: &mut Trans<'v>,
+    wanted: &BTreeMap<AgNumber, u64>,
+) -> Result<OwnerClaim<'v>> {
+    let volume: &'v Mount = trans.volume();
+    let write = volume.write_side()?;
+    write.space.claim_for_owners(&mut LockedSpace::new(trans), &write.counters, wanted)
 }
 
 impl Trans<'_> {
@@ -291,57 +280,57 @@ impl Trans<'_> {
         let space = &self.volume().write_side()?.space;
         space.allocate(&mut LockedSpace::new(self), target, request)
     }
+}
 
-    /// Changes the reverse map of a group, which the volume has.
-    pub(crate) fn change_rmap(
-        &mut self,
-        ag: AgNumber,
-        change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Rmapbt>>) -> Result<()>,
-    ) -> Result<()> {
-        self.change_tree(ag, change)
-    }
+/// Changes the reverse map of a group, which the volume has.
+pub(crate) fn change_rmap(
+    trans: &mut Trans<'_>,
+    ag: AgNumber,
+    change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Rmapbt>>) -> Result<()>,
+) -> Result<()> {
+    change_tree(trans, ag, change)
+}
 
-    /// Changes the reference counts of a group, where the volume has them.
-    pub(crate) fn change_counts<R>(
-        &mut self,
-        ag: AgNumber,
-        change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Refcountbt>>) -> Result<R>,
-    ) -> Result<R> {
-        if !self.geometry().reflink {
-            let problem = FormatError::new("CUI", "volume without reference counts");
-            return Err(Error::Corrupt { daddr: None, inode: None, problem });
-        }
-        self.counts_change();
-        self.change_tree(ag, change)
+/// Changes the reference counts of a group, where the volume has them.
+pub(crate) fn change_counts<R>(
+    trans: &mut Trans<'_>,
+    ag: AgNumber,
+    change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, Refcountbt>>) -> Result<R>,
+) -> Result<R> {
+    if !trans.geometry().reflink {
+        let problem = FormatError::new("CUI", "volume without reference counts");
+        return Err(Error::Corrupt { daddr: None, inode: None, problem });
     }
+    trans.counts_change();
+    change_tree(trans, ag, change)
+}
 
-    /// Changes a tree of a group, whose ring has what that may need.
-    fn change_tree<T: GroupTree, R>(
-        &mut self,
-        ag: AgNumber,
-        change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, T>>) -> Result<R>,
-    ) -> Result<R> {
-        let space = &self.volume().write_side()?.space;
-        let mut locked = LockedSpace::new(self);
-        space.prepare(&mut locked, ag)?;
-        change(&mut InGroup::editor(&mut locked, ag))
-    }
+/// Changes a tree of a group, whose ring has what that may need.
+fn change_tree<T: GroupTree, R>(
+    trans: &mut Trans<'_>,
+    ag: AgNumber,
+    change: impl FnOnce(&mut Editor<InGroup<'_, '_, '_, T>>) -> Result<R>,
+) -> Result<R> {
+    let space = &trans.volume().write_side()?.space;
+    let mut locked = LockedSpace::new(trans);
+    space.prepare(&mut locked, ag)?;
+    change(&mut InGroup::editor(&mut locked, ag))
+}
 
-    /// Frees a run of blocks in this very transaction. It lies within one group. `owner`: whose they are, unless the
-    /// reverse map does not have them any more.
-    pub fn free_blocks(
-        &mut self,
-        start: FsBlock,
-        len: u32,
-        purpose: Purpose,
-        owner: Option<RmapOwner>,
-    ) -> Result<()> {
-        let (ag, block) = self.geometry().split_block(start).ok_or_else(|| {
-            let problem = FormatError::value("freed extent", "first block", start.0);
-            Error::Corrupt { daddr: None, inode: None, problem }
-        })?;
-        let space = &self.volume().write_side()?.space;
-        let run = Run { start: AgBlock(block.0), len };
-        space.free(&mut LockedSpace::new(self), ag, run, purpose, owner)
-    }
+/// Frees a run of blocks in this very transaction. It lies within one group. `owner`: whose they are, unless the
+/// reverse map does not have them any more.
+pub fn free_blocks(
+    trans: &mut Trans<'_>,
+    start: FsBlock,
+    len: u32,
+    purpose: Purpose,
+    owner: Option<RmapOwner>,
+) -> Result<()> {
+    let (ag, block) = trans.geometry().split_block(start).ok_or_else(|| {
+        let problem = FormatError::value("freed extent", "first block", start.0);
+        Error::Corrupt { daddr: None, inode: None, problem }
+    })?;
+    let space = &trans.volume().write_side()?.space;
+    let run = Run { start: AgBlock(block.0), len };
+    space.free(&mut LockedSpace::new(trans), ag, run, purpose, owner)
 }

@@ -7,4 +7,6 @@
 mod locked;
 mod trees;
 
-pub(crate) use locked::LockedSpace;
+pub(crate) use locked::{
+    LockedSpace, change_counts, change_rmap, claim_for_owners, free_blocks, promise_to_copies,
+};

@@ -7,6 +7,9 @@ pub mod edit;
 mod map;
 mod remap;
 
+pub(crate) use map::{fit_map, mark, shift_map, split_map};
+pub(crate) use remap::remap_later;
+
 use crate::defer;
 use crate::error::Result;
 use crate::trans::{Trans, Work};

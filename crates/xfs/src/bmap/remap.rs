@@ -28,11 +28,15 @@ fn update(op: BmapOp, ino: InodeNumber, kind: ForkKind, extent: &Extent) -> Bmap
     }
 }
 
-impl Trans<'_> {
-    /// Owes it to a fork of an inode to get a mapping, or to lose one.
-    pub(crate) fn remap_later(&mut self, op: BmapOp, ino: InodeNumber, kind: ForkKind, extent: &Extent) {
-        self.owe(Work::Map(update(op, ino, kind, extent)), carry_out);
-    }
+/// Owes it to a fork of an inode to get a mapping, or to lose one.
+pub(crate) fn remap_later(
+    trans: &mut Trans<'_>,
+    op: BmapOp,
+    ino: InodeNumber,
+    kind: ForkKind,
+    extent: &Extent,
+) {
+    trans.owe(Work::Map(update(op, ino, kind, extent)), carry_out);
 }
 
 /// Changes the map; gives what is left to be done, which is in front of what was done.

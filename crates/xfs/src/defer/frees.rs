@@ -4,7 +4,8 @@
 //! one transaction has for an unknown number of extents. The intent (EFI) makes it certain that it will be done, by
 //! recovery if need be; the done item (EFD) that it was.
 
-use super::carry_out;
+use super::{carry_out, unshare_later};
+use crate::agf;
 use crate::alloc::Purpose;
 use crate::error::{Error, Result};
 use crate::inode::ForkKind;
@@ -15,16 +16,6 @@ use xfs_format::log::Extent;
 use xfs_format::types::{FsBlock, InodeNumber};
 
 impl Trans<'_> {
-    /// Owes it to take a mapping that a fork of a joined inode has lost from its blocks: they are freed if nobody else has
-    /// them. The reverse map is told before.
-    pub(crate) fn give_up_later(&mut self, ino: InodeNumber, kind: ForkKind, extent: &Mapping) -> Result<()> {
-        if kind == ForkKind::Data && self.inode(ino).is_reflinked() {
-            self.unshare_later(extent);
-            return Ok(());
-        }
-        self.free_later(ino, extent.startblock, extent.blockcount, None)
-    }
-
     /// Owes the freeing of a run of blocks of an inode: it is carried out before the commit is over. [`Error::Shared`] if
     /// others have any of them as well: whoever did not ask before lets the transaction go. `owner`: whose the reverse map
     /// says they are, unless it was told before that they are nobody's.
@@ -46,8 +37,23 @@ impl Trans<'_> {
     }
 }
 
+/// Owes it to take a mapping that a fork of a joined inode has lost from its blocks: they are freed if nobody else has
+/// them. The reverse map is told before.
+pub(crate) fn give_up_later(
+    trans: &mut Trans<'_>,
+    ino: InodeNumber,
+    kind: ForkKind,
+    extent: &Mapping,
+) -> Result<()> {
+    if kind == ForkKind::Data && trans.inode(ino).is_reflinked() {
+        unshare_later(trans, extent);
+        return Ok(());
+    }
+    trans.free_later(ino, extent.startblock, extent.blockcount, None)
+}
+
 /// Puts a run of blocks into the trees of free space.
 pub(super) fn free_now(trans: &mut Trans<'_>, work: FreeWork) -> Result<()> {
     let FreeWork { extent, owner } = work;
-    trans.free_blocks(extent.start, extent.len, Purpose::Data, owner)
+    agf::free_blocks(trans, extent.start, extent.len, Purpose::Data, owner)
 }

@@ -9,7 +9,10 @@ mod counts;
 mod frees;
 mod rmaps;
 
+pub(crate) use counts::{free_staged_later, share_later, stage_later, unshare_later, unstage_later};
+pub(crate) use frees::give_up_later;
 pub use rmaps::Remapped;
+pub(crate) use rmaps::rmap_later;
 
 use crate::error::{Error, Result};
 use crate::trans::{Trans, Work};

@@ -6,6 +6,7 @@
 //! behind that.
 
 use super::carry_out;
+use crate::agf;
 use crate::error::{Error, Result};
 use crate::inode::ForkKind;
 use crate::owner::{Mapping, RmapOwner};
@@ -42,28 +43,26 @@ fn update(op: RmapOp, owner: RmapOwner, start: FsBlock, len: u32, unwritten: boo
     }
 }
 
-impl Trans<'_> {
-    /// Owes it to the reverse map to say what became of a mapping of a joined inode.
-    pub(crate) fn rmap_later(&mut self, ino: InodeNumber, kind: ForkKind, change: Remapped) {
-        let (Remapped::Gone(extent) | Remapped::Come(extent) | Remapped::Converted(extent)) = change;
-        let reflinked = self.inode(ino).core().flags2.contains(InodeFlags2::REFLINK);
-        let op = match (change, reflinked && kind == ForkKind::Data) {
-            (Remapped::Gone(_), false) => RmapOp::Unmap,
-            (Remapped::Gone(_), true) => RmapOp::UnmapShared,
-            (Remapped::Come(_), false) => RmapOp::Map,
-            (Remapped::Come(_), true) => RmapOp::MapShared,
-            (Remapped::Converted(_), false) => RmapOp::Convert,
-            (Remapped::Converted(_), true) => RmapOp::ConvertShared,
-        };
-        let Extent { startoff, startblock, blockcount, unwritten } = extent;
-        let owner = match kind {
-            ForkKind::Data => RmapOwner::data(ino, startoff),
-            ForkKind::Attr => RmapOwner::attr(ino, startoff),
-        };
-        // Of a conversion, the log has the state that comes of it.
-        let unwritten = unwritten != matches!(change, Remapped::Converted(_));
-        self.owe(Work::Rmap(update(op, owner, startblock, blockcount, unwritten)), carry_out);
-    }
+/// Owes it to the reverse map to say what became of a mapping of a joined inode.
+pub(crate) fn rmap_later(trans: &mut Trans<'_>, ino: InodeNumber, kind: ForkKind, change: Remapped) {
+    let (Remapped::Gone(extent) | Remapped::Come(extent) | Remapped::Converted(extent)) = change;
+    let reflinked = trans.inode(ino).core().flags2.contains(InodeFlags2::REFLINK);
+    let op = match (change, reflinked && kind == ForkKind::Data) {
+        (Remapped::Gone(_), false) => RmapOp::Unmap,
+        (Remapped::Gone(_), true) => RmapOp::UnmapShared,
+        (Remapped::Come(_), false) => RmapOp::Map,
+        (Remapped::Come(_), true) => RmapOp::MapShared,
+        (Remapped::Converted(_), false) => RmapOp::Convert,
+        (Remapped::Converted(_), true) => RmapOp::ConvertShared,
+    };
+    let Extent { startoff, startblock, blockcount, unwritten } = extent;
+    let owner = match kind {
+        ForkKind::Data => RmapOwner::data(ino, startoff),
+        ForkKind::Attr => RmapOwner::attr(ino, startoff),
+    };
+    // Of a conversion, the log has the state that comes of it.
+    let unwritten = unwritten != matches!(change, Remapped::Converted(_));
+    trans.owe(Work::Rmap(update(op, owner, startblock, blockcount, unwritten)), carry_out);
 }
 
 /// Blocks that belong to no file get an owner, or lose it.
@@ -83,7 +82,7 @@ pub(super) fn tell(trans: &mut Trans<'_>, update: RmapUpdate) -> Result<()> {
     let owner = RmapOwner::numbered(owner, offset, attr_fork, bmbt_block);
     let mapping = Mapping { start, len, owner, unwritten };
     let before = Mapping { unwritten: !unwritten, ..mapping };
-    trans.change_rmap(ag, |map| match op {
+    agf::change_rmap(trans, ag, |map| match op {
         RmapOp::Map | RmapOp::Alloc => rmap::map(map, &mapping),
         RmapOp::MapShared => rmap::map_shared(map, &mapping),
         RmapOp::Unmap | RmapOp::Free => rmap::unmap(map, &mapping),

@@ -6,6 +6,7 @@
 
 use crate::attr::Namespace;
 use crate::attr::edit::Put;
+use crate::exchange;
 use crate::inode::ForkKind;
 use crate::mkfs::{Before, Features, Options, format, plan};
 use crate::namespace::{NewInode, XattrChange};
@@ -172,14 +173,15 @@ fn promised(of: Of) -> Vec<u8> {
     }
     let mut flags = ExchangeFlags::empty();
     flags.set(ExchangeFlags::ATTR_FORK, of.kind() == ForkKind::Attr);
-    promise.exchange_later(Exchange {
+    let todo = Exchange {
         inodes,
         generations: inodes.map(|ino| promise.inode(ino).core().generation),
         offsets: [FileBlock(0); 2],
         blocks,
         flags,
         sizes: [u64::MAX; 2],
-    });
+    };
+    exchange::exchange_later(&mut promise, todo);
     promise.roll().unwrap();
     volume.sync().unwrap();
     let crashed = bytes_of(&device);

@@ -3,6 +3,7 @@
 use super::copies::Unclaims;
 use super::{Blocks, Told, join_file};
 use crate::alloc::{Purpose, Request, Target};
+use crate::bmap;
 use crate::error::{Error, Result};
 use crate::ifork::Mapped;
 use crate::inode::{ForkKind, InodeEntry, TakenTime, after_overwrite};
@@ -112,7 +113,7 @@ impl Mount {
         let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
         join_file(&mut trans, entry)?;
         for at in ends {
-            trans.split_map(entry.ino(), at)?;
+            bmap::split_map(&mut trans, entry.ino(), at)?;
         }
         trans.commit()?;
         Ok(())
@@ -275,7 +276,7 @@ impl Mount {
         while let Some(blocks) = todo {
             let mut trans = Trans::start(self, need_to_mark(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
-            todo = trans.mark(entry.ino(), blocks, true, CONVERTED_AT_ONCE)?;
+            todo = bmap::mark(&mut trans, entry.ino(), blocks, true, CONVERTED_AT_ONCE)?;
             let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
             // Or else a kernel frees what of it lies behind the end.
             core.flags |= InodeFlags::PREALLOC;
@@ -290,8 +291,8 @@ impl Mount {
         let mut trans = Trans::start(self, need_to_mark(self).reservation())?;
         join_file(&mut trans, entry)?;
         self.check_unmarked(entry, blocks.clone())?;
-        trans.split_map(entry.ino(), blocks.start)?;
-        trans.split_map(entry.ino(), blocks.end)?;
+        bmap::split_map(&mut trans, entry.ino(), blocks.start)?;
+        bmap::split_map(&mut trans, entry.ino(), blocks.end)?;
         trans.commit()?;
         Ok(())
     }
@@ -329,7 +330,7 @@ impl Mount {
             let (left, noted) = Trans::with_kept(self, need_to_mark(self).reservation(), kept, |trans| {
                 join_file(trans, entry)?;
                 let left = match now {
-                    Some(blocks) => trans.mark(entry.ino(), blocks, false, CONVERTED_AT_ONCE)?,
+                    Some(blocks) => bmap::mark(trans, entry.ino(), blocks, false, CONVERTED_AT_ONCE)?,
                     None => None,
                 };
                 let noted = match left {

@@ -11,6 +11,7 @@
 
 use super::shared::written_runs;
 use super::{Blocks, join_file};
+use crate::defer;
 use crate::error::{Error, Result};
 use crate::ifork::Mapped;
 use crate::inode::{ForkKind, InodeEntry};
@@ -218,11 +219,11 @@ impl Mount {
             let gone = trans.unmap(ino, ForkKind::Data, piece.at..piece.end(), 1)?;
             debug_assert!(gone.rest.is_none(), "one piece at a time");
             for extent in &gone.freed {
-                trans.give_up_later(ino, ForkKind::Data, extent)?;
+                defer::give_up_later(&mut trans, ino, ForkKind::Data, extent)?;
             }
         }
         if let Some(new) = piece.new {
-            trans.share_later(new.startblock, new.blockcount);
+            defer::share_later(&mut trans, new.startblock, new.blockcount);
             trans.map(ino, ForkKind::Data, new)?;
         }
         let end = piece.end().0.saturating_mul(self.geometry().block_size.into());

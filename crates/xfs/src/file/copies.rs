@@ -18,9 +18,11 @@ use super::allocate::EXTENT_BLOCKS_MAX;
 use super::exchange::tree_blocks;
 use super::shared::{Run, written_runs};
 use super::{Blocks, Told, join_file};
+use crate::agf;
 use crate::alloc::{FEW, Owners, Purpose, Request, Target};
 use crate::counters::Counters;
 use crate::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts, remaps};
+use crate::defer;
 use crate::error::{Error, Result};
 use crate::ifork::Mapped;
 use crate::inode::{Copying, Cuts, ForkKind, Inode, InodeEntry};
@@ -261,7 +263,7 @@ impl Mount {
             let missing =
                 |(cuts, part): &(Cuts, Blocks)| owners.entry((ag, *cuts)).or_default().missing(part);
             let more: u64 = parts.iter().map(missing).sum();
-            trans.promise_to_copies(ag, LEFT * more)?;
+            agf::promise_to_copies(&mut trans, ag, LEFT * more)?;
             for (cuts, part) in parts {
                 owners.entry((ag, *cuts)).or_default().add(part);
             }
@@ -402,7 +404,7 @@ impl Mount {
         let got = trans.allocate(Target::Near(target), Request::new(1, most, Purpose::Data))?;
         let extent = staging.place(got.start(self.geometry()), got.run.len);
         entry.copying().got_free_blocks(extent.startblock, extent.blockcount.into());
-        trans.stage_later(extent.startblock, extent.blockcount);
+        defer::stage_later(&mut trans, extent.startblock, extent.blockcount);
         trans.commit()?;
         fork.stage(&extent);
         self.write_side()?.staging.lock().insert(entry.ino(), Arc::clone(entry));
@@ -522,10 +524,10 @@ impl Mount {
             let gone = trans.unmap(ino, ForkKind::Data, new.startoff..new.end(), 1)?;
             debug_assert!(gone.rest.is_none(), "one piece at a time");
             for extent in &gone.freed {
-                trans.give_up_later(ino, ForkKind::Data, extent)?;
+                defer::give_up_later(trans, ino, ForkKind::Data, extent)?;
             }
             // Nobody's any more before they are the file's.
-            trans.unstage_later(new.startblock, new.blockcount);
+            defer::unstage_later(trans, new.startblock, new.blockcount);
             trans.map(ino, ForkKind::Data, new)
         })
     }
@@ -608,7 +610,7 @@ impl Mount {
             let need = Need::new(self.geometry()).counts(2 * count).rmaps(count).steps(2);
             let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
             for extent in &unused {
-                trans.free_staged_later(extent.startblock, extent.blockcount);
+                defer::free_staged_later(&mut trans, extent.startblock, extent.blockcount);
             }
             trans.commit()?;
             for extent in unused {

@@ -13,10 +13,11 @@
 
 use super::shared::all_runs;
 use super::{Blocks, join_file};
+use crate::agf;
 use crate::alloc::{FEW, OwnerClaim};
 use crate::bmap::edit::extent_limit;
 use crate::error::{Error, Result};
-use crate::exchange::new_owner_records;
+use crate::exchange::{self, new_owner_records};
 use crate::inode::{ForkKind, InodeEntry};
 use crate::mount::Mount;
 use crate::trans::Trans;
@@ -121,7 +122,7 @@ impl Mount {
         }
         let generations = exchange.files.map(|entry| trans.inode(entry.ino()).core().generation);
         if exchange.blocks > 0 {
-            trans.exchange_later(Exchange { generations, ..exchange.promise() });
+            exchange::exchange_later(&mut trans, Exchange { generations, ..exchange.promise() });
         } else {
             // Kernels take an exchange of no blocks in the log for damage.
             for (entry, size) in exchange.files.into_iter().zip(exchange.sizes.into_iter().flatten()) {
@@ -168,7 +169,7 @@ impl Mount {
             return Ok(None);
         }
         let mut trans = Trans::start(self, Need::new(geometry).reservation())?;
-        trans.claim_for_owners(&records).map(Some)
+        agf::claim_for_owners(&mut trans, &records).map(Some)
     }
 
     /// What it takes at most. [`Error::TooManyExtents`] if either file could get more than it may have.

@@ -3,6 +3,7 @@
 use super::{BLOCKS_END, Blocks, join_ending, join_file};
 use crate::attr;
 use crate::buf::Piece;
+use crate::defer;
 use crate::error::{Error, Result};
 use crate::ifork::ExtentList;
 use crate::inode::{ForkKind, Inode, InodeEntry, Life};
@@ -236,7 +237,7 @@ fn remove_some(trans: &mut Trans<'_>, ino: InodeNumber, kind: ForkKind, blocks: 
         if kind == ForkKind::Attr || !trans.inode(ino).is_file() {
             forget(trans, kind, extent)?;
         }
-        trans.give_up_later(ino, kind, extent)?;
+        defer::give_up_later(trans, ino, kind, extent)?;
     }
     Ok(unmapped.rest.is_some())
 }

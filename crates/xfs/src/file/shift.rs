@@ -1,6 +1,7 @@
 //! Blocks that move within a file: ranges cut out of it or put into it.
 
 use super::{BLOCKS_END, Blocks, join_file};
+use crate::bmap;
 use crate::error::Result;
 use crate::inode::InodeEntry;
 use crate::mount::Mount;
@@ -45,7 +46,7 @@ impl Mount {
         // All that can need space comes first, in one step.
         let mut trans = Trans::start(self, need_to_shift(self).reservation())?;
         join_file(&mut trans, entry)?;
-        trans.split_map(entry.ino(), blocks.start)?;
+        bmap::split_map(&mut trans, entry.ino(), blocks.start)?;
         let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
         core.size = size;
         (core.mtime, core.ctime) = (now, now);
@@ -60,7 +61,7 @@ impl Mount {
             // Records change in their places, or go.
             let mut trans = Trans::start(self, need_to_shift(self).reservation().or_no_blocks())?;
             join_file(&mut trans, entry)?;
-            todo = trans.shift_map(entry.ino(), blocks, by, MOVED_AT_ONCE)?;
+            todo = bmap::shift_map(&mut trans, entry.ino(), blocks, by, MOVED_AT_ONCE)?;
             trans.commit()?;
         }
         Ok(())

@@ -10,3 +10,5 @@ mod trees;
 mod unlinked;
 
 pub(crate) use create::{clusters, encode_free};
+pub use pick::{allocate_inode, free_inode};
+pub use unlinked::{add_unlinked, for_each_unlinked, remove_unlinked};

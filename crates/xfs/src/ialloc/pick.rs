@@ -20,100 +20,97 @@ use xfs_format::types::{AgInode, AgNumber, InodeNumber};
 /// Chunks that are looked at to each side of the parent's where there is no tree of free inodes.
 const STEPS_ASIDE: u32 = 10;
 
-impl Trans<'_> {
-    /// Takes a free inode for a new file or directory of `parent`, and makes a chunk if there is none. Comes before
-    /// anything that locks group headers. [`Error::NoSpace`]: there is no free inode and no room for one.
-    pub fn allocate_inode(&mut self, parent: InodeNumber, directory: bool) -> Result<InodeNumber> {
-        let write = self.volume().write_side()?;
-        let geometry = self.geometry();
-        let inodes = &write.inodes;
-        let first = inodes.first_group(geometry, parent, directory);
-        let may_grow = inodes
-            .shape()
-            .most(geometry)
-            .is_none_or(|most| write.counters.inodes().saturating_add(inodes.shape().inodes.into()) <= most);
-        for ag in (first.0..geometry.ag_count()).chain(0..first.0).map(AgNumber) {
-            if self.highest_group().is_some_and(|highest| ag < highest)
-                || !self.may_have_inode(inodes, ag, may_grow, directory)?
-            {
-                continue;
-            }
-            if let Some(inode) = self.inode_in(inodes, ag, parent, may_grow)? {
-                return Ok(geometry.join_inode(ag, inode));
-            }
-        }
-        Err(Error::NoSpace)
-    }
-
-    /// Whether a group is worth locking, by what was committed last.
-    fn may_have_inode(
-        &mut self,
-        inodes: &Inodes,
-        ag: AgNumber,
-        may_grow: bool,
-        directory: bool,
-    ) -> Result<bool> {
-        let geometry = self.geometry();
-        let daddr = AgHeader::Agi.daddr(geometry, ag);
-        let buf = self.peek_at(daddr, geometry.sector_size.into(), &AGI)?;
-        let agi = Agi::view(&buf).map_err(|problem| Error::corrupt_block(daddr, None, problem))?;
-        if agi.freecount.get() > 0 {
-            return Ok(true);
-        }
-        if !may_grow {
-            return Ok(false);
-        }
-        let shape = inodes.shape();
-        let space = &self.volume().write_side()?.space;
-        let least = shape.piece.unwrap_or(shape.blocks);
-        space.has_room(&mut LockedSpace::new(self), ag, least, directory.into())
-    }
-
-    fn inode_in(
-        &mut self,
-        inodes: &Inodes,
-        ag: AgNumber,
-        parent: InodeNumber,
-        may_grow: bool,
-    ) -> Result<Option<AgInode>> {
-        let mut locked = LockedInodes::lock(self, ag)?;
-        if locked.agi()?.freecount.get() == 0
-            && (!may_grow || !chunk::make(&mut locked, inodes.shape(), inodes.generation())?)
+/// Takes a free inode for a new file or directory of `parent`, and makes a chunk if there is none. Comes before
+/// anything that locks group headers. [`Error::NoSpace`]: there is no free inode and no room for one.
+pub fn allocate_inode(trans: &mut Trans<'_>, parent: InodeNumber, directory: bool) -> Result<InodeNumber> {
+    let write = trans.volume().write_side()?;
+    let geometry = trans.geometry();
+    let inodes = &write.inodes;
+    let first = inodes.first_group(geometry, parent, directory);
+    let may_grow = inodes
+        .shape()
+        .most(geometry)
+        .is_none_or(|most| write.counters.inodes().saturating_add(inodes.shape().inodes.into()) <= most);
+    for ag in (first.0..geometry.ag_count()).chain(0..first.0).map(AgNumber) {
+        if trans.highest_group().is_some_and(|highest| ag < highest)
+            || !may_have_inode(trans, inodes, ag, may_grow, directory)?
         {
-            locked.unlock_clean();
-            return Ok(None);
+            continue;
         }
-        let near = locked.geometry().split_inode(parent).filter(|(of, _)| *of == ag).map(|(_, inode)| inode);
-        let found = match locked.geometry().finobt {
-            true => nearest::<Finobt>(&mut locked, near, u32::MAX)?,
-            false => nearest::<Inobt>(&mut locked, near, STEPS_ASIDE)?,
-        };
-        let Some(found) = found else {
-            let problem = xfs_format::error::FormatError::new("AGI", "free inode count");
-            return Err(locked.damaged(problem));
-        };
-        chunk::take(&mut locked, found).map(Some)
+        if let Some(inode) = inode_in(trans, inodes, ag, parent, may_grow)? {
+            return Ok(geometry.join_inode(ag, inode));
+        }
     }
+    Err(Error::NoSpace)
+}
 
-    /// Frees an inode, which nothing names any more. `true`: its chunk is gone, and with it the cluster that it lay in;
-    /// the inode's own last change was logged in vain.
-    pub fn free_inode(&mut self, ino: InodeNumber) -> Result<bool> {
-        let write = self.volume().write_side()?;
-        let geometry = self.geometry();
-        let (ag, inode) = geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
-        let mut locked = LockedInodes::lock(self, ag)?;
-        let runs =
-            chunk::free(&mut locked, write.inodes.shape(), inode).map_err(|error| error.of_inode(ino))?;
-        for run in &runs {
-            for piece in super::create::clusters(geometry, ag, run.start, run.len) {
-                let cluster = self.buf_at(piece.daddr, piece.len, &CLUSTER)?;
-                self.invalidate(cluster);
-            }
-            let owner = Some(RmapOwner::INODES);
-            self.free_later(ino, geometry.join_block(ag, run.start), run.len, owner)?;
-        }
-        Ok(!runs.is_empty())
+/// Whether a group is worth locking, by what was committed last.
+fn may_have_inode(
+    trans: &mut Trans<'_>,
+    inodes: &Inodes,
+    ag: AgNumber,
+    may_grow: bool,
+    directory: bool,
+) -> Result<bool> {
+    let geometry = trans.geometry();
+    let daddr = AgHeader::Agi.daddr(geometry, ag);
+    let buf = trans.peek_at(daddr, geometry.sector_size.into(), &AGI)?;
+    let agi = Agi::view(&buf).map_err(|problem| Error::corrupt_block(daddr, None, problem))?;
+    if agi.freecount.get() > 0 {
+        return Ok(true);
     }
+    if !may_grow {
+        return Ok(false);
+    }
+    let shape = inodes.shape();
+    let space = &trans.volume().write_side()?.space;
+    let least = shape.piece.unwrap_or(shape.blocks);
+    space.has_room(&mut LockedSpace::new(trans), ag, least, directory.into())
+}
+
+fn inode_in(
+    trans: &mut Trans<'_>,
+    inodes: &Inodes,
+    ag: AgNumber,
+    parent: InodeNumber,
+    may_grow: bool,
+) -> Result<Option<AgInode>> {
+    let mut locked = LockedInodes::lock(trans, ag)?;
+    if locked.agi()?.freecount.get() == 0
+        && (!may_grow || !chunk::make(&mut locked, inodes.shape(), inodes.generation())?)
+    {
+        locked.unlock_clean();
+        return Ok(None);
+    }
+    let near = locked.geometry().split_inode(parent).filter(|(of, _)| *of == ag).map(|(_, inode)| inode);
+    let found = match locked.geometry().finobt {
+        true => nearest::<Finobt>(&mut locked, near, u32::MAX)?,
+        false => nearest::<Inobt>(&mut locked, near, STEPS_ASIDE)?,
+    };
+    let Some(found) = found else {
+        let problem = xfs_format::error::FormatError::new("AGI", "free inode count");
+        return Err(locked.damaged(problem));
+    };
+    chunk::take(&mut locked, found).map(Some)
+}
+
+/// Frees an inode, which nothing names any more. `true`: its chunk is gone, and with it the cluster that it lay in;
+/// the inode's own last change was logged in vain.
+pub fn free_inode(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<bool> {
+    let write = trans.volume().write_side()?;
+    let geometry = trans.geometry();
+    let (ag, inode) = geometry.split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
+    let mut locked = LockedInodes::lock(trans, ag)?;
+    let runs = chunk::free(&mut locked, write.inodes.shape(), inode).map_err(|error| error.of_inode(ino))?;
+    for run in &runs {
+        for piece in super::create::clusters(geometry, ag, run.start, run.len) {
+            let cluster = trans.buf_at(piece.daddr, piece.len, &CLUSTER)?;
+            trans.invalidate(cluster);
+        }
+        let owner = Some(RmapOwner::INODES);
+        trans.free_later(ino, geometry.join_block(ag, run.start), run.len, owner)?;
+    }
+    Ok(!runs.is_empty())
 }
 
 /// The chunk with a free inode that is nearest to the parent's; without a parent, the newest, or else any.

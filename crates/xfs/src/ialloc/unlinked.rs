@@ -30,138 +30,139 @@ struct At {
     inode: AgInode,
 }
 
-impl Trans<'_> {
-    /// Puts an inode on its group's list, as it has lost its last name and is still in use.
-    pub fn add_unlinked(&mut self, ino: InodeNumber) -> Result<()> {
-        let volume = self.volume();
-        let hints = &volume.write_side()?.inodes.unlinked;
-        let (ag, inode) = self.geometry().split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
-        let bucket = inode.0 as usize % UNLINKED_BUCKETS;
-        let head = self.head(ag, bucket)?;
-        if head == Some(inode) {
-            return Err(damaged("inode that is on the list already", inode));
-        }
-        let at = self.find_inode(ag, inode)?;
-        if let Some(next) = self.next_of(at)? {
-            return Err(damaged("pointer of an inode that is on no list", next));
-        }
-        if let Some(head) = head {
-            self.set_next(at, Some(head))?;
-            hints.set(ag, head, Some(inode));
-        }
-        hints.set(ag, inode, None);
-        self.set_head(ag, bucket, Some(inode))
+/// Puts an inode on its group's list, as it has lost its last name and is still in use.
+pub fn add_unlinked(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
+    let volume = trans.volume();
+    let hints = &volume.write_side()?.inodes.unlinked;
+    let (ag, inode) = trans.geometry().split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
+    let bucket = inode.0 as usize % UNLINKED_BUCKETS;
+    let head = head(trans, ag, bucket)?;
+    if head == Some(inode) {
+        return Err(damaged("inode that is on the list already", inode));
     }
+    let at = find_inode(trans, ag, inode)?;
+    if let Some(next) = next_of(trans, at)? {
+        return Err(damaged("pointer of an inode that is on no list", next));
+    }
+    if let Some(head) = head {
+        set_next(trans, at, Some(head))?;
+        hints.set(ag, head, Some(inode));
+    }
+    hints.set(ag, inode, None);
+    set_head(trans, ag, bucket, Some(inode))
+}
 
-    /// Takes an inode off its group's list, before it is freed.
-    pub fn remove_unlinked(&mut self, ino: InodeNumber) -> Result<()> {
-        let volume = self.volume();
-        let hints = &volume.write_side()?.inodes.unlinked;
-        let (ag, inode) = self.geometry().split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
-        let bucket = inode.0 as usize % UNLINKED_BUCKETS;
-        let head = self.head(ag, bucket)?;
-        let at = self.find_inode(ag, inode)?;
-        let next = self.next_of(at)?;
-        let before = if head == Some(inode) { None } else { Some(self.before(ag, inode, head)?) };
-        match before {
-            None => self.set_head(ag, bucket, next)?,
-            Some(before) => self.set_next(before, next)?,
+/// Takes an inode off its group's list, before it is freed.
+pub fn remove_unlinked(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
+    let volume = trans.volume();
+    let hints = &volume.write_side()?.inodes.unlinked;
+    let (ag, inode) = trans.geometry().split_inode(ino).ok_or(Error::NoSuchInode(ino))?;
+    let bucket = inode.0 as usize % UNLINKED_BUCKETS;
+    let head = head(trans, ag, bucket)?;
+    let at = find_inode(trans, ag, inode)?;
+    let next = next_of(trans, at)?;
+    let before = if head == Some(inode) { None } else { Some(before(trans, ag, inode, head)?) };
+    match before {
+        None => set_head(trans, ag, bucket, next)?,
+        Some(before) => set_next(trans, before, next)?,
+    }
+    if next.is_some() {
+        set_next(trans, at, None)?;
+    }
+    if let Some(next) = next {
+        hints.set(ag, next, before.map(|before| before.inode));
+    }
+    hints.set(ag, inode, None);
+    Ok(())
+}
+
+/// The inodes on a group's lists, as they were left: `each` gets them in no order.
+pub fn for_each_unlinked(
+    trans: &mut Trans<'_>,
+    ag: AgNumber,
+    each: &mut dyn FnMut(InodeNumber),
+) -> Result<()> {
+    for bucket in 0..UNLINKED_BUCKETS {
+        let mut next = head(trans, ag, bucket)?;
+        let mut left = LockedInodes::lock(trans, ag)?.agi()?.count.get();
+        while let Some(inode) = next {
+            left = left.checked_sub(1).ok_or_else(|| damaged("length", inode))?;
+            each(trans.geometry().join_inode(ag, inode));
+            let at = find_inode(trans, ag, inode)?;
+            next = next_of(trans, at)?;
         }
-        if next.is_some() {
-            self.set_next(at, None)?;
-        }
+    }
+    Ok(())
+}
+
+/// Who points to an inode that is not the first of its list.
+fn before(trans: &mut Trans<'_>, ag: AgNumber, inode: AgInode, head: Option<AgInode>) -> Result<At> {
+    let volume = trans.volume();
+    let hints = &volume.write_side()?.inodes.unlinked;
+    if let Some(hint) = hints.get(ag, inode)
+        && let Ok(at) = find_inode(trans, ag, hint)
+        && next_of(trans, at)? == Some(inode)
+    {
+        return Ok(at);
+    }
+    let mut left = LockedInodes::lock(trans, ag)?.agi()?.count.get();
+    let mut next = head;
+    while let Some(here) = next {
+        left = left.checked_sub(1).ok_or_else(|| damaged("length", here))?;
+        let at = find_inode(trans, ag, here)?;
+        next = next_of(trans, at)?;
         if let Some(next) = next {
-            hints.set(ag, next, before.map(|before| before.inode));
+            hints.set(ag, next, Some(here));
         }
-        hints.set(ag, inode, None);
-        Ok(())
-    }
-
-    /// The inodes on a group's lists, as they were left: `each` gets them in no order.
-    pub fn for_each_unlinked(&mut self, ag: AgNumber, each: &mut dyn FnMut(InodeNumber)) -> Result<()> {
-        for bucket in 0..UNLINKED_BUCKETS {
-            let mut next = self.head(ag, bucket)?;
-            let mut left = LockedInodes::lock(self, ag)?.agi()?.count.get();
-            while let Some(inode) = next {
-                left = left.checked_sub(1).ok_or_else(|| damaged("length", inode))?;
-                each(self.geometry().join_inode(ag, inode));
-                let at = self.find_inode(ag, inode)?;
-                next = self.next_of(at)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Who points to an inode that is not the first of its list.
-    fn before(&mut self, ag: AgNumber, inode: AgInode, head: Option<AgInode>) -> Result<At> {
-        let volume = self.volume();
-        let hints = &volume.write_side()?.inodes.unlinked;
-        if let Some(hint) = hints.get(ag, inode)
-            && let Ok(at) = self.find_inode(ag, hint)
-            && self.next_of(at)? == Some(inode)
-        {
+        if next == Some(inode) {
             return Ok(at);
         }
-        let mut left = LockedInodes::lock(self, ag)?.agi()?.count.get();
-        let mut next = head;
-        while let Some(here) = next {
-            left = left.checked_sub(1).ok_or_else(|| damaged("length", here))?;
-            let at = self.find_inode(ag, here)?;
-            next = self.next_of(at)?;
-            if let Some(next) = next {
-                hints.set(ag, next, Some(here));
-            }
-            if next == Some(inode) {
-                return Ok(at);
-            }
-        }
-        Err(damaged("inode that is not on its list", inode))
     }
+    Err(damaged("inode that is not on its list", inode))
+}
 
-    fn head(&mut self, ag: AgNumber, bucket: usize) -> Result<Option<AgInode>> {
-        let locked = LockedInodes::lock(self, ag)?;
-        let head = locked.agi()?.unlinked.get(bucket).map_or(NULL_AG_INODE, |head| head.get());
-        Ok(Some(head).filter(|&head| head != NULL_AG_INODE).map(AgInode))
-    }
+fn head(trans: &mut Trans<'_>, ag: AgNumber, bucket: usize) -> Result<Option<AgInode>> {
+    let locked = LockedInodes::lock(trans, ag)?;
+    let head = locked.agi()?.unlinked.get(bucket).map_or(NULL_AG_INODE, |head| head.get());
+    Ok(Some(head).filter(|&head| head != NULL_AG_INODE).map(AgInode))
+}
 
-    fn set_head(&mut self, ag: AgNumber, bucket: usize, head: Option<AgInode>) -> Result<()> {
-        let mut locked = LockedInodes::lock(self, ag)?;
-        if let Some(place) = locked.bucket_mut(bucket)?.unlinked.get_mut(bucket) {
-            place.set(head.map_or(NULL_AG_INODE, |head| head.0));
-        }
-        Ok(())
+fn set_head(trans: &mut Trans<'_>, ag: AgNumber, bucket: usize, head: Option<AgInode>) -> Result<()> {
+    let mut locked = LockedInodes::lock(trans, ag)?;
+    if let Some(place) = locked.bucket_mut(bucket)?.unlinked.get_mut(bucket) {
+        place.set(head.map_or(NULL_AG_INODE, |head| head.0));
     }
+    Ok(())
+}
 
-    /// An inode of a list, which must be in use, with its cluster locked.
-    fn find_inode(&mut self, ag: AgNumber, inode: AgInode) -> Result<At> {
-        let volume = self.volume();
-        let ino = self.geometry().join_inode(ag, inode);
-        let chunk = trees::at_or_before::<Inobt>(&mut LockedInodes::lock(self, ag)?, inode)?;
-        let chunk = chunk.filter(|chunk| chunk.in_use(inode)).ok_or(Error::NoSuchInode(ino))?;
-        let (piece, offset) = volume.inode_source().place(ag, chunk.start, inode)?;
-        let cluster = self.buf_at(piece.daddr, piece.len, &CLUSTER)?;
-        Ok(At { cluster, offset, inode })
-    }
+/// An inode of a list, which must be in use, with its cluster locked.
+fn find_inode(trans: &mut Trans<'_>, ag: AgNumber, inode: AgInode) -> Result<At> {
+    let volume = trans.volume();
+    let ino = trans.geometry().join_inode(ag, inode);
+    let chunk = trees::at_or_before::<Inobt>(&mut LockedInodes::lock(trans, ag)?, inode)?;
+    let chunk = chunk.filter(|chunk| chunk.in_use(inode)).ok_or(Error::NoSuchInode(ino))?;
+    let (piece, offset) = volume.inode_source().place(ag, chunk.start, inode)?;
+    let cluster = trans.buf_at(piece.daddr, piece.len, &CLUSTER)?;
+    Ok(At { cluster, offset, inode })
+}
 
-    fn next_of(&self, at: At) -> Result<Option<AgInode>> {
-        let bytes =
-            self.bytes(at.cluster).get(at.offset + NEXT_AT..).and_then(|rest| rest.first_chunk::<4>());
-        let next = bytes.map(|raw| u32::from_be_bytes(*raw)).ok_or_else(|| damaged("cluster", at.inode))?;
-        Ok(Some(next).filter(|&next| next != NULL_AG_INODE).map(AgInode))
-    }
+fn next_of(trans: &Trans<'_>, at: At) -> Result<Option<AgInode>> {
+    let bytes = trans.bytes(at.cluster).get(at.offset + NEXT_AT..).and_then(|rest| rest.first_chunk::<4>());
+    let next = bytes.map(|raw| u32::from_be_bytes(*raw)).ok_or_else(|| damaged("cluster", at.inode))?;
+    Ok(Some(next).filter(|&next| next != NULL_AG_INODE).map(AgInode))
+}
 
-    fn set_next(&mut self, at: At, next: Option<AgInode>) -> Result<()> {
-        let inode_len = usize::from(self.geometry().inode_size);
-        self.mark_inodes(at.cluster);
-        let range = at.offset + NEXT_AT..at.offset + CRC_OFFSET + 4;
-        let bytes = self.bytes_mut(at.cluster, range);
-        let inode =
-            bytes.get_mut(at.offset..at.offset + inode_len).ok_or_else(|| damaged("cluster", at.inode))?;
-        let next = next.map_or(NULL_AG_INODE, |next| next.0);
-        inode[NEXT_AT..NEXT_AT + 4].copy_from_slice(next.to_be_bytes().as_bytes());
-        checksum::store(inode, CRC_OFFSET);
-        Ok(())
-    }
+fn set_next(trans: &mut Trans<'_>, at: At, next: Option<AgInode>) -> Result<()> {
+    let inode_len = usize::from(trans.geometry().inode_size);
+    trans.mark_inodes(at.cluster);
+    let range = at.offset + NEXT_AT..at.offset + CRC_OFFSET + 4;
+    let bytes = trans.bytes_mut(at.cluster, range);
+    let inode =
+        bytes.get_mut(at.offset..at.offset + inode_len).ok_or_else(|| damaged("cluster", at.inode))?;
+    let next = next.map_or(NULL_AG_INODE, |next| next.0);
+    inode[NEXT_AT..NEXT_AT + 4].copy_from_slice(next.to_be_bytes().as_bytes());
+    checksum::store(inode, CRC_OFFSET);
+    Ok(())
 }
 
 fn damaged(check: &'static str, inode: AgInode) -> Error {

@@ -104,7 +104,7 @@ impl Mount {
     }
 
     /// Has the journal do at once, and waits for it, what it does by itself when nothing has happened for half a minute:
-    /// [`Journal::pass_idle_time`]. So that tests need not wait.
+    /// [`Journal::pass_idle_time`](crate::log::Journal::pass_idle_time). So that tests need not wait.
     pub fn pass_idle_time(&self) -> Result<()> {
         self.write_side()?.journal.pass_idle_time()
     }

@@ -4,6 +4,7 @@ use super::{NameProblem, add_links, check_directory, check_name, file_type, look
 use crate::attr::acl::{self, AclKind};
 use crate::dir::{self, Lookup, NewEntry};
 use crate::error::{Error, Result};
+use crate::ialloc;
 use crate::inode::{ForkKind, ForkState, Inode, InodeEntry, InodeHandle};
 use crate::iomap::FileMap;
 use crate::mount::Mount;
@@ -136,7 +137,7 @@ impl Mount {
                 }
                 None => {
                     trans.inode_mut(entry.ino(), InodeFields::CORE).set_nameless(true);
-                    trans.add_unlinked(entry.ino())?;
+                    ialloc::add_unlinked(&mut trans, entry.ino())?;
                 }
             }
             // Once the inode is unlocked, its number may soon be another file's.
@@ -186,7 +187,7 @@ enum Found {
 
 /// Finds a free inode and makes it one in use.
 fn new_inode(trans: &mut Trans<'_>, dir: InodeNumber, kind: InodeType, new: &NewInode) -> Result<Found> {
-    let ino = trans.allocate_inode(dir, kind == InodeType::Directory)?;
+    let ino = ialloc::allocate_inode(trans, dir, kind == InodeType::Directory)?;
     let volume = trans.volume();
     let generation = volume.write_side()?.inodes.generation();
     let core = core_of(trans.inode(dir), kind, new, generation, volume);

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::dir::NewEntry;
 use crate::error::Result;
+use crate::ialloc;
 use crate::inode::{ForkKind, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
@@ -47,7 +48,7 @@ impl Mount {
         }
         check_project(trans.inode(dir), trans.inode(ino))?;
         if trans.inode(ino).nlink() == 0 {
-            trans.remove_unlinked(ino)?;
+            ialloc::remove_unlinked(&mut trans, ino)?;
             trans.inode_mut(ino, InodeFields::CORE).set_nameless(false);
         }
         let new = NewEntry { name, ino, ftype: file_type(trans.inode(ino).kind()) };

@@ -5,6 +5,7 @@ use super::lookup::remove_entry;
 use super::{NameProblem, add_links, check_directory, check_may_remove, check_name, look, parents, touch};
 use crate::dir::edit as dir_edit;
 use crate::error::{Error, Result};
+use crate::ialloc;
 use crate::inactive;
 use crate::inode::{ForkKind, InodeEntry, InodeHandle};
 use crate::mount::Mount;
@@ -137,5 +138,5 @@ pub(super) fn drop_name(
     if inactive::can_be_freed_at_once(trans, ino) {
         return inactive::free(trans, ino);
     }
-    trans.add_unlinked(ino)
+    ialloc::add_unlinked(trans, ino)
 }

@@ -1,6 +1,7 @@
 //! What files whose maps a recovery changed have behind their ends.
 
 use crate::check::{CheckOptions, check};
+use crate::exchange;
 use crate::inode::ForkKind;
 use crate::mkfs::{Before, Features, Options, format, plan};
 use crate::namespace::NewInode;
@@ -48,14 +49,15 @@ fn end_of_map(size: u64, is_set_aside: bool) -> FileBlock {
         promise.join_inode(Arc::clone(file), file.lock()).unwrap();
     }
     let inodes = [files[0].ino(), files[1].ino()];
-    promise.exchange_later(Exchange {
+    let todo = Exchange {
         inodes,
         generations: inodes.map(|ino| promise.inode(ino).core().generation),
         offsets: [FileBlock(0); 2],
         blocks: 1,
         flags: ExchangeFlags::empty(),
         sizes: [u64::MAX; 2],
-    });
+    };
+    exchange::exchange_later(&mut promise, todo);
     promise.roll().unwrap();
     volume.sync().unwrap();
     let crashed = memory();

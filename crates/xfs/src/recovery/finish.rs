@@ -12,6 +12,7 @@ use super::survey::Unfinished;
 use super::{Recovered, Report};
 use crate::error::{Error, Result};
 use crate::exchange;
+use crate::ialloc;
 use crate::log::Journal;
 use crate::mount::Mount;
 use crate::trans::reservation::{Need, Reservation};
@@ -196,7 +197,7 @@ fn unlinked(volume: &Arc<Mount>, ag: AgNumber) -> Result<Vec<InodeNumber>> {
     let mut found = Vec::new();
     if agi.unlinked.iter().any(|head| head.get() != NULL_AG_INODE) {
         let mut trans = Trans::start(volume, Need::new(geometry).unlinked().reservation())?;
-        trans.for_each_unlinked(ag, &mut |ino| found.push(ino))?;
+        ialloc::for_each_unlinked(&mut trans, ag, &mut |ino| found.push(ino))?;
     }
     Ok(found)
 }

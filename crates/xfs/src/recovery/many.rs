@@ -5,6 +5,7 @@
 
 use crate::alloc::{Purpose, Request, Target};
 use crate::check::{CheckOptions, check};
+use crate::defer;
 use crate::error::{Error, Result};
 use crate::mkfs::{Before, Features, Options, format, plan};
 use crate::trans::reservation::{Need, Reservation};
@@ -162,7 +163,7 @@ fn shared_runs(volume: &Arc<Volume>, count: u32) -> Vec<FsBlock> {
         .collect();
     for runs in runs.chunks(100) {
         let mut trans = Trans::start(volume, reservation(volume, 100 * u64::from(RUN / 2))).unwrap();
-        runs.iter().flat_map(shared).for_each(|block| trans.share_later(block, 1));
+        runs.iter().flat_map(shared).for_each(|block| defer::share_later(&mut trans, block, 1));
         trans.commit().unwrap();
     }
     runs
@@ -194,8 +195,8 @@ fn as_many_promises_as_a_transaction_may_owe_are_kept() {
     // A run that loses an owner, and each of its blocks that has another one then.
     let runs = shared_runs(&volume, most as u32 / (1 + RUN / 2));
     let crashed = crashed(&device, volume, most, |trans| {
-        runs.iter().for_each(|&run| trans.unshare_later(&extent(run, RUN)));
-        runs.iter().flat_map(shared).for_each(|block| trans.unshare_later(&extent(block, 1)));
+        runs.iter().for_each(|&run| defer::unshare_later(trans, &extent(run, RUN)));
+        runs.iter().flat_map(shared).for_each(|block| defer::unshare_later(trans, &extent(block, 1)));
     });
     is_right(recovered(&crashed, "CUI"), crashed);
 }
@@ -210,13 +211,13 @@ fn promises_that_leave_three_each_are_kept() {
     // More would be done as well, and take its time.
     let runs = shared_runs(&volume, most as u32 / 3 * 2);
     let crashed = crashed(&device, volume, most, |trans| {
-        runs.iter().for_each(|&run| trans.unshare_later(&extent(run, RUN)));
+        runs.iter().for_each(|&run| defer::unshare_later(trans, &extent(run, RUN)));
     });
     let volume = recovered(&crashed, "CUI");
     // Whoever has the other blocks still has them.
     for runs in runs.chunks(100) {
         let mut trans = Trans::start(&volume, reservation(&volume, 100 * u64::from(RUN / 2))).unwrap();
-        runs.iter().flat_map(shared).for_each(|block| trans.unshare_later(&extent(block, 1)));
+        runs.iter().flat_map(shared).for_each(|block| defer::unshare_later(&mut trans, &extent(block, 1)));
         trans.commit().unwrap();
     }
     is_right(volume, crashed);
@@ -232,7 +233,7 @@ fn what_the_log_has_no_room_for_is_told() {
     let (block, _) = taken(&volume, RUN)[0];
     for _ in 0..5 {
         let mut trans = Trans::start(&volume, reservation(&volume, most / 2)).unwrap();
-        (0..most / 2).for_each(|_| trans.share_later(block, 1));
+        (0..most / 2).for_each(|_| defer::share_later(&mut trans, block, 1));
         trans.roll().unwrap();
         trans.keep_intents_where_they_are();
     }

@@ -4,6 +4,7 @@
 //! Invariant: this comes behind all that the log promised, and before anybody can set such blocks aside.
 
 use crate::btree::Cursor;
+use crate::defer;
 use crate::error::{Error, Result};
 use crate::mount::Mount;
 use crate::trans::Trans;
@@ -29,7 +30,7 @@ pub(crate) fn free_staged(volume: &Arc<Mount>) -> Result<u64> {
             for &(start, len) in &staged {
                 let need = Need::new(volume.geometry()).counts(1).rmaps(1).frees(1).steps(4);
                 let mut trans = Trans::start(volume, need.reservation())?;
-                trans.free_staged_later(start, len);
+                defer::free_staged_later(&mut trans, start, len);
                 trans.commit()?;
                 freed += 1;
             }

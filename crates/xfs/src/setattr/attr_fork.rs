@@ -1,5 +1,6 @@
 //! Room for attributes in an inode: what fills it goes into blocks.
 
+use crate::bmap;
 use crate::dir::edit as dir_edit;
 use crate::error::Result;
 use crate::inode::ForkKind;
@@ -24,6 +25,6 @@ fn move_content_out(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<()> {
     match (local, is_dir) {
         (true, true) => dir_edit::move_out(&mut TransFork::new(trans, ino, ForkKind::Data)),
         (true, false) => symlink::move_out(&mut TransFork::new(trans, ino, ForkKind::Data)),
-        (false, _) => trans.fit_map(ino, DATA_BYTES_USUAL),
+        (false, _) => bmap::fit_map(trans, ino, DATA_BYTES_USUAL),
     }
 }

@@ -320,6 +320,7 @@ pub(crate) fn map_levels(geometry: &Geometry) -> u64 {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use crate::ialloc;
     use crate::mkfs::{Before, Options, format, plan};
     use crate::namespace::NewInode;
     use crate::trans::Trans;
@@ -350,8 +351,8 @@ mod tests {
             let need = Need::new(volume.geometry()).inodes(1).unlinked();
             let mut trans = Trans::start(&volume, need.reservation()).unwrap();
             trans.join_inode(Arc::clone(entry), entry.lock()).unwrap();
-            trans.remove_unlinked(entry.ino()).unwrap();
-            trans.add_unlinked(entry.ino()).unwrap();
+            ialloc::remove_unlinked(&mut trans, entry.ino()).unwrap();
+            ialloc::add_unlinked(&mut trans, entry.ino()).unwrap();
             let logged: u64 = trans
                 .bufs
                 .iter()

@@ -1,10 +1,24 @@
 //! What a transaction knows of free space: what it freed, what it took, and what is busy.
 
 use super::Trans;
-use crate::alloc::{BusyExtents, Freed, Run, Spent};
+use crate::alloc::{BusyExtents, Freed, OwnerClaim, Run, Spent};
 use crate::error::Result;
 use crate::log::Outcome;
 use xfs_format::types::AgNumber;
+
+impl<'v> Trans<'v> {
+    /// The transaction has what its reverse maps grow by out of this claim, which it keeps until it ends.
+    pub(crate) fn hold_claim(&mut self, claim: OwnerClaim<'v>) {
+        self.claim = Some(Box::new(claim));
+    }
+
+    /// The reverse map of a group grew by so many blocks, or shrank.
+    pub(crate) fn map_grew(&mut self, ag: AgNumber, by: i32) {
+        if let Some(claim) = &mut self.claim {
+            claim.grew(ag, by);
+        }
+    }
+}
 
 impl Trans<'_> {
     /// Remembers that a run is busy once this commits.

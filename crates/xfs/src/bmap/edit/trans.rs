@@ -3,6 +3,7 @@
 use super::{ForkContent, ForkStore, Remapped};
 use crate::alloc::{Purpose, Request, Target};
 use crate::btree::edit::Block;
+use crate::defer;
 use crate::error::{Error, Result};
 use crate::inode::{ForkKind, ForkState};
 use crate::rmap::RmapOwner;
@@ -115,7 +116,7 @@ impl ForkStore for TransFork<'_, '_> {
     }
     fn remapped(&mut self, change: Remapped) -> Result<()> {
         if self.trans.geometry().rmapbt {
-            self.trans.rmap_later(self.ino, self.kind, change);
+            defer::rmap_later(self.trans, self.ino, self.kind, change);
         }
         Ok(())
     }
