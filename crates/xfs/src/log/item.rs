@@ -271,7 +271,7 @@ mod tests {
         let state = ItemState::new();
         state.keep_shadow(vector(800));
         state.keep_shadow(vector(8));
-        let mut shadow = || state.slots().shadow.take();
+        let shadow = || state.slots().shadow.take();
         assert!(shadow().is_some_and(|shadow| shadow.capacity() >= 800));
         assert!(shadow().is_none());
     }
