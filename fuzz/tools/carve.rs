@@ -2,6 +2,7 @@
 //!
 //! Knows magics and nothing else: blocks of one owner are taken in the order of their addresses, which is
 //! near enough to their order in the fork for a fuzzer to begin with. Writes into `CORPUS/<target>/`.
+#![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;

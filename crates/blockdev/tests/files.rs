@@ -1,6 +1,8 @@
 //! Files and block devices of the host.
 
 mod common;
+#[path = "common/mapped.rs"]
+mod mapped;
 
 use std::fs::File;
 use std::io::Write;
@@ -13,6 +15,7 @@ use blockdev::{
     AlignedBuf, BlockDevice, DeviceError, Durability, FileDevice, FileOptions, HostIo, MemoryOptions,
     QueueKind, Window,
 };
+use mapped::mapped;
 use tempfile::TempDir;
 
 const IMAGE_BYTES: u64 = 4 << 20;
@@ -93,7 +96,7 @@ fn a_second_writer_is_kept_out_and_readers_are_not() {
     let path = image(&dir, 1 << 20);
     let writer = Arc::new(FileDevice::open_writable(&path).unwrap());
     assert!(matches!(FileDevice::open_writable(&path), Err(DeviceError::Locked)));
-    assert!(matches!(common::mapped(&path), Err(DeviceError::Locked)));
+    assert!(matches!(mapped(&path), Err(DeviceError::Locked)));
     let reader = FileDevice::open(&path).unwrap();
     writer.write(0, &[5; 512], Durability::Volatile).unwrap();
     let mut sector = [0; 512];
@@ -186,7 +189,7 @@ fn the_disk_of_a_virtual_machine_is_not_written() {
         assert_eq!(unsafe { libc::fcntl(machine.as_raw_fd(), libc::F_OFD_SETLK, &lock) }, 0);
     }
     assert!(matches!(FileDevice::open_writable(&path), Err(DeviceError::Locked)));
-    assert!(matches!(common::mapped(&path), Err(DeviceError::Locked)));
+    assert!(matches!(mapped(&path), Err(DeviceError::Locked)));
     FileDevice::open(&path).unwrap();
     drop(machine);
     FileDevice::open_writable(&path).unwrap();
@@ -263,7 +266,7 @@ fn what_is_not_a_device_is_refused() {
     // An empty file is a device of no bytes, or no device: not a panic in any case.
     let empty = image(&dir, 0);
     assert_eq!(FileDevice::open(&empty).unwrap().size(), 0);
-    assert!(common::mapped(&empty).is_err());
+    assert!(mapped(&empty).is_err());
     assert!(MemoryOptions::new().copy_of(&empty).is_err());
 }
 

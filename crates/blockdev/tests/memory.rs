@@ -1,6 +1,8 @@
 //! Memory devices.
 
 mod common;
+#[path = "common/mapped.rs"]
+mod mapped;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,6 +14,7 @@ use std::sync::Arc;
 use blockdev::{
     BlockDevice, DeviceError, Durability, FileDevice, FileOptions, MemoryDevice, MemoryOptions, Window,
 };
+use mapped::mapped;
 use tempfile::TempDir;
 
 /// Where files are on disk, which have something to sync, and where they are in memory, if the host has such a place.
@@ -57,11 +60,11 @@ fn a_mapped_file_is_the_file() {
     for dir in dirs() {
         let path = dir.path().join("image");
         File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        let device = common::mapped(&path).unwrap();
+        let device = mapped(&path).unwrap();
         common::check_blocking(&device, 300);
         device.write(8192, &[3; 1024], Durability::Fua).unwrap();
         device.flush().unwrap();
-        assert!(matches!(common::mapped(&path), Err(DeviceError::Locked)));
+        assert!(matches!(mapped(&path), Err(DeviceError::Locked)));
         assert!(matches!(FileDevice::open_writable(&path), Err(DeviceError::Locked)));
         // SAFETY: nobody cuts the file short.
         let reader = unsafe { MemoryOptions::new().write(false).map_file(&path) }.unwrap();
@@ -217,7 +220,7 @@ fn who_touches_what_was_cut_off_a_mapped_file_is_killed() {
     // No core of it is left behind.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(rustix::process::Resource::Core, none).unwrap();
-    let device = common::mapped(&path).unwrap();
+    let device = mapped(&path).unwrap();
     cut(&path);
     let _ = device.read(65536, &mut [0; 8192]);
 }

@@ -1,4 +1,5 @@
 //! The wrappers that record, fail, tear, delay, hold back and count.
+#![forbid(unsafe_code)]
 
 mod common;
 

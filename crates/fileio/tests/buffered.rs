@@ -1,4 +1,5 @@
 //! Buffered I/O against a model, beside I/O past the pages, among threads, and where space or the device is short.
+#![forbid(unsafe_code)]
 
 mod common;
 #[path = "common/growing.rs"]

@@ -4,6 +4,7 @@
 //! replayed (`shuttle::replay`).
 //!
 //! At each change of the map it is looked at what a power cut would leave.
+#![forbid(unsafe_code)]
 #![cfg(shuttle)]
 
 #[allow(dead_code)]

@@ -1,4 +1,5 @@
 //! Blocking reads and overwrites against a model.
+#![forbid(unsafe_code)]
 
 mod common;
 

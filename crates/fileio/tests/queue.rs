@@ -1,4 +1,5 @@
 //! Queued reads and overwrites.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Many threads on one file.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Who makes pages dirty waits while too many are; nobody else does.
+#![forbid(unsafe_code)]
 
 mod common;
 #[path = "common/growing.rs"]

@@ -10,6 +10,7 @@
 //! ```
 //! `--stride` is the distance from one range to the next, `--random` puts every range at a page of a
 //! 1 TiB file that a hash chooses; without it thread `t`'s range `i` is page `t * 100 + i`.
+#![forbid(unsafe_code)]
 
 use std::hint::black_box;
 use std::sync::Barrier;

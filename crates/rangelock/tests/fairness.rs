@@ -1,4 +1,5 @@
 //! Everybody gets a turn; and nobody waits who needs not.
+#![forbid(unsafe_code)]
 #![cfg(not(loom))]
 
 mod common;

@@ -1,4 +1,5 @@
 //! Every design against the plainest model: a list of what is held.
+#![forbid(unsafe_code)]
 #![cfg(not(loom))]
 
 mod common;

@@ -1,4 +1,5 @@
 //! Exclusion, checked for every byte: an atomic a byte, which exclusive holders claim and shared ones count.
+#![forbid(unsafe_code)]
 #![cfg(not(loom))]
 
 mod common;

@@ -1,5 +1,6 @@
 //! Locks that are counted for a page are counted behind all rounds that are measured. The only test of its process, as locks
 //! that count do so for as long as the process lives.
+#![forbid(unsafe_code)]
 
 use std::time::Duration;
 use uxfs_bench::{Config, Observer, Workload, run};

@@ -1,5 +1,6 @@
 //! Small runs of the workloads on files: what they report, and what they leave on the volume, as the kernel and
 //! `xfs_repair` see it. Needs root and xfsprogs, as the kernel has to mount the volume.
+#![forbid(unsafe_code)]
 
 use oracles::{Mounted, xfsprogs::Release};
 use std::collections::BTreeSet;

@@ -1,5 +1,6 @@
 //! Label, UUID, size and features of volumes that are there: what the ordinary tools and the kernel see then, and what is
 //! refused. Needs root, xfsprogs and loop mounts, as the other tests of verbs do.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Archives, from GNU tar and to it; and archives that were made to do harm: refused by name, with limits on what their
 //! headers may say.
+#![forbid(unsafe_code)]
 
 mod common;
 

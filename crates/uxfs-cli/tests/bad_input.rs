@@ -1,4 +1,5 @@
 //! What cannot be opened or found: each has its message and its exit code.
+#![forbid(unsafe_code)]
 
 mod common;
 

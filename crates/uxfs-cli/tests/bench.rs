@@ -1,4 +1,5 @@
 //! `uxfs bench` as a command: what it prints, how it ends, and that it cleans up when it is interrupted.
+#![forbid(unsafe_code)]
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;

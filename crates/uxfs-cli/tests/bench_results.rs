@@ -1,5 +1,6 @@
 //! `uxfs bench all` shows the five results, each with its newer and its older designs and beside the kernel; and the commands
 //! that the README has for `bench` run. Needs root, xfsprogs, e2fsprogs and valgrind.
+#![forbid(unsafe_code)]
 
 use roxmltree::Node;
 use std::collections::BTreeSet;

@@ -1,5 +1,6 @@
 //! The verbs that change an image: what xfs_repair and the kernel say of it afterwards. Needs root, xfsprogs, loop
 //! mounts and GNU tar.
+#![forbid(unsafe_code)]
 
 mod common;
 

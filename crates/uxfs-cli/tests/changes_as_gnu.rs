@@ -1,5 +1,6 @@
 //! `mv`, `ln`, `truncate`, `chown` and `chmod` do to an image what GNU's programs do as root on a mounted volume: the same
 //! commands are given to both, and the same trees must come of it. Needs root, xfsprogs, loop mounts, GNU coreutils.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! `uxfs chattr` sets and clears what the kernel's `chattr` does, on the same files, with the same outcome.
+#![forbid(unsafe_code)]
 
 mod common;
 

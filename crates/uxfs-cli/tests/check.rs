@@ -1,4 +1,5 @@
 //! `uxfs check`: exit codes and output, on volumes that the kernel filled and on damaged ones.
+#![forbid(unsafe_code)]
 
 mod common;
 

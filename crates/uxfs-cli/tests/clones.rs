@@ -1,5 +1,6 @@
 //! Verbs on files that share blocks, as `cp` of the host makes them unasked: the others keep their content. Needs root,
 //! mkfs.xfs and loop mounts.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! Volumes for each kernel: the sets that `mkfs --compat` makes beside those of `mkfs.xfs`, what `info` says of kernels
 //! and quota, and the table of volumes that other tools make: each is read, written and recovered. Needs root, releases of
 //! xfsprogs, and loop mounts.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! `cp` and `tar`: what comes out of an image is what the kernel shows in it.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! `cp` does to an image, and from one to the host, what GNU `cp` does as root on a mounted volume: the same commands are
 //! given to both, and the same trees must come of it. Needs root, xfsprogs, loop mounts, GNU coreutils and ACL tools.
+#![forbid(unsafe_code)]
 
 mod common;
 

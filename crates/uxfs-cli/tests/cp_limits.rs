@@ -1,5 +1,6 @@
 //! `cp` that fails, is interrupted, or is not to take all: what is left, and what is said. And what it copies that is no
 //! file: standard input and output, pipes, devices. Needs root, xfsprogs and loop mounts.
+#![forbid(unsafe_code)]
 
 mod common;
 

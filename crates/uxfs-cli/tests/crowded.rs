@@ -1,5 +1,6 @@
 //! Directories with many names of one hash, which have no order among them: what is done to all of them does not take
 //! the square of their number.
+#![forbid(unsafe_code)]
 
 mod common;
 

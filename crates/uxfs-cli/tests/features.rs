@@ -1,5 +1,6 @@
 //! Features that are not written: every verb that changes refuses by name, and not a byte changes; what reads reads.
 //! The volumes are what the ordinary tools make unasked, or almost.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! `uxfs mkfs --from IMAGE:/`: a volume made of another one keeps all that inodes say. The kernel describes volumes of
 //! both sides where it can mount them; of v4 volumes, `xfs_db` says what is in the inodes. Needs root, xfsprogs, loop
 //! mounts, sgdisk.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Options do what the help says of them, where no other test asks: each is tried beside its absence. Needs xfsprogs
 //! and root, as the other tests of verbs do.
+#![forbid(unsafe_code)]
 
 mod common;
 

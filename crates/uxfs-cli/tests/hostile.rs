@@ -1,4 +1,5 @@
 //! Images that were made to do harm, with all checksums right: each verb comes to an end, and says what is wrong.
+#![forbid(unsafe_code)]
 
 mod common;
 

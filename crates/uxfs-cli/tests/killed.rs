@@ -1,5 +1,6 @@
 //! Verbs that change a whole tree, killed at any moment: what uxfs recovers is what a kernel recovers, to `xfs_repair` it is
 //! sound, and no file has bytes that are not its own.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Verbs that make many files, by several threads: what they make is what one thread makes, as the kernel shows it.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! How much memory the verbs take that go through many files.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! `uxfs mkfs`: what it makes, refuses and leaves alone. Needs root, xfs_repair and loop mounts.
+#![forbid(unsafe_code)]
 
 mod common;
 

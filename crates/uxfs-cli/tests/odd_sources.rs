@@ -1,5 +1,6 @@
 //! What is copied in is what a reader gets, from file systems of the host that say little of their files, or say it late.
 //! Needs root, xfsprogs, loop mounts and FUSE.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Volumes in partitions: what lies around them stays, byte for byte. The tables are made by sgdisk.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -3,6 +3,7 @@
 //! new one owes a test.
 //!
 //! The list: a sentence a line, and below it, indented, its tests: `FILE::TEST`, or a line of `ci/test`.
+#![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

@@ -1,5 +1,6 @@
 //! What the kernel forbids or does unasked, as a guard: immutable and append-only files, rights that a change of owner
 //! takes away, lists that directories hand down. The kernel does each thing first, and the command must do the same.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! `uxfs check` on volumes with quota, sound ones and damaged ones, beside `xfs_repair -n`. They are forged, as the kernel
 //! that runs here may have no quota.
+#![forbid(unsafe_code)]
 
 mod common;
 

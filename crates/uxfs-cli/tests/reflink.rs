@@ -1,5 +1,6 @@
 //! `uxfs cp --reflink`: copies within one image share blocks with their source, as GNU `cp` of a mounted volume has it;
 //! the kernel says what is shared, and goes on with it. Needs root, xfsprogs, loop mounts, GNU coreutils.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! While one process has an image open for writing, no other gets it, not even to read it, and is told so; when the first
 //! has died, however that was, the next one gets it at once, with all that was durable. While one reads, none writes.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! The smallest logs that `mkfs.xfs` makes, and the default ones of volumes with large blocks: each change that a user can ask
 //! for fits into them. Needs a release of xfsprogs.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! Volumes with all that `mkfs.xfs` has on today: `mkfs` makes the same; they are altered in place, grow from the
 //! smallest to the largest, and take little memory however large they are. Needs root, xfsprogs 7, loop mounts, and
 //! `/dev/shm` for sparse files of any size.
+#![forbid(unsafe_code)]
 
 mod common;
 

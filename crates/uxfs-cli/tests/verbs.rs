@@ -1,4 +1,5 @@
 //! `info`, `ls`, `stat`, `cat`, `tree`, `find`, `du`: what they say is what the kernel and the GNU tools say.
+#![forbid(unsafe_code)]
 
 mod common;
 

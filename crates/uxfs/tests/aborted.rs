@@ -2,6 +2,7 @@
 //!
 //! Who writes items back may be in the middle of many when the volume is shut down. What is pinned by a checkpoint that
 //! has failed stays so, or a recovery finds an inode in use that its tree says is free.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

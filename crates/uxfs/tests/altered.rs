@@ -1,4 +1,5 @@
 //! Label, UUID, size and features of a volume change in the midst of other work, and of power cuts at every write.
+#![forbid(unsafe_code)]
 
 #[allow(
     dead_code,

@@ -1,6 +1,7 @@
 //! Logs that a kernel left while it changed the parent pointers of files with many names: pointers in leaves and trees
 //! are changed through intents (ATTRI), and the crash comes in between. One copy is recovered by the kernel, another by
 //! uxfs: names, pointers and content must be the same, and nothing may be wrong with either.
+#![forbid(unsafe_code)]
 
 #[allow(
     dead_code,

@@ -2,6 +2,7 @@
 //!
 //! An inode of 512 bytes has 336 for both forks. What fills them (extents, a short directory, a symbolic link's
 //! target) goes into blocks when the first attribute comes, as in the kernel; uxfs said that there was no space.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Files that are read and written through the page cache, beside handles that go past it, as xfs_repair and the kernel see
 //! them.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

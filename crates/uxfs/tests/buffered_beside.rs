@@ -1,4 +1,5 @@
 //! Page caches beside what others do between two steps, and behind what failed: each test failed before.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,5 +1,6 @@
 //! Threads that write through pages and past them, clone, dedupe, exchange, punch, zero and sync, each in blocks of its own of
 //! files that all have: whatever comes, each finds what it left.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

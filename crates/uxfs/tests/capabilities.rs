@@ -1,5 +1,6 @@
 //! Capabilities of a program and changes of its content: those that were given before a change are gone behind it, and they
 //! are given to what the content is then.
+#![forbid(unsafe_code)]
 
 use blockdev::{AlignedBuf, BlockDevice, HoldDevice, MemoryDevice, Op};
 use fileio::testing::{CHANGE, at, before_next_hold};

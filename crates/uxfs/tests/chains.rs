@@ -4,6 +4,7 @@
 //!
 //! Cut at flushes all over the run, uxfs finishes what the log has unfinished, and so does the kernel; of an exchange, all
 //! is there or nothing, also for who only reads the volume as it was left.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

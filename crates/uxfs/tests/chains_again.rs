@@ -1,5 +1,6 @@
 //! Chains of deferred work of which the power cuts each part off, and whose recovery it cuts part by part, over and over.
 //! Whoever comes last comes to the same files, uxfs or the kernel, as who was never cut.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

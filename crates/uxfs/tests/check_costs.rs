@@ -1,4 +1,5 @@
 //! What memory a check takes: it goes with what is in the volume, and not with how many groups that has.
+#![forbid(unsafe_code)]
 
 use std::path::Path;
 use uxfs::{MkfsOptions, OpenOptions, check, grow, mkfs};

@@ -1,4 +1,5 @@
 //! What `check` says of a volume whose log ends in the midst of chains of deferred work: nothing, as recovery does the rest.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

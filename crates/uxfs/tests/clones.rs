@@ -1,6 +1,7 @@
 //! Files that share blocks, made by the kernel: what gives up blocks counts an owner less, with and without a reverse map,
 //! clean and behind a crash; what is not shared is changed in its place; what shares blocks and is not marked is refused, and
 //! the image is as it was, to the byte.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "what is refused leaves nothing that a crash could tear")]
 mod common;

@@ -1,4 +1,5 @@
 //! Closing a volume that others use: what they are in the middle of is over before, and nothing comes after.
+#![forbid(unsafe_code)]
 
 use blockdev::{AlignedBuf, BlockDevice, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, SealDevice};
 use fileio::testing::{CHANGE, COMMITTED, at, before_next_hold};

@@ -4,6 +4,7 @@
 //! Each directory lies in a group of its own, so that nothing on the volume is wanted by two threads. What is counted
 //! is every exclusive acquisition of a lock that more than one of the threads uses, of every class of locks that the
 //! process knows.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, MemoryOptions};
 use lockstat::ClassCounts;

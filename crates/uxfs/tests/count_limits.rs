@@ -1,4 +1,5 @@
 //! Blocks that have as many owners as can be counted. No test makes 2^32 of them: a count is written into the tree.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

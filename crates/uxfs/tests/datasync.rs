@@ -1,5 +1,6 @@
 //! What `sync_data` and handles that sync data leave behind a power cut where what changed of the file is neither its map nor
 //! its size: capabilities and names. A kernel keeps all of it (6.18, `O_DSYNC` and `fdatasync` on XFS).
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,5 +1,6 @@
 //! Volumes whose journals are made of older designs: threads change them, the power fails, the kernel replays what is in
 //! the log, and `xfs_repair` judges; then they are changed again, and closed.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, reason = "volumes here are opened with options of their own")]
 mod common;

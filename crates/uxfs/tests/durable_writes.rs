@@ -1,4 +1,5 @@
 //! Handles whose changes are durable when a call returns: what a power cut leaves of them, and what they cost.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -3,6 +3,7 @@
 //!
 //! Threads meet where the test wants them to: `fileio::testing` calls it between a look at the size and the hold that was
 //! decided by it, and behind each transaction; and a `HoldDevice` keeps a write until it is told to let it go.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "only the mount of it")]
 mod common;

@@ -1,5 +1,6 @@
 //! Files without a name when the volume is closed: the close ends them. What others do to them meanwhile, or behind it, is
 //! right or refused for the close; what they give up is counted.
+#![forbid(unsafe_code)]
 
 use blockdev::{AlignedBuf, BlockDevice, HoldDevice, MemoryDevice, Op, SealDevice};
 use fileio::testing::{COMMITTED, at};

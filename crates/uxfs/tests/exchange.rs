@@ -1,4 +1,5 @@
 //! Content that two files exchange: as the kernel does it, and such that it goes on with the volume.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,5 +1,6 @@
 //! An exchange of many pieces that waits, while others have the reverse map of its group grow and take all that is free:
 //! what was promised to it is there when it goes on.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,5 +1,6 @@
 //! Exchanges of many pieces on a volume that has hardly the room for them: several at once in one group, and one that a power
 //! cut ends half-way. Whoever recovers that has nothing free but what was promised to it.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,4 +1,5 @@
 //! Files that exchange their content up to their ends from different bytes on, and with that their sizes.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,5 +1,6 @@
 //! A close that fails: the volume is shut down and says so to whoever asks, nothing is under way to its device any more,
 //! and recovery finds all that was durable, and more if the device let it pass.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

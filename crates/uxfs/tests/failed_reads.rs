@@ -1,4 +1,5 @@
 //! Reads that fail once: what could not be read is not taken for nothing, and what was done is not said to have failed.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

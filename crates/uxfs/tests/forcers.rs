@@ -1,5 +1,6 @@
 //! Threads that force the log write it themselves where a flush costs nothing: beside each other and the journal's threads, on a
 //! device that fails or panics, and in a panic of their own.
+#![forbid(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,5 @@
 //! Calls that find no space leave everything as it was, and a volume says at any time what is free of it.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, MemoryDevice};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Copies that are put into another group than that of what they copy, where that group has hardly any room left for owners.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

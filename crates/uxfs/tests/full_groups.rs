@@ -1,5 +1,6 @@
 //! A full volume of many groups whose trees are high: each keeps more blocks back for them than a kernel counts. What is
 //! promised can be had, and what finds too little leaves the volume at work. Needs `xfs_repair`.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

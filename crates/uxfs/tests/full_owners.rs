@@ -1,5 +1,6 @@
 //! Groups so full of owners that their reverse maps can hardly grow: a write to shared blocks, through pages or past them, is
 //! refused and has changed nothing, or it is written, whoever takes space meanwhile.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

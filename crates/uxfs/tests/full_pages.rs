@@ -1,5 +1,6 @@
 //! What is in memory alone on volumes that are full: whatever was accepted finds its place when it is written back, in any
 //! parts and whoever takes all other space; nothing is kept for what needs nothing more.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,5 +1,6 @@
 //! Shared blocks where there is hardly any space: what finds too little has changed nothing, and no group is so full of
 //! owners that a change has to be given up half-way.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

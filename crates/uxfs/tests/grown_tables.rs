@@ -1,4 +1,5 @@
 //! Growth where the partition table says little, or two say different things.
+#![forbid(unsafe_code)]
 
 use std::os::unix::fs::FileExt;
 use uxfs::{ErrorKind, MkfsOptions, OpenOptions, Volume};

@@ -1,4 +1,5 @@
 //! How a file wants to be treated: what may be set, what a directory hands down, and what the kernel says of it.
+#![forbid(unsafe_code)]
 
 mod common;
 

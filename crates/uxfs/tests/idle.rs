@@ -2,6 +2,7 @@
 //!
 //! A minute without work ended in a checkpoint with nothing in it, which `xfs_logprint` and kernels up to 6.1 fail on:
 //! the log says that something is to be replayed, and there is nothing.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Interleavings that no test had: a request is held back on the device while others go on.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, Durability, Fault, FaultDevice, HoldDevice, MemoryDevice, Op, Repeat};
 use std::sync::Arc;

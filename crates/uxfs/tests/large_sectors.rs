@@ -1,4 +1,5 @@
 //! An image file on a disk whose sectors are larger than the volume's.
+#![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

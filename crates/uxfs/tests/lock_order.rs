@@ -1,4 +1,5 @@
 //! Transactions that lock headers of one group at the same time.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, Durability, HoldDevice, MemoryDevice, Op};
 use std::sync::Arc;

@@ -1,5 +1,6 @@
 //! The log is written out just before each write of data: what it says of the bytes by then must not be said too early.
 //! A crash behind it leaves what was there or zeroes, never what the blocks had before.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,6 +1,7 @@
 //! Volumes whose log was zeroed or made anew, so that metadata are newer than it. Whoever goes on with such a log loses
 //! changes in a crash: recovery takes them for older than what is in place. The kernel does not mount them; uxfs does not
 //! open them for writing, and leaves every byte as it was.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Threads that change one file with a small log all come to an end: who goes on with a transaction never waits for those
 //! who hold log space and wait for the file.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, MemoryDevice};
 use std::sync::Arc;

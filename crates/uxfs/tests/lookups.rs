@@ -1,5 +1,6 @@
 //! Paths are looked up without locks once their names are in memory, and what is found is true nevertheless: each answer
 //! was so at a moment between the beginning of the lookup and its end, and nobody is told the old behind the new.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

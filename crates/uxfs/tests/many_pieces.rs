@@ -1,5 +1,6 @@
 //! One call that cuts what is shared into many pieces, in a group whose reverse map has little room left: it is refused, or
 //! done, and the volume goes on. Needs `xfs_repair`.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

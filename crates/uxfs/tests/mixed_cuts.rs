@@ -2,6 +2,7 @@
 //! small writes gathered, and while a cut is recovered. Beside them, files are made and removed while what is in them is dirty,
 //! on a device that was full of other bytes, with so little room that others take their blocks soon. The kernel recovers
 //! some of the images as well, and both must find the same.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,4 +1,5 @@
 //! Blocks that have just moved, to another file or within their own, and are written to before that is in any log.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,5 +1,6 @@
 //! Blocks have moved in memory, to another file or within their own, and the write of the log fails that was to make it so for
 //! good. The volume is shut down. Whoever waited for the bytes must not write them to where they lie in memory alone.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

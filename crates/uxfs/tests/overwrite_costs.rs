@@ -4,6 +4,7 @@
 //! Everything else is counted and must stay where it is: heap allocations, the locks of the inode and of the
 //! buffer cache, and every further class of locks or events (transactions, once there are any) that the process
 //! knows.
+#![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::process::Command;

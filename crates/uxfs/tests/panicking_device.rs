@@ -1,5 +1,6 @@
 //! A device, made by whoever uses the library, that panics in a thread of the journal's, or amid a change: the volume is shut
 //! down, as if the request had failed, and nobody waits for what that thread would have done.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, DeviceError, Durability, Layer, MemoryDevice};
 use std::panic::{AssertUnwindSafe, catch_unwind};

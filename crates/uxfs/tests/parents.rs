@@ -1,5 +1,6 @@
 //! Parent pointers: each change of a name changes the pointer with it. Judged by `xfs_repair -n` of a release that knows
 //! them, by uxfs's own check, and by the kernel, which says the names of each inode, then renames and removes all.
+#![forbid(unsafe_code)]
 
 #[allow(
     dead_code,

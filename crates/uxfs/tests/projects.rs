@@ -1,4 +1,5 @@
 //! Projects: what a directory hands down, and what it keeps out, as the kernel does both.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! How much comes into memory for readers of a file, and in how many requests.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

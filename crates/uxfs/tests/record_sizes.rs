@@ -4,6 +4,7 @@
 //! So no record may name a tail with records of another size, nor may ours be such that a kernel's do that which goes on
 //! behind them. `sync_order.rs` has the log that begins behind another's records; here one goes on with those of a kernel,
 //! whose promises hold the tail while uxfs keeps them, and a kernel with ours.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

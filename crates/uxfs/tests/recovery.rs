@@ -1,4 +1,5 @@
 //! Crashes at every write, of a load and of the recovery behind it: the volume recovers, sound, with all that was synced.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, Durability, Effect, Fault, FaultDevice, MemoryDevice, Op, Repeat};
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 //!
 //! The kernel takes a block for as new as the LSN in its first sector says, and leaves such a block alone: of each buffer
 //! that uxfs replays, all must come to the device at once.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! When a file has the flag that says that it may share blocks: as the kernel has it, whatever is done to the file.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,5 +1,6 @@
 //! Directory blocks that are larger than the volume's blocks lie in one piece, or are left alone: what a log says of one in
 //! several pieces, no kernel can replay. What a kernel left of them in its log, we do.
+#![forbid(unsafe_code)]
 
 mod common;
 

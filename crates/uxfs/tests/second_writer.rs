@@ -1,4 +1,5 @@
 //! One device is open for writing once within a process, through whatever wrappers and handles it is reached.
+#![forbid(unsafe_code)]
 
 use blockdev::{
     BlockDevice, Claim, Counter, Deferred, DeviceError, Durability, Fault, FaultDevice, HoldDevice, Layer,

@@ -1,5 +1,6 @@
 //! Each change of a file beside each other change of it, at each point where one can come between, in each state that its blocks
 //! can be in for who asks whether they are shared.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,5 +1,6 @@
 //! The power goes while a file that shares its blocks is written to, zeroed, punched, cut off and cloned anew: each of its
 //! sectors is then as it was at some moment since the last sync, and whoever shares them has lost nothing.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

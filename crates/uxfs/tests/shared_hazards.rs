@@ -1,5 +1,6 @@
 //! What can go wrong where files share blocks, each of it once: looks that are no longer so, blocks that others have just
 //! given up, too little space in the midst, offsets that do not fit, and threads that wait for each other.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

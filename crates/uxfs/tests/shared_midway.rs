@@ -1,4 +1,5 @@
 //! Clones in the middle: what a crash leaves of one, and what others do beside it.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, Durability, MemoryDevice};
 use fileio::testing::{COMMITTED, at};

@@ -1,5 +1,6 @@
 //! Clones, deduped ranges and copies, and writes to what files share: the same as the kernel's, and such that the kernel goes
 //! on with the volume; clean and behind a crash.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

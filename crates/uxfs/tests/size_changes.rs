@@ -1,6 +1,7 @@
 //! Who changes the size of a file waits for those who do so as well; who reads or writes elsewhere waits for nobody.
 //!
 //! A `HoldDevice` keeps a request of the one until the others have had their time.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

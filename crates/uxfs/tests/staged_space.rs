@@ -1,4 +1,5 @@
 //! What is written where blocks are, or were lately, shared: it is there afterwards, whatever was done to the blocks between.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,4 +1,5 @@
 //! What was looked up stands for the file that it was found as, and for no other that has its inode number later.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, MemoryDevice};
 use fileio::testing::at;

@@ -3,6 +3,7 @@
 //!
 //! Nobody panics or hangs, all that is refused is refused by a name that fits, and behind that nothing is found, free blocks
 //! in memory are those on disk, and all come back once everything is removed.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

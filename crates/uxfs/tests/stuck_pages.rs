@@ -1,5 +1,6 @@
 //! What is in memory and cannot be written back for want of space, as the volume counts blocks that it does not have: who needs
 //! it written back is told so at once, it can be cut off, and nothing of it is under way when a close has failed.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

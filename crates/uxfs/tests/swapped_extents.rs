@@ -1,5 +1,6 @@
 //! Files whose extents a kernel has swapped, as its defragmenter does: where they lie in trees, the blocks of those change
 //! their owner, of which the log has nothing but a mark. No recovery was tried before.
+#![forbid(unsafe_code)]
 
 mod common;
 

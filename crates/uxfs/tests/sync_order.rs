@@ -1,5 +1,7 @@
 //! What the log's records say, beside flushes that are held: it is stable before they say it, whatever the power leaves of
 //! what came behind; on devices with durable writes and without.
+#![forbid(unsafe_code)]
+
 #[allow(dead_code, unused_imports)]
 mod common;
 

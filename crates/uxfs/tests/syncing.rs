@@ -1,4 +1,5 @@
 //! What `Volume::sync` makes durable: all that was changed before, whatever knew of it.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, Durability, MemoryDevice};
 use std::sync::Arc;

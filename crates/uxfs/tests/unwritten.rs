@@ -1,5 +1,6 @@
 //! Writes beside somebody who takes all that is free while their data are written: into space that was set aside, and to what
 //! is shared. Each is whole, or not at all.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

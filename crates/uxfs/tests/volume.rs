@@ -1,4 +1,5 @@
 //! The library on volumes that the kernel made: paths, holes, extents, overwrites. Needs root, mkfs.xfs and mount.
+#![forbid(unsafe_code)]
 
 use blockdev::MemoryOptions;
 use oracles::Mounted;

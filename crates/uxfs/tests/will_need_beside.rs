@@ -1,5 +1,6 @@
 //! Bytes are brought into memory that will be read soon, beside who writes them through pages and past them, punches, zeroes
 //! and cuts: readers find what was written last.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

@@ -1,4 +1,5 @@
 //! Volumes that uxfs writes, as xfs_repair and the kernel see them.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! What write-back makes of pages that were written in small pieces: how many requests, how many extents, and how many of
 //! them at once.
+#![forbid(unsafe_code)]
 
 #[allow(dead_code, unused_imports, reason = "each test uses its part")]
 mod common;

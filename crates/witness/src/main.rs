@@ -1,6 +1,7 @@
 //! The command `witness`: one subcommand a witness. `witness help` lists them.
 //!
 //! Exit code 0: the witness has nothing against it; 1: it has; 2: it could not do its work.
+#![forbid(unsafe_code)]
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

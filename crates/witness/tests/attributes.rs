@@ -1,5 +1,6 @@
 //! An inode with a large tree of attributes loses its last name, and the power goes while its blocks are freed: the
 //! kernel, which goes through what is left of the tree, must be able to finish. Needs root, xfsprogs and loop mounts.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, Durability, Effect, Fault, FaultDevice, FileDevice, MemoryDevice, Op, Repeat};
 use std::fs::File;

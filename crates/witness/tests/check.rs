@@ -1,4 +1,5 @@
 //! The checker against `xfs_repair -n`. Needs root, xfsprogs and loop mounts.
+#![forbid(unsafe_code)]
 
 use blockdev::{BlockDevice, MemoryOptions};
 use fastrand::Rng;

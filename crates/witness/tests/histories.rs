@@ -1,4 +1,5 @@
 //! A slice of the history campaign. Needs root, `mkfs.xfs`, `xfs_repair` and a kernel with XFS.
+#![forbid(unsafe_code)]
 
 use clap::Parser;
 use witness::history::{self, crash, recover, replay};

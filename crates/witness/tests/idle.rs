@@ -1,6 +1,7 @@
 //! A volume that was idle and then crashed, and Debian's kernel: 6.1 refused what the log was covered by.
 //!
 //! Needs a package mirror the first time, and `qemu-system-x86_64`.
+#![forbid(unsafe_code)]
 
 use std::fs::File;
 use std::io::BufReader;

@@ -2,6 +2,7 @@
 //! or on the bare image, must show as a difference at that object, in that field, and nowhere else.
 //!
 //! Needs root, `mkfs.xfs` and a kernel with XFS.
+#![forbid(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt, chown, symlink};

@@ -1,6 +1,7 @@
 //! Parent pointers as the kernel keeps them: the same names are made, moved and removed on two copies of a volume, by the
 //! kernel on one and through the library on the other; then the attribute fork of every inode is compared as `xfs_db`
 //! prints it: its form, and each attribute with its name, value and hash. Needs root, xfsprogs 7 and loop mounts.
+#![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};
 use oracles::xfsprogs::Release;

@@ -1,5 +1,6 @@
 //! v4 volumes without a kernel that mounts them: `mkfs.xfs` fills one from a description, and what uxfs sees must be
 //! what was described; `xfs_db` says the numbers.
+#![forbid(unsafe_code)]
 
 use sha2::{Digest, Sha256};
 use std::fmt::Write;

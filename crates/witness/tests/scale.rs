@@ -1,4 +1,5 @@
 //! A slice of the campaign of large things. Needs root, `xfs_repair` and a kernel with XFS.
+#![forbid(unsafe_code)]
 
 use std::process::Command;
 

@@ -2,6 +2,7 @@
 //! a change takes away, which of the times move. Each change is made to one copy of a volume by the kernel, as root,
 //! and to another through the library; then every field of every inode, of the superblock and of the group headers is
 //! compared. Needs root, xfsprogs, `attr`, `acl` and loop mounts.
+#![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};
 use oracles::xfsprogs::Release;

@@ -1,5 +1,6 @@
 //! What becomes of ACLs and permission bits, against what the kernel makes of them on a mounted volume.
 //! One test alone: the umask belongs to the whole process.
+#![forbid(unsafe_code)]
 
 mod samples;
 

@@ -1,4 +1,5 @@
 //! Attributes set and removed on forks in memory, against a map, through every form and back.
+#![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;

@@ -2,6 +2,7 @@
 //!
 //! The kernel makes an inode whose fork has many blocks. We build a fork of our own in memory that lies in the same
 //! blocks, lay it over the image, and look what others make of it. The kernel then goes on changing it.
+#![forbid(unsafe_code)]
 
 mod samples;
 

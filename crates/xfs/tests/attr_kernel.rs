@@ -1,4 +1,5 @@
 //! Attributes and symlinks that the kernel made (v5) or xfsprogs (v4), against what they were told to hold.
+#![forbid(unsafe_code)]
 
 mod samples;
 

@@ -1,6 +1,7 @@
 //! Damaged trees, inodes and group headers, with their checksums made right again: errors, never a panic or a hang.
 //!
 //! `DAMAGE_SEED` replays a run, `DAMAGE_ROUNDS` makes it longer.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! Directories that are changed, in all forms, against a map of what they should hold.
 //!
 //! Replay a run with the seed that a failure prints: `XFS_TEST_SEED=… cargo test -p uxfs-xfs --test dir_edit NAME`.
+#![forbid(unsafe_code)]
 
 mod samples;
 

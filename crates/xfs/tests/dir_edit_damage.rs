@@ -1,5 +1,6 @@
 //! Damaged directories that are changed: an error or a change, never a panic and never a loop. And what changes of
 //! sound ones cost, counted.
+#![forbid(unsafe_code)]
 
 mod samples;
 

@@ -3,6 +3,7 @@
 //! The kernel makes a volume with an empty directory, a file that its names will be links of, and a donor: a file
 //! of one extent. A directory is built in memory, with the donor's blocks as its own; then the blocks are written, and
 //! the three inodes are changed to say what is so.
+#![forbid(unsafe_code)]
 
 mod samples;
 

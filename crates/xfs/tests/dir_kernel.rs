@@ -1,4 +1,5 @@
 //! Directories that the kernel made (v5) or mkfs.xfs (v4), in every form, against what they were told to hold.
+#![forbid(unsafe_code)]
 
 mod samples;
 

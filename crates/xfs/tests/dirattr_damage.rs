@@ -1,5 +1,6 @@
 //! Damage of every kind to directories, attributes and symlinks: an error or an answer, never a panic, never a
 //! walk without end. Half of the damage has its checksums put right, so that it gets past them.
+#![forbid(unsafe_code)]
 
 mod samples;
 

@@ -1,5 +1,6 @@
 //! A mixed tree that the kernel made, read through an open volume by several threads: names, types, symlink
 //! targets and attributes are what the kernel shows.
+#![forbid(unsafe_code)]
 
 mod samples;
 

@@ -1,5 +1,6 @@
 //! Inodes made and freed on real volumes, against a set of numbers, and `xfs_repair` and the kernel as witnesses.
 //! Needs root and xfsprogs.
+#![forbid(unsafe_code)]
 
 mod common;
 

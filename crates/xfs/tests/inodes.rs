@@ -1,4 +1,5 @@
 //! Inodes, their maps and their content, as the engine and the kernel see them, on volumes of many shapes.
+#![forbid(unsafe_code)]
 
 mod common;
 

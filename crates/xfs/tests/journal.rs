@@ -6,6 +6,7 @@
 //! - has all those that were forced,
 //! - has each transaction wholly or not at all,
 //! - with any transaction has all that touched the same chunks before it.
+#![forbid(unsafe_code)]
 
 mod common;
 

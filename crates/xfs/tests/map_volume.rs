@@ -1,6 +1,7 @@
 //! Block maps on real volumes: files whose extents were mapped, unmapped, converted and moved by transactions are
 //! sound to `xfs_repair`, have the same extents to the kernel, and the content that was written. Needs root and
 //! xfsprogs.
+#![forbid(unsafe_code)]
 
 mod common;
 

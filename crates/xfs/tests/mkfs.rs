@@ -1,5 +1,6 @@
 //! Volumes that are made here, judged by `xfs_repair`, by comparison with `mkfs.xfs`, and by the kernel.
 //! Needs root, xfsprogs 6.1 and 7, loop mounts, and `/dev/shm` for sparse files of any size.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! What opens and what is refused, and with which words: clean and dirty logs, foreign and damaged volumes.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! Reference counts against those that the kernel keeps: a volume is frozen between operations that share, unshare and
 //! copy blocks, the kernel's trees are read by `xfs_db`, and what became of the files' blocks is applied to the records
 //! from before by our functions. Needs root and xfsprogs.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -3,6 +3,7 @@
 //! records, however they are joined and split.
 //!
 //! Needs tracefs, which is mounted for the time of the test.
+#![forbid(unsafe_code)]
 
 mod common;
 

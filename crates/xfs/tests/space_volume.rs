@@ -1,5 +1,6 @@
 //! Free space on real volumes: what transactions allocate and free leaves volumes that `xfs_repair` and the kernel
 //! find sound. Needs root and xfsprogs.
+#![forbid(unsafe_code)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Targets of symbolic links written to forks in memory and read back.
+#![forbid(unsafe_code)]
 
 use xfs::Error;
 use xfs::fork::Fork;

@@ -1,16 +1,9 @@
 //! What the tests of several devices share: a seeded generator and the comparison with a model.
 #![allow(dead_code)] // each test file uses its part
 
-use std::path::Path;
 use std::sync::Arc;
 
-use blockdev::{AlignedBuf, BlockDevice, DeviceError, Durability, MemoryDevice, MemoryOptions};
-
-/// A file, mapped, of a test's own.
-pub fn mapped(path: &Path) -> Result<MemoryDevice, DeviceError> {
-    // SAFETY: a test's files lie in a folder of its own, and none cuts one short that it has mapped.
-    unsafe { MemoryOptions::new().map_file(path) }
-}
+use blockdev::{AlignedBuf, BlockDevice, Durability};
 
 /// A small generator (xorshift64*), so that a printed seed replays a run.
 pub struct Random(u64);

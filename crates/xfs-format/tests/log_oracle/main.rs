@@ -2,6 +2,7 @@
 //! operations, same items.
 //!
 //! Needs root, `mkfs.xfs`, `xfs_logprint`, `xfs_io` and a kernel with XFS.
+#![forbid(unsafe_code)]
 
 mod image;
 mod intents;
