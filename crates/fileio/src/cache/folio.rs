@@ -2,7 +2,9 @@
 //!
 //! Invariants:
 //! - the bytes of a block are read by who holds them in the file's range lock, shared or not, and changed by who holds them
-//!   exclusively. The folio itself checks nothing of that: hence `unsafe`;
+//!   exclusively. The folio itself checks nothing of that: hence `unsafe`. So no two copies of the same bytes race, as those
+//!   on a device in memory may, and ordinary ones will do. That holds with every [`Locking`](crate::Locking): where writers
+//!   share the lock of a whole file, it is those alone that write past the pages;
 //! - a block that is not present holds nothing that anybody may see;
 //! - a dirty block is present, and what its write-back needs is there already;
 //! - marks of blocks that different threads hold lie in one word: they are changed by atomic instructions.
@@ -214,7 +216,8 @@ impl Folio {
     /// The caller holds these bytes of the file.
     #[inline]
     pub(super) unsafe fn copy_out(&self, at: usize, buf: &mut [u8]) {
-        // SAFETY: `bytes` checks the bounds, nobody changes bytes that are held, and `buf` is the caller's own.
+        // SAFETY: `bytes` checks the bounds, nobody changes bytes that are held, so that nothing races, and `buf` is the
+        // caller's own.
         unsafe { std::ptr::copy_nonoverlapping(self.bytes(at, buf.len()), buf.as_mut_ptr(), buf.len()) }
     }
 
@@ -224,7 +227,7 @@ impl Folio {
     /// The caller holds these bytes of the file exclusively.
     #[inline]
     pub(super) unsafe fn copy_in(&self, at: usize, buf: &[u8]) {
-        // SAFETY: `bytes` checks the bounds, and nobody else looks at bytes that are held exclusively.
+        // SAFETY: `bytes` checks the bounds, and nobody else looks at bytes that are held exclusively, so that nothing races.
         unsafe { std::ptr::copy_nonoverlapping(buf.as_ptr(), self.bytes(at, buf.len()), buf.len()) }
     }
 
@@ -269,7 +272,7 @@ impl Folio {
 /// The page is one of a folio, the caller holds these bytes of the file, and they lie in the page.
 #[inline]
 pub(super) unsafe fn copy_out_of_page(page: NonNull<u8>, at: usize, buf: &mut [u8]) {
-    // SAFETY: nobody changes bytes that are held, and `buf` is the caller's own.
+    // SAFETY: nobody changes bytes that are held, so that nothing races, and `buf` is the caller's own.
     unsafe { std::ptr::copy_nonoverlapping(page.as_ptr().add(at), buf.as_mut_ptr(), buf.len()) }
 }
 
@@ -279,7 +282,7 @@ pub(super) unsafe fn copy_out_of_page(page: NonNull<u8>, at: usize, buf: &mut [u
 /// As for [`copy_out_of_page`], and the caller holds them exclusively.
 #[inline]
 pub(super) unsafe fn copy_into_page(page: NonNull<u8>, at: usize, buf: &[u8]) {
-    // SAFETY: nobody else looks at bytes that are held exclusively.
+    // SAFETY: nobody else looks at bytes that are held exclusively, so that nothing races.
     unsafe { std::ptr::copy_nonoverlapping(buf.as_ptr(), page.as_ptr().add(at), buf.len()) }
 }
 
