@@ -4,6 +4,8 @@
 //! lowest first. Both are read from there, so that what is written and what is so cannot differ. An import is any path
 //! that begins with `crate::`, `super::` or a crate's name, in code that is no test.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
