@@ -74,7 +74,7 @@ impl Volume {
     /// Gives the volume a label: up to 12 bytes, none of them 0; none takes it away. Durable when this returns, in every
     /// group's copy of the superblock.
     pub fn set_label(&self, label: impl AsRef<[u8]>) -> Result<()> {
-        Ok(self.engine().set_label(label.as_ref())?)
+        Ok(alter::set_label(self.engine(), label.as_ref())?)
     }
 
     /// Makes the volume larger: as large as its device or partition, or `bytes`. Other threads go on with it meanwhile.
@@ -97,13 +97,13 @@ impl Volume {
 
     fn grow_unless(&self, bytes: Option<u64>, stop: &dyn Fn() -> bool) -> Result<Grown> {
         let device = self.device().size();
-        let grown = self.engine().grow_unless(bytes.unwrap_or(device), stop)?;
+        let grown = alter::grow_unless(self.engine(), bytes.unwrap_or(device), stop)?;
         Ok(self.in_bytes(grown))
     }
 
     /// What growing would make of it on a device of `device` bytes, and nothing else.
     pub fn plan_growth(&self, bytes: Option<u64>, device: u64) -> Result<Grown> {
-        let growth = self.engine().plan_growth(bytes.unwrap_or(device), device)?;
+        let growth = alter::plan_growth(self.engine(), bytes.unwrap_or(device), device)?;
         Ok(self.in_bytes(alter::Grown::from(&growth)))
     }
 

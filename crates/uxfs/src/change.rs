@@ -9,6 +9,7 @@ use crate::node::Node;
 use xfs::attr::acl::AclKind;
 use xfs::attr::linux;
 use xfs::namespace::{self, RenameFlags};
+use xfs::setattr;
 use xfs_format::acl;
 use xfs_format::timestamp::Timestamp as EngineTime;
 
@@ -194,7 +195,7 @@ impl Dir {
     pub fn create_symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Node> {
         let node = self.node();
         let new = new.engine(self, 0, (0, 0));
-        let make = || node.volume.engine().symlink(&node.handle, name, target, &new);
+        let make = || namespace::symlink(node.volume.engine(), &node.handle, name, target, &new);
         let handle = node.volume.with_room(|| make().map_err(|error| named(error, name)))?;
         Ok(Node { volume: node.volume.clone(), handle })
     }
@@ -205,7 +206,8 @@ impl Dir {
         let node = self.node();
         let engine = node.volume.engine();
         let new = new.engine(self, REGULAR, (0, 0));
-        let (handle, map) = node.volume.with_room(|| Ok(engine.create_unnamed(&node.handle, &new)?))?;
+        let (handle, map) =
+            node.volume.with_room(|| Ok(namespace::create_unnamed(engine, &node.handle, &new)?))?;
         let made = Node { volume: node.volume.clone(), handle };
         node.told_of_close(crate::File::with_map(made, map))
     }
@@ -213,7 +215,8 @@ impl Dir {
     /// Gives a file another name here.
     pub fn link(&self, name: &[u8], to: &Node) -> Result<()> {
         let node = self.node();
-        let link = || node.volume.engine().link(&node.handle, name, &to.handle, node.volume.now());
+        let link =
+            || namespace::link(node.volume.engine(), &node.handle, name, &to.handle, node.volume.now());
         node.volume.with_room(|| link().map_err(|error| named(error, name)))
     }
 
@@ -236,7 +239,7 @@ impl Dir {
             Rename::Exchange => RenameFlags::Exchange,
         };
         let (from, to) = ((&node.handle, name), (&to.node().handle, new_name));
-        let rename = || node.volume.engine().rename(from, to, how, node.volume.now());
+        let rename = || namespace::rename(node.volume.engine(), from, to, how, node.volume.now());
         let nameless = node.volume.with_room(|| rename().map_err(|error| named(error, name)))?;
         node.volume.let_go(nameless);
         Ok(())
@@ -244,14 +247,14 @@ impl Dir {
 
     fn create(&self, name: &[u8], new: namespace::NewInode) -> Result<Node> {
         let node = self.node();
-        let make = || node.volume.engine().create(&node.handle, name, &new);
+        let make = || namespace::create(node.volume.engine(), &node.handle, name, &new);
         let handle = node.volume.with_room(|| make().map_err(|error| named(error, name)))?;
         Ok(Node { volume: node.volume.clone(), handle })
     }
 
     fn remove(&self, name: &[u8], what: namespace::Removal) -> Result<()> {
         let node = self.node();
-        let done = node.volume.engine().remove(&node.handle, name, what, node.volume.now());
+        let done = namespace::remove(node.volume.engine(), &node.handle, name, what, node.volume.now());
         node.volume.let_go(done.map_err(|error| named(error, name))?);
         Ok(())
     }
@@ -284,7 +287,7 @@ impl Node {
             realtime_inherit: changes.realtime_inherit,
             direct_access: changes.direct_access,
         };
-        let changed = self.volume.engine().change(&self.handle, &change, self.volume.now());
+        let changed = setattr::change(self.volume.engine(), &self.handle, &change, self.volume.now());
         self.told_of_close(changed.map_err(Error::from))
     }
 
@@ -326,7 +329,7 @@ impl Node {
             Error::new(ErrorKind::InvalidInput, format!("not an access control list: {error}"))
         })?;
         let engine = self.volume.engine();
-        Ok(engine.set_acl(&self.handle, kind, list.as_deref(), self.volume.now())?)
+        Ok(setattr::set_acl(engine, &self.handle, kind, list.as_deref(), self.volume.now())?)
     }
 
     fn change_xattr(&self, name: &[u8], change: namespace::XattrChange<'_>) -> Result<()> {
@@ -351,8 +354,7 @@ impl Node {
             false => None,
         };
         let engine = self.volume.engine();
-        engine
-            .change_xattr(&self.handle, space, short, change, self.volume.now())
+        setattr::change_xattr(engine, &self.handle, space, short, change, self.volume.now())
             .map_err(|error| named(error, name))
     }
 }

@@ -6,7 +6,7 @@ use crate::two_files::{self, HeldBoth, Part};
 use fileio::FILE_END_MAX;
 use std::ops::Range;
 use std::sync::Arc;
-use xfs::file::ExchangeBlocks;
+use xfs::file::{self, ExchangeBlocks};
 use xfs_format::types::FileBlock;
 
 /// How [`File::exchange_range`] goes about it.
@@ -87,7 +87,7 @@ impl File {
         if !Arc::ptr_eq(engine, other.node.volume.engine()) {
             return Err(invalid("the two files are on different volumes"));
         }
-        engine.check_exchanging()?;
+        file::check_exchanging(engine)?;
         for file in [self, other] {
             file.check_unprotected()?;
             file.check_writable()?;
@@ -97,7 +97,7 @@ impl File {
         let Some((plan, _held)) = self.with_room(exchange)? else { return Ok(()) };
         if plan.to_end {
             for file in [self, other] {
-                engine.free_data_behind_end(file.entry())?;
+                file::free_data_behind_end(engine, file.entry())?;
             }
         }
         self.moved()
@@ -121,14 +121,17 @@ impl File {
         }
         let engine = self.node.volume.engine();
         let log = engine.geometry().block_log;
-        engine.exchange_blocks(&ExchangeBlocks {
-            files: [self.entry(), other.entry()],
-            at: [at, other_at].map(|at| FileBlock(at >> log)),
-            blocks: plan.blocks,
-            sizes: plan.sizes,
-            only_written: options.only_written,
-            now: self.node.volume.now(),
-        })?;
+        file::exchange_blocks(
+            engine,
+            &ExchangeBlocks {
+                files: [self.entry(), other.entry()],
+                at: [at, other_at].map(|at| FileBlock(at >> log)),
+                blocks: plan.blocks,
+                sizes: plan.sizes,
+                only_written: options.only_written,
+                now: self.node.volume.now(),
+            },
+        )?;
         Ok(Some((plan, held)))
     }
 

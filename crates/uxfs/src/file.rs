@@ -13,7 +13,7 @@ use fileio::{
 };
 use std::ops::Range;
 use std::sync::Arc;
-use xfs::iomap::FileMap;
+use xfs::iomap::{self, FileMap};
 use xfs::namespace::Protection;
 use xfs::volume::InodeEntry;
 
@@ -68,7 +68,7 @@ pub struct Extent {
 
 impl File {
     pub(crate) fn new(node: Node) -> Result<Self> {
-        Self::open(node, |node| Ok(node.volume.engine().open_file(&node.handle)?))
+        Self::open(node, |node| Ok(iomap::open_file(node.volume.engine(), &node.handle)?))
     }
 
     /// A file that is open already, by a map of its own.

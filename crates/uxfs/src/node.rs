@@ -10,6 +10,7 @@ use crate::file::File;
 use crate::metadata::{FileType, Metadata};
 use crate::volume::Volume;
 use xfs::attr::linux;
+use xfs::namespace;
 use xfs::volume::{ForkKind, Inode, InodeHandle};
 
 /// A file of any type, found by its path, by its inode number, or in its directory. Cheap to clone.
@@ -110,7 +111,7 @@ impl Node {
     /// The entry `name` of it, a directory; `None` if there is no such entry.
     pub(crate) fn child(&self, name: &[u8]) -> Result<Option<Self>> {
         let engine = self.volume.engine();
-        if let Some(handle) = engine.cached_child(&self.handle, name) {
+        if let Some(handle) = namespace::cached_child(engine, &self.handle, name) {
             return Ok(Some(Self { volume: self.volume.clone(), handle }));
         }
         let (shared, inode) = self.handle.share()?;
@@ -121,7 +122,7 @@ impl Node {
             return Ok(None);
         };
         let child = self.volume.node_of_entry(ino.0, name)?;
-        engine.keep_name(&shared, &inode, name, &child.handle);
+        namespace::keep_name(engine, &shared, &inode, name, &child.handle);
         Ok(Some(child))
     }
 }

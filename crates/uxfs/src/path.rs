@@ -11,6 +11,7 @@ use crate::node::Node;
 use fileio::testing::point;
 use std::sync::Arc;
 use xfs::dcache::Dentry;
+use xfs::namespace;
 use xfs::volume::Volume as Engine;
 use xfs_format::inode::InodeType;
 
@@ -39,8 +40,8 @@ pub(crate) fn cached<'v>(engine: &'v Arc<Engine>, path: &[u8], follow: bool) -> 
     let mut last: Option<Dentry<'v>> = None;
     for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
         let next = match &last {
-            None => engine.dentry(engine.root_id().ok()?, part)?,
-            Some(dir) if dir.kind() == InodeType::Directory => engine.dentry(dir.child(), part)?,
+            None => namespace::dentry(engine, namespace::root_id(engine).ok()?, part)?,
+            Some(dir) if dir.kind() == InodeType::Directory => namespace::dentry(engine, dir.child(), part)?,
             Some(_) => return None,
         };
         // Where the next was found was the directory that is meant.

@@ -6,7 +6,7 @@ use crate::two_files::{self, HeldBoth, Part};
 use fileio::FILE_END_MAX;
 use std::ops::Range;
 use std::sync::Arc;
-use xfs::file::{Share, ShareEnd};
+use xfs::file::{self, Share, ShareEnd};
 use xfs_format::inode::InodeFlags2;
 use xfs_format::types::FileBlock;
 
@@ -124,7 +124,7 @@ impl File {
             return Err(invalid("a range cannot be copied over a part of itself"));
         }
         let block = self.block();
-        let shares = self.node.volume.engine().check_sharing().is_ok() && (from ^ at) & (block - 1) == 0;
+        let shares = file::check_sharing(self.node.volume.engine()).is_ok() && (from ^ at) & (block - 1) == 0;
         if !shares {
             return self.copy_bytes(to, ranges);
         }
@@ -177,7 +177,7 @@ impl File {
 
     fn check_pair(&self, to: &Self) -> Result<()> {
         self.check_pair_anywhere(to)?;
-        Ok(self.node.volume.engine().check_sharing()?)
+        Ok(file::check_sharing(self.node.volume.engine())?)
     }
 
     /// No range ends behind what a file can have.
@@ -301,7 +301,7 @@ impl File {
             if ranges.at > size {
                 to.data.file().zero_behind_end(size, ranges.at)?;
             }
-            engine.free_data_behind_end(to.entry())?;
+            file::free_data_behind_end(engine, to.entry())?;
         }
         let core = self.entry().current();
         let core = core.core();
@@ -320,7 +320,7 @@ impl File {
             size: end,
             end: (wanted == Wanted::Clone).then(|| ShareEnd { hint, now: to.node.volume.now() }),
         };
-        Ok(engine.share_blocks(&share)?)
+        Ok(file::share_blocks(engine, &share)?)
     }
 }
 

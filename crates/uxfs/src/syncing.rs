@@ -12,6 +12,7 @@
 use crate::error::Result;
 use crate::file::File;
 use std::ops::Range;
+use xfs::file;
 
 /// When a change of a file's content is durable, for one handle of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,7 +95,7 @@ impl File {
         let upto = match syncing {
             Syncing::All => {
                 if volume.engine().is_writable() {
-                    volume.engine().log_times(entry)?;
+                    file::log_times(volume.engine(), entry)?;
                 }
                 entry.commit_seq()
             }

@@ -24,7 +24,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+use xfs::file;
+use xfs::inactive;
 use xfs::iomap::FileMap;
+use xfs::namespace;
 use xfs_format::types::InodeNumber;
 
 /// The smallest sector that any volume or device has.
@@ -190,14 +193,14 @@ impl Volume {
     /// What `path` names, if that can be said without a walk.
     fn cached(&self, path: &[u8], follow: bool) -> Option<Node> {
         let dentry = path::cached(self.engine(), path, follow)?;
-        Some(Node { volume: self.clone(), handle: self.engine().handle_of(&dentry)? })
+        Some(Node { volume: self.clone(), handle: namespace::handle_of(self.engine(), &dentry)? })
     }
 
     /// What the volume says of what `path` names, if that can be said without a walk.
     fn cached_metadata(&self, path: &[u8], follow: bool) -> Option<Metadata> {
         let engine = self.engine();
         let dentry = path::cached(engine, path, follow)?;
-        engine.look_at(&dentry, |entry, inode| engine::metadata_in_memory(engine, entry, inode))
+        namespace::look_at(engine, &dentry, |entry, inode| engine::metadata_in_memory(engine, entry, inode))
     }
 
     /// The file of any type with this inode number.
@@ -302,9 +305,9 @@ impl Volume {
             return Err(failure.into());
         }
         written?;
-        let times = self.engine().log_all_times();
+        let times = file::log_all_times(self.engine());
         // What fails once more is tried again later.
-        let _later = self.engine().finish_ends();
+        let _later = inactive::finish_ends(self.engine());
         self.engine().sync_all(|| self.shared.flusher.flush())?;
         Ok(times?)
     }

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xfs::attr::linux;
 use xfs::dir;
+use xfs::iomap;
 use xfs::volume::{ForkKind, OpenOptions, Volume};
 use xfs_format::timestamp::Timestamp;
 use xfs_format::types::InodeNumber;
@@ -179,7 +180,7 @@ fn xattrs(fork: &dyn xfs::fork::Fork) -> Result<BTreeMap<String, Bytes>> {
 }
 
 fn content(volume: &Arc<Volume>, inode: &Arc<xfs::volume::Inode>, hash: Hash) -> Result<Content> {
-    let map = volume.file_map(inode)?;
+    let map = iomap::file_map(volume, inode)?;
     let size = inode.size();
     let (mut data, mut extents) = (Vec::new(), Vec::new());
     let mut at = 0;

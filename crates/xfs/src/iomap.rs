@@ -8,11 +8,13 @@
 //! files and their ends, and no names.
 
 use crate::error::{Error, Result};
-use crate::file::{Given, Told};
+use crate::file::{self, Given, Told};
 use crate::ifork::{ExtentList, Mapped};
+use crate::inactive;
 use crate::inode::{ForkKind, Inode, InodeEntry, InodeHandle, Life};
 use crate::mount::Mount;
 use crate::refcount::SharedRun;
+use crate::setattr;
 use blockdev::DeviceError;
 use fileio::testing::point;
 use fileio::{
@@ -36,16 +38,14 @@ pub struct FileMap {
     ends: AtomicBool,
 }
 
-impl Mount {
-    /// The map of a regular file, for the data path: the file is open as long as that is.
-    pub fn file_map(self: &Arc<Self>, inode: &Inode) -> Result<FileMap> {
-        self.open_file(&InodeHandle::new(self.entry(inode.ino())?, inode))
-    }
+/// The map of a regular file, for the data path: the file is open as long as that is.
+pub fn file_map(mount: &Arc<Mount>, inode: &Inode) -> Result<FileMap> {
+    open_file(mount, &InodeHandle::new(mount.entry(inode.ino())?, inode))
+}
 
-    /// The same of a file that was looked up.
-    pub fn open_file(self: &Arc<Self>, file: &InodeHandle) -> Result<FileMap> {
-        FileMap::new(Arc::clone(self), file)
-    }
+/// The same of a file that was looked up.
+pub fn open_file(mount: &Arc<Mount>, file: &InodeHandle) -> Result<FileMap> {
+    FileMap::new(Arc::clone(mount), file)
 }
 
 /// A run of the file's blocks.
@@ -96,8 +96,8 @@ impl FileMap {
     /// that is staged for copies, and that no write has claimed, is free again. What fails here is done when the file is closed.
     pub fn handle_closed(&self) {
         if self.volume.is_writable() && self.entry.peek().nlink() > 0 {
-            let _ = self.volume.log_times(&self.entry);
-            let _ = self.volume.give_back_copies(&self.entry, FileBlock(0)..FileBlock(u64::MAX));
+            let _ = file::log_times(&self.volume, &self.entry);
+            let _ = file::give_back_copies(&self.volume, &self.entry, FileBlock(0)..FileBlock(u64::MAX));
         }
     }
 
@@ -169,7 +169,7 @@ impl FileMap {
         let known = |from, left| self.entry.copying_if_any().and_then(|copying| copying.run(from, left));
         self.cut_at(extent, block, |from, left| match known(from, left) {
             Some(run) => Ok(run),
-            None => self.volume.known_run(&self.entry, from, left),
+            None => file::known_run(&self.volume, &self.entry, from, left),
         })
     }
 
@@ -274,24 +274,24 @@ impl FileMap {
     #[cold]
     fn drop_capabilities(&self) -> Result<()> {
         let file = InodeHandle::new(Arc::clone(&self.entry), &self.entry.current());
-        let dropped = self.volume.drop_capabilities(&file, self.volume.now());
+        let dropped = setattr::drop_capabilities(&self.volume, &file, self.volume.now());
         dropped.or_else(|error| self.check_not_ended().and(Err(error)))
     }
 
     /// See [`FileMappingMut::allocate`] and [`DelayedAllocation::allocate_to_write_back`].
     fn provide(&self, range: Range<u64>, told: Told) -> Result<()> {
         let blocks = self.blocks(&range);
-        self.volume.check_room_with_copies(&self.entry, &blocks)?;
-        let given = self.volume.allocate_blocks(&self.entry, blocks.clone())?;
+        file::check_room_with_copies(&self.volume, &self.entry, &blocks)?;
+        let given = file::allocate_blocks(&self.volume, &self.entry, blocks.clone())?;
         let prepared = match told {
-            Told::AtOnce => self.volume.prepare_blocks(&self.entry, &blocks),
-            Told::InParts => self.volume.owe_blocks(&self.entry, &blocks),
+            Told::AtOnce => file::prepare_blocks(&self.volume, &self.entry, &blocks),
+            Told::InParts => file::owe_blocks(&self.volume, &self.entry, &blocks),
         };
-        let prepared = prepared.and_then(|()| self.volume.stage_copies(&self.entry, blocks, told));
+        let prepared = prepared.and_then(|()| file::stage_copies(&self.volume, &self.entry, blocks, told));
         if let Err(error) = &prepared {
             self.give_up(range);
             if error.is_refusal() {
-                self.volume.take_back(&self.entry, given)?;
+                file::take_back(&self.volume, &self.entry, given)?;
             }
         }
         prepared
@@ -308,19 +308,19 @@ impl Drop for FileMap {
     /// The last to close a file without names frees it. What fails here is left to recovery, as after a crash.
     fn drop(&mut self) {
         if *self.ends.get_mut() {
-            let _ = self.volume.free_ending(&self.entry, self.life);
+            let _ = inactive::free_ending(&self.volume, &self.entry, self.life);
             return;
         }
         if self.volume.is_writable() && self.entry.peek().nlink() > 0 {
-            let _ = self.volume.log_times(&self.entry);
+            let _ = file::log_times(&self.volume, &self.entry);
         }
         let last = self.entry.close(self.life);
         point("a file is closed");
         if last && self.entry.copying_if_any().is_some() {
-            let _ = self.volume.give_back_copies(&self.entry, FileBlock(0)..FileBlock(u64::MAX));
+            let _ = file::give_back_copies(&self.volume, &self.entry, FileBlock(0)..FileBlock(u64::MAX));
         }
         if last && self.volume.is_writable() {
-            let _ = self.volume.release_if_unused(&self.entry);
+            let _ = inactive::release_if_unused(&self.volume, &self.entry);
         }
     }
 }
@@ -382,8 +382,8 @@ impl FileMapping for FileMap {
 
     fn give_up(&self, range: Range<u64>) {
         let blocks = self.blocks(&range);
-        self.volume.unclaim_copies(&self.entry, &blocks);
-        self.volume.give_up_promised(&self.entry, &blocks);
+        file::unclaim_copies(&self.volume, &self.entry, &blocks);
+        file::give_up_promised(&self.volume, &self.entry, &blocks);
     }
 
     fn copy_on_write(&self) -> Option<&dyn CopyOnWrite<Error = Error>> {
@@ -396,12 +396,12 @@ impl CopyOnWrite for FileMap {
     type Error = Error;
 
     fn stage(&self, range: Range<u64>) -> Result<()> {
-        self.volume.stage_copies(&self.entry, self.blocks(&range), Told::AtOnce)
+        file::stage_copies(&self.volume, &self.entry, self.blocks(&range), Told::AtOnce)
     }
 
     fn staged(&self, offset: u64) -> Result<Option<Staged>> {
         let log = self.volume.geometry().block_log;
-        let Some(extent) = self.volume.staged_copy(&self.entry, FileBlock(offset >> log)) else {
+        let Some(extent) = file::staged_copy(&self.entry, FileBlock(offset >> log)) else {
             return Ok(None);
         };
         let found = self.mapped(extent);
@@ -413,11 +413,11 @@ impl CopyOnWrite for FileMap {
     }
 
     fn replace(&self, range: Range<u64>) -> Result<()> {
-        self.volume.take_copies(&self.entry, self.blocks(&range), Told::AtOnce)
+        file::take_copies(&self.volume, &self.entry, self.blocks(&range), Told::AtOnce)
     }
 
     fn unstage(&self, range: Range<u64>) {
-        self.volume.unclaim_copies(&self.entry, &self.blocks(&range));
+        file::unclaim_copies(&self.volume, &self.entry, &self.blocks(&range));
     }
 }
 
@@ -427,17 +427,17 @@ impl FileMappingMut for FileMap {
     }
 
     fn written(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
-        self.volume.take_copies(&self.entry, self.blocks(&range), Told::AtOnce)?;
-        self.volume.data_written(&self.entry, self.blocks(&range), size, self.volume.now())
+        file::take_copies(&self.volume, &self.entry, self.blocks(&range), Told::AtOnce)?;
+        file::data_written(&self.volume, &self.entry, self.blocks(&range), size, self.volume.now())
     }
 
     fn data_behind_end(&self, to: u64) -> Result<bool> {
         let to = FileBlock(to.div_ceil(self.block_size().into()));
-        self.volume.has_data_behind_end(&self.entry, to)
+        file::has_data_behind_end(&self.volume, &self.entry, to)
     }
 
     fn free_behind_end(&self) -> Result<()> {
-        self.volume.free_data_behind_end(&self.entry)
+        file::free_data_behind_end(&self.volume, &self.entry)
     }
 
     fn fill(
@@ -446,7 +446,7 @@ impl FileMappingMut for FileMap {
         size: u64,
         write: &mut dyn FnMut(u64, u64, u64) -> std::result::Result<(), DeviceError>,
     ) -> Result<()> {
-        self.volume.fill_blocks(&self.entry, self.blocks(&range), size, &mut |extent| {
+        file::fill_blocks(&self.volume, &self.entry, self.blocks(&range), size, &mut |extent| {
             let found = self.mapped(extent);
             let (ExtentState::Written(device) | ExtentState::Unwritten(device)) = found.state else {
                 return Ok(());
@@ -458,11 +458,11 @@ impl FileMappingMut for FileMap {
 
 impl DelayedAllocation for FileMap {
     fn reserve(&self, range: Range<u64>) -> Result<()> {
-        self.volume.promise_blocks(&self.entry, self.blocks(&range))
+        file::promise_blocks(&self.volume, &self.entry, self.blocks(&range))
     }
 
     fn unreserve(&self, bytes: u64) {
-        self.volume.withdraw_blocks(&self.entry, bytes >> self.volume.geometry().block_log);
+        file::withdraw_blocks(&self.volume, &self.entry, bytes >> self.volume.geometry().block_log);
     }
 
     fn allocate_to_write_back(&self, range: Range<u64>) -> Result<()> {
@@ -470,12 +470,12 @@ impl DelayedAllocation for FileMap {
     }
 
     fn allocate_reserved(&self, range: Range<u64>) -> Result<()> {
-        self.volume.allocate_promised(&self.entry, self.blocks(&range))
+        file::allocate_promised(&self.volume, &self.entry, self.blocks(&range))
     }
 
     fn written_back(&self, range: Range<u64>, size: Option<u64>) -> Result<()> {
-        self.volume.take_copies(&self.entry, self.blocks(&range), Told::InParts)?;
-        self.volume.data_written_back(&self.entry, self.blocks(&range), size)
+        file::take_copies(&self.volume, &self.entry, self.blocks(&range), Told::InParts)?;
+        file::data_written_back(&self.volume, &self.entry, self.blocks(&range), size)
     }
 
     fn ends_in_memory_at(&self, size: Option<u64>) {
@@ -498,43 +498,43 @@ impl FileSpace for FileMap {
     }
 
     fn check_pieces(&self) -> Result<()> {
-        self.volume.check_block_change(&self.entry)
+        file::check_block_change(&self.volume, &self.entry)
     }
 
     fn set_aside(&self, range: Range<u64>) -> Result<Given> {
-        self.volume.allocate_blocks(&self.entry, self.blocks(&range))
+        file::allocate_blocks(&self.volume, &self.entry, self.blocks(&range))
     }
 
     fn take_back(&self, given: Given) -> Result<()> {
-        self.volume.take_back(&self.entry, given)
+        file::take_back(&self.volume, &self.entry, given)
     }
 
     fn was_set_aside(&self, size: Option<u64>) -> Result<()> {
-        self.volume.space_set_aside(&self.entry, size, self.volume.now())
+        file::space_set_aside(&self.volume, &self.entry, size, self.volume.now())
     }
 
     fn free(&self, range: Range<u64>) -> Result<()> {
-        self.volume.remove_blocks(&self.entry, self.blocks(&range), self.volume.now())
+        file::remove_blocks(&self.volume, &self.entry, self.blocks(&range), self.volume.now())
     }
 
     fn blank(&self, range: Range<u64>) -> Result<()> {
-        self.volume.blank_blocks(&self.entry, self.blocks(&range), self.volume.now())
+        file::blank_blocks(&self.volume, &self.entry, self.blocks(&range), self.volume.now())
     }
 
     fn cut(&self, size: u64) -> Result<()> {
-        self.volume.truncate_blocks(&self.entry, size, self.volume.now())
+        file::truncate_blocks(&self.volume, &self.entry, size, self.volume.now())
     }
 
     fn set_size(&self, size: u64) -> Result<()> {
-        self.volume.set_size(&self.entry, size, self.volume.now())
+        file::set_size(&self.volume, &self.entry, size, self.volume.now())
     }
 
     fn collapse(&self, range: Range<u64>, size: u64) -> Result<()> {
-        self.volume.collapse_blocks(&self.entry, self.blocks(&range), size, self.volume.now())
+        file::collapse_blocks(&self.volume, &self.entry, self.blocks(&range), size, self.volume.now())
     }
 
     fn insert(&self, range: Range<u64>, size: u64) -> Result<()> {
-        self.volume.insert_blocks(&self.entry, self.blocks(&range), size, self.volume.now())
+        file::insert_blocks(&self.volume, &self.entry, self.blocks(&range), size, self.volume.now())
     }
 
     fn make_durable(&self) -> Result<()> {

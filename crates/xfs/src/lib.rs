@@ -29,7 +29,7 @@ pub mod group;
 pub mod ialloc;
 pub mod ifork;
 pub mod imap;
-mod inactive;
+pub mod inactive;
 pub mod inode;
 pub mod iomap;
 mod keyed_hash;

@@ -9,6 +9,7 @@ use common::Image;
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
+use xfs::iomap;
 use xfs::volume::{ForkKind, OpenOptions, Volume};
 use xfs_format::checksum;
 use zerocopy::IntoBytes;
@@ -53,7 +54,7 @@ fn walk(image: &Image) -> u32 {
                     errors += u32::from(volume.extents(&inode, kind).is_err());
                 }
                 if inode.is_file()
-                    && let Ok(map) = volume.file_map(&inode)
+                    && let Ok(map) = iomap::file_map(&volume, &inode)
                 {
                     let mut at = 0;
                     for _ in 0..2000 {

@@ -12,7 +12,7 @@ use xfs::Error;
 use xfs::alloc::{Purpose, Request, Target};
 use xfs::btree::Cursor;
 use xfs::ialloc;
-use xfs::namespace::{NewInode, Removal};
+use xfs::namespace::{self, NewInode, Removal};
 use xfs::trans::Trans;
 use xfs::trans::reservation::{Need, Reservation};
 use xfs::volume::{OpenOptions, Volume};
@@ -416,11 +416,12 @@ fn a_new_file_waits_for_an_inode_that_is_still_locked() {
         content_times: (time, time),
         inherit: true,
     };
-    let first = volume.create(&root, b"first", &new).unwrap();
-    volume.remove(&root, b"first", Removal::File, time).unwrap();
+    let first = namespace::create(&volume, &root, b"first", &new).unwrap();
+    namespace::remove(&volume, &root, b"first", Removal::File, time).unwrap();
     let locked = first.entry().lock();
     let made = std::thread::scope(|scope| {
-        let made = scope.spawn(|| volume.create(&root, b"second", &new).map(|entry| entry.ino()));
+        let made =
+            scope.spawn(|| namespace::create(&volume, &root, b"second", &new).map(|entry| entry.ino()));
         // Time enough for many looks.
         std::thread::sleep(std::time::Duration::from_millis(200));
         drop(locked);

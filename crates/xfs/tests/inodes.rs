@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
-use xfs::iomap::FileMap;
+use xfs::iomap::{self, FileMap};
 use xfs::volume::{ForkKind, Volume};
 use xfs_format::inode::InodeType;
 use xfs_format::timestamp::Timestamp;
@@ -179,7 +179,7 @@ fn read_all(volume: &Arc<Volume>, map: &FileMap) -> Vec<u8> {
 fn engine_sees(volume: &Arc<Volume>, ino: u64) -> Seen {
     let inode = volume.inode(InodeNumber(ino)).unwrap_or_else(|error| panic!("{ino}: {error}"));
     let content = (inode.is_file() && inode.size() < 200 << 20).then(|| {
-        let map = volume.file_map(&inode).unwrap();
+        let map = iomap::file_map(volume, &inode).unwrap();
         hash(&read_all(volume, &map))
     });
     Seen {
@@ -218,7 +218,7 @@ fn kernel_map(path: &Path) -> Vec<Run> {
 /// What the engine says of a file's map.
 fn engine_map(volume: &Arc<Volume>, ino: u64) -> Vec<Run> {
     let inode = volume.inode(InodeNumber(ino)).unwrap();
-    let map = volume.file_map(&inode).unwrap();
+    let map = iomap::file_map(volume, &inode).unwrap();
     let mut runs = Vec::new();
     let mut at = 0;
     while at < map.map_end() {
@@ -489,7 +489,7 @@ fn version_4() {
                 let inode = volume.inode(ino).unwrap();
                 *kinds.entry(format!("{:?}", inode.kind())).or_insert(0) += 1;
                 if inode.kind() == InodeType::Regular && inode.size() == 200_000 {
-                    let map = volume.file_map(&inode).unwrap();
+                    let map = iomap::file_map(&volume, &inode).unwrap();
                     assert_eq!(read_all(&volume, &map), pattern(3, 200_000));
                     assert_eq!(inode.gid(), inode.uid() + 1);
                 }

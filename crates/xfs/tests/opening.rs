@@ -8,6 +8,7 @@ use common::{Image, run};
 use std::sync::Arc;
 use xfs::Error;
 use xfs::namespace::Change;
+use xfs::setattr;
 use xfs::volume::{OpenOptions, Volume};
 use xfs_format::checksum;
 use xfs_format::superblock::CRC_OFFSET;
@@ -246,7 +247,7 @@ fn quota_is_to_be_counted_anew_after_a_change() {
     let volume = Volume::open(device(), &options).unwrap();
     let root = volume.handle(volume.geometry().root).unwrap();
     let private = Change { permissions: Some(0o700), ..Change::default() };
-    volume.change(&root, &private, volume.now()).unwrap();
+    setattr::change(&volume, &root, &private, volume.now()).unwrap();
     volume.sync().unwrap();
     drop(volume);
     // Not closed: the log says it, with the change.

@@ -11,6 +11,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use xfs::attr::linux;
 use xfs::dir;
+use xfs::iomap;
 use xfs::volume::{ForkKind, Inode, OpenOptions, Volume};
 use xfs::{Error, symlink};
 use xfs_format::types::{AgNumber, InodeNumber};
@@ -214,7 +215,7 @@ impl Walk<'_> {
     }
 
     fn file(&mut self, inode: &Arc<Inode>) {
-        let map = self.volume.file_map(inode);
+        let map = iomap::file_map(self.volume, inode);
         let Some(map) = self.ok(map) else { return };
         let mut at = 0;
         let mut written = None;

@@ -57,96 +57,94 @@ impl From<&Growth> for Grown {
     }
 }
 
-impl Mount {
-    /// What growing to `bytes` would make of the volume, on a device of `device` bytes; refuses what cannot be.
-    pub fn plan_growth(&self, bytes: u64, device: u64) -> Result<Growth> {
-        let geometry = self.geometry();
-        let (wanted, has) = (bytes >> geometry.block_log, geometry.data_blocks());
-        if wanted < has {
-            return Err(Error::Alter(Refusal::Shrink { has: geometry.bytes(), wanted: bytes }));
-        }
-        if bytes > device {
-            return Err(Error::Alter(Refusal::Device { wanted: bytes, device }));
-        }
-        let ag_blocks = u64::from(geometry.ag_blocks);
-        let rest = wanted % ag_blocks;
-        let left_out = if rest < LAST_GROUP_BLOCKS { rest.min(wanted - has) } else { 0 };
-        let blocks = wanted - left_out;
-        let too_large = || Error::Alter(Refusal::TooLarge { blocks, ag_blocks: geometry.ag_blocks });
-        let groups = u32::try_from(blocks.div_ceil(ag_blocks)).map_err(|_| too_large())?;
-        let superblock = Superblock::of(copies::committed(self)?)
-            .and_then(|superblock| superblock.resized((blocks, groups)))
-            .map_err(|_| too_large())?;
-        Ok(Growth { superblock, blocks: (has, blocks), left_out })
+/// What growing to `bytes` would make of the volume, on a device of `device` bytes; refuses what cannot be.
+pub fn plan_growth(mount: &Mount, bytes: u64, device: u64) -> Result<Growth> {
+    let geometry = mount.geometry();
+    let (wanted, has) = (bytes >> geometry.block_log, geometry.data_blocks());
+    if wanted < has {
+        return Err(Error::Alter(Refusal::Shrink { has: geometry.bytes(), wanted: bytes }));
     }
+    if bytes > device {
+        return Err(Error::Alter(Refusal::Device { wanted: bytes, device }));
+    }
+    let ag_blocks = u64::from(geometry.ag_blocks);
+    let rest = wanted % ag_blocks;
+    let left_out = if rest < LAST_GROUP_BLOCKS { rest.min(wanted - has) } else { 0 };
+    let blocks = wanted - left_out;
+    let too_large = || Error::Alter(Refusal::TooLarge { blocks, ag_blocks: geometry.ag_blocks });
+    let groups = u32::try_from(blocks.div_ceil(ag_blocks)).map_err(|_| too_large())?;
+    let superblock = Superblock::of(copies::committed(mount)?)
+        .and_then(|superblock| superblock.resized((blocks, groups)))
+        .map_err(|_| too_large())?;
+    Ok(Growth { superblock, blocks: (has, blocks), left_out })
+}
 
-    /// Makes the volume as large as `bytes`, which its device has. Others may use it meanwhile; durable when this returns.
-    pub fn grow(self: &Arc<Self>, bytes: u64) -> Result<Grown> {
-        self.grow_unless(bytes, &|| false)
-    }
+/// Makes the volume as large as `bytes`, which its device has. Others may use it meanwhile; durable when this returns.
+pub fn grow(mount: &Arc<Mount>, bytes: u64) -> Result<Grown> {
+    grow_unless(mount, bytes, &|| false)
+}
 
-    /// The same, unless it is to stop, which is asked before each new group: then the volume is as it was.
-    pub fn grow_unless(self: &Arc<Self>, bytes: u64, stop: &dyn Fn() -> bool) -> Result<Grown> {
-        let write = self.write_side()?;
-        let _alone = write.altering.lock();
-        // It may have been closed meanwhile.
-        self.check_writable()?;
-        let growth = self.plan_growth(bytes, self.device().size())?;
-        let grown = Grown::from(&growth);
-        if grown.to == grown.from {
-            return Ok(grown);
-        }
-        let layout = Layout::of_volume(&growth.superblock);
-        let old_groups = self.geometry().ag_count();
-        let new_groups = || (old_groups..layout.geometry().ag_count()).map(AgNumber);
-        for ag in new_groups() {
-            if stop() {
-                return Ok(Grown { to: grown.from, left_out: 0, stopped: true, ..grown });
-            }
-            mkfs::write_group(&**self.device(), &layout, &layout.group(ag), Before::Unknown)?;
-        }
-        self.flush()?;
-        let frozen = write.journal.freeze()?;
-        self.join(write, &layout, &frozen)?;
-        // In its place, before anybody logs a change of a new group.
-        write.journal.quiesce()?;
-        copies::follow(self, old_groups)?;
-        Ok(grown)
+/// The same, unless it is to stop, which is asked before each new group: then the volume is as it was.
+pub fn grow_unless(mount: &Arc<Mount>, bytes: u64, stop: &dyn Fn() -> bool) -> Result<Grown> {
+    let write = mount.write_side()?;
+    let _alone = write.altering.lock();
+    // It may have been closed meanwhile.
+    mount.check_writable()?;
+    let growth = plan_growth(mount, bytes, mount.device().size())?;
+    let grown = Grown::from(&growth);
+    if grown.to == grown.from {
+        return Ok(grown);
     }
+    let layout = Layout::of_volume(&growth.superblock);
+    let old_groups = mount.geometry().ag_count();
+    let new_groups = || (old_groups..layout.geometry().ag_count()).map(AgNumber);
+    for ag in new_groups() {
+        if stop() {
+            return Ok(Grown { to: grown.from, left_out: 0, stopped: true, ..grown });
+        }
+        mkfs::write_group(&**mount.device(), &layout, &layout.group(ag), Before::Unknown)?;
+    }
+    mount.flush()?;
+    let frozen = write.journal.freeze()?;
+    join(mount, write, &layout, &frozen)?;
+    // In its place, before anybody logs a change of a new group.
+    write.journal.quiesce()?;
+    copies::follow(mount, old_groups)?;
+    Ok(grown)
+}
 
-    /// Makes what was written part of the volume. Nobody else has a transaction.
-    fn join(self: &Arc<Self>, write: &WriteSide, layout: &Layout, _still: &Frozen<'_>) -> Result<()> {
-        let (old, new) = (self.geometry(), layout.geometry());
-        let last = AgNumber(old.ag_count() - 1);
-        let longer = new.ag_blocks_of(last) - old.ag_blocks_of(last);
-        let limits = Limits::new(new);
-        let need = Need::new(old).sectors(3).extents(2);
-        let mut kept = Kept::before(self, write)?;
-        let mut trans = Trans::start(self, need.reservation())?;
-        if longer > 0 {
-            let reserve = lengthen(&mut trans, &limits, (old, new), last)?;
-            kept.last_group(reserve);
-        }
-        for ag in (last.0 + 1..new.ag_count()).map(AgNumber) {
-            let group = layout.group(ag);
-            let (agf, agi) = (mkfs::agf(layout, &group), mkfs::agi(layout, &group));
-            trans.give_blocks(u64::from(agf.freeblks.get()) + u64::from(agf.flcount.get()));
-            let tree = (new.finobt && new.inobt_counts).then(|| agi.fblocks.get());
-            kept.group(limits.group_reserve(ag, &agf, tree));
-        }
-        let size = layout.superblock().raw();
-        let (dblocks, agcount) = (size.dblocks, size.agcount);
-        let range = offset_of!(RawSuperblock, dblocks)..offset_of!(RawSuperblock, agcount) + 4;
-        trans.change_superblock(range, |raw| (raw.dblocks, raw.agcount) = (dblocks, agcount))?;
-        let growing = self.groups_growing();
-        trans.commit()?;
-        point("the last group is longer");
-        old.grow(new.data_blocks());
-        drop(growing);
-        write.space.grow(old);
-        write.counters.keep_back(kept.more(&limits));
-        Ok(())
+/// Makes what was written part of the volume. Nobody else has a transaction.
+fn join(mount: &Arc<Mount>, write: &WriteSide, layout: &Layout, _still: &Frozen<'_>) -> Result<()> {
+    let (old, new) = (mount.geometry(), layout.geometry());
+    let last = AgNumber(old.ag_count() - 1);
+    let longer = new.ag_blocks_of(last) - old.ag_blocks_of(last);
+    let limits = Limits::new(new);
+    let need = Need::new(old).sectors(3).extents(2);
+    let mut kept = Kept::before(mount, write)?;
+    let mut trans = Trans::start(mount, need.reservation())?;
+    if longer > 0 {
+        let reserve = lengthen(&mut trans, &limits, (old, new), last)?;
+        kept.last_group(reserve);
     }
+    for ag in (last.0 + 1..new.ag_count()).map(AgNumber) {
+        let group = layout.group(ag);
+        let (agf, agi) = (mkfs::agf(layout, &group), mkfs::agi(layout, &group));
+        trans.give_blocks(u64::from(agf.freeblks.get()) + u64::from(agf.flcount.get()));
+        let tree = (new.finobt && new.inobt_counts).then(|| agi.fblocks.get());
+        kept.group(limits.group_reserve(ag, &agf, tree));
+    }
+    let size = layout.superblock().raw();
+    let (dblocks, agcount) = (size.dblocks, size.agcount);
+    let range = offset_of!(RawSuperblock, dblocks)..offset_of!(RawSuperblock, agcount) + 4;
+    trans.change_superblock(range, |raw| (raw.dblocks, raw.agcount) = (dblocks, agcount))?;
+    let growing = mount.groups_growing();
+    trans.commit()?;
+    point("the last group is longer");
+    old.grow(new.data_blocks());
+    drop(growing);
+    write.space.grow(old);
+    write.counters.keep_back(kept.more(&limits));
+    Ok(())
 }
 
 /// Makes the last group longer; gives what it keeps back then.
@@ -231,7 +229,7 @@ mod tests {
     use super::*;
     use crate::check::{CheckOptions, check};
     use crate::mkfs::{Groups, Options, format, plan};
-    use crate::namespace::NewInode;
+    use crate::namespace::{self, NewInode};
     use crate::volume::{OpenOptions, Volume};
     use blockdev::{BlockDevice, MemoryDevice};
     use std::sync::mpsc;
@@ -272,7 +270,7 @@ mod tests {
         for bytes in
             [2 * GROUP, 4 * GROUP + (16 << 20), 6 * GROUP + (63 << 12), 6 * GROUP + (64 << 12), DEVICE]
         {
-            let grown = volume.grow(bytes).unwrap();
+            let grown = grow(&volume, bytes).unwrap();
             let left_out = if bytes == 6 * GROUP + (63 << 12) { 63 } else { 0 };
             assert_eq!((grown.to + grown.left_out, grown.left_out), (bytes >> 12, left_out));
             assert_eq!(volume.geometry().data_blocks(), grown.to);
@@ -295,11 +293,11 @@ mod tests {
     fn what_cannot_be_is_refused() {
         let (_device, volume) = made();
         let has = volume.geometry().bytes();
-        let shrink = volume.grow(has - 4096).unwrap_err();
+        let shrink = grow(&volume, has - 4096).unwrap_err();
         assert!(matches!(shrink, Error::Alter(Refusal::Shrink { .. })), "{shrink}");
-        let device = volume.grow(DEVICE + 4096).unwrap_err();
+        let device = grow(&volume, DEVICE + 4096).unwrap_err();
         assert!(matches!(device, Error::Alter(Refusal::Device { .. })), "{device}");
-        let same = volume.grow(has).unwrap();
+        let same = grow(&volume, has).unwrap();
         assert_eq!((same.from, same.to), (has >> 12, has >> 12));
         assert!(volume.write_side().unwrap().journal.freeze().unwrap().is_untouched());
     }
@@ -322,7 +320,7 @@ mod tests {
                 readers.0.send(reader).unwrap();
             }
         });
-        volume.grow(DEVICE).unwrap();
+        grow(&volume, DEVICE).unwrap();
         let seen = readers.1.recv().unwrap().join().unwrap();
         assert!(matches!(seen, (Ok(()), Ok(()))), "{seen:?}");
     }
@@ -332,12 +330,14 @@ mod tests {
     fn growing_waits_for_a_transaction_that_is_open() {
         let (device, volume) = made();
         let root = volume.handle(volume.geometry().root).unwrap();
-        let make = |name: &[u8]| volume.create(&root, name, &NewInode::for_tests(0o100_644, TIME)).map(drop);
+        let make = |name: &[u8]| {
+            namespace::create(&volume, &root, name, &NewInode::for_tests(0o100_644, TIME)).map(drop)
+        };
         make(b"before").unwrap();
         let trans = Trans::start(&volume, Need::new(volume.geometry()).sectors(1).reservation()).unwrap();
         let grows = thread::spawn({
             let volume = Arc::clone(&volume);
-            move || volume.grow(DEVICE).unwrap()
+            move || grow(&volume, DEVICE).unwrap()
         });
         while !volume.write_side().unwrap().journal.at_gate().0 {
             thread::yield_now();

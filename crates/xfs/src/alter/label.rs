@@ -9,30 +9,28 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use xfs_format::superblock::RawSuperblock;
 
-impl Mount {
-    /// The label: up to 12 bytes.
-    pub fn label(&self) -> Result<Vec<u8>> {
-        let raw = copies::committed(self)?;
-        let end = raw.fname.iter().position(|&byte| byte == 0).unwrap_or(raw.fname.len());
-        Ok(raw.fname[..end].to_vec())
-    }
+/// The label: up to 12 bytes.
+pub fn label(mount: &Mount) -> Result<Vec<u8>> {
+    let raw = copies::committed(mount)?;
+    let end = raw.fname.iter().position(|&byte| byte == 0).unwrap_or(raw.fname.len());
+    Ok(raw.fname[..end].to_vec())
+}
 
-    /// Gives the volume a label of up to 12 bytes, none of them 0; of none, it has no label any more. Durable when this
-    /// returns.
-    pub fn set_label(self: &Arc<Self>, label: &[u8]) -> Result<()> {
-        let mut fname = [0; 12];
-        let place = fname.get_mut(..label.len()).filter(|_| !label.contains(&0));
-        place.ok_or(Error::Mkfs(mkfs::Refusal::Label))?.copy_from_slice(label);
-        let write = self.write_side()?;
-        let _alone = write.altering.lock();
-        // It may have been closed meanwhile.
-        self.check_writable()?;
-        if copies::committed(self)?.fname == fname {
-            return Ok(());
-        }
-        let at = offset_of!(RawSuperblock, fname);
-        let seq = change_alone(self, at..at + fname.len(), |raw| raw.fname = fname)?;
-        write.journal.force(seq)?;
-        copies::follow(self, self.geometry().ag_count())
+/// Gives the volume a label of up to 12 bytes, none of them 0; of none, it has no label any more. Durable when this
+/// returns.
+pub fn set_label(mount: &Arc<Mount>, label: &[u8]) -> Result<()> {
+    let mut fname = [0; 12];
+    let place = fname.get_mut(..label.len()).filter(|_| !label.contains(&0));
+    place.ok_or(Error::Mkfs(mkfs::Refusal::Label))?.copy_from_slice(label);
+    let write = mount.write_side()?;
+    let _alone = write.altering.lock();
+    // It may have been closed meanwhile.
+    mount.check_writable()?;
+    if copies::committed(mount)?.fname == fname {
+        return Ok(());
     }
+    let at = offset_of!(RawSuperblock, fname);
+    let seq = change_alone(mount, at..at + fname.len(), |raw| raw.fname = fname)?;
+    write.journal.force(seq)?;
+    copies::follow(mount, mount.geometry().ag_count())
 }

@@ -15,7 +15,8 @@ mod label;
 mod uuid;
 
 pub(crate) use copies::{follow as copies_follow, settle as settle_copies};
-pub use grow::{Grown, Growth};
+pub use grow::{Grown, Growth, grow, grow_unless, plan_growth};
+pub use label::{label, set_label};
 pub(crate) use uuid::finish as finish_uuid;
 pub use uuid::{UuidChange, set_uuid};
 

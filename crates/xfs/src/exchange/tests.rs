@@ -9,7 +9,8 @@ use crate::attr::edit::Put;
 use crate::exchange;
 use crate::inode::ForkKind;
 use crate::mkfs::{Before, Features, Options, format, plan};
-use crate::namespace::{NewInode, XattrChange};
+use crate::namespace::{self, NewInode, XattrChange};
+use crate::setattr;
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::{InodeHandle, OpenOptions, Volume};
@@ -77,26 +78,30 @@ impl Of {
         match self {
             Self::Attributes(count) => {
                 let file =
-                    volume.create(root, name.as_bytes(), &NewInode::for_tests(0o100_644, NOW)).unwrap();
+                    namespace::create(volume, root, name.as_bytes(), &NewInode::for_tests(0o100_644, NOW))
+                        .unwrap();
                 for nth in 0..count {
                     let change = XattrChange::Set(name.as_bytes(), Put::Either);
                     let attr = other(nth);
-                    volume.change_xattr(&file, Namespace::User, attr.as_bytes(), change, NOW).unwrap();
+                    setattr::change_xattr(volume, &file, Namespace::User, attr.as_bytes(), change, NOW)
+                        .unwrap();
                 }
                 file.ino()
             }
             Self::Dirs(count) => {
-                let dir = volume.create(root, name.as_bytes(), &NewInode::for_tests(0o40_755, NOW)).unwrap();
+                let dir =
+                    namespace::create(volume, root, name.as_bytes(), &NewInode::for_tests(0o40_755, NOW))
+                        .unwrap();
                 for nth in 0..count {
                     let new = NewInode::for_tests(0o100_644, NOW);
-                    volume.create(&dir, other(nth).as_bytes(), &new).unwrap();
+                    namespace::create(volume, &dir, other(nth).as_bytes(), &new).unwrap();
                 }
                 dir.ino()
             }
             Self::Links => {
                 let target = format!("/{}", format!("{name}/").repeat(200));
                 let new = NewInode::for_tests(0o120_777, NOW);
-                volume.symlink(root, name.as_bytes(), target.as_bytes(), &new).unwrap().ino()
+                namespace::symlink(volume, root, name.as_bytes(), target.as_bytes(), &new).unwrap().ino()
             }
         }
     }

@@ -9,7 +9,9 @@
 //! - whoever would write to the source knows that its blocks are shared before they are counted: they are named in what is
 //!   known of it, and looks at its map from before are void.
 
-use super::shared::written_runs;
+use super::copies;
+use super::limits;
+use super::shared::{self, written_runs};
 use super::{Blocks, join_file};
 use crate::defer;
 use crate::error::{Error, Result};
@@ -79,164 +81,160 @@ impl Piece {
     }
 }
 
-impl Mount {
-    /// Fails unless files of this volume can share blocks.
-    pub fn check_sharing(&self) -> Result<()> {
-        match self.geometry().reflink {
-            true => Ok(()),
-            false => {
-                Err(Error::UnsupportedFeature("files that share blocks (the volume has no reflink)".into()))
-            }
+/// Fails unless files of this volume can share blocks.
+pub fn check_sharing(mount: &Mount) -> Result<()> {
+    match mount.geometry().reflink {
+        true => Ok(()),
+        false => Err(Error::UnsupportedFeature("files that share blocks (the volume has no reflink)".into())),
+    }
+}
+
+/// Has a file share blocks of another; holes, and what was never written, become holes. The caller keeps writers off
+/// the source, and everybody off the destination, whole blocks; behind the end of that nothing holds data.
+pub fn share_blocks(mount: &Arc<Mount>, share: &Share<'_>) -> Result<()> {
+    check_sharing(mount)?;
+    limits::check_block_change(mount, share.to)?;
+    let end = FileBlock(share.at.0 + (share.blocks.end.0 - share.blocks.start.0));
+    limits::check_room_to_cut(mount, share.to, &(share.at..end))?;
+    shared::know_shared(mount, share.from)?;
+    shared::know_shared(mount, share.to)?;
+    mark_sharing(mount, share.from)?;
+    check_if_unmarked(mount, share.to)?;
+    let source = mount.extents(&share.from.current(), ForkKind::Data)?;
+    let runs: Vec<_> = written_runs(&source, share.blocks.clone()).collect();
+    drop(source);
+    shared::say_shared([share.from, share.to], &runs);
+    // What was staged for content that goes.
+    copies::give_back_copies(mount, share.to, share.at..end)?;
+    let Some(mut piece) = next_change(mount, share, share.blocks.start)? else {
+        return share_nothing(mount, share);
+    };
+    loop {
+        let behind = FileBlock(share.blocks.start.0 + (piece.end().0 - share.at.0));
+        let next = next_change(mount, share, behind)?;
+        share_piece(mount, share, &piece, next.is_none())?;
+        let Some(next) = next else { return Ok(()) };
+        piece = next;
+    }
+}
+
+/// Nothing changes of the destination's map.
+fn share_nothing(mount: &Arc<Mount>, share: &Share<'_>) -> Result<()> {
+    if share.end.is_none() && share.to.peek().is_reflinked() {
+        return Ok(());
+    }
+    let mut trans = Trans::start(mount, Need::new(mount.geometry()).inodes(1).reservation())?;
+    join_file(&mut trans, share.to)?;
+    let core = trans.inode_mut(share.to.ino(), InodeFields::CORE).core_mut();
+    core.flags2 |= InodeFlags2::REFLINK;
+    share.end_of(core);
+    trans.commit()?;
+    Ok(())
+}
+
+/// Fails if a file without the flag for shared blocks has such.
+fn check_if_unmarked(mount: &Mount, entry: &InodeEntry) -> Result<()> {
+    match entry.peek().is_reflinked() {
+        true => Ok(()),
+        false => {
+            // What the file loses meanwhile, where nobody is kept off, others may share at once.
+            let _still = entry.share();
+            mount.check_unmarked(entry, FileBlock(0)..super::BLOCKS_END)
         }
     }
+}
 
-    /// Has a file share blocks of another; holes, and what was never written, become holes. The caller keeps writers off
-    /// the source, and everybody off the destination, whole blocks; behind the end of that nothing holds data.
-    pub fn share_blocks(self: &Arc<Self>, share: &Share<'_>) -> Result<()> {
-        self.check_sharing()?;
-        self.check_block_change(share.to)?;
-        let end = FileBlock(share.at.0 + (share.blocks.end.0 - share.blocks.start.0));
-        self.check_room_to_cut(share.to, &(share.at..end))?;
-        self.know_shared(share.from)?;
-        self.know_shared(share.to)?;
-        self.mark_sharing(share.from)?;
-        self.check_if_unmarked(share.to)?;
-        let source = self.extents(&share.from.current(), ForkKind::Data)?;
-        let runs: Vec<_> = written_runs(&source, share.blocks.clone()).collect();
-        drop(source);
-        self.say_shared([share.from, share.to], &runs);
-        // What was staged for content that goes.
-        self.give_back_copies(share.to, share.at..end)?;
-        let Some(mut piece) = self.next_change(share, share.blocks.start)? else {
-            return self.share_nothing(share);
-        };
-        loop {
-            let behind = FileBlock(share.blocks.start.0 + (piece.end().0 - share.at.0));
-            let next = self.next_change(share, behind)?;
-            self.share_piece(share, &piece, next.is_none())?;
-            let Some(next) = next else { return Ok(()) };
-            piece = next;
+/// Gives an inode the flag for shared blocks.
+fn mark_sharing(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Result<()> {
+    if entry.peek().is_reflinked() {
+        return Ok(());
+    }
+    check_if_unmarked(mount, entry)?;
+    let mut trans = Trans::start(mount, Need::new(mount.geometry()).inodes(1).reservation())?;
+    join_file(&mut trans, entry)?;
+    trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().flags2 |= InodeFlags2::REFLINK;
+    trans.commit()?;
+    Ok(())
+}
+
+/// The first piece of the destination that changes, from where block `at` of the source is to be.
+fn next_change(mount: &Mount, share: &Share<'_>, mut at: FileBlock) -> Result<Option<Piece>> {
+    while at < share.blocks.end {
+        let piece = next_piece(mount, share, at)?;
+        if piece.new.is_some() || piece.is_mapped {
+            return Ok(Some(piece));
+        }
+        at = FileBlock(at.0 + piece.blocks);
+    }
+    Ok(None)
+}
+
+/// What becomes of the destination where block `at` of the source is to be, and for how many blocks.
+fn next_piece(mount: &Mount, share: &Share<'_>, at: FileBlock) -> Result<Piece> {
+    let source = mount.extents(&share.from.current(), ForkKind::Data)?.lookup(at);
+    let to = FileBlock(share.at.0 + (at.0 - share.blocks.start.0));
+    let old = mount.extents(&share.to.current(), ForkKind::Data)?.lookup(to);
+    let until = |mapped: &Mapped, from: FileBlock| match mapped {
+        Mapped::Extent(extent) => extent.end().0 - from.0,
+        Mapped::Hole(_, end) => end.map_or(u64::MAX, |end| end.0 - from.0),
+    };
+    let left = share.blocks.end.0 - at.0;
+    let blocks = left.min(until(&source, at)).min(until(&old, to)).max(1);
+    let place =
+        |extent: &Extent, from: FileBlock| FsBlock(extent.startblock.0 + (from.0 - extent.startoff.0));
+    let new = match source {
+        Mapped::Extent(extent) if !extent.unwritten => Some(Extent {
+            startoff: to,
+            startblock: place(&extent, at),
+            blockcount: u32::try_from(blocks).unwrap_or(extent.blockcount),
+            unwritten: false,
+        }),
+        _ => None,
+    };
+    let source_unwritten = matches!(source, Mapped::Extent(extent) if extent.unwritten);
+    let (new, is_mapped) = match (new, old) {
+        // The same blocks already.
+        (Some(new), Mapped::Extent(old)) if !old.unwritten && place(&old, to) == new.startblock => {
+            (None, false)
+        }
+        // Neither was written.
+        (None, Mapped::Extent(old)) if old.unwritten && source_unwritten => (None, false),
+        (new, old) => (new, matches!(old, Mapped::Extent(_))),
+    };
+    Ok(Piece { at: to, blocks, new, is_mapped })
+}
+
+fn share_piece(mount: &Arc<Mount>, share: &Share<'_>, piece: &Piece, is_last: bool) -> Result<()> {
+    if let Some(new) = piece.new {
+        limits::check_room_to_share(mount, new.startblock)?;
+    }
+    let need = Need::new(mount.geometry()).inodes(1).map_changes(2).counts(2).steps(2);
+    let mut trans = Trans::start(mount, need.reservation())?;
+    join_file(&mut trans, share.to)?;
+    let ino = share.to.ino();
+    // Whoever cut off the last that the file had beside this took the flag off. What is told of its blocks depends on it.
+    trans.inode_mut(ino, InodeFields::CORE).core_mut().flags2 |= InodeFlags2::REFLINK;
+    if piece.is_mapped {
+        let gone = trans.unmap(ino, ForkKind::Data, piece.at..piece.end(), 1)?;
+        debug_assert!(gone.rest.is_none(), "one piece at a time");
+        for extent in &gone.freed {
+            defer::give_up_later(&mut trans, ino, ForkKind::Data, extent)?;
         }
     }
-
-    /// Nothing changes of the destination's map.
-    fn share_nothing(self: &Arc<Self>, share: &Share<'_>) -> Result<()> {
-        if share.end.is_none() && share.to.peek().is_reflinked() {
-            return Ok(());
-        }
-        let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
-        join_file(&mut trans, share.to)?;
-        let core = trans.inode_mut(share.to.ino(), InodeFields::CORE).core_mut();
-        core.flags2 |= InodeFlags2::REFLINK;
+    if let Some(new) = piece.new {
+        defer::share_later(&mut trans, new.startblock, new.blockcount);
+        trans.map(ino, ForkKind::Data, new)?;
+    }
+    let end = piece.end().0.saturating_mul(mount.geometry().block_size.into());
+    let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+    core.size = core.size.max(share.size.min(end));
+    if let Some(end) = share.end {
+        // Nobody is to take a part for what was there before.
+        (core.mtime, core.ctime) = (end.now, end.now);
+    }
+    if is_last {
         share.end_of(core);
-        trans.commit()?;
-        Ok(())
     }
-
-    /// Fails if a file without the flag for shared blocks has such.
-    fn check_if_unmarked(&self, entry: &InodeEntry) -> Result<()> {
-        match entry.peek().is_reflinked() {
-            true => Ok(()),
-            false => {
-                // What the file loses meanwhile, where nobody is kept off, others may share at once.
-                let _still = entry.share();
-                self.check_unmarked(entry, FileBlock(0)..super::BLOCKS_END)
-            }
-        }
-    }
-
-    /// Gives an inode the flag for shared blocks.
-    fn mark_sharing(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
-        if entry.peek().is_reflinked() {
-            return Ok(());
-        }
-        self.check_if_unmarked(entry)?;
-        let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
-        join_file(&mut trans, entry)?;
-        trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().flags2 |= InodeFlags2::REFLINK;
-        trans.commit()?;
-        Ok(())
-    }
-
-    /// The first piece of the destination that changes, from where block `at` of the source is to be.
-    fn next_change(&self, share: &Share<'_>, mut at: FileBlock) -> Result<Option<Piece>> {
-        while at < share.blocks.end {
-            let piece = self.next_piece(share, at)?;
-            if piece.new.is_some() || piece.is_mapped {
-                return Ok(Some(piece));
-            }
-            at = FileBlock(at.0 + piece.blocks);
-        }
-        Ok(None)
-    }
-
-    /// What becomes of the destination where block `at` of the source is to be, and for how many blocks.
-    fn next_piece(&self, share: &Share<'_>, at: FileBlock) -> Result<Piece> {
-        let source = self.extents(&share.from.current(), ForkKind::Data)?.lookup(at);
-        let to = FileBlock(share.at.0 + (at.0 - share.blocks.start.0));
-        let old = self.extents(&share.to.current(), ForkKind::Data)?.lookup(to);
-        let until = |mapped: &Mapped, from: FileBlock| match mapped {
-            Mapped::Extent(extent) => extent.end().0 - from.0,
-            Mapped::Hole(_, end) => end.map_or(u64::MAX, |end| end.0 - from.0),
-        };
-        let left = share.blocks.end.0 - at.0;
-        let blocks = left.min(until(&source, at)).min(until(&old, to)).max(1);
-        let place =
-            |extent: &Extent, from: FileBlock| FsBlock(extent.startblock.0 + (from.0 - extent.startoff.0));
-        let new = match source {
-            Mapped::Extent(extent) if !extent.unwritten => Some(Extent {
-                startoff: to,
-                startblock: place(&extent, at),
-                blockcount: u32::try_from(blocks).unwrap_or(extent.blockcount),
-                unwritten: false,
-            }),
-            _ => None,
-        };
-        let source_unwritten = matches!(source, Mapped::Extent(extent) if extent.unwritten);
-        let (new, is_mapped) = match (new, old) {
-            // The same blocks already.
-            (Some(new), Mapped::Extent(old)) if !old.unwritten && place(&old, to) == new.startblock => {
-                (None, false)
-            }
-            // Neither was written.
-            (None, Mapped::Extent(old)) if old.unwritten && source_unwritten => (None, false),
-            (new, old) => (new, matches!(old, Mapped::Extent(_))),
-        };
-        Ok(Piece { at: to, blocks, new, is_mapped })
-    }
-
-    fn share_piece(self: &Arc<Self>, share: &Share<'_>, piece: &Piece, is_last: bool) -> Result<()> {
-        if let Some(new) = piece.new {
-            self.check_room_to_share(new.startblock)?;
-        }
-        let need = Need::new(self.geometry()).inodes(1).map_changes(2).counts(2).steps(2);
-        let mut trans = Trans::start(self, need.reservation())?;
-        join_file(&mut trans, share.to)?;
-        let ino = share.to.ino();
-        // Whoever cut off the last that the file had beside this took the flag off. What is told of its blocks depends on it.
-        trans.inode_mut(ino, InodeFields::CORE).core_mut().flags2 |= InodeFlags2::REFLINK;
-        if piece.is_mapped {
-            let gone = trans.unmap(ino, ForkKind::Data, piece.at..piece.end(), 1)?;
-            debug_assert!(gone.rest.is_none(), "one piece at a time");
-            for extent in &gone.freed {
-                defer::give_up_later(&mut trans, ino, ForkKind::Data, extent)?;
-            }
-        }
-        if let Some(new) = piece.new {
-            defer::share_later(&mut trans, new.startblock, new.blockcount);
-            trans.map(ino, ForkKind::Data, new)?;
-        }
-        let end = piece.end().0.saturating_mul(self.geometry().block_size.into());
-        let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
-        core.size = core.size.max(share.size.min(end));
-        if let Some(end) = share.end {
-            // Nobody is to take a part for what was there before.
-            (core.mtime, core.ctime) = (end.now, end.now);
-        }
-        if is_last {
-            share.end_of(core);
-        }
-        trans.commit()?;
-        Ok(())
-    }
+    trans.commit()?;
+    Ok(())
 }

@@ -11,7 +11,9 @@
 //! - it is in the log for good before anybody can write to either range: such a write goes in place, to what the other file
 //!   would have again behind a crash.
 
-use super::shared::all_runs;
+use super::copies;
+use super::limits;
+use super::shared::{self, all_runs};
 use super::{Blocks, join_file};
 use crate::agf;
 use crate::alloc::{FEW, OwnerClaim};
@@ -74,125 +76,121 @@ impl ExchangeBlocks<'_> {
     }
 }
 
-impl Mount {
-    /// Fails unless files of this volume can exchange blocks.
-    pub fn check_exchanging(&self) -> Result<()> {
-        match self.superblock().incompat().contains(Incompat::EXCHRANGE) {
-            true => Ok(()),
-            false => {
-                Err(Error::UnsupportedFeature("exchange of files' content (the volume has it not)".into()))
-            }
-        }
+/// Fails unless files of this volume can exchange blocks.
+pub fn check_exchanging(mount: &Mount) -> Result<()> {
+    match mount.superblock().incompat().contains(Incompat::EXCHRANGE) {
+        true => Ok(()),
+        false => Err(Error::UnsupportedFeature("exchange of files' content (the volume has it not)".into())),
     }
+}
 
-    /// Has two files exchange blocks; durable when this returns. The caller keeps everybody off both ranges, whole blocks;
-    /// where sizes change, off all behind them too, and nothing holds data behind the ends.
-    pub fn exchange_blocks(self: &Arc<Self>, exchange: &ExchangeBlocks<'_>) -> Result<()> {
-        self.check_exchanging()?;
-        let mut files = exchange.files.to_vec();
-        files.sort_by_key(|entry| entry.ino());
-        files.dedup_by_key(|entry| entry.ino());
-        for entry in &files {
-            self.check_block_change(entry)?;
-        }
-        for (nth, entry) in exchange.files.into_iter().enumerate() {
-            self.check_unmarked(entry, exchange.range(nth))?;
-            self.check_room_to_cut(entry, &exchange.range(nth))?;
-            self.know_shared(entry)?;
-            // What was staged for content that goes.
-            self.give_back_copies(entry, exchange.range(nth))?;
-        }
-        let need = self.need_to_exchange(exchange)?;
-        Trans::check_log(self, need.reservation())?;
-        self.say_what_is_shared(exchange)?;
-        let room = self.claim_room_to_exchange(exchange)?;
-        let mut trans = Trans::start(self, need.reservation())?;
-        trans.keep_what_is_freed();
-        if let Some(claim) = room {
-            trans.hold_claim(claim);
-        }
-        for entry in &files {
-            join_file(&mut trans, entry)?;
-        }
-        let shares = files.iter().any(|entry| trans.inode(entry.ino()).is_reflinked());
-        for entry in &files {
-            let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
-            (core.mtime, core.ctime) = (exchange.now, exchange.now);
-            core.flags2.set(InodeFlags2::REFLINK, shares);
-        }
-        let generations = exchange.files.map(|entry| trans.inode(entry.ino()).core().generation);
-        if exchange.blocks > 0 {
-            exchange::exchange_later(&mut trans, Exchange { generations, ..exchange.promise() });
-        } else {
-            // Kernels take an exchange of no blocks in the log for damage.
-            for (entry, size) in exchange.files.into_iter().zip(exchange.sizes.into_iter().flatten()) {
-                trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().size = size;
-            }
-        }
-        let seq = trans.commit()?;
-        self.write_side()?.journal.force(seq)
+/// Has two files exchange blocks; durable when this returns. The caller keeps everybody off both ranges, whole blocks;
+/// where sizes change, off all behind them too, and nothing holds data behind the ends.
+pub fn exchange_blocks(mount: &Arc<Mount>, exchange: &ExchangeBlocks<'_>) -> Result<()> {
+    check_exchanging(mount)?;
+    let mut files = exchange.files.to_vec();
+    files.sort_by_key(|entry| entry.ino());
+    files.dedup_by_key(|entry| entry.ino());
+    for entry in &files {
+        limits::check_block_change(mount, entry)?;
     }
+    for (nth, entry) in exchange.files.into_iter().enumerate() {
+        mount.check_unmarked(entry, exchange.range(nth))?;
+        limits::check_room_to_cut(mount, entry, &exchange.range(nth))?;
+        shared::know_shared(mount, entry)?;
+        // What was staged for content that goes.
+        copies::give_back_copies(mount, entry, exchange.range(nth))?;
+    }
+    let need = need_to_exchange(mount, exchange)?;
+    Trans::check_log(mount, need.reservation())?;
+    say_what_is_shared(mount, exchange)?;
+    let room = claim_room_to_exchange(mount, exchange)?;
+    let mut trans = Trans::start(mount, need.reservation())?;
+    trans.keep_what_is_freed();
+    if let Some(claim) = room {
+        trans.hold_claim(claim);
+    }
+    for entry in &files {
+        join_file(&mut trans, entry)?;
+    }
+    let shares = files.iter().any(|entry| trans.inode(entry.ino()).is_reflinked());
+    for entry in &files {
+        let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
+        (core.mtime, core.ctime) = (exchange.now, exchange.now);
+        core.flags2.set(InodeFlags2::REFLINK, shares);
+    }
+    let generations = exchange.files.map(|entry| trans.inode(entry.ino()).core().generation);
+    if exchange.blocks > 0 {
+        exchange::exchange_later(&mut trans, Exchange { generations, ..exchange.promise() });
+    } else {
+        // Kernels take an exchange of no blocks in the log for damage.
+        for (entry, size) in exchange.files.into_iter().zip(exchange.sizes.into_iter().flatten()) {
+            trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().size = size;
+        }
+    }
+    let seq = trans.commit()?;
+    mount.write_side()?.journal.force(seq)
+}
 
-    /// Has both files know which of the blocks that they exchange others have as well.
-    fn say_what_is_shared(&self, exchange: &ExchangeBlocks<'_>) -> Result<()> {
-        let share = exchange.files.into_iter().any(|entry| entry.peek().is_reflinked());
-        if !share && !exchange.files.into_iter().any(|entry| entry.copying().knows_any()) {
-            return Ok(());
-        }
-        let (mut blocks, mut shared) = (Vec::new(), Vec::new());
-        for (nth, entry) in exchange.files.into_iter().enumerate() {
-            let extents = self.extents(&entry.current(), ForkKind::Data)?;
-            blocks.extend(all_runs(&extents, exchange.range(nth)));
-            if share {
-                shared.extend(self.shared_runs(&extents, exchange.range(nth))?);
-            }
-        }
-        self.say_exchanged(exchange.files, &blocks, &shared);
-        Ok(())
+/// Has both files know which of the blocks that they exchange others have as well.
+fn say_what_is_shared(mount: &Mount, exchange: &ExchangeBlocks<'_>) -> Result<()> {
+    let share = exchange.files.into_iter().any(|entry| entry.peek().is_reflinked());
+    if !share && !exchange.files.into_iter().any(|entry| entry.copying().knows_any()) {
+        return Ok(());
     }
+    let (mut blocks, mut shared) = (Vec::new(), Vec::new());
+    for (nth, entry) in exchange.files.into_iter().enumerate() {
+        let extents = mount.extents(&entry.current(), ForkKind::Data)?;
+        blocks.extend(all_runs(&extents, exchange.range(nth)));
+        if share {
+            shared.extend(shared::shared_runs(mount, &extents, exchange.range(nth))?);
+        }
+    }
+    shared::say_exchanged(exchange.files, &blocks, &shared);
+    Ok(())
+}
 
-    /// Has the groups keep room for the pieces that owners will have in their reverse maps. [`Error::NoSpace`]: there is too
-    /// little. The caller keeps others off both ranges.
-    fn claim_room_to_exchange(
-        self: &Arc<Self>,
-        exchange: &ExchangeBlocks<'_>,
-    ) -> Result<Option<OwnerClaim<'_>>> {
-        let geometry = self.geometry();
-        if !geometry.rmapbt {
-            return Ok(None);
-        }
-        let [one, two] = exchange.files.map(|entry| entry.current());
-        let lists = [self.extents(&one, ForkKind::Data)?, self.extents(&two, ForkKind::Data)?];
-        let records = new_owner_records(geometry, [&lists[0], &lists[1]], exchange.promise());
-        // For few there is room anyway: it was asked for.
-        if records.values().all(|&records| records <= FEW) {
-            return Ok(None);
-        }
-        let mut trans = Trans::start(self, Need::new(geometry).reservation())?;
-        agf::claim_for_owners(&mut trans, &records).map(Some)
+/// Has the groups keep room for the pieces that owners will have in their reverse maps. [`Error::NoSpace`]: there is too
+/// little. The caller keeps others off both ranges.
+fn claim_room_to_exchange<'v>(
+    mount: &'v Arc<Mount>,
+    exchange: &ExchangeBlocks<'_>,
+) -> Result<Option<OwnerClaim<'v>>> {
+    let geometry = mount.geometry();
+    if !geometry.rmapbt {
+        return Ok(None);
     }
+    let [one, two] = exchange.files.map(|entry| entry.current());
+    let lists = [mount.extents(&one, ForkKind::Data)?, mount.extents(&two, ForkKind::Data)?];
+    let records = new_owner_records(geometry, [&lists[0], &lists[1]], exchange.promise());
+    // For few there is room anyway: it was asked for.
+    if records.values().all(|&records| records <= FEW) {
+        return Ok(None);
+    }
+    let mut trans = Trans::start(mount, Need::new(geometry).reservation())?;
+    agf::claim_for_owners(&mut trans, &records).map(Some)
+}
 
-    /// What it takes at most. [`Error::TooManyExtents`] if either file could get more than it may have.
-    fn need_to_exchange(&self, exchange: &ExchangeBlocks<'_>) -> Result<Need<'_>> {
-        let geometry = self.geometry();
-        let mut counts = [0; 2];
-        for (count, entry) in counts.iter_mut().zip(exchange.files) {
-            *count = self.extents(&entry.current(), ForkKind::Data)?.len() as u64;
-        }
-        // An extent is cut at either end of a range.
-        const CUT: u64 = 4;
-        let most = if exchange.is_one_file() { counts[0] } else { counts[0] + counts[1] } + CUT;
-        for entry in exchange.files {
-            let large = entry.peek().core().flags2.contains(InodeFlags2::NREXT64);
-            let limit = extent_limit(ForkKind::Data, large);
-            if most > limit {
-                return Err(Error::TooManyExtents { inode: entry.ino(), limit });
-            }
-        }
-        let blocks = 2 * (tree_blocks(geometry, most) + 2 * map_levels(geometry));
-        let need = Need::new(geometry).inodes(2).maps_at_once(1).exchange_at_once();
-        Ok(need.blocks(blocks).steps(2))
+/// What it takes at most. [`Error::TooManyExtents`] if either file could get more than it may have.
+fn need_to_exchange<'v>(mount: &'v Mount, exchange: &ExchangeBlocks<'_>) -> Result<Need<'v>> {
+    let geometry = mount.geometry();
+    let mut counts = [0; 2];
+    for (count, entry) in counts.iter_mut().zip(exchange.files) {
+        *count = mount.extents(&entry.current(), ForkKind::Data)?.len() as u64;
     }
+    // An extent is cut at either end of a range.
+    const CUT: u64 = 4;
+    let most = if exchange.is_one_file() { counts[0] } else { counts[0] + counts[1] } + CUT;
+    for entry in exchange.files {
+        let large = entry.peek().core().flags2.contains(InodeFlags2::NREXT64);
+        let limit = extent_limit(ForkKind::Data, large);
+        if most > limit {
+            return Err(Error::TooManyExtents { inode: entry.ino(), limit });
+        }
+    }
+    let blocks = 2 * (tree_blocks(geometry, most) + 2 * map_levels(geometry));
+    let need = Need::new(geometry).inodes(2).maps_at_once(1).exchange_at_once();
+    Ok(need.blocks(blocks).steps(2))
 }
 
 /// Most blocks of the tree of a map of so many extents, whose blocks are half full.

@@ -29,75 +29,73 @@ const ENDS: u64 = 2;
 /// Extents that are left to changes on their way.
 pub(super) const SPARE: u64 = AT_ONCE * MORE;
 
-impl Mount {
-    /// Fails with what would end a change of a file's blocks half-way: [`Error::LogTooSmall`],
-    /// [`Error::TooManyExtents`]. Whoever does several things to them asks before the first.
-    pub fn check_block_change(self: &Arc<Self>, entry: &InodeEntry) -> Result<()> {
-        self.check_log_for_blocks()?;
-        self.check_extents_left(entry)
-    }
+/// Fails with what would end a change of a file's blocks half-way: [`Error::LogTooSmall`],
+/// [`Error::TooManyExtents`]. Whoever does several things to them asks before the first.
+pub fn check_block_change(mount: &Arc<Mount>, entry: &InodeEntry) -> Result<()> {
+    check_log_for_blocks(mount)?;
+    check_extents_left(mount, entry)
+}
 
-    /// [`Error::NoSpace`] if what tells of owners may not have room for one more of a block: who shares blocks takes none, but
-    /// their owners are written down.
-    pub(super) fn check_room_to_share(&self, start: FsBlock) -> Result<()> {
-        let Some((ag, _)) = self.geometry().split_block(start) else { return Ok(()) };
-        let has_room = self.write_side()?.space.has_room_to_share(self.bufs(), self.geometry(), ag)?;
-        if has_room { Ok(()) } else { Err(Error::NoSpace) }
-    }
+/// [`Error::NoSpace`] if what tells of owners may not have room for one more of a block: who shares blocks takes none, but
+/// their owners are written down.
+pub(super) fn check_room_to_share(mount: &Mount, start: FsBlock) -> Result<()> {
+    let Some((ag, _)) = mount.geometry().split_block(start) else { return Ok(()) };
+    let has_room = mount.write_side()?.space.has_room_to_share(mount.bufs(), mount.geometry(), ag)?;
+    if has_room { Ok(()) } else { Err(Error::NoSpace) }
+}
 
-    /// [`Error::NoSpace`] if the reverse map may not have room for it that what a file has in `blocks` is cut into more
-    /// pieces: of what is shared no block becomes free with that, and so the map may need more than is kept for it.
-    pub(super) fn check_room_to_cut(self: &Arc<Self>, entry: &InodeEntry, blocks: &Blocks) -> Result<()> {
-        let geometry = self.geometry();
-        if !geometry.rmapbt || !geometry.reflink {
-            return Ok(());
-        }
-        let extents = self.extents(&entry.current(), ForkKind::Data)?;
-        let (mut at, mut asked) = (blocks.start, None);
-        while let Some(extent) = extents.ending_behind(at).filter(|extent| extent.startoff < blocks.end) {
-            at = extent.end();
-            let group = geometry.split_block(extent.startblock).map(|(ag, _)| ag);
-            let Some(ag) = group.filter(|_| group != asked) else { continue };
-            self.check_room_in(ag, Owners::InPieces(ENDS))?;
-            asked = group;
-        }
-        Ok(())
+/// [`Error::NoSpace`] if the reverse map may not have room for it that what a file has in `blocks` is cut into more
+/// pieces: of what is shared no block becomes free with that, and so the map may need more than is kept for it.
+pub(super) fn check_room_to_cut(mount: &Arc<Mount>, entry: &InodeEntry, blocks: &Blocks) -> Result<()> {
+    let geometry = mount.geometry();
+    if !geometry.rmapbt || !geometry.reflink {
+        return Ok(());
     }
-
-    /// [`Error::NoSpace`] if the reverse map of this group may not have room for what `owners` says.
-    pub(super) fn check_room_in(&self, ag: AgNumber, owners: Owners) -> Result<()> {
-        let space = &self.write_side()?.space;
-        let has_room = space.has_room_for_owners(self.bufs(), self.geometry(), ag, owners)?;
-        if has_room { Ok(()) } else { Err(Error::NoSpace) }
+    let extents = mount.extents(&entry.current(), ForkKind::Data)?;
+    let (mut at, mut asked) = (blocks.start, None);
+    while let Some(extent) = extents.ending_behind(at).filter(|extent| extent.startoff < blocks.end) {
+        at = extent.end();
+        let group = geometry.split_block(extent.startblock).map(|(ag, _)| ag);
+        let Some(ag) = group.filter(|_| group != asked) else { continue };
+        check_room_in(mount, ag, Owners::InPieces(ENDS))?;
+        asked = group;
     }
+    Ok(())
+}
 
-    /// [`Error::LogTooSmall`] if it is for any of the transactions that change a file's blocks.
-    pub(crate) fn check_log_for_blocks(self: &Arc<Self>) -> Result<()> {
-        let suffices = &self.write_side()?.log_suffices;
-        // Neither the log's size changes nor what is needed.
-        if suffices.get().is_some() {
-            return Ok(());
-        }
-        for need in [remove::need_to_remove(self), allocate::need_to_mark(self), shift::need_to_shift(self)] {
-            Trans::check_log(self, need.reservation())?;
-        }
-        let _first = suffices.set(());
-        Ok(())
+/// [`Error::NoSpace`] if the reverse map of this group may not have room for what `owners` says.
+pub(super) fn check_room_in(mount: &Mount, ag: AgNumber, owners: Owners) -> Result<()> {
+    let space = &mount.write_side()?.space;
+    let has_room = space.has_room_for_owners(mount.bufs(), mount.geometry(), ag, owners)?;
+    if has_room { Ok(()) } else { Err(Error::NoSpace) }
+}
+
+/// [`Error::LogTooSmall`] if it is for any of the transactions that change a file's blocks.
+pub(crate) fn check_log_for_blocks(mount: &Arc<Mount>) -> Result<()> {
+    let suffices = &mount.write_side()?.log_suffices;
+    // Neither the log's size changes nor what is needed.
+    if suffices.get().is_some() {
+        return Ok(());
     }
-
-    /// [`Error::TooManyExtents`] if a file may have no more of them.
-    pub(crate) fn check_extents_left(self: &Arc<Self>, entry: &InodeEntry) -> Result<()> {
-        self.check_extents_left_for(entry, 0)
+    for need in [remove::need_to_remove(mount), allocate::need_to_mark(mount), shift::need_to_shift(mount)] {
+        Trans::check_log(mount, need.reservation())?;
     }
+    let _first = suffices.set(());
+    Ok(())
+}
 
-    /// The same, if it has so many more already.
-    pub(super) fn check_extents_left_for(self: &Arc<Self>, entry: &InodeEntry, more: u64) -> Result<()> {
-        let inode = entry.current();
-        let count = self.extents(&inode, ForkKind::Data)?.len();
-        let limit = extent_limit(ForkKind::Data, inode.core().flags2.contains(InodeFlags2::NREXT64));
-        match count as u64 + more + SPARE > limit {
-            true => Err(Error::TooManyExtents { inode: entry.ino(), limit: limit - SPARE.min(limit) }),
-            false => Ok(()),
-        }
+/// [`Error::TooManyExtents`] if a file may have no more of them.
+pub(crate) fn check_extents_left(mount: &Arc<Mount>, entry: &InodeEntry) -> Result<()> {
+    check_extents_left_for(mount, entry, 0)
+}
+
+/// The same, if it has so many more already.
+pub(super) fn check_extents_left_for(mount: &Arc<Mount>, entry: &InodeEntry, more: u64) -> Result<()> {
+    let inode = entry.current();
+    let count = mount.extents(&inode, ForkKind::Data)?.len();
+    let limit = extent_limit(ForkKind::Data, inode.core().flags2.contains(InodeFlags2::NREXT64));
+    match count as u64 + more + SPARE > limit {
+        true => Err(Error::TooManyExtents { inode: entry.ino(), limit: limit - SPARE.min(limit) }),
+        false => Ok(()),
     }
 }

@@ -24,10 +24,25 @@ mod shared;
 mod shift;
 mod times;
 
-pub use allocate::Given;
-pub use clone::{Share, ShareEnd};
-pub use exchange::ExchangeBlocks;
-pub(crate) use remove::free_all;
+pub use allocate::{
+    Given, allocate_blocks, blank_blocks, data_written, fill_blocks, prepare_blocks, take_back,
+};
+pub use clone::{Share, ShareEnd, check_sharing, share_blocks};
+pub(crate) use copies::{
+    check_room_with_copies, give_back_all_copies, give_back_copies, give_back_unused_copies, staged_copy,
+    unclaim_copies,
+};
+pub use copies::{stage_copies, take_copies};
+pub use delayed::{allocate_promised, data_written_back, promise_blocks, withdraw_blocks};
+pub(crate) use delayed::{end_promises, give_up_promised, owe_blocks};
+pub use exchange::{ExchangeBlocks, check_exchanging, exchange_blocks};
+pub use limits::check_block_change;
+pub(crate) use remove::{free_all, free_speculated};
+pub use remove::{free_data_behind_end, has_data_behind_end, remove_blocks, truncate_blocks};
+pub use resize::{set_size, space_set_aside};
+pub(crate) use shared::known_run;
+pub use shift::{collapse_blocks, insert_blocks};
+pub use times::{log_all_times, log_times};
 
 use crate::error::{Error, Result, ShutdownReason};
 use crate::inode::{InodeEntry, Life};

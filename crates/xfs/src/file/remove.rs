@@ -1,5 +1,7 @@
 //! Blocks that a file gives back.
 
+use super::copies;
+use super::limits;
 use super::{BLOCKS_END, Blocks, join_ending, join_file};
 use crate::attr;
 use crate::buf::Piece;
@@ -26,141 +28,134 @@ const REMOVED_AT_ONCE: usize = 2;
 /// Blocks of attributes that one transaction frees: each is a buffer of its own in the log.
 const ATTR_BLOCKS_AT_ONCE: u64 = 128;
 
-impl Mount {
-    /// Gives up the blocks of a file in `blocks`: a hole is left. What nobody else has is freed. [`Error::NoSpace`] comes
-    /// before anything has changed, and only where blocks are shared.
-    pub fn remove_blocks(
-        self: &Arc<Self>,
-        entry: &Arc<InodeEntry>,
-        blocks: Blocks,
-        now: Timestamp,
-    ) -> Result<()> {
-        if entry.peek().is_reflinked() {
-            self.check_room_to_cut(entry, &blocks)?;
-        }
-        self.remove_blocks_and(entry, blocks, |core| (core.mtime, core.ctime) = (now, now))
+/// Gives up the blocks of a file in `blocks`: a hole is left. What nobody else has is freed. [`Error::NoSpace`] comes
+/// before anything has changed, and only where blocks are shared.
+pub fn remove_blocks(
+    mount: &Arc<Mount>,
+    entry: &Arc<InodeEntry>,
+    blocks: Blocks,
+    now: Timestamp,
+) -> Result<()> {
+    if entry.peek().is_reflinked() {
+        limits::check_room_to_cut(mount, entry, &blocks)?;
     }
+    remove_blocks_and(mount, entry, blocks, |core| (core.mtime, core.ctime) = (now, now))
+}
 
-    /// The same, with another change of the inode; times stay as they are.
-    pub(super) fn remove_blocks_and(
-        self: &Arc<Self>,
-        entry: &Arc<InodeEntry>,
-        blocks: Blocks,
-        change: impl Fn(&mut InodeCore),
-    ) -> Result<()> {
-        let mut checked = false;
-        loop {
-            let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
-            join_file(&mut trans, entry)?;
-            if !std::mem::replace(&mut checked, true) {
-                self.check_unmarked(entry, blocks.clone())?;
-            }
-            let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, blocks.clone())?;
-            change(trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut());
-            trans.commit()?;
-            if !more {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Whether blocks of a file that lie behind its end and before `to` hold data. Nobody would read them, until the file
-    /// grows over them: a crash in the middle of [`truncate_blocks`](Self::truncate_blocks) or
-    /// [`data_written`](Self::data_written) leaves such, and so do kernels whose speculative
-    /// preallocation is not unwritten.
-    pub fn has_data_behind_end(self: &Arc<Self>, entry: &InodeEntry, to: FileBlock) -> Result<bool> {
-        let inode = entry.current();
-        let from = self.block_behind_end(&inode);
-        Ok(written(&*self.extents(&inode, ForkKind::Data)?, from).is_some_and(|run| run.start < to))
-    }
-
-    /// Frees all blocks of a file that lie behind its end and hold data. The caller keeps others off them, and off the
-    /// end.
-    pub fn free_data_behind_end(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
-        let mut at = self.block_behind_end(&entry.peek());
-        loop {
-            // Who holds a map while it changes has it copied.
-            let Some(run) = written(&*self.extents(&entry.current(), ForkKind::Data)?, at) else {
-                return Ok(());
-            };
-            at = run.end;
-            self.remove_blocks_and(entry, run, |_| {})?;
-        }
-    }
-
-    /// Frees all blocks of a file that lie behind its end, unless that was set aside on purpose: what a kernel does when it
-    /// lets go of a file, as it then may have speculated. It does not look behind the end of an empty file, and we neither.
-    pub(crate) fn free_speculated(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
-        let inode = entry.current();
-        let kept = InodeFlags::PREALLOC | InodeFlags::APPEND;
-        if !inode.is_file() || inode.size() == 0 || inode.core().flags.intersects(kept) {
-            return Ok(());
-        }
-        let from = self.block_behind_end(&inode);
-        if self.extents(&inode, ForkKind::Data)?.end() <= from {
-            return Ok(());
-        }
-        // Who holds a version of the inode holds its map, which is copied then.
-        drop(inode);
-        self.remove_blocks_and(entry, from..BLOCKS_END, |_| {})
-    }
-
-    /// The first block of which nothing lies before the end of the file.
-    fn block_behind_end(&self, inode: &Inode) -> FileBlock {
-        FileBlock(inode.size().div_ceil(self.geometry().block_size.into()))
-    }
-
-    /// Sets the end of a file, and frees what lies behind it. The bytes of the last block behind the end are the
-    /// caller's to zero, before. A crash in between leaves blocks behind the end. A file that has no blocks then has no flag
-    /// for shared ones either.
-    pub fn truncate_blocks(
-        self: &Arc<Self>,
-        entry: &Arc<InodeEntry>,
-        size: u64,
-        now: Timestamp,
-    ) -> Result<()> {
-        let first = FileBlock(size.div_ceil(self.geometry().block_size.into()));
-        self.give_back_copies(entry, first..BLOCKS_END)?;
-        let mut is_cut = false;
-        loop {
-            let mut trans = Trans::start(self, need_to_remove(self).reservation().or_no_blocks())?;
-            join_file(&mut trans, entry)?;
-            if !is_cut {
-                self.check_unmarked(entry, first..BLOCKS_END)?;
-            }
-            let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, first..BLOCKS_END)?;
-            if !is_cut {
-                let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
-                core.size = size;
-                (core.mtime, core.ctime) = (now, now);
-                is_cut = true;
-            }
-            trans.commit()?;
-            if !more {
-                return self.forget_sharing(entry);
-            }
-        }
-    }
-
-    /// Takes the flag for shared blocks off a file that has no blocks, neither its own nor staged.
-    fn forget_sharing(self: &Arc<Self>, entry: &Arc<InodeEntry>) -> Result<()> {
-        let has_none = |inode: &Inode| inode.fork_state(ForkKind::Data).is_none_or(|fork| fork.nextents == 0);
-        if !entry.peek().is_reflinked() || !has_none(&entry.peek()) {
-            return Ok(());
-        }
-        // Nobody stages anything meanwhile.
-        let fork = entry.copying().fork();
-        if !fork.extents().is_empty() {
-            return Ok(());
-        }
-        let mut trans = Trans::start(self, Need::new(self.geometry()).inodes(1).reservation())?;
+/// The same, with another change of the inode; times stay as they are.
+pub(super) fn remove_blocks_and(
+    mount: &Arc<Mount>,
+    entry: &Arc<InodeEntry>,
+    blocks: Blocks,
+    change: impl Fn(&mut InodeCore),
+) -> Result<()> {
+    let mut checked = false;
+    loop {
+        let mut trans = Trans::start(mount, need_to_remove(mount).reservation().or_no_blocks())?;
         join_file(&mut trans, entry)?;
-        if has_none(trans.inode(entry.ino())) {
-            trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().flags2.remove(InodeFlags2::REFLINK);
-            trans.commit()?;
+        if !std::mem::replace(&mut checked, true) {
+            mount.check_unmarked(entry, blocks.clone())?;
         }
-        Ok(())
+        let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, blocks.clone())?;
+        change(trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut());
+        trans.commit()?;
+        if !more {
+            return Ok(());
+        }
     }
+}
+
+/// Whether blocks of a file that lie behind its end and before `to` hold data. Nobody would read them, until the file
+/// grows over them: a crash in the middle of [`truncate_blocks`] or
+/// [`data_written`](super::data_written) leaves such, and so do kernels whose speculative
+/// preallocation is not unwritten.
+pub fn has_data_behind_end(mount: &Arc<Mount>, entry: &InodeEntry, to: FileBlock) -> Result<bool> {
+    let inode = entry.current();
+    let from = block_behind_end(mount, &inode);
+    Ok(written(&*mount.extents(&inode, ForkKind::Data)?, from).is_some_and(|run| run.start < to))
+}
+
+/// Frees all blocks of a file that lie behind its end and hold data. The caller keeps others off them, and off the
+/// end.
+pub fn free_data_behind_end(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Result<()> {
+    let mut at = block_behind_end(mount, &entry.peek());
+    loop {
+        // Who holds a map while it changes has it copied.
+        let Some(run) = written(&*mount.extents(&entry.current(), ForkKind::Data)?, at) else {
+            return Ok(());
+        };
+        at = run.end;
+        remove_blocks_and(mount, entry, run, |_| {})?;
+    }
+}
+
+/// Frees all blocks of a file that lie behind its end, unless that was set aside on purpose: what a kernel does when it
+/// lets go of a file, as it then may have speculated. It does not look behind the end of an empty file, and we neither.
+pub(crate) fn free_speculated(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Result<()> {
+    let inode = entry.current();
+    let kept = InodeFlags::PREALLOC | InodeFlags::APPEND;
+    if !inode.is_file() || inode.size() == 0 || inode.core().flags.intersects(kept) {
+        return Ok(());
+    }
+    let from = block_behind_end(mount, &inode);
+    if mount.extents(&inode, ForkKind::Data)?.end() <= from {
+        return Ok(());
+    }
+    // Who holds a version of the inode holds its map, which is copied then.
+    drop(inode);
+    remove_blocks_and(mount, entry, from..BLOCKS_END, |_| {})
+}
+
+/// The first block of which nothing lies before the end of the file.
+fn block_behind_end(mount: &Mount, inode: &Inode) -> FileBlock {
+    FileBlock(inode.size().div_ceil(mount.geometry().block_size.into()))
+}
+
+/// Sets the end of a file, and frees what lies behind it. The bytes of the last block behind the end are the
+/// caller's to zero, before. A crash in between leaves blocks behind the end. A file that has no blocks then has no flag
+/// for shared ones either.
+pub fn truncate_blocks(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, size: u64, now: Timestamp) -> Result<()> {
+    let first = FileBlock(size.div_ceil(mount.geometry().block_size.into()));
+    copies::give_back_copies(mount, entry, first..BLOCKS_END)?;
+    let mut is_cut = false;
+    loop {
+        let mut trans = Trans::start(mount, need_to_remove(mount).reservation().or_no_blocks())?;
+        join_file(&mut trans, entry)?;
+        if !is_cut {
+            mount.check_unmarked(entry, first..BLOCKS_END)?;
+        }
+        let more = remove_some(&mut trans, entry.ino(), ForkKind::Data, first..BLOCKS_END)?;
+        if !is_cut {
+            let core = trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut();
+            core.size = size;
+            (core.mtime, core.ctime) = (now, now);
+            is_cut = true;
+        }
+        trans.commit()?;
+        if !more {
+            return forget_sharing(mount, entry);
+        }
+    }
+}
+
+/// Takes the flag for shared blocks off a file that has no blocks, neither its own nor staged.
+fn forget_sharing(mount: &Arc<Mount>, entry: &Arc<InodeEntry>) -> Result<()> {
+    let has_none = |inode: &Inode| inode.fork_state(ForkKind::Data).is_none_or(|fork| fork.nextents == 0);
+    if !entry.peek().is_reflinked() || !has_none(&entry.peek()) {
+        return Ok(());
+    }
+    // Nobody stages anything meanwhile.
+    let fork = entry.copying().fork();
+    if !fork.extents().is_empty() {
+        return Ok(());
+    }
+    let mut trans = Trans::start(mount, Need::new(mount.geometry()).inodes(1).reservation())?;
+    join_file(&mut trans, entry)?;
+    if has_none(trans.inode(entry.ino())) {
+        trans.inode_mut(entry.ino(), InodeFields::CORE).core_mut().flags2.remove(InodeFlags2::REFLINK);
+        trans.commit()?;
+    }
+    Ok(())
 }
 
 /// The first run at or behind `from` of blocks that hold data, with the holes in it.

@@ -1,10 +1,18 @@
 //! Changes of a file's blocks that are refused: while nothing has changed, or not at all.
 
+use super::allocate;
+use super::clone;
+use super::copies;
+use super::delayed;
+use super::remove;
+use super::resize;
+use super::shift;
 use super::*;
 use crate::bmap::edit::few;
 use crate::ifork::looks;
+use crate::iomap;
 use crate::mkfs::{Before, Options, format, plan};
-use crate::namespace::NewInode;
+use crate::namespace::{self, NewInode};
 use crate::volume::{ForkKind, OpenOptions, Volume};
 use blockdev::{BlockDevice, Durability, MemoryDevice};
 use fileio::{FileMapping, FileMappingMut};
@@ -39,8 +47,8 @@ impl Site {
         let volume = Self::volume(device);
         let root = volume.handle(volume.geometry().root).unwrap();
         let new = NewInode::for_tests(0o100_644, NOW);
-        let file = volume.create(&root, b"f", &new).unwrap();
-        let map = volume.open_file(&file).unwrap();
+        let file = namespace::create(&volume, &root, b"f", &new).unwrap();
+        let map = iomap::open_file(&volume, &file).unwrap();
         Self { volume, map }
     }
 
@@ -51,7 +59,7 @@ impl Site {
     /// Opens a volume that has the file.
     fn again(device: Arc<dyn BlockDevice>, ino: InodeNumber) -> Self {
         let volume = Self::volume(device);
-        let map = volume.open_file(&volume.handle(ino).unwrap()).unwrap();
+        let map = iomap::open_file(&volume, &volume.handle(ino).unwrap()).unwrap();
         Self { volume, map }
     }
 
@@ -61,7 +69,7 @@ impl Site {
 
     /// Gives the file unwritten blocks.
     fn allocate(&self, range: Range<u64>) {
-        let _given = self.volume.allocate_blocks(self.entry(), blocks(range)).unwrap();
+        let _given = allocate::allocate_blocks(&self.volume, self.entry(), blocks(range)).unwrap();
     }
 
     fn extents(&self) -> Vec<Extent> {
@@ -73,7 +81,7 @@ impl Site {
         for range in [0..8, 10..12, 16..24] {
             self.allocate(range);
         }
-        self.volume.set_size(self.entry(), 24 * BLOCK, NOW).unwrap();
+        resize::set_size(&self.volume, self.entry(), 24 * BLOCK, NOW).unwrap();
     }
 
     /// What the file is, to be compared.
@@ -130,17 +138,17 @@ fn what_a_claim_keeps_for_the_map_stays_until_all_of_it_is_taken() {
     let (volume, entry) = (&site.volume, site.entry());
     let share =
         Share { from: entry, blocks: blocks(0..2), to: entry, at: FileBlock(2), size: 4 * BLOCK, end: None };
-    volume.share_blocks(&share).unwrap();
+    clone::share_blocks(volume, &share).unwrap();
     let counters = &volume.write_side().unwrap().counters;
     let reserved = || counters.free_blocks() - counters.available_blocks();
     let set_aside = reserved();
-    volume.stage_copies(entry, blocks(0..2), Told::AtOnce).unwrap();
-    volume.take_copies(entry, blocks(0..1), Told::AtOnce).unwrap();
+    copies::stage_copies(volume, entry, blocks(0..2), Told::AtOnce).unwrap();
+    copies::take_copies(volume, entry, blocks(0..1), Told::AtOnce).unwrap();
     assert!(entry.copying().kept().keeps(&blocks(1..2)), "the rest of the claim has nothing");
     let before = counters.available_blocks();
-    volume.stage_copies(entry, blocks(1..2), Told::AtOnce).unwrap();
+    copies::stage_copies(volume, entry, blocks(1..2), Told::AtOnce).unwrap();
     assert_eq!(counters.available_blocks(), before, "it was claimed before");
-    volume.take_copies(entry, blocks(1..2), Told::AtOnce).unwrap();
+    copies::take_copies(volume, entry, blocks(1..2), Told::AtOnce).unwrap();
     assert!(!entry.copying().kept().keeps(&blocks(0..4)));
     assert!(counters.available_blocks() > before, "nothing comes back");
     assert_eq!(reserved(), set_aside, "something is reserved still");
@@ -157,11 +165,11 @@ fn a_copy_costs_the_same_however_much_is_staged_behind_it() {
     let (volume, entry) = (&site.volume, site.entry());
     let (whole, at, size) = (blocks(0..BLOCKS), FileBlock(BLOCKS), 2 * BLOCKS * BLOCK);
     let share = Share { from: entry, blocks: whole, to: entry, at, size, end: None };
-    volume.share_blocks(&share).unwrap();
+    clone::share_blocks(volume, &share).unwrap();
     let copy = |block: u64| {
         let before = looks::COUNT.get();
-        volume.stage_copies(entry, blocks(block..block + 1), Told::AtOnce).unwrap();
-        volume.take_copies(entry, blocks(block..block + 1), Told::AtOnce).unwrap();
+        copies::stage_copies(volume, entry, blocks(block..block + 1), Told::AtOnce).unwrap();
+        copies::take_copies(volume, entry, blocks(block..block + 1), Told::AtOnce).unwrap();
         looks::COUNT.get() - before
     };
     // What is staged is in 512 pieces then.
@@ -181,9 +189,9 @@ fn ranges_are_neither_cut_out_nor_put_in_if_there_were_too_many_extents() {
     let before = site.state();
     let (volume, entry) = (&site.volume, site.entry());
     for done in [
-        volume.collapse_blocks(entry, blocks(2..3), 23 * BLOCK, NOW),
-        volume.insert_blocks(entry, blocks(2..3), 25 * BLOCK, NOW),
-        volume.blank_blocks(entry, blocks(2..3), NOW),
+        shift::collapse_blocks(volume, entry, blocks(2..3), 23 * BLOCK, NOW),
+        shift::insert_blocks(volume, entry, blocks(2..3), 25 * BLOCK, NOW),
+        allocate::blank_blocks(volume, entry, blocks(2..3), NOW),
     ] {
         assert!(matches!(done, Err(Error::TooManyExtents { .. })), "{done:?}");
         assert_eq!(site.state(), before);
@@ -225,9 +233,9 @@ fn a_log_that_is_too_small_is_noticed_while_nothing_has_changed() {
         let range = 4 * BLOCK..20 * BLOCK;
         let changes: [&dyn Fn() -> Result<()>; 4] = [
             &|| site.map.allocate(range.clone()).and_then(|()| site.map.written(range.clone(), None)),
-            &|| volume.blank_blocks(entry, blocks(0..24), NOW),
-            &|| volume.collapse_blocks(entry, blocks(2..4), 22 * BLOCK, NOW),
-            &|| volume.insert_blocks(entry, blocks(2..4), 24 * BLOCK, NOW),
+            &|| allocate::blank_blocks(volume, entry, blocks(0..24), NOW),
+            &|| shift::collapse_blocks(volume, entry, blocks(2..4), 22 * BLOCK, NOW),
+            &|| shift::insert_blocks(volume, entry, blocks(2..4), 24 * BLOCK, NOW),
         ];
         for change in changes {
             match change() {
@@ -251,9 +259,9 @@ fn free(volume: &Arc<Volume>) -> u64 {
 fn comb(site: &Site, left: u64) {
     let counters = &site.volume.write_side().unwrap().counters;
     let all = counters.available_blocks() - 40;
-    let _given = site.volume.allocate_blocks(site.entry(), blocks(0..all)).unwrap();
+    let _given = allocate::allocate_blocks(&site.volume, site.entry(), blocks(0..all)).unwrap();
     for at in (1..left * 2).step_by(2) {
-        site.volume.remove_blocks(site.entry(), blocks(at..at + 1), NOW).unwrap();
+        remove::remove_blocks(&site.volume, site.entry(), blocks(at..at + 1), NOW).unwrap();
     }
 }
 
@@ -264,15 +272,15 @@ fn promised_blocks_get_their_place_on_a_full_volume_in_pieces() {
         let filler = Site::new(device(BLOCK));
         comb(&filler, 2500);
         let (volume, root) = (&filler.volume, filler.volume.handle(filler.volume.geometry().root).unwrap());
-        let file = volume.create(&root, b"late", &NewInode::for_tests(0o100_644, NOW)).unwrap();
-        let site = Site { volume: Arc::clone(volume), map: volume.open_file(&file).unwrap() };
+        let file = namespace::create(volume, &root, b"late", &NewInode::for_tests(0o100_644, NOW)).unwrap();
+        let site = Site { volume: Arc::clone(volume), map: iomap::open_file(volume, &file).unwrap() };
         let before = free(volume);
         let mut promised = Vec::new();
         let mut random = fastrand::Rng::with_seed(step);
         loop {
             let at = promised.last().map_or(0, |last: &Blocks| last.end.0 + (random.u64(..step) / 2) * 3);
             let run = blocks(at..at + 1 + random.u64(..step));
-            match volume.promise_blocks(site.entry(), run.clone()) {
+            match delayed::promise_blocks(volume, site.entry(), run.clone()) {
                 Ok(()) => promised.push(run),
                 Err(Error::NoSpace) => break,
                 Err(error) => panic!("{error}"),
@@ -283,14 +291,15 @@ fn promised_blocks_get_their_place_on_a_full_volume_in_pieces() {
         assert!(count > 800, "{count} blocks of {before} were promised");
         random.shuffle(&mut promised);
         for run in &promised {
-            let allocated = volume.allocate_promised(site.entry(), run.clone());
+            let allocated = delayed::allocate_promised(volume, site.entry(), run.clone());
             allocated.unwrap_or_else(|error| panic!("{run:?}: {error}"));
             if random.bool() {
-                volume.data_written_back(site.entry(), run.clone(), Some(run.end.0 * BLOCK)).unwrap();
+                delayed::data_written_back(volume, site.entry(), run.clone(), Some(run.end.0 * BLOCK))
+                    .unwrap();
             }
         }
         for run in &promised {
-            volume.data_written_back(site.entry(), run.clone(), Some(run.end.0 * BLOCK)).unwrap();
+            delayed::data_written_back(volume, site.entry(), run.clone(), Some(run.end.0 * BLOCK)).unwrap();
         }
         let extents = site.extents();
         let given: u64 = extents.iter().map(|extent| u64::from(extent.blockcount)).sum();
@@ -307,17 +316,20 @@ fn promises_that_are_withdrawn_cost_nothing() {
     let site = Site::new(device(BLOCK));
     let before = free(&site.volume);
     let all = site.volume.write_side().unwrap().counters.available_blocks();
-    assert!(matches!(site.volume.promise_blocks(site.entry(), blocks(0..all)), Err(Error::NoSpace)));
+    assert!(matches!(
+        delayed::promise_blocks(&site.volume, site.entry(), blocks(0..all)),
+        Err(Error::NoSpace)
+    ));
     assert_eq!((free(&site.volume), site.entry().delayed_blocks()), (before, 0));
-    site.volume.promise_blocks(site.entry(), blocks(0..100)).unwrap();
-    site.volume.promise_blocks(site.entry(), blocks(300..400)).unwrap();
+    delayed::promise_blocks(&site.volume, site.entry(), blocks(0..100)).unwrap();
+    delayed::promise_blocks(&site.volume, site.entry(), blocks(300..400)).unwrap();
     assert!(free(&site.volume) < before - 200);
-    site.volume.withdraw_blocks(site.entry(), 100);
-    site.volume.allocate_promised(site.entry(), blocks(300..400)).unwrap();
+    delayed::withdraw_blocks(&site.volume, site.entry(), 100);
+    delayed::allocate_promised(&site.volume, site.entry(), blocks(300..400)).unwrap();
     site.map.give_up(300 * BLOCK..400 * BLOCK);
     assert_eq!(free(&site.volume), before - 100, "what was reserved to tell of data is back");
     few::LIMIT.set(Some(2));
-    let refused = site.volume.promise_blocks(site.entry(), blocks(500..501));
+    let refused = delayed::promise_blocks(&site.volume, site.entry(), blocks(500..501));
     assert!(matches!(refused, Err(Error::TooManyExtents { .. })), "{refused:?}");
     few::LIMIT.set(None);
     assert_eq!(free(&site.volume), before - 100);
@@ -345,12 +357,12 @@ fn times_of_what_is_written_back_are_those_of_the_write() {
     let site = Site::new(device(BLOCK));
     let core = || site.entry().peek().core().clone();
     let before = core();
-    site.volume.promise_blocks(site.entry(), blocks(0..4)).unwrap();
-    site.volume.allocate_promised(site.entry(), blocks(0..4)).unwrap();
-    site.volume.data_written_back(site.entry(), blocks(0..2), Some(2 * BLOCK)).unwrap();
+    delayed::promise_blocks(&site.volume, site.entry(), blocks(0..4)).unwrap();
+    delayed::allocate_promised(&site.volume, site.entry(), blocks(0..4)).unwrap();
+    delayed::data_written_back(&site.volume, site.entry(), blocks(0..2), Some(2 * BLOCK)).unwrap();
     assert_eq!((core().mtime, core().ctime, core().size), (before.mtime, before.ctime, 2 * BLOCK));
     site.map.overwritten();
-    site.volume.data_written_back(site.entry(), blocks(2..4), Some(4 * BLOCK)).unwrap();
+    delayed::data_written_back(&site.volume, site.entry(), blocks(2..4), Some(4 * BLOCK)).unwrap();
     assert!(core().mtime > before.mtime && core().size == 4 * BLOCK);
     assert!(site.entry().pending_times(&site.entry().peek()).is_none(), "the inode knows");
 }

@@ -81,7 +81,7 @@ impl Mount {
     }
 
     /// Makes everything durable that was committed before this call; when files were written over only if that was logged
-    /// ([`log_all_times`](Self::log_all_times)). On a volume that was shut down it fails, even if
+    /// ([`log_all_times`](crate::file::log_all_times)). On a volume that was shut down it fails, even if
     /// there was nothing left to do.
     pub fn sync(&self) -> Result<()> {
         self.check_writable()?;

@@ -220,7 +220,7 @@ impl Mount {
     }
 
     /// The superblock as it was when the volume was opened. Label and size may have changed since:
-    /// [`label`](Self::label), [`geometry`](Self::geometry).
+    /// [`label`](crate::alter::label), [`geometry`](Self::geometry).
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }

@@ -1,5 +1,6 @@
 //! New inodes, with a name or without.
 
+use super::lookup;
 use super::{NameProblem, add_links, check_directory, check_name, file_type, look_to_add, parents, touch};
 use crate::attr::acl::{self, AclKind};
 use crate::dir::{self, Lookup, NewEntry};
@@ -52,129 +53,122 @@ impl NewInode {
     }
 }
 
-impl Mount {
-    /// Makes a file, a directory, a device, a fifo or a socket named `name`.
-    pub fn create(self: &Arc<Self>, dir: &InodeHandle, name: &[u8], new: &NewInode) -> Result<InodeHandle> {
-        Ok(self.make(dir, Some(name), new, None)?.0)
-    }
+/// Makes a file, a directory, a device, a fifo or a socket named `name`.
+pub fn create(mount: &Arc<Mount>, dir: &InodeHandle, name: &[u8], new: &NewInode) -> Result<InodeHandle> {
+    Ok(make(mount, dir, Some(name), new, None)?.0)
+}
 
-    /// Makes a symbolic link. Of `new`, the permissions are not asked for.
-    pub fn symlink(
-        self: &Arc<Self>,
-        dir: &InodeHandle,
-        name: &[u8],
-        target: &[u8],
-        new: &NewInode,
-    ) -> Result<InodeHandle> {
-        if target.is_empty() || target.contains(&0) {
-            return Err(NameProblem::NoTarget.into());
+/// Makes a symbolic link. Of `new`, the permissions are not asked for.
+pub fn symlink(
+    mount: &Arc<Mount>,
+    dir: &InodeHandle,
+    name: &[u8],
+    target: &[u8],
+    new: &NewInode,
+) -> Result<InodeHandle> {
+    if target.is_empty() || target.contains(&0) {
+        return Err(NameProblem::NoTarget.into());
+    }
+    if target.len() > symlink::WRITABLE_MAX {
+        return Err(NameProblem::TargetTooLong.into());
+    }
+    let new = NewInode { mode: 0o120_777, umask: 0, ..*new };
+    Ok(make(mount, dir, Some(name), &new, Some(target))?.0)
+}
+
+/// Makes a regular file without a name, and has it open. It vanishes when the last one lets go of it, unless it gets
+/// a name meanwhile.
+pub fn create_unnamed(
+    mount: &Arc<Mount>,
+    dir: &InodeHandle,
+    new: &NewInode,
+) -> Result<(InodeHandle, FileMap)> {
+    let (made, map) = make(mount, dir, None, new, None)?;
+    let map = map.ok_or(NameProblem::Invalid)?;
+    Ok((made, map))
+}
+
+fn make(
+    mount: &Arc<Mount>,
+    dir: &InodeHandle,
+    name: Option<&[u8]>,
+    new: &NewInode,
+    target: Option<&[u8]>,
+) -> Result<(InodeHandle, Option<FileMap>)> {
+    name.map_or(Ok(()), check_name)?;
+    let kind = InodeType::from_mode(new.mode).ok_or(NameProblem::Invalid)?;
+    loop {
+        let inherits = new.inherit && dir.entry().peek().has_attrs();
+        let mut trans = Trans::start(mount, reservation_to_make(mount, inherits, target)?)?;
+        point("a creation has its space");
+        trans.join_inode(Arc::clone(dir.entry()), dir.entry().lock())?;
+        if new.inherit && trans.inode(dir.ino()).has_attrs() && !inherits {
+            // The directory has got a list to hand down meanwhile, for which no space is reserved.
+            continue;
         }
-        if target.len() > symlink::WRITABLE_MAX {
-            return Err(NameProblem::TargetTooLong.into());
+        check_directory(dir, trans.inode(dir.ino()))?;
+        if target.is_some() && trans.inode(dir.ino()).core().flags.contains(InodeFlags::NOSYMLINKS) {
+            return Err(NameProblem::NoSymlinks.into());
         }
-        let new = NewInode { mode: 0o120_777, umask: 0, ..*new };
-        Ok(self.make(dir, Some(name), &new, Some(target))?.0)
-    }
-
-    /// Makes a regular file without a name, and has it open. It vanishes when the last one lets go of it, unless it gets
-    /// a name meanwhile.
-    pub fn create_unnamed(
-        self: &Arc<Self>,
-        dir: &InodeHandle,
-        new: &NewInode,
-    ) -> Result<(InodeHandle, FileMap)> {
-        let (made, map) = self.make(dir, None, new, None)?;
-        let map = map.ok_or(NameProblem::Invalid)?;
-        Ok((made, map))
-    }
-
-    fn make(
-        self: &Arc<Self>,
-        dir: &InodeHandle,
-        name: Option<&[u8]>,
-        new: &NewInode,
-        target: Option<&[u8]>,
-    ) -> Result<(InodeHandle, Option<FileMap>)> {
-        name.map_or(Ok(()), check_name)?;
-        let kind = InodeType::from_mode(new.mode).ok_or(NameProblem::Invalid)?;
-        loop {
-            let inherits = new.inherit && dir.entry().peek().has_attrs();
-            let mut trans = Trans::start(self, self.reservation_to_make(inherits, target)?)?;
-            point("a creation has its space");
-            trans.join_inode(Arc::clone(dir.entry()), dir.entry().lock())?;
-            if new.inherit && trans.inode(dir.ino()).has_attrs() && !inherits {
-                // The directory has got a list to hand down meanwhile, for which no space is reserved.
+        trans.inode(dir.ino()).check_may_grow()?;
+        let found = name.map(|name| look_to_add(&mut trans, dir.ino(), name)).transpose()?;
+        if found.as_ref().is_some_and(|found| found.found().is_some()) {
+            return Err(NameProblem::Exists.into());
+        }
+        let entry = match new_inode(&mut trans, dir.ino(), kind, new)? {
+            Found::Free(entry) => entry,
+            Found::Busy(entry) => {
+                // However long that takes, it is no want of space; and now there is nothing of ours to wait for.
+                drop(trans);
+                drop(entry.lock());
                 continue;
             }
-            check_directory(dir, trans.inode(dir.ino()))?;
-            if target.is_some() && trans.inode(dir.ino()).core().flags.contains(InodeFlags::NOSYMLINKS) {
-                return Err(NameProblem::NoSymlinks.into());
+        };
+        let device =
+            if matches!(kind, InodeType::CharDevice | InodeType::BlockDevice) { new.device } else { (0, 0) };
+        fill(&mut trans, dir.ino(), entry.ino(), kind, device, target)?;
+        inherit_acl(&mut trans, dir.ino(), entry.ino(), new)?;
+        match name.zip(found) {
+            Some(name) => enter(&mut trans, dir.ino(), name, entry.ino(), kind, new.time)?,
+            None => {
+                trans.inode_mut(entry.ino(), InodeFields::CORE).set_nameless(true);
+                ialloc::add_unlinked(&mut trans, entry.ino())?;
             }
-            trans.inode(dir.ino()).check_may_grow()?;
-            let lookup = name.map(|name| look_to_add(&mut trans, dir.ino(), name)).transpose()?;
-            if lookup.as_ref().is_some_and(|lookup| lookup.found().is_some()) {
-                return Err(NameProblem::Exists.into());
-            }
-            let entry = match new_inode(&mut trans, dir.ino(), kind, new)? {
-                Found::Free(entry) => entry,
-                Found::Busy(entry) => {
-                    // However long that takes, it is no want of space; and now there is nothing of ours to wait for.
-                    drop(trans);
-                    drop(entry.lock());
-                    continue;
-                }
-            };
-            let device = if matches!(kind, InodeType::CharDevice | InodeType::BlockDevice) {
-                new.device
-            } else {
-                (0, 0)
-            };
-            fill(&mut trans, dir.ino(), entry.ino(), kind, device, target)?;
-            inherit_acl(&mut trans, dir.ino(), entry.ino(), new)?;
-            match name.zip(lookup) {
-                Some((name, lookup)) => {
-                    enter(&mut trans, dir.ino(), (name, lookup), entry.ino(), kind, new.time)?;
-                }
-                None => {
-                    trans.inode_mut(entry.ino(), InodeFields::CORE).set_nameless(true);
-                    ialloc::add_unlinked(&mut trans, entry.ino())?;
-                }
-            }
-            // Once the inode is unlocked, its number may soon be another file's.
-            let made = InodeHandle::new(Arc::clone(&entry), trans.inode(entry.ino()));
-            let map = name.is_none().then(|| FileMap::of_new(Arc::clone(self), &made));
-            let known = name.map(|name| (trans.inode(dir.ino()).id(), name, trans.inode(entry.ino()).id()));
-            trans.commit_and(|| {
-                // The next thing that is done with it goes by its name.
-                if let Some((dir, name, made)) = known {
-                    self.keep(dir, name, made, kind);
-                }
-            })?;
-            return Ok((made, map));
         }
+        // Once the inode is unlocked, its number may soon be another file's.
+        let made = InodeHandle::new(Arc::clone(&entry), trans.inode(entry.ino()));
+        let map = name.is_none().then(|| FileMap::of_new(Arc::clone(mount), &made));
+        let known = name.map(|name| (trans.inode(dir.ino()).id(), name, trans.inode(entry.ino()).id()));
+        trans.commit_and(|| {
+            // The next thing that is done with it goes by its name.
+            if let Some((dir, name, made)) = known {
+                lookup::keep(mount, dir, name, made, kind);
+            }
+        })?;
+        return Ok((made, map));
     }
+}
 
-    fn reservation_to_make(&self, inherits: bool, target: Option<&[u8]>) -> Result<Reservation> {
-        if inherits || target.is_some() {
-            return Ok(self.work_out_making(inherits, target));
-        }
-        let known = &self.write_side()?.reservations.create;
-        Ok(*known.get_or_init(|| self.work_out_making(false, None)))
+fn reservation_to_make(mount: &Mount, inherits: bool, target: Option<&[u8]>) -> Result<Reservation> {
+    if inherits || target.is_some() {
+        return Ok(work_out_making(mount, inherits, target));
     }
+    let known = &mount.write_side()?.reservations.create;
+    Ok(*known.get_or_init(|| work_out_making(mount, false, None)))
+}
 
-    fn work_out_making(&self, inherits: bool, target: Option<&[u8]>) -> Reservation {
-        let geometry = self.geometry();
-        let mut need = Need::new(geometry).inodes(2).inode_chunk().dir_change().unlinked();
-        if let Some(target) = target {
-            let blocks = u64::from(symlink::blocks_needed(geometry, target.len()));
-            need = need.buffers(blocks).blocks(blocks).map_changes(blocks).extents(1);
-        }
-        if inherits {
-            need = need.attr_change(1).attr_change(1).first_attribute();
-        }
-        need = need.parent_changes(1);
-        need.steps(2).reservation()
+fn work_out_making(mount: &Mount, inherits: bool, target: Option<&[u8]>) -> Reservation {
+    let geometry = mount.geometry();
+    let mut need = Need::new(geometry).inodes(2).inode_chunk().dir_change().unlinked();
+    if let Some(target) = target {
+        let blocks = u64::from(symlink::blocks_needed(geometry, target.len()));
+        need = need.buffers(blocks).blocks(blocks).map_changes(blocks).extents(1);
     }
+    if inherits {
+        need = need.attr_change(1).attr_change(1).first_attribute();
+    }
+    need = need.parent_changes(1);
+    need.steps(2).reservation()
 }
 
 /// An inode for a new file.

@@ -17,47 +17,45 @@ use std::sync::Arc;
 use xfs_format::log::InodeFields;
 use xfs_format::timestamp::Timestamp;
 
-impl Mount {
-    /// Gives an inode another name: one that has a name, or that was made without.
-    pub fn link(
-        self: &Arc<Self>,
-        dir: &InodeHandle,
-        name: &[u8],
-        file: &InodeHandle,
-        now: Timestamp,
-    ) -> Result<()> {
-        check_name(name)?;
-        let need = Need::new(self.geometry()).inodes(2).dir_change().parent_changes(1).unlinked().steps(2);
-        let mut trans = Trans::start(self, need.reservation())?;
-        join_all(&mut trans, &[dir.entry(), file.entry()])?;
-        check_directory(dir, trans.inode(dir.ino()))?;
-        file.check(trans.inode(file.ino()))?;
-        let (dir, ino) = (dir.ino(), file.ino());
-        if trans.inode(ino).is_dir() {
-            return Err(NameProblem::IsDirectory.into());
-        }
-        let lookup = look_to_add(&mut trans, dir, name)?;
-        if lookup.found().is_some() {
-            return Err(NameProblem::Exists.into());
-        }
-        trans.inode(dir).check_may_grow()?;
-        trans.inode(ino).check_unprotected()?;
-        // What lost its last name never gets another: attributes and more may be on their way out.
-        if trans.inode(ino).nlink() == 0 && !trans.inode(ino).is_nameless() {
-            return Err(NameProblem::Missing.into());
-        }
-        check_project(trans.inode(dir), trans.inode(ino))?;
-        if trans.inode(ino).nlink() == 0 {
-            ialloc::remove_unlinked(&mut trans, ino)?;
-            trans.inode_mut(ino, InodeFields::CORE).set_nameless(false);
-        }
-        let new = NewEntry { name, ino, ftype: file_type(trans.inode(ino).kind()) };
-        lookup.add(&mut TransFork::new(&mut trans, dir, ForkKind::Data), new)?;
-        parents::add(&mut trans, ino, dir, name)?;
-        add_links(&mut trans, ino, 1)?;
-        touch(&mut trans, dir, true, now);
-        touch(&mut trans, ino, false, now);
-        trans.commit()?;
-        Ok(())
+/// Gives an inode another name: one that has a name, or that was made without.
+pub fn link(
+    mount: &Arc<Mount>,
+    dir: &InodeHandle,
+    name: &[u8],
+    file: &InodeHandle,
+    now: Timestamp,
+) -> Result<()> {
+    check_name(name)?;
+    let need = Need::new(mount.geometry()).inodes(2).dir_change().parent_changes(1).unlinked().steps(2);
+    let mut trans = Trans::start(mount, need.reservation())?;
+    join_all(&mut trans, &[dir.entry(), file.entry()])?;
+    check_directory(dir, trans.inode(dir.ino()))?;
+    file.check(trans.inode(file.ino()))?;
+    let (dir, ino) = (dir.ino(), file.ino());
+    if trans.inode(ino).is_dir() {
+        return Err(NameProblem::IsDirectory.into());
     }
+    let lookup = look_to_add(&mut trans, dir, name)?;
+    if lookup.found().is_some() {
+        return Err(NameProblem::Exists.into());
+    }
+    trans.inode(dir).check_may_grow()?;
+    trans.inode(ino).check_unprotected()?;
+    // What lost its last name never gets another: attributes and more may be on their way out.
+    if trans.inode(ino).nlink() == 0 && !trans.inode(ino).is_nameless() {
+        return Err(NameProblem::Missing.into());
+    }
+    check_project(trans.inode(dir), trans.inode(ino))?;
+    if trans.inode(ino).nlink() == 0 {
+        ialloc::remove_unlinked(&mut trans, ino)?;
+        trans.inode_mut(ino, InodeFields::CORE).set_nameless(false);
+    }
+    let new = NewEntry { name, ino, ftype: file_type(trans.inode(ino).kind()) };
+    lookup.add(&mut TransFork::new(&mut trans, dir, ForkKind::Data), new)?;
+    parents::add(&mut trans, ino, dir, name)?;
+    add_links(&mut trans, ino, 1)?;
+    touch(&mut trans, dir, true, now);
+    touch(&mut trans, ino, false, now);
+    trans.commit()?;
+    Ok(())
 }

@@ -23,9 +23,11 @@ mod rename;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
-pub use create::NewInode;
-pub use remove::Removal;
-pub use rename::RenameFlags;
+pub use create::{NewInode, create, create_unnamed, symlink};
+pub use link::link;
+pub use lookup::{cached_child, dentry, handle_of, keep_name, look_at, root_id};
+pub use remove::{Removal, remove};
+pub use rename::{RenameFlags, rename};
 
 pub use crate::error::NameProblem;
 pub use crate::inode::Protection;

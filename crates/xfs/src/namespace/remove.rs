@@ -1,7 +1,7 @@
 //! Names that go, and inodes that go with their last one.
 
 use super::locking::join_all;
-use super::lookup::remove_entry;
+use super::lookup::{cached_child, remove_entry};
 use super::{NameProblem, add_links, check_directory, check_may_remove, check_name, look, parents, touch};
 use crate::dir::edit as dir_edit;
 use crate::error::{Error, Result};
@@ -27,70 +27,68 @@ pub enum Removal {
     Directory,
 }
 
-impl Mount {
-    /// Removes a name. What it stood for is freed with its last name, as soon as nobody has it open; it stays, and its
-    /// name, if others share its blocks. Gives its number where it lost its last name and somebody has it open.
-    pub fn remove(
-        self: &Arc<Self>,
-        dir: &InodeHandle,
-        name: &[u8],
-        what: Removal,
-        now: Timestamp,
-    ) -> Result<Option<InodeNumber>> {
-        check_name(name)?;
-        loop {
-            let child = self.child_of(dir, name)?;
-            let known = &self.write_side()?.reservations.remove;
-            let reservation = *known.get_or_init(|| self.need_to_remove().reservation().or_no_blocks());
-            let mut trans = Trans::start(self, reservation)?;
-            join_all(&mut trans, &[dir.entry(), &child])?;
-            check_directory(dir, trans.inode(dir.ino()))?;
-            let lookup = look(&mut trans, dir.ino(), name)?;
-            match lookup.found() {
-                None => return Err(NameProblem::Missing.into()),
-                Some((ino, _)) if ino != child.ino() => continue,
-                Some(_) => {}
-            }
-            check_may_remove(trans.inode(dir.ino()), trans.inode(child.ino()))?;
-            check_removable(&mut trans, child.ino(), what)?;
-            drop_name(&mut trans, (dir.ino(), name), child.ino(), now)?;
-            remove_entry(&mut trans, dir.ino(), name, lookup)?;
-            touch(&mut trans, dir.ino(), true, now);
-            trans.commit()?;
-            point("a name is gone");
-            return self.lost_name(&child);
+/// Removes a name. What it stood for is freed with its last name, as soon as nobody has it open; it stays, and its
+/// name, if others share its blocks. Gives its number where it lost its last name and somebody has it open.
+pub fn remove(
+    mount: &Arc<Mount>,
+    dir: &InodeHandle,
+    name: &[u8],
+    what: Removal,
+    now: Timestamp,
+) -> Result<Option<InodeNumber>> {
+    check_name(name)?;
+    loop {
+        let child = child_of(mount, dir, name)?;
+        let known = &mount.write_side()?.reservations.remove;
+        let reservation = *known.get_or_init(|| need_to_remove(mount).reservation().or_no_blocks());
+        let mut trans = Trans::start(mount, reservation)?;
+        join_all(&mut trans, &[dir.entry(), &child])?;
+        check_directory(dir, trans.inode(dir.ino()))?;
+        let found = look(&mut trans, dir.ino(), name)?;
+        match found.found() {
+            None => return Err(NameProblem::Missing.into()),
+            Some((ino, _)) if ino != child.ino() => continue,
+            Some(_) => {}
         }
+        check_may_remove(trans.inode(dir.ino()), trans.inode(child.ino()))?;
+        check_removable(&mut trans, child.ino(), what)?;
+        drop_name(&mut trans, (dir.ino(), name), child.ino(), now)?;
+        remove_entry(&mut trans, dir.ino(), name, found)?;
+        touch(&mut trans, dir.ino(), true, now);
+        trans.commit()?;
+        point("a name is gone");
+        return inactive::lost_name(mount, &child);
     }
+}
 
-    pub(super) fn need_to_remove(&self) -> Need<'_> {
-        Need::new(self.geometry()).inodes(3).dir_change().parent_changes(1).unlinked().inode_chunk().steps(2)
+pub(super) fn need_to_remove(mount: &Mount) -> Need<'_> {
+    Need::new(mount.geometry()).inodes(3).dir_change().parent_changes(1).unlinked().inode_chunk().steps(2)
+}
+
+/// What a name stands for at the moment. Whoever locks the two then looks again whether the name stands for this
+/// inode: if so, for whatever file it is by then.
+pub(super) fn child_of(mount: &Arc<Mount>, dir: &InodeHandle, name: &[u8]) -> Result<Arc<InodeEntry>> {
+    if let Some(child) = cached_child(mount, dir, name) {
+        point("a child is found");
+        return Ok(Arc::clone(child.entry()));
     }
-
-    /// What a name stands for at the moment. Whoever locks the two then looks again whether the name stands for this
-    /// inode: if so, for whatever file it is by then.
-    pub(super) fn child_of(self: &Arc<Self>, dir: &InodeHandle, name: &[u8]) -> Result<Arc<InodeEntry>> {
-        if let Some(child) = self.cached_child(dir, name) {
-            point("a child is found");
-            return Ok(Arc::clone(child.entry()));
-        }
-        loop {
-            let (shared, inode) = dir.share()?;
-            check_directory(dir, &inode)?;
-            let fork = self.fork(&inode, ForkKind::Data).ok_or(NameProblem::Missing)?;
-            let ino = crate::dir::lookup(&*fork, name)?.ok_or(NameProblem::Missing)?.0;
-            drop(fork);
-            drop(shared);
-            point("a child is found");
-            match self.entry(ino) {
-                Err(Error::NoSuchInode(_)) if self.is_writable() => {
-                    // It was removed since, or the directory is damaged: looking again ends only where it changed.
-                    let (_shared, now) = dir.share()?;
-                    if Arc::ptr_eq(&inode, &now) {
-                        return Err(names_free_inode(dir.ino(), ino));
-                    }
+    loop {
+        let (shared, inode) = dir.share()?;
+        check_directory(dir, &inode)?;
+        let fork = mount.fork(&inode, ForkKind::Data).ok_or(NameProblem::Missing)?;
+        let ino = crate::dir::lookup(&*fork, name)?.ok_or(NameProblem::Missing)?.0;
+        drop(fork);
+        drop(shared);
+        point("a child is found");
+        match mount.entry(ino) {
+            Err(Error::NoSuchInode(_)) if mount.is_writable() => {
+                // It was removed since, or the directory is damaged: looking again ends only where it changed.
+                let (_shared, now) = dir.share()?;
+                if Arc::ptr_eq(&inode, &now) {
+                    return Err(names_free_inode(dir.ino(), ino));
                 }
-                other => return other,
             }
+            other => return other,
         }
     }
 }

@@ -2,13 +2,14 @@
 
 use super::locking::join_all;
 use super::lookup::{remove_entry, replace_entry};
-use super::remove::{check_removable, drop_name};
+use super::remove::{self, check_removable, drop_name};
 use super::{
     NameProblem, Removal, add_links, check_directory, check_may_remove, check_name, check_project, file_type,
     look, look_to_add, parents, touch,
 };
 use crate::dir::{self, Lookup, NewEntry};
 use crate::error::Result;
+use crate::inactive;
 use crate::inode::{ForkKind, InodeEntry, InodeHandle};
 use crate::mount::Mount;
 use crate::trans::Trans;
@@ -37,178 +38,176 @@ struct End<'a> {
     name: &'a [u8],
 }
 
-impl Mount {
-    /// Moves a name, in one step. Gives the number of an inode that lost its last name by that and that somebody has open.
-    pub fn rename(
-        self: &Arc<Self>,
-        (from_dir, from): (&InodeHandle, &[u8]),
-        (to_dir, to): (&InodeHandle, &[u8]),
-        how: RenameFlags,
-        now: Timestamp,
-    ) -> Result<Option<InodeNumber>> {
-        check_name(from)?;
-        check_name(to)?;
-        let (source, target) = (End { dir: from_dir, name: from }, End { dir: to_dir, name: to });
-        loop {
-            if let Some(replaced) = self.try_rename(&source, &target, how, now)? {
-                return match replaced {
-                    Some(entry) => self.lost_name(&entry),
-                    None => Ok(None),
-                };
-            }
+/// Moves a name, in one step. Gives the number of an inode that lost its last name by that and that somebody has open.
+pub fn rename(
+    mount: &Arc<Mount>,
+    (from_dir, from): (&InodeHandle, &[u8]),
+    (to_dir, to): (&InodeHandle, &[u8]),
+    how: RenameFlags,
+    now: Timestamp,
+) -> Result<Option<InodeNumber>> {
+    check_name(from)?;
+    check_name(to)?;
+    let (source, target) = (End { dir: from_dir, name: from }, End { dir: to_dir, name: to });
+    loop {
+        if let Some(replaced) = try_rename(mount, &source, &target, how, now)? {
+            return match replaced {
+                Some(entry) => inactive::lost_name(mount, &entry),
+                None => Ok(None),
+            };
         }
     }
+}
 
-    /// One attempt: `None` if what the names stand for changed before they were locked; else what lost its name.
-    fn try_rename(
-        self: &Arc<Self>,
-        source: &End<'_>,
-        target: &End<'_>,
-        how: RenameFlags,
-        now: Timestamp,
-    ) -> Result<Option<Option<Arc<InodeEntry>>>> {
-        let moved = self.child_of(source.dir, source.name)?;
-        let there = match self.child_of(target.dir, target.name) {
-            Ok(entry) => Some(entry),
-            Err(crate::Error::Name(NameProblem::Missing)) => None,
-            Err(error) => return Err(error),
-        };
-        let across = source.dir.ino() != target.dir.ino();
-        // Either may be another file by now, of another type: so much is looked at again behind their locks.
-        let is_dir = |entry: &Arc<InodeEntry>| entry.peek().is_dir();
-        let dirs_seen = (is_dir(&moved), there.as_ref().is_some_and(is_dir));
-        let _moves = self.exclude_moves(across, dirs_seen)?;
-        self.check_no_loop((source, dirs_seen.0, &moved), (target, dirs_seen.1, there.as_ref()), how)?;
+/// One attempt: `None` if what the names stand for changed before they were locked; else what lost its name.
+fn try_rename(
+    mount: &Arc<Mount>,
+    source: &End<'_>,
+    target: &End<'_>,
+    how: RenameFlags,
+    now: Timestamp,
+) -> Result<Option<Option<Arc<InodeEntry>>>> {
+    let moved = remove::child_of(mount, source.dir, source.name)?;
+    let there = match remove::child_of(mount, target.dir, target.name) {
+        Ok(entry) => Some(entry),
+        Err(crate::Error::Name(NameProblem::Missing)) => None,
+        Err(error) => return Err(error),
+    };
+    let across = source.dir.ino() != target.dir.ino();
+    // Either may be another file by now, of another type: so much is looked at again behind their locks.
+    let is_dir = |entry: &Arc<InodeEntry>| entry.peek().is_dir();
+    let dirs_seen = (is_dir(&moved), there.as_ref().is_some_and(is_dir));
+    let _moves = exclude_moves(mount, across, dirs_seen)?;
+    check_no_loop(mount, (source, dirs_seen.0, &moved), (target, dirs_seen.1, there.as_ref()), how)?;
 
-        point("a rename has looked");
-        let need = self.need_to_remove().inodes(2).dir_change().parent_changes(1).steps(2);
-        let mut trans = Trans::start(self, need.reservation())?;
-        let mut all = vec![source.dir.entry(), target.dir.entry(), &moved];
-        all.extend(&there);
-        join_all(&mut trans, &all)?;
-        let dirs = (source.dir.ino(), target.dir.ino());
-        check_directory(source.dir, trans.inode(dirs.0))?;
-        check_directory(target.dir, trans.inode(dirs.1))?;
-        let is = |entry: Option<&Arc<InodeEntry>>| entry.map(|entry| entry.ino());
-        let source_at = look(&mut trans, dirs.0, source.name)?;
-        match number(&source_at) {
-            None => return Err(NameProblem::Missing.into()),
-            found if found != Some(moved.ino()) => return Ok(None),
-            _ => {}
-        }
-        let target_at = look_to_add(&mut trans, dirs.1, target.name)?;
-        if number(&target_at) != is(there.as_ref()) {
-            return Ok(None);
-        }
-        let ino = moved.ino();
-        let is_dir = |entry: &Arc<InodeEntry>| trans.inode(entry.ino()).is_dir();
-        if dirs_seen != (is_dir(&moved), there.as_ref().is_some_and(is_dir)) {
-            return Ok(None);
-        }
-        match (&there, how) {
-            (Some(_), RenameFlags::NoReplace) => return Err(NameProblem::Exists.into()),
-            (None, RenameFlags::Exchange) => return Err(NameProblem::Missing.into()),
-            // Two names of one inode: nothing happens, as POSIX wants it.
-            (Some(other), _) if other.ino() == ino => return Ok(Some(None)),
-            // Of two that change places, the kernel asks the first alone.
-            _ => check_project(trans.inode(dirs.1), trans.inode(ino))?,
-        }
-        check_may_remove(trans.inode(dirs.0), trans.inode(ino))?;
-        match &there {
-            Some(other) => check_may_remove(trans.inode(dirs.1), trans.inode(other.ino()))?,
-            None => trans.inode(dirs.1).check_may_grow()?,
-        }
-        let outcome = match (&there, how) {
-            (Some(other), RenameFlags::Exchange) => {
-                exchange(&mut trans, (dirs.0, source.name, ino), (dirs.1, target.name, other.ino()), now)?;
-                None
-            }
-            (Some(other), _) => {
-                let what = if trans.inode(ino).is_dir() { Removal::Directory } else { Removal::File };
-                check_removable(&mut trans, other.ino(), what)?;
-                drop_name(&mut trans, (dirs.1, target.name), other.ino(), now)?;
-                replace_entry(&mut trans, dirs.1, target.name, target_at, ino)?;
-                Some(Arc::clone(other))
-            }
-            (None, _) => {
-                let entry = NewEntry { name: target.name, ino, ftype: file_type(trans.inode(ino).kind()) };
-                target_at.add(&mut TransFork::new(&mut trans, dirs.1, ForkKind::Data), entry)?;
-                None
-            }
-        };
-        if how != RenameFlags::Exchange {
-            // In one directory the change of the other name may have moved this one.
-            let source_at = if across { source_at } else { look(&mut trans, dirs.0, source.name)? };
-            remove_entry(&mut trans, dirs.0, source.name, source_at)?;
-            parents::replace(&mut trans, ino, (dirs.0, source.name), (dirs.1, target.name))?;
-            if across && trans.inode(ino).is_dir() {
-                change_parent(&mut trans, ino, dirs.0, dirs.1)?;
-            }
-            touch(&mut trans, ino, false, now);
-        }
-        touch(&mut trans, dirs.0, true, now);
-        touch(&mut trans, dirs.1, true, now);
-        trans.commit()?;
-        Ok(Some(outcome))
+    point("a rename has looked");
+    let need = remove::need_to_remove(mount).inodes(2).dir_change().parent_changes(1).steps(2);
+    let mut trans = Trans::start(mount, need.reservation())?;
+    let mut all = vec![source.dir.entry(), target.dir.entry(), &moved];
+    all.extend(&there);
+    join_all(&mut trans, &all)?;
+    let dirs = (source.dir.ino(), target.dir.ino());
+    check_directory(source.dir, trans.inode(dirs.0))?;
+    check_directory(target.dir, trans.inode(dirs.1))?;
+    let is = |entry: Option<&Arc<InodeEntry>>| entry.map(|entry| entry.ino());
+    let source_at = look(&mut trans, dirs.0, source.name)?;
+    match number(&source_at) {
+        None => return Err(NameProblem::Missing.into()),
+        found if found != Some(moved.ino()) => return Ok(None),
+        _ => {}
     }
-
-    /// Directories that go from one directory to another go one at a time: nobody makes a loop behind our back, or changes
-    /// what lies above a directory while that is looked at.
-    fn exclude_moves(
-        &self,
-        across: bool,
-        (moved_is_dir, there_is_dir): (bool, bool),
-    ) -> Result<Option<MutexGuard<'_, ()>>> {
-        let needed = across && (moved_is_dir || there_is_dir);
-        Ok(if needed { Some(self.write_side()?.moves.lock()) } else { None })
+    let target_at = look_to_add(&mut trans, dirs.1, target.name)?;
+    if number(&target_at) != is(there.as_ref()) {
+        return Ok(None);
     }
-
-    /// A directory must not become its own ancestor.
-    fn check_no_loop(
-        self: &Arc<Self>,
-        (source, moved_is_dir, moved): (&End<'_>, bool, &InodeEntry),
-        (target, there_is_dir, there): (&End<'_>, bool, Option<&Arc<InodeEntry>>),
-        how: RenameFlags,
-    ) -> Result<()> {
-        if source.dir.ino() == target.dir.ino() {
-            return Ok(());
-        }
-        if moved_is_dir && self.is_below(target.dir, moved.ino())? {
-            return Err(NameProblem::IntoItself.into());
-        }
-        if let Some(there) = there
-            && there_is_dir
-            && self.is_below(source.dir, there.ino())?
-        {
-            // Exchanged, it would go below itself; replaced, it would have to be empty, and is not.
-            let problem =
-                if how == RenameFlags::Exchange { NameProblem::IntoItself } else { NameProblem::NotEmpty };
-            return Err(problem.into());
-        }
-        Ok(())
+    let ino = moved.ino();
+    let is_dir = |entry: &Arc<InodeEntry>| trans.inode(entry.ino()).is_dir();
+    if dirs_seen != (is_dir(&moved), there.as_ref().is_some_and(is_dir)) {
+        return Ok(None);
     }
-
-    /// Whether `dir` is `ancestor` or lies below it.
-    fn is_below(self: &Arc<Self>, dir: &InodeHandle, ancestor: InodeNumber) -> Result<bool> {
-        let root = self.geometry().root;
-        let mut at = dir.clone();
-        // A damaged volume may have a loop of parents: no path is longer than there are inodes.
-        for _ in 0..=self.write_side()?.counters.inodes() {
-            if at.ino() == ancestor {
-                return Ok(true);
-            }
-            if at.ino() == root {
-                return Ok(false);
-            }
-            let parent = self.child_of(&at, b"..").map_err(|error| {
-                // Directories above one that is there do not go; and what has gone is no matter of its parents.
-                dir.current().err().unwrap_or(error)
-            })?;
-            point("a parent is found");
-            at = InodeHandle::new(Arc::clone(&parent), &parent.peek());
-        }
-        Err(NameProblem::IntoItself.into())
+    match (&there, how) {
+        (Some(_), RenameFlags::NoReplace) => return Err(NameProblem::Exists.into()),
+        (None, RenameFlags::Exchange) => return Err(NameProblem::Missing.into()),
+        // Two names of one inode: nothing happens, as POSIX wants it.
+        (Some(other), _) if other.ino() == ino => return Ok(Some(None)),
+        // Of two that change places, the kernel asks the first alone.
+        _ => check_project(trans.inode(dirs.1), trans.inode(ino))?,
     }
+    check_may_remove(trans.inode(dirs.0), trans.inode(ino))?;
+    match &there {
+        Some(other) => check_may_remove(trans.inode(dirs.1), trans.inode(other.ino()))?,
+        None => trans.inode(dirs.1).check_may_grow()?,
+    }
+    let outcome = match (&there, how) {
+        (Some(other), RenameFlags::Exchange) => {
+            exchange(&mut trans, (dirs.0, source.name, ino), (dirs.1, target.name, other.ino()), now)?;
+            None
+        }
+        (Some(other), _) => {
+            let what = if trans.inode(ino).is_dir() { Removal::Directory } else { Removal::File };
+            check_removable(&mut trans, other.ino(), what)?;
+            drop_name(&mut trans, (dirs.1, target.name), other.ino(), now)?;
+            replace_entry(&mut trans, dirs.1, target.name, target_at, ino)?;
+            Some(Arc::clone(other))
+        }
+        (None, _) => {
+            let entry = NewEntry { name: target.name, ino, ftype: file_type(trans.inode(ino).kind()) };
+            target_at.add(&mut TransFork::new(&mut trans, dirs.1, ForkKind::Data), entry)?;
+            None
+        }
+    };
+    if how != RenameFlags::Exchange {
+        // In one directory the change of the other name may have moved this one.
+        let source_at = if across { source_at } else { look(&mut trans, dirs.0, source.name)? };
+        remove_entry(&mut trans, dirs.0, source.name, source_at)?;
+        parents::replace(&mut trans, ino, (dirs.0, source.name), (dirs.1, target.name))?;
+        if across && trans.inode(ino).is_dir() {
+            change_parent(&mut trans, ino, dirs.0, dirs.1)?;
+        }
+        touch(&mut trans, ino, false, now);
+    }
+    touch(&mut trans, dirs.0, true, now);
+    touch(&mut trans, dirs.1, true, now);
+    trans.commit()?;
+    Ok(Some(outcome))
+}
+
+/// Directories that go from one directory to another go one at a time: nobody makes a loop behind our back, or changes
+/// what lies above a directory while that is looked at.
+fn exclude_moves(
+    mount: &Mount,
+    across: bool,
+    (moved_is_dir, there_is_dir): (bool, bool),
+) -> Result<Option<MutexGuard<'_, ()>>> {
+    let needed = across && (moved_is_dir || there_is_dir);
+    Ok(if needed { Some(mount.write_side()?.moves.lock()) } else { None })
+}
+
+/// A directory must not become its own ancestor.
+fn check_no_loop(
+    mount: &Arc<Mount>,
+    (source, moved_is_dir, moved): (&End<'_>, bool, &InodeEntry),
+    (target, there_is_dir, there): (&End<'_>, bool, Option<&Arc<InodeEntry>>),
+    how: RenameFlags,
+) -> Result<()> {
+    if source.dir.ino() == target.dir.ino() {
+        return Ok(());
+    }
+    if moved_is_dir && is_below(mount, target.dir, moved.ino())? {
+        return Err(NameProblem::IntoItself.into());
+    }
+    if let Some(there) = there
+        && there_is_dir
+        && is_below(mount, source.dir, there.ino())?
+    {
+        // Exchanged, it would go below itself; replaced, it would have to be empty, and is not.
+        let problem =
+            if how == RenameFlags::Exchange { NameProblem::IntoItself } else { NameProblem::NotEmpty };
+        return Err(problem.into());
+    }
+    Ok(())
+}
+
+/// Whether `dir` is `ancestor` or lies below it.
+fn is_below(mount: &Arc<Mount>, dir: &InodeHandle, ancestor: InodeNumber) -> Result<bool> {
+    let root = mount.geometry().root;
+    let mut at = dir.clone();
+    // A damaged volume may have a loop of parents: no path is longer than there are inodes.
+    for _ in 0..=mount.write_side()?.counters.inodes() {
+        if at.ino() == ancestor {
+            return Ok(true);
+        }
+        if at.ino() == root {
+            return Ok(false);
+        }
+        let parent = remove::child_of(mount, &at, b"..").map_err(|error| {
+            // Directories above one that is there do not go; and what has gone is no matter of its parents.
+            dir.current().err().unwrap_or(error)
+        })?;
+        point("a parent is found");
+        at = InodeHandle::new(Arc::clone(&parent), &parent.peek());
+    }
+    Err(NameProblem::IntoItself.into())
 }
 
 /// A directory has another parent.

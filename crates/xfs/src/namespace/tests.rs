@@ -1,12 +1,20 @@
 //! Files that are removed while others have to do with them: each interleaving is made to happen.
 
+use super::create;
+use super::link;
+use super::remove;
+use super::rename;
 use super::*;
 use crate::attr::Namespace;
 use crate::attr::acl::AclKind;
 use crate::attr::edit::Put;
 use crate::check::{CheckOptions, check};
+use crate::file;
+use crate::inactive;
+use crate::iomap;
 use crate::log::ShutdownReason;
 use crate::mkfs::{Before, Features, Options, format, plan};
+use crate::setattr;
 use crate::volume::{InodeHandle, OpenOptions, Volume};
 use blockdev::{BlockDevice, Durability, Fault, FaultDevice, MemoryDevice, Op, Repeat};
 use fileio::FileMapping;
@@ -57,11 +65,11 @@ impl Site {
     }
 
     fn create(&self, name: &[u8]) -> InodeHandle {
-        self.volume.create(&self.root, name, &new_file()).unwrap()
+        create::create(&self.volume, &self.root, name, &new_file()).unwrap()
     }
 
     fn mkdir(&self, dir: &InodeHandle, name: &[u8]) -> InodeHandle {
-        self.volume.create(dir, name, &new(0o040_755)).unwrap()
+        create::create(&self.volume, dir, name, &new(0o040_755)).unwrap()
     }
 
     /// A file in so many pieces that freeing it takes many transactions.
@@ -69,14 +77,14 @@ impl Site {
         let file = self.create(name);
         for block in (0..EXTENTS).map(|nth| FileBlock(2 * nth)) {
             let blocks = block..FileBlock(block.0 + 1);
-            let _given = self.volume.allocate_blocks(file.entry(), blocks.clone()).unwrap();
-            self.volume.data_written(file.entry(), blocks, Some((block.0 + 1) << 12), NOW).unwrap();
+            let _given = file::allocate_blocks(&self.volume, file.entry(), blocks.clone()).unwrap();
+            file::data_written(&self.volume, file.entry(), blocks, Some((block.0 + 1) << 12), NOW).unwrap();
         }
         file
     }
 
     fn remove(&self, name: &[u8]) {
-        self.volume.remove(&self.root, name, Removal::File, NOW).unwrap();
+        remove::remove(&self.volume, &self.root, name, Removal::File, NOW).unwrap();
     }
 
     /// What the name stands for.
@@ -104,20 +112,23 @@ fn all_say_stale(site: &Site, file: &InodeHandle) {
     let volume = &site.volume;
     stale("current", file.current());
     stale("share", file.share().map(|_| ()));
-    stale("open", volume.open_file(file));
-    stale("link", volume.link(&site.root, b"again", file, NOW));
+    stale("open", iomap::open_file(volume, file));
+    stale("link", link::link(volume, &site.root, b"again", file, NOW));
     let change = Change { permissions: Some(0o600), ..Change::default() };
-    stale("change", volume.change(file, &change, NOW));
+    stale("change", setattr::change(volume, file, &change, NOW));
     let set = XattrChange::Set(b"value", Put::Either);
-    stale("set an attribute", volume.change_xattr(file, Namespace::User, b"name", set, NOW));
-    stale("remove one", volume.change_xattr(file, Namespace::User, b"name", XattrChange::Remove, NOW));
-    stale("set a list", volume.set_acl(file, AclKind::Access, None, NOW));
-    stale("make", volume.create(file, b"name", &new_file()));
-    stale("make a link", volume.symlink(file, b"name", b"target", &new_file()));
-    stale("make a nameless file", volume.create_unnamed(file, &new_file()));
-    stale("remove", volume.remove(file, b"name", Removal::File, NOW));
-    stale("rename from", volume.rename((file, b"a"), (&site.root, b"b"), RenameFlags::Replace, NOW));
-    stale("link into", volume.link(file, b"name", &site.root, NOW));
+    stale("set an attribute", setattr::change_xattr(volume, file, Namespace::User, b"name", set, NOW));
+    stale(
+        "remove one",
+        setattr::change_xattr(volume, file, Namespace::User, b"name", XattrChange::Remove, NOW),
+    );
+    stale("set a list", setattr::set_acl(volume, file, AclKind::Access, None, NOW));
+    stale("make", create::create(volume, file, b"name", &new_file()));
+    stale("make a link", create::symlink(volume, file, b"name", b"target", &new_file()));
+    stale("make a nameless file", create::create_unnamed(volume, file, &new_file()));
+    stale("remove", remove::remove(volume, file, b"name", Removal::File, NOW));
+    stale("rename from", rename::rename(volume, (file, b"a"), (&site.root, b"b"), RenameFlags::Replace, NOW));
+    stale("link into", link::link(volume, file, b"name", &site.root, NOW));
 }
 
 /// A file was opened after its removal had begun to free it, and written: the writes landed in whatever file had got its
@@ -149,7 +160,7 @@ fn a_removal_that_a_close_cuts_in_two_comes_to_its_end() {
     site.fragmented(b"a");
     let volume = Arc::clone(&site.volume);
     at("some blocks are freed", move || volume.close().unwrap());
-    site.volume.remove(&site.root, b"a", Removal::File, NOW).expect("it is removed");
+    remove::remove(&site.volume, &site.root, b"a", Removal::File, NOW).expect("it is removed");
     let device = Arc::clone(&site.device);
     drop(site);
     let report = check(device, &CheckOptions::default()).unwrap();
@@ -165,7 +176,7 @@ fn a_removal_leaves_alone_what_a_close_that_failed_has_freed() {
         let inside = Rc::clone(&site);
         at("some blocks are freed", move || {
             let frozen = inside.volume.write_side().unwrap().journal.freeze().unwrap();
-            inside.volume.inactivate_all().unwrap();
+            inactive::inactivate_all(&inside.volume).unwrap();
             drop(frozen);
             if taken {
                 assert_eq!(inside.fragmented(b"b").ino(), ino, "or nothing is tested");
@@ -185,12 +196,12 @@ fn a_removal_leaves_alone_what_a_close_that_failed_has_freed() {
 fn the_end_of_what_is_open_begins_at_once_when_a_volume_is_closed() {
     let site = Site::new();
     let file = site.fragmented(b"a");
-    let map = site.volume.open_file(&file).unwrap();
+    let map = iomap::open_file(&site.volume, &file).unwrap();
     site.remove(b"a");
     let life = file.entry().take_inactivation();
     assert_eq!(life, file.life());
     assert!(!file.entry().is_open());
-    assert!(matches!(site.volume.open_file(&file), Err(Error::Stale(_))));
+    assert!(matches!(iomap::open_file(&site.volume, &file), Err(Error::Stale(_))));
     drop((map, file));
     site.ends_well();
 }
@@ -201,14 +212,14 @@ fn the_end_of_what_is_open_begins_at_once_when_a_volume_is_closed() {
 fn who_had_open_what_a_close_has_freed_closes_nothing_else() {
     let site = Site::new();
     let old = site.create(b"a");
-    let map = site.volume.open_file(&old).unwrap();
+    let map = iomap::open_file(&site.volume, &old).unwrap();
     site.remove(b"a");
     let frozen = site.volume.write_side().unwrap().journal.freeze().unwrap();
-    site.volume.inactivate_all().unwrap();
+    inactive::inactivate_all(&site.volume).unwrap();
     drop(frozen);
     let new = site.fragmented(b"b");
     assert_eq!(new.ino(), old.ino(), "or nothing is tested");
-    let open = site.volume.open_file(&new).unwrap();
+    let open = iomap::open_file(&site.volume, &new).unwrap();
     map.overwritten();
     drop(map);
     assert_eq!(new.entry().overwritten().get(new.life()), None);
@@ -224,7 +235,7 @@ fn who_had_open_what_a_close_has_freed_closes_nothing_else() {
 fn who_changes_the_content_of_what_a_close_has_ended_is_told_of_the_close() {
     let site = Site::new();
     let file = site.create(b"a");
-    let map = site.volume.open_file(&file).unwrap();
+    let map = iomap::open_file(&site.volume, &file).unwrap();
     site.remove(b"a");
     site.volume.stop_writes();
     site.volume.close().unwrap();
@@ -247,11 +258,11 @@ fn the_time_of_an_overwrite_is_not_lost_between_two_who_log_it() {
     let journal = &site.volume.write_side().unwrap().journal;
     std::thread::scope(|scope| {
         let frozen = journal.freeze().unwrap();
-        let logs = scope.spawn(|| site.volume.log_times(file.entry()));
+        let logs = scope.spawn(|| file::log_times(&site.volume, file.entry()));
         while journal.at_gate().1 == 0 {
             std::thread::yield_now();
         }
-        site.volume.log_all_times().unwrap();
+        file::log_all_times(&site.volume).unwrap();
         crate::trans::superblock::write_counters(&site.volume, &frozen).unwrap();
         frozen.close().unwrap();
         assert!(logs.join().unwrap().is_err(), "the journal is closed");
@@ -272,7 +283,7 @@ fn the_time_of_an_overwrite_is_told_once() {
     let is_told = || {
         site.volume.sync().unwrap();
         let before = journal.newest();
-        site.volume.log_times(file.entry()).unwrap();
+        file::log_times(&site.volume, file.entry()).unwrap();
         site.volume.sync().unwrap();
         journal.newest() != before
     };
@@ -289,7 +300,7 @@ fn the_time_of_an_overwrite_is_told_once() {
     assert_eq!(file.current().unwrap().mtime(), time);
     // What was known is known no more: another time was set by hand, and the file written over behind that.
     let change = Change { mtime: Some(NOW), ..Change::default() };
-    site.volume.change(&file, &change, NOW).unwrap();
+    setattr::change(&site.volume, &file, &change, NOW).unwrap();
     overwritten.note(file.life());
     let last = overwritten.get(file.life()).unwrap();
     assert!(is_told());
@@ -306,16 +317,16 @@ fn a_change_that_fails_leaves_the_time_of_an_overwrite() {
     file.entry().overwritten().note(file.life());
     let time = file.entry().overwritten().get(file.life());
     let change = Change { mtime: Some(NOW), extent_size: Some(4097), ..Change::default() };
-    site.volume.change(&file, &change, NOW).expect_err("no whole blocks");
+    setattr::change(&site.volume, &file, &change, NOW).expect_err("no whole blocks");
     assert!(time.is_some());
     assert_eq!(file.entry().overwritten().get(file.life()), time);
     let change = Change { mtime: Some(NOW), ..Change::default() };
-    site.volume.change(&file, &change, NOW).unwrap();
+    setattr::change(&site.volume, &file, &change, NOW).unwrap();
     assert_eq!(file.entry().overwritten().get(file.life()), None);
     site.volume.write_side().unwrap().journal.shutdown(crate::log::ShutdownReason::Flush);
     file.entry().overwritten().note(file.life());
     let time = file.entry().overwritten().get(file.life());
-    site.volume.log_times(file.entry()).expect_err("shut down");
+    file::log_times(&site.volume, file.entry()).expect_err("shut down");
     assert_eq!(file.entry().overwritten().get(file.life()), time);
 }
 
@@ -330,9 +341,10 @@ fn the_time_of_an_overwrite_goes_with_its_file() {
         site.remove(name);
         let next = site.create(b"next");
         assert_eq!(next.ino(), file.ino(), "or nothing is tested");
-        site.volume.log_all_times().unwrap();
+        file::log_all_times(&site.volume).unwrap();
         assert_eq!(next.current().unwrap().mtime(), NOW);
-        site.volume.rename((&site.root, b"next"), (&site.root, name), RenameFlags::NoReplace, NOW).unwrap();
+        rename::rename(&site.volume, (&site.root, b"next"), (&site.root, name), RenameFlags::NoReplace, NOW)
+            .unwrap();
     }
     site.ends_well();
 }
@@ -347,8 +359,8 @@ fn the_time_of_an_overwrite_is_of_one_file() {
         let taken = old.entry().overwritten().take(old.life()).unwrap();
         site.remove(b"a");
         let new = match mode {
-            0o120_777 => site.volume.symlink(&site.root, b"b", b"target", &new(mode)).unwrap(),
-            _ => site.volume.create(&site.root, b"b", &new(mode)).unwrap(),
+            0o120_777 => create::symlink(&site.volume, &site.root, b"b", b"target", &new(mode)).unwrap(),
+            _ => create::create(&site.volume, &site.root, b"b", &new(mode)).unwrap(),
         };
         assert_eq!(new.ino(), old.ino(), "or nothing is tested");
         assert_eq!(new.entry().pending_times(&new.current().unwrap()), None);
@@ -356,8 +368,8 @@ fn the_time_of_an_overwrite_is_of_one_file() {
         drop(taken);
         old.entry().overwritten().note(old.life());
         assert_eq!(new.entry().pending_times(&new.current().unwrap()), None);
-        site.volume.log_times(new.entry()).unwrap();
-        site.volume.log_all_times().unwrap();
+        file::log_times(&site.volume, new.entry()).unwrap();
+        file::log_all_times(&site.volume).unwrap();
         assert_eq!(new.current().unwrap().mtime(), NOW);
         drop((old, new));
         site.ends_well();
@@ -371,7 +383,7 @@ fn a_removal_that_fails_leaves_the_time_of_an_overwrite() {
     let file = site.create(b"a");
     file.entry().overwritten().note(file.life());
     let time = file.entry().overwritten().get(file.life());
-    let mut trans = Trans::start(&site.volume, site.volume.need_to_remove().reservation()).unwrap();
+    let mut trans = Trans::start(&site.volume, remove::need_to_remove(&site.volume).reservation()).unwrap();
     trans.join_inode(Arc::clone(file.entry()), file.entry().lock()).unwrap();
     crate::inactive::free(&mut trans, file.ino()).unwrap();
     drop(trans);
@@ -392,7 +404,7 @@ fn who_looked_before_a_removal_opens_nothing_behind_it() {
                 assert_eq!(inside.create(b"b").ino(), ino, "or nothing is tested");
             }
         });
-        let opened = site.volume.open_file(&file).map(drop);
+        let opened = iomap::open_file(&site.volume, &file).map(drop);
         assert!(matches!(opened, Err(Error::Stale(_))), "{opened:?}");
         drop(file);
         Rc::into_inner(site).unwrap().ends_well();
@@ -410,12 +422,12 @@ fn who_looked_before_a_removal_opens_nothing_behind_it() {
                 begins.send(()).unwrap();
                 opened.recv().unwrap_err();
             });
-            volume.remove(&root, b"a", Removal::File, NOW)
+            remove::remove(&volume, &root, b"a", Removal::File, NOW)
         });
         begun.recv().unwrap();
         handed.send(removal).unwrap();
     });
-    let attempt = site.volume.open_file(&file).map(drop);
+    let attempt = iomap::open_file(&site.volume, &file).map(drop);
     drop(opens);
     removal.recv().unwrap().join().unwrap().unwrap();
     assert!(matches!(attempt, Err(Error::Stale(_))), "{attempt:?}");
@@ -430,11 +442,11 @@ fn who_opens_it_before_its_end_keeps_it() {
     let file = site.fragmented(b"a");
     let open = Rc::new(Cell::new(None));
     let (volume, known, opened) = (Arc::clone(&site.volume), file.clone(), Rc::clone(&open));
-    at("a name is gone", move || opened.set(Some(volume.open_file(&known).unwrap())));
+    at("a name is gone", move || opened.set(Some(iomap::open_file(&volume, &known).unwrap())));
     site.remove(b"a");
     let map = open.take().expect("it was opened");
     assert_eq!((map.inode().nlink(), map.inode().extent_count(ForkKind::Data)), (0, EXTENTS));
-    let link = site.volume.link(&site.root, b"again", &file, NOW);
+    let link = link::link(&site.volume, &site.root, b"again", &file, NOW);
     assert!(matches!(link, Err(Error::Name(NameProblem::Missing))), "it lost its last name: {link:?}");
     drop(map);
     all_say_stale(&site, &file);
@@ -448,8 +460,8 @@ fn who_opens_it_before_its_end_keeps_it() {
 fn the_pointer_of_the_last_name_goes_with_the_inode() {
     let site = Site::with(Features::of_kernel("6.18").expect("a set"));
     let file = site.create(b"a");
-    site.volume.link(&site.root, b"b", &file, NOW).unwrap();
-    let map = site.volume.open_file(&file).unwrap();
+    link::link(&site.volume, &site.root, b"b", &file, NOW).unwrap();
+    let map = iomap::open_file(&site.volume, &file).unwrap();
     let pointers = || map.inode().fork_bytes().1.to_vec();
     let of_both = pointers();
     site.remove(b"b");
@@ -468,7 +480,7 @@ fn the_pointer_of_the_last_name_goes_with_the_inode() {
 fn a_close_beside_a_removal_frees_it_once() {
     // The removal comes while the file is being closed.
     let site = Rc::new(Site::new());
-    let map = site.volume.open_file(&site.fragmented(b"a")).unwrap();
+    let map = iomap::open_file(&site.volume, &site.fragmented(b"a")).unwrap();
     let inside = Rc::clone(&site);
     at("a file is closed", move || inside.remove(b"a"));
     drop(map);
@@ -476,7 +488,7 @@ fn a_close_beside_a_removal_frees_it_once() {
 
     // The file is closed before the removal has looked.
     let site = Rc::new(Site::new());
-    let map = site.volume.open_file(&site.fragmented(b"a")).unwrap();
+    let map = iomap::open_file(&site.volume, &site.fragmented(b"a")).unwrap();
     at("a name is gone", move || drop(map));
     site.remove(b"a");
     Rc::into_inner(site).unwrap().ends_well();
@@ -484,10 +496,10 @@ fn a_close_beside_a_removal_frees_it_once() {
     // One who opens and closes it comes in between.
     let site = Rc::new(Site::new());
     let file = site.fragmented(b"a");
-    let map = site.volume.open_file(&file).unwrap();
+    let map = iomap::open_file(&site.volume, &file).unwrap();
     site.remove(b"a");
     let inside = Rc::clone(&site);
-    at("a file is closed", move || drop(inside.volume.open_file(&file).unwrap()));
+    at("a file is closed", move || drop(iomap::open_file(&inside.volume, &file).unwrap()));
     drop(map);
     Rc::into_inner(site).unwrap().ends_well();
 }
@@ -502,7 +514,7 @@ fn a_handle_is_of_one_file() {
     assert_eq!(old.ino(), new.ino(), "or nothing is tested");
     all_say_stale(&site, &old);
     assert_eq!(new.current().unwrap().nlink(), 1);
-    let map = site.volume.open_file(&new).unwrap();
+    let map = iomap::open_file(&site.volume, &new).unwrap();
     assert!(map.is_of(&new) && !map.is_of(&old));
     drop((map, old, new));
     site.ends_well();
@@ -528,10 +540,10 @@ fn a_removal_takes_what_has_the_name_by_then() {
 #[test]
 fn only_a_file_that_never_had_a_name_gets_its_first() {
     let site = Site::new();
-    let (file, map) = site.volume.create_unnamed(&site.root, &new_file()).unwrap();
-    site.volume.link(&site.root, b"a", &file, NOW).unwrap();
+    let (file, map) = create::create_unnamed(&site.volume, &site.root, &new_file()).unwrap();
+    link::link(&site.volume, &site.root, b"a", &file, NOW).unwrap();
     site.remove(b"a");
-    let link = site.volume.link(&site.root, b"b", &file, NOW);
+    let link = link::link(&site.volume, &site.root, b"b", &file, NOW);
     assert!(matches!(link, Err(Error::Name(NameProblem::Missing))), "{link:?}");
     drop(map);
     drop(file);
@@ -550,9 +562,10 @@ fn a_rename_looks_again_at_what_became_a_directory() {
         inside.remove(b"x");
         let dir = inside.mkdir(&inside.root, b"x");
         assert_eq!(dir.ino(), x.ino(), "or nothing is tested");
-        inside.volume.rename((&from, b"inner"), (&dir, b"inner"), RenameFlags::Replace, NOW).unwrap();
+        rename::rename(&inside.volume, (&from, b"inner"), (&dir, b"inner"), RenameFlags::Replace, NOW)
+            .unwrap();
     });
-    let moved = site.volume.rename((&site.root, b"x"), (&inner, b"x"), RenameFlags::Replace, NOW);
+    let moved = rename::rename(&site.volume, (&site.root, b"x"), (&inner, b"x"), RenameFlags::Replace, NOW);
     assert!(matches!(moved, Err(Error::Name(NameProblem::IntoItself))), "{moved:?}");
     drop((outer, inner));
     Rc::into_inner(site).unwrap().ends_well();
@@ -565,19 +578,19 @@ fn who_looks_at_what_lies_above_a_directory_keeps_it_there() {
     let site = Rc::new(Site::new());
     let (above, there) = (site.mkdir(&site.root, b"above"), site.mkdir(&site.root, b"there"));
     let dir = site.mkdir(&above, b"dir");
-    site.volume.create(&dir, b"file", &new_file()).unwrap();
+    create::create(&site.volume, &dir, b"file", &new_file()).unwrap();
     let came = Rc::new(Cell::new(false));
     let (inside, seen) = (Rc::clone(&site), Rc::clone(&came));
     at("a parent is found", move || {
         seen.set(true);
         let Site { volume, root, .. } = &*inside;
         if volume.write_side().unwrap().moves.try_lock().is_some() {
-            volume.rename((&above, b"dir"), (root, b"dir"), RenameFlags::Replace, NOW).unwrap();
-            volume.remove(root, b"above", Removal::Directory, NOW).unwrap();
+            rename::rename(volume, (&above, b"dir"), (root, b"dir"), RenameFlags::Replace, NOW).unwrap();
+            remove::remove(volume, root, b"above", Removal::Directory, NOW).unwrap();
         }
     });
     let how = RenameFlags::Replace;
-    let renamed = site.volume.rename((&dir, b"file"), (&site.root, b"there"), how, NOW);
+    let renamed = rename::rename(&site.volume, (&dir, b"file"), (&site.root, b"there"), how, NOW);
     assert!(came.get());
     assert!(matches!(renamed, Err(Error::Name(NameProblem::IsDirectory))), "{renamed:?}");
     drop((dir, there));
@@ -597,7 +610,7 @@ fn a_map_is_loaded_while_nobody_changes_it() {
     let (known, seen) = (file.clone(), Rc::new(Cell::new(false)));
     let came = Rc::clone(&seen);
     at("a block of a map is read", move || came.set(known.entry().try_lock().is_none()));
-    drop(site.volume.open_file(&file).unwrap());
+    drop(iomap::open_file(&site.volume, &file).unwrap());
     assert!(seen.get(), "the inode is locked meanwhile");
     drop(file);
     site.ends_well();
@@ -652,11 +665,12 @@ fn half_removed() -> (Arc<FaultDevice>, Site, InodeNumber) {
     let site = Site::new();
     let file = site.create(b"a");
     let blocks = FileBlock(0)..FileBlock(1);
-    let _given = site.volume.allocate_blocks(file.entry(), blocks.clone()).unwrap();
-    site.volume.data_written(file.entry(), blocks, Some(4096), NOW).unwrap();
+    let _given = file::allocate_blocks(&site.volume, file.entry(), blocks.clone()).unwrap();
+    file::data_written(&site.volume, file.entry(), blocks, Some(4096), NOW).unwrap();
     for nth in 0..300 {
         let set = XattrChange::Set(&[1; 2500], Put::Create);
-        site.volume.change_xattr(&file, Namespace::User, format!("{nth}").as_bytes(), set, NOW).unwrap();
+        setattr::change_xattr(&site.volume, &file, Namespace::User, format!("{nth}").as_bytes(), set, NOW)
+            .unwrap();
     }
     drop(file);
     site.volume.close().unwrap();
@@ -669,7 +683,7 @@ fn half_removed() -> (Arc<FaultDevice>, Site, InodeNumber) {
     at("some blocks are freed", move || {
         fails.add(Fault::fail(Op::Read, fails.seen(Op::Read)).then(Repeat::Sticky));
     });
-    let removed = site.volume.remove(&site.root, b"a", Removal::File, NOW);
+    let removed = remove::remove(&site.volume, &site.root, b"a", Removal::File, NOW);
     assert!(matches!(removed, Ok(None)), "its name is gone: {removed:?}");
     // What is written may leave the caches.
     (0..3).for_each(|_| site.volume.pass_idle_time().unwrap());
@@ -702,13 +716,13 @@ fn what_could_not_be_freed_is_freed_when_the_volume_is_closed() {
 fn what_cannot_be_freed_is_left_to_recovery() {
     let (faulty, site, _) = half_removed();
     let change = Change { permissions: Some(0o711), ..Change::default() };
-    site.volume.change(&site.root, &change, NOW).unwrap();
+    setattr::change(&site.volume, &site.root, &change, NOW).unwrap();
     let closed = site.volume.close();
     assert!(matches!(closed, Err(Error::Device(_))), "{closed:?}");
     // Not half closed: the journal is at rest.
     let again = site.volume.close();
     assert!(matches!(again, Err(Error::Shutdown(ShutdownReason::NotClosed))), "{again:?}");
-    let created = site.volume.create(&site.root, b"c", &new_file());
+    let created = create::create(&site.volume, &site.root, b"c", &new_file());
     assert!(matches!(created, Err(Error::Shutdown(ShutdownReason::NotClosed))), "{created:?}");
     let Site { device, volume, root } = site;
     drop((volume, root));
@@ -724,7 +738,7 @@ fn what_cannot_be_freed_is_left_to_recovery() {
 #[test]
 fn the_check_reports_an_unlinked_inode_behind_a_clean_log() {
     let site = Site::new();
-    let (file, map) = site.volume.create_unnamed(&site.root, &new_file()).unwrap();
+    let (file, map) = create::create_unnamed(&site.volume, &site.root, &new_file()).unwrap();
     let journal = &site.volume.write_side().unwrap().journal;
     let frozen = journal.freeze().unwrap();
     crate::trans::superblock::write_counters(&site.volume, &frozen).unwrap();
@@ -751,7 +765,7 @@ fn a_list_that_comes_in_front_of_a_creation_is_handed_down() {
     let reserved = Rc::new(Cell::new(1));
     let again = Rc::clone(&reserved);
     at("a creation has its space", move || {
-        volume.set_acl(&parent, AclKind::Default, Some(&list), NOW).unwrap();
+        setattr::set_acl(&volume, &parent, AclKind::Default, Some(&list), NOW).unwrap();
         at("a creation has its space", move || again.set(2));
     });
     let made = site.mkdir(&dir, b"below");
@@ -768,8 +782,8 @@ fn damaged_in_the_first_group() -> (Site, InodeHandle) {
     for name in [&b"a"[..], b"b"] {
         let file = site.create(name);
         let blocks = FileBlock(0)..FileBlock(1);
-        let _given = site.volume.allocate_blocks(file.entry(), blocks.clone()).unwrap();
-        site.volume.data_written(file.entry(), blocks, Some(4096), NOW).unwrap();
+        let _given = file::allocate_blocks(&site.volume, file.entry(), blocks.clone()).unwrap();
+        file::data_written(&site.volume, file.entry(), blocks, Some(4096), NOW).unwrap();
     }
     // Directories go to each group in turn.
     let group = |dir: &InodeHandle| site.volume.geometry().split_inode(dir.ino()).unwrap().0;
@@ -792,9 +806,9 @@ fn damaged_in_the_first_group() -> (Site, InodeHandle) {
 #[test]
 fn what_damage_keeps_from_being_freed_holds_up_nothing_else() {
     let (site, dir) = damaged_in_the_first_group();
-    let removed = site.volume.remove(&site.root, b"a", Removal::File, NOW);
+    let removed = remove::remove(&site.volume, &site.root, b"a", Removal::File, NOW);
     assert!(matches!(removed, Err(Error::Corrupt { .. })), "{removed:?}");
-    site.volume.create(&dir, b"new", &new_file()).unwrap();
+    create::create(&site.volume, &dir, b"new", &new_file()).unwrap();
     let closed = site.volume.close();
     assert!(matches!(closed, Err(Error::Corrupt { .. })), "{closed:?}");
     let Site { device, volume, root } = site;
@@ -804,7 +818,7 @@ fn what_damage_keeps_from_being_freed_holds_up_nothing_else() {
     assert!(site.volume.recovery().is_none(), "the log is clean");
     let dir = site.volume.handle(dir_ino).unwrap();
     assert!(site.lookup(&dir, b"new").is_some());
-    site.volume.create(&dir, b"newer", &new_file()).unwrap();
+    create::create(&site.volume, &dir, b"newer", &new_file()).unwrap();
     site.volume.close().unwrap();
 }
 
@@ -812,9 +826,9 @@ fn what_damage_keeps_from_being_freed_holds_up_nothing_else() {
 #[test]
 fn what_damage_keeps_from_being_freed_holds_up_no_recovery() {
     let (site, dir) = damaged_in_the_first_group();
-    let (unnamed, map) = site.volume.create_unnamed(&dir, &new_file()).unwrap();
+    let (unnamed, map) = create::create_unnamed(&site.volume, &dir, &new_file()).unwrap();
     for name in [&b"a"[..], b"b"] {
-        let removed = site.volume.remove(&site.root, name, Removal::File, NOW);
+        let removed = remove::remove(&site.volume, &site.root, name, Removal::File, NOW);
         assert!(matches!(removed, Err(Error::Corrupt { .. })), "{removed:?}");
     }
     site.volume.sync().unwrap();
@@ -824,7 +838,7 @@ fn what_damage_keeps_from_being_freed_holds_up_no_recovery() {
     let site = Site::open(device);
     assert_eq!(site.volume.recovery().expect("the log is dirty").inodes_freed, 1);
     let change = Change { permissions: Some(0o711), ..Change::default() };
-    site.volume.change(&site.root, &change, NOW).unwrap();
+    setattr::change(&site.volume, &site.root, &change, NOW).unwrap();
     let closed = site.volume.close();
     assert!(matches!(closed, Err(Error::Corrupt { .. })), "{closed:?}");
 }

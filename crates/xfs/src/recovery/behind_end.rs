@@ -2,9 +2,10 @@
 
 use crate::check::{CheckOptions, check};
 use crate::exchange;
+use crate::file;
 use crate::inode::ForkKind;
 use crate::mkfs::{Before, Features, Options, format, plan};
-use crate::namespace::NewInode;
+use crate::namespace::{self, NewInode};
 use crate::trans::Trans;
 use crate::trans::reservation::Need;
 use crate::volume::{OpenOptions, Volume};
@@ -35,13 +36,13 @@ fn end_of_map(size: u64, is_set_aside: bool) -> FileBlock {
     let volume = open(&device);
     let root = volume.handle(volume.geometry().root).unwrap();
     let files = [b"one", b"two"].map(|name| {
-        let file = volume.create(&root, name, &NewInode::for_tests(0o100_644, NOW)).unwrap();
-        volume.set_size(file.entry(), size, NOW).unwrap();
+        let file = namespace::create(&volume, &root, name, &NewInode::for_tests(0o100_644, NOW)).unwrap();
+        file::set_size(&volume, file.entry(), size, NOW).unwrap();
         Arc::clone(file.entry())
     });
-    drop(volume.allocate_blocks(&files[0], FileBlock(0)..FileBlock(3)).unwrap());
+    drop(file::allocate_blocks(&volume, &files[0], FileBlock(0)..FileBlock(3)).unwrap());
     if is_set_aside {
-        volume.space_set_aside(&files[0], None, NOW).unwrap();
+        file::space_set_aside(&volume, &files[0], None, NOW).unwrap();
     }
     let need = Need::new(volume.geometry()).inodes(2).maps_at_once(1).exchange_at_once().blocks(64).steps(2);
     let mut promise = Trans::start(&volume, need.reservation()).unwrap();

@@ -12,7 +12,9 @@ use super::survey::Unfinished;
 use super::{Recovered, Report};
 use crate::error::{Error, Result};
 use crate::exchange;
+use crate::file;
 use crate::ialloc;
+use crate::inactive;
 use crate::log::Journal;
 use crate::mount::Mount;
 use crate::trans::reservation::{Need, Reservation};
@@ -75,7 +77,7 @@ impl Owed {
         self.free_speculated(volume)?;
         for ag in (0..volume.geometry().ag_count()).map(AgNumber) {
             for ino in unlinked(volume, ag)? {
-                match volume.entry(ino).and_then(|entry| volume.release_if_unused(&entry)) {
+                match volume.entry(ino).and_then(|entry| inactive::release_if_unused(volume, &entry)) {
                     Ok(()) => report.inodes_freed += 1,
                     // It stays on its list, for `xfs_repair`. Who closes the volume is told.
                     Err(Error::Corrupt { .. }) => {}
@@ -111,7 +113,7 @@ impl Owed {
         for ino in inodes {
             let entry = volume.entry(ino)?;
             if entry.peek().nlink() > 0 {
-                volume.free_speculated(&entry)?;
+                file::free_speculated(volume, &entry)?;
             }
         }
         Ok(())
@@ -209,7 +211,7 @@ mod tests {
     use crate::check::{CheckOptions, check};
     use crate::inode::ForkKind;
     use crate::mkfs::{Before, Features, Options, format, plan};
-    use crate::namespace::NewInode;
+    use crate::namespace::{self, NewInode};
     use crate::volume::{OpenOptions, Volume};
     use blockdev::{BlockDevice, Durability, Fault, FaultDevice, MemoryDevice, Op, Repeat};
     use xfs_format::timestamp::Timestamp;
@@ -424,10 +426,10 @@ mod tests {
         let root = volume.handle(volume.geometry().root).unwrap();
         let file = |nth: u64| {
             let new = NewInode::for_tests(0o100_644, time);
-            let file = volume.create(&root, format!("f{nth}").as_bytes(), &new).unwrap();
+            let file = namespace::create(&volume, &root, format!("f{nth}").as_bytes(), &new).unwrap();
             for nth in 0..EXTENTS {
                 let blocks = FileBlock(2 * nth)..FileBlock(2 * nth + 1);
-                let _given = volume.allocate_blocks(file.entry(), blocks).unwrap();
+                let _given = file::allocate_blocks(&volume, file.entry(), blocks).unwrap();
             }
             Arc::clone(file.entry())
         };

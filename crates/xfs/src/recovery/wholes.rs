@@ -5,7 +5,7 @@ use super::records::Records;
 use super::*;
 use crate::ialloc;
 use crate::mkfs::{Before, Features, Options, format, plan};
-use crate::namespace::{NewInode, Removal};
+use crate::namespace::{self, NewInode, Removal};
 use crate::volume::{InodeHandle, OpenOptions, Volume};
 use blockdev::{Durability, MemoryDevice, Recorder, WriteRecord};
 use std::ops::Range;
@@ -38,7 +38,7 @@ fn open(device: &Arc<Recorder>) -> Arc<Volume> {
 
 fn create(volume: &Arc<Volume>, dir: &InodeHandle, name: &str, mode: u16) -> InodeHandle {
     let new = NewInode::for_tests(mode, NOW);
-    volume.create(dir, name.as_bytes(), &new).unwrap()
+    namespace::create(volume, dir, name.as_bytes(), &new).unwrap()
 }
 
 /// The buffers that the items of a log name, in bytes of the device.
@@ -111,7 +111,8 @@ fn buffers_are_written_whole(dir_block_size: u32) {
     make(0..1200);
     volume.write_side().unwrap().journal.quiesce().unwrap();
     for n in (0..1200).step_by(19) {
-        volume.remove(&dirs[(n % DIRS) as usize], name(n).as_bytes(), Removal::File, NOW).unwrap();
+        namespace::remove(&volume, &dirs[(n % DIRS) as usize], name(n).as_bytes(), Removal::File, NOW)
+            .unwrap();
     }
     make(1200..1400);
     volume.sync().unwrap();

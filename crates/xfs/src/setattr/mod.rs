@@ -94,151 +94,149 @@ pub enum XattrChange<'a> {
     Remove,
 }
 
-impl Mount {
-    /// Changes what is said of a file.
-    pub fn change(self: &Arc<Self>, file: &InodeHandle, change: &Change, now: Timestamp) -> Result<()> {
-        if change.uid.is_some() || change.gid.is_some() {
-            self.drop_capabilities(file, now)?;
-        }
-        let mut need = Need::new(self.geometry()).inodes(1);
-        if change.permissions.is_some() && file.entry().peek().has_attrs() {
-            need = need.attr_change(1).steps(2);
-        }
-        // A list that follows the permissions stays as long as it is: it needs no block that it does not give back.
-        let mut trans = Trans::start(self, need.reservation().or_no_blocks())?;
-        let ino = join(&mut trans, file)?;
-        if change.is_of_protected() {
-            trans.inode(ino).check_unprotected()?;
-        }
-        // What was written over before this is older news.
-        let older = change.mtime.and_then(|_| file.entry().overwritten().take(file.life()));
-        if let Some(bytes) = change.extent_size {
-            check_extent_size(trans.inode(ino), self.geometry(), bytes)?;
-        }
-        if let Some(bytes) = change.cow_extent_size {
-            check_cow_extent_size(trans.inode(ino), self.geometry(), bytes)?;
-        }
-        let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
-        set_hints(core, change, self.geometry());
-        if let Some(permissions) = change.permissions {
-            core.mode = core.mode & 0o170_000 | permissions & 0o7777;
-        }
-        core.uid = change.uid.unwrap_or(core.uid);
-        core.gid = change.gid.unwrap_or(core.gid);
-        core.atime = change.atime.unwrap_or(core.atime);
-        core.mtime = change.mtime.unwrap_or(core.mtime);
-        core.crtime = change.crtime.or(core.crtime);
-        core.projid = change.project.unwrap_or(core.projid);
-        core.ctime = change.ctime.unwrap_or(now);
-        if let Some(permissions) = change.permissions {
-            follow_mode(&mut trans, ino, permissions)?;
-        }
-        trans.commit()?;
-        if let Some(older) = older {
-            older.told();
-        }
-        Ok(())
+/// Changes what is said of a file.
+pub fn change(mount: &Arc<Mount>, file: &InodeHandle, change: &Change, now: Timestamp) -> Result<()> {
+    if change.uid.is_some() || change.gid.is_some() {
+        drop_capabilities(mount, file, now)?;
     }
-
-    /// Sets an access control list, or removes it. An access list that says no more than permissions do becomes those.
-    pub fn set_acl(
-        self: &Arc<Self>,
-        file: &InodeHandle,
-        kind: AclKind,
-        list: Option<&[AclEntry]>,
-        now: Timestamp,
-    ) -> Result<()> {
-        let need = Need::new(self.geometry()).inodes(1).attr_fork().attr_change(1).steps(2);
-        let mut trans = Trans::start(self, need.reservation())?;
-        let ino = join(&mut trans, file)?;
+    let mut need = Need::new(mount.geometry()).inodes(1);
+    if change.permissions.is_some() && file.entry().peek().has_attrs() {
+        need = need.attr_change(1).steps(2);
+    }
+    // A list that follows the permissions stays as long as it is: it needs no block that it does not give back.
+    let mut trans = Trans::start(mount, need.reservation().or_no_blocks())?;
+    let ino = join(&mut trans, file)?;
+    if change.is_of_protected() {
         trans.inode(ino).check_unprotected()?;
-        if trans.inode(ino).core().kind == InodeType::Symlink {
-            return Err(NameProblem::ListOfLink.into());
-        }
-        if kind == AclKind::Default && !trans.inode(ino).is_dir() {
-            return Err(NameProblem::NotDirectory.into());
-        }
-        let mut list = list;
-        if let (AclKind::Access, Some(entries)) = (kind, list) {
-            let (mode, equivalent) = acl::equivalent_mode(entries, trans.inode(ino).core().mode);
-            trans.inode_mut(ino, InodeFields::CORE).core_mut().mode = mode;
-            if equivalent {
-                list = None;
-            }
-        }
-        if list.is_some() || trans.inode(ino).has_attrs() {
-            acl::write(&mut attr_fork(&mut trans, ino)?, kind, list)?;
-        }
-        touch(&mut trans, ino, false, now);
-        trans.commit()?;
-        Ok(())
     }
-
-    /// Sets or removes an extended attribute. Those of users are of regular files and directories alone, as in a kernel.
-    pub fn change_xattr(
-        self: &Arc<Self>,
-        file: &InodeHandle,
-        namespace: Namespace,
-        name: &[u8],
-        change: XattrChange<'_>,
-        now: Timestamp,
-    ) -> Result<()> {
-        let value_blocks = match change {
-            XattrChange::Set(value, _) => {
-                // Headers and the rest of the last block included.
-                (value.len() as u64).div_ceil(u64::from(self.geometry().block_size) - 64) + 1
-            }
-            XattrChange::Remove => 0,
-        };
-        let need = Need::new(self.geometry()).inodes(1).attr_change(value_blocks).steps(2);
-        let reservation = match change {
-            XattrChange::Set(..) => need.attr_fork().reservation(),
-            XattrChange::Remove => need.reservation().or_no_blocks(),
-        };
-        let mut trans = Trans::start(self, reservation)?;
-        let ino = join(&mut trans, file)?;
-        trans.inode(ino).check_unprotected()?;
-        if namespace == Namespace::User && !(trans.inode(ino).is_file() || trans.inode(ino).is_dir()) {
-            return Err(NameProblem::UserAttribute.into());
-        }
-        match change {
-            XattrChange::Remove | XattrChange::Set(_, Put::Replace) if !trans.inode(ino).has_attrs() => {
-                return Err(NameProblem::NoAttribute.into());
-            }
-            XattrChange::Set(value, how) => {
-                attr::edit::set(&mut attr_fork(&mut trans, ino)?, namespace, name, value, how)?;
-            }
-            XattrChange::Remove => {
-                attr::edit::remove(&mut TransFork::attr(&mut trans, ino)?, namespace, name)?;
-            }
-        }
-        touch(&mut trans, ino, false, now);
-        if namespace == Namespace::Secure && name == CAPABILITY {
-            // With the inode locked: nobody looks for them until they are there.
-            file.entry().set_privileged(true);
-        }
-        trans.commit()?;
-        Ok(())
+    // What was written over before this is older news.
+    let older = change.mtime.and_then(|_| file.entry().overwritten().take(file.life()));
+    if let Some(bytes) = change.extent_size {
+        check_extent_size(trans.inode(ino), mount.geometry(), bytes)?;
     }
+    if let Some(bytes) = change.cow_extent_size {
+        check_cow_extent_size(trans.inode(ino), mount.geometry(), bytes)?;
+    }
+    let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
+    set_hints(core, change, mount.geometry());
+    if let Some(permissions) = change.permissions {
+        core.mode = core.mode & 0o170_000 | permissions & 0o7777;
+    }
+    core.uid = change.uid.unwrap_or(core.uid);
+    core.gid = change.gid.unwrap_or(core.gid);
+    core.atime = change.atime.unwrap_or(core.atime);
+    core.mtime = change.mtime.unwrap_or(core.mtime);
+    core.crtime = change.crtime.or(core.crtime);
+    core.projid = change.project.unwrap_or(core.projid);
+    core.ctime = change.ctime.unwrap_or(now);
+    if let Some(permissions) = change.permissions {
+        follow_mode(&mut trans, ino, permissions)?;
+    }
+    trans.commit()?;
+    if let Some(older) = older {
+        older.told();
+    }
+    Ok(())
+}
 
-    /// Takes the capabilities off a file whose content or owner is about to change, as a kernel does whoever asks.
-    pub fn drop_capabilities(self: &Arc<Self>, file: &InodeHandle, now: Timestamp) -> Result<()> {
-        loop {
-            let (shared, inode) = file.share()?;
-            let held = match self.fork(&inode, ForkKind::Attr) {
-                Some(fork) if inode.has_attrs() => attr::get(&*fork, Namespace::Secure, CAPABILITY)?,
-                _ => None,
-            };
-            if held.is_none() {
-                file.entry().set_privileged(false);
-                return Ok(());
-            }
-            drop(shared);
-            match self.change_xattr(file, Namespace::Secure, CAPABILITY, XattrChange::Remove, now) {
-                // Another thread was faster.
-                Ok(()) | Err(Error::Name(NameProblem::NoAttribute)) => {}
-                Err(error) => return Err(error),
-            }
+/// Sets an access control list, or removes it. An access list that says no more than permissions do becomes those.
+pub fn set_acl(
+    mount: &Arc<Mount>,
+    file: &InodeHandle,
+    kind: AclKind,
+    list: Option<&[AclEntry]>,
+    now: Timestamp,
+) -> Result<()> {
+    let need = Need::new(mount.geometry()).inodes(1).attr_fork().attr_change(1).steps(2);
+    let mut trans = Trans::start(mount, need.reservation())?;
+    let ino = join(&mut trans, file)?;
+    trans.inode(ino).check_unprotected()?;
+    if trans.inode(ino).core().kind == InodeType::Symlink {
+        return Err(NameProblem::ListOfLink.into());
+    }
+    if kind == AclKind::Default && !trans.inode(ino).is_dir() {
+        return Err(NameProblem::NotDirectory.into());
+    }
+    let mut list = list;
+    if let (AclKind::Access, Some(entries)) = (kind, list) {
+        let (mode, equivalent) = acl::equivalent_mode(entries, trans.inode(ino).core().mode);
+        trans.inode_mut(ino, InodeFields::CORE).core_mut().mode = mode;
+        if equivalent {
+            list = None;
+        }
+    }
+    if list.is_some() || trans.inode(ino).has_attrs() {
+        acl::write(&mut attr_fork(&mut trans, ino)?, kind, list)?;
+    }
+    touch(&mut trans, ino, false, now);
+    trans.commit()?;
+    Ok(())
+}
+
+/// Sets or removes an extended attribute. Those of users are of regular files and directories alone, as in a kernel.
+pub fn change_xattr(
+    mount: &Arc<Mount>,
+    file: &InodeHandle,
+    namespace: Namespace,
+    name: &[u8],
+    change: XattrChange<'_>,
+    now: Timestamp,
+) -> Result<()> {
+    let value_blocks = match change {
+        XattrChange::Set(value, _) => {
+            // Headers and the rest of the last block included.
+            (value.len() as u64).div_ceil(u64::from(mount.geometry().block_size) - 64) + 1
+        }
+        XattrChange::Remove => 0,
+    };
+    let need = Need::new(mount.geometry()).inodes(1).attr_change(value_blocks).steps(2);
+    let reservation = match change {
+        XattrChange::Set(..) => need.attr_fork().reservation(),
+        XattrChange::Remove => need.reservation().or_no_blocks(),
+    };
+    let mut trans = Trans::start(mount, reservation)?;
+    let ino = join(&mut trans, file)?;
+    trans.inode(ino).check_unprotected()?;
+    if namespace == Namespace::User && !(trans.inode(ino).is_file() || trans.inode(ino).is_dir()) {
+        return Err(NameProblem::UserAttribute.into());
+    }
+    match change {
+        XattrChange::Remove | XattrChange::Set(_, Put::Replace) if !trans.inode(ino).has_attrs() => {
+            return Err(NameProblem::NoAttribute.into());
+        }
+        XattrChange::Set(value, how) => {
+            attr::edit::set(&mut attr_fork(&mut trans, ino)?, namespace, name, value, how)?;
+        }
+        XattrChange::Remove => {
+            attr::edit::remove(&mut TransFork::attr(&mut trans, ino)?, namespace, name)?;
+        }
+    }
+    touch(&mut trans, ino, false, now);
+    if namespace == Namespace::Secure && name == CAPABILITY {
+        // With the inode locked: nobody looks for them until they are there.
+        file.entry().set_privileged(true);
+    }
+    trans.commit()?;
+    Ok(())
+}
+
+/// Takes the capabilities off a file whose content or owner is about to change, as a kernel does whoever asks.
+pub fn drop_capabilities(mount: &Arc<Mount>, file: &InodeHandle, now: Timestamp) -> Result<()> {
+    loop {
+        let (shared, inode) = file.share()?;
+        let held = match mount.fork(&inode, ForkKind::Attr) {
+            Some(fork) if inode.has_attrs() => attr::get(&*fork, Namespace::Secure, CAPABILITY)?,
+            _ => None,
+        };
+        if held.is_none() {
+            file.entry().set_privileged(false);
+            return Ok(());
+        }
+        drop(shared);
+        match change_xattr(mount, file, Namespace::Secure, CAPABILITY, XattrChange::Remove, now) {
+            // Another thread was faster.
+            Ok(()) | Err(Error::Name(NameProblem::NoAttribute)) => {}
+            Err(error) => return Err(error),
         }
     }
 }

@@ -322,7 +322,7 @@ mod tests {
     use super::*;
     use crate::ialloc;
     use crate::mkfs::{Before, Options, format, plan};
-    use crate::namespace::NewInode;
+    use crate::namespace::{self, NewInode};
     use crate::trans::Trans;
     use crate::trans::buffers::Joined;
     use crate::volume::{OpenOptions, Volume};
@@ -345,7 +345,8 @@ mod tests {
         let root = volume.handle(volume.geometry().root).unwrap();
         let new = NewInode::for_tests(0o100_644, time);
         // Four to a list, so that there are pointers.
-        let inodes: Vec<_> = (0..256).map(|_| volume.create_unnamed(&root, &new).unwrap()).collect();
+        let inodes: Vec<_> =
+            (0..256).map(|_| namespace::create_unnamed(&volume, &root, &new).unwrap()).collect();
         for (file, _open) in &inodes {
             let entry = file.entry();
             let need = Need::new(volume.geometry()).inodes(1).unlinked();

@@ -184,6 +184,7 @@ mod tests {
     use crate::check::{CheckOptions, check};
     use crate::mkfs::{Before, Features, Options, format, plan};
     use crate::namespace::XattrChange;
+    use crate::setattr;
     use crate::volume::{OpenOptions, Volume};
     use blockdev::{BlockDevice, Durability, MemoryDevice};
     use std::thread;
@@ -300,7 +301,7 @@ mod tests {
         let root = volume.handle(volume.geometry().root).unwrap();
         let change = |name: &[u8], change| {
             let now = Timestamp { secs: 1, nanos: 0 };
-            volume.change_xattr(&root, Namespace::User, name, change, now)
+            setattr::change_xattr(&volume, &root, Namespace::User, name, change, now)
         };
         // What makes none says of none.
         let missing = change(b"name", XattrChange::Set(b"value", Put::Replace));

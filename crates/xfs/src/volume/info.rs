@@ -2,6 +2,7 @@
 
 use super::Volume;
 use crate::alloc::Space;
+use crate::alter;
 use crate::error::Result;
 use std::sync::atomic::Ordering;
 use xfs_format::feature_table::Present;
@@ -79,7 +80,7 @@ impl Volume {
             version: sb.version(),
             uuid: geometry.uuid,
             // What was read once stays in memory, or can be read again; if not, it is what it was.
-            label: self.label().unwrap_or_else(|_| sb.label().to_vec()),
+            label: alter::label(self).unwrap_or_else(|_| sb.label().to_vec()),
             block_size: geometry.block_size,
             sector_size: geometry.sector_size,
             inode_size: geometry.inode_size,

@@ -13,7 +13,8 @@ pub use crate::mount::OpenOptions;
 
 use crate::alter;
 use crate::error::{Error, Result, ShutdownReason};
-use crate::inactive::gives_room;
+use crate::file;
+use crate::inactive::{self, gives_room};
 use crate::log::check_headers;
 use crate::mount::{Mount, check_volume, read_superblock};
 use crate::recovery::{self, clean};
@@ -186,7 +187,7 @@ impl Volume {
         // Growth and labels write beside the journal. They end before this, or find the volume closed.
         let _alone = write.altering.lock();
         // What fails here is in the way of all else, too: it says why.
-        let given = self.give_back_all_copies();
+        let given = file::give_back_all_copies(self);
         debug_assert!(
             given.is_err() || write.space.promises_nothing(),
             "all that was promised has come or never will"
@@ -199,8 +200,8 @@ impl Volume {
                 return Err(given.err().unwrap_or(stopped));
             }
         };
-        let (times, freed) = (self.log_all_times(), self.inactivate_all());
-        self.end_promises();
+        let (times, freed) = (file::log_all_times(self), inactive::inactivate_all(self));
+        file::end_promises(self);
         let done = given.and(times).and(freed);
         if self.log_clean && frozen.is_untouched() && done.is_ok() {
             // What nobody has changed stays as it is, to the byte.

@@ -6,8 +6,9 @@ use crate::attr::{self, Namespace, ParentRecord};
 use crate::check::{CheckOptions, check};
 use crate::fork::{Fork, ForkMut};
 use crate::mkfs::{Before, Options, format, plan};
-use crate::namespace::{NewInode, XattrChange};
+use crate::namespace::{self, NewInode, XattrChange};
 use crate::recovery::finish::carry_out;
+use crate::setattr;
 use crate::trans::Work;
 use crate::trans::reservation::Need;
 use crate::volume::{InodeHandle, OpenOptions, Volume};
@@ -70,12 +71,12 @@ fn copy(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
 
 fn file(volume: &Arc<Volume>) -> InodeHandle {
     let root = volume.handle(volume.geometry().root).unwrap();
-    volume.create(&root, b"file", &NewInode::for_tests(0o100_644, NOW)).unwrap()
+    namespace::create(volume, &root, b"file", &NewInode::for_tests(0o100_644, NOW)).unwrap()
 }
 
 fn set(volume: &Arc<Volume>, file: &InodeHandle, name: &[u8], value: &[u8]) {
     let change = XattrChange::Set(value, Put::Either);
-    volume.change_xattr(file, Namespace::User, name, change, NOW).unwrap();
+    setattr::change_xattr(volume, file, Namespace::User, name, change, NOW).unwrap();
 }
 
 fn fill(volume: &Arc<Volume>, file: &InodeHandle, form: Form) {
