@@ -6,7 +6,7 @@
 //! (`ialloc`, `bmap`, `file`, `namespace`, …), and on top [`volume`], which opens and closes.
 #![forbid(unsafe_code)]
 
-mod agf;
+pub mod agf;
 pub mod alloc;
 pub mod alter;
 pub mod attr;
@@ -19,7 +19,7 @@ pub mod counters;
 pub mod cow;
 mod da;
 pub mod dcache;
-mod defer;
+pub mod defer;
 pub mod dir;
 mod error;
 mod exchange;

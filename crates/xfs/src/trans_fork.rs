@@ -5,8 +5,11 @@
 //! Invariant: what is outside the inode would not fit into its fork. Kernels insist on that for maps, and older ones
 //! for targets of symbolic links; so the attribute fork of such an inode stays when its last attribute goes.
 
+use crate::agf;
 use crate::alloc::{Purpose, Request, Target};
+use crate::bmap;
 use crate::buf::{Buf, Piece, Pieces};
+use crate::defer;
 use crate::error::{Error, Result};
 use crate::fork::{Fork, ForkBuf, ForkMut};
 use crate::ifork::{self, ExtentList};
@@ -298,14 +301,14 @@ impl ForkMut for TransFork<'_, '_> {
             // A directory block is logged whole or not at all.
             let least = if self.is_directory() { left } else { 1 };
             let request = Request::new(least, left, Purpose::Metadata);
-            let got = self.trans.allocate(near, request)?;
+            let got = agf::allocate(self.trans, near, request)?;
             let extent = Extent {
                 startoff: at,
                 startblock: got.start(self.trans.geometry()),
                 blockcount: got.run.len,
                 unwritten: false,
             };
-            self.trans.map(self.ino, self.kind, extent)?;
+            bmap::map(self.trans, self.ino, self.kind, extent)?;
             at = FileBlock(at.0 + u64::from(got.run.len));
             left -= got.run.len;
         }
@@ -321,8 +324,8 @@ impl ForkMut for TransFork<'_, '_> {
             self.trans.invalidate(buf);
         }
         let end = FileBlock(at.0 + u64::from(blocks));
-        for extent in self.trans.unmap(self.ino, self.kind, at..end, usize::MAX)?.freed {
-            self.trans.free_later(self.ino, extent.startblock, extent.blockcount, None)?;
+        for extent in bmap::unmap(self.trans, self.ino, self.kind, at..end, usize::MAX)?.freed {
+            defer::free_later(self.trans, self.ino, extent.startblock, extent.blockcount, None)?;
         }
         Ok(())
     }

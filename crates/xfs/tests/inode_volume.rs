@@ -9,8 +9,10 @@ use common::{Image, try_run};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use xfs::Error;
+use xfs::agf;
 use xfs::alloc::{Purpose, Request, Target};
 use xfs::btree::Cursor;
+use xfs::defer;
 use xfs::ialloc;
 use xfs::namespace::{self, NewInode, Removal};
 use xfs::trans::Trans;
@@ -249,7 +251,7 @@ fn sparse_chunks_where_whole_ones_do_not_fit() {
     request.align = 4;
     loop {
         let Ok(mut trans) = Trans::start(&volume, take(4)) else { break };
-        let Ok(got) = trans.allocate(Target::In(AgNumber(0)), request) else { break };
+        let Ok(got) = agf::allocate(&mut trans, Target::In(AgNumber(0)), request) else { break };
         trans.commit().unwrap();
         held.push(got.start(geometry));
     }
@@ -258,7 +260,7 @@ fn sparse_chunks_where_whole_ones_do_not_fit() {
     let (keep, free): (Vec<_>, Vec<_>) = held.into_iter().partition(|block| block.0 / 4 % 2 == 0);
     for start in free {
         let mut trans = Trans::start(&volume, take(0)).unwrap();
-        trans.free_later(InodeNumber(0), start, 4, None).unwrap();
+        defer::free_later(&mut trans, InodeNumber(0), start, 4, None).unwrap();
         trans.commit().unwrap();
     }
     volume.sync().unwrap();
@@ -267,7 +269,7 @@ fn sparse_chunks_where_whole_ones_do_not_fit() {
     assert!(churn.sparse_seen, "no chunk was sparse");
     for start in keep {
         let mut trans = Trans::start(&volume, take(0)).unwrap();
-        trans.free_later(InodeNumber(0), start, 4, None).unwrap();
+        defer::free_later(&mut trans, InodeNumber(0), start, 4, None).unwrap();
         trans.commit().unwrap();
     }
     volume.close().unwrap();

@@ -11,8 +11,10 @@ use fiemap::FiemapExtentFlags;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use xfs::Error;
+use xfs::agf;
 use xfs::alloc::{Purpose, Request, Target};
 use xfs::bmap::edit::{MapEditor, TransFork};
+use xfs::defer;
 use xfs::inode::ForkKind;
 use xfs::trans::Trans;
 use xfs::trans::reservation::Need;
@@ -164,7 +166,7 @@ fn map(editor: &mut Editor<'_, '_>, words: &mut [Option<u64>], rng: &mut fastran
     let want = rng.u64(1..6).min(hole) as u32;
     let trans = editor.store_mut().trans();
     let ag = AgNumber(rng.u32(..trans.geometry().ag_count()));
-    let got = trans.allocate(Target::In(ag), Request::new(1, want, Purpose::Data)).unwrap();
+    let got = agf::allocate(trans, Target::In(ag), Request::new(1, want, Purpose::Data)).unwrap();
     let (startblock, blockcount) = (got.start(trans.geometry()), got.run.len);
     let extent = Extent { startoff: FileBlock(at), startblock, blockcount, unwritten: rng.u32(..3) == 0 };
     if !extent.unwritten {
@@ -194,7 +196,7 @@ fn unmap(editor: &mut Editor<'_, '_>, words: &mut [Option<u64>], range: std::ops
     for extent in done.freed {
         words[extent.startoff.0 as usize..extent.end().0 as usize].fill(None);
         let trans = editor.store_mut().trans();
-        trans.free_later(InodeNumber(0), extent.startblock, extent.blockcount, None).unwrap();
+        defer::free_later(trans, InodeNumber(0), extent.startblock, extent.blockcount, None).unwrap();
     }
 }
 

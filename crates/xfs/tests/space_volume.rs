@@ -8,8 +8,10 @@ use blockdev::FileOptions;
 use common::{Image, try_run};
 use std::sync::Arc;
 use xfs::Error;
+use xfs::agf;
 use xfs::alloc::{Purpose, Request, Run, Target};
 use xfs::btree::Cursor;
+use xfs::defer;
 use xfs::trans::Trans;
 use xfs::trans::reservation::Need;
 use xfs::volume::{OpenOptions, Volume};
@@ -95,7 +97,7 @@ impl Churn {
                 let block = AgBlock(self.rng.u32(..geometry.ag_blocks_of(ag)));
                 let near = geometry.join_block(ag, block);
                 let target = if self.rng.bool() { Target::Near(near) } else { Target::In(ag) };
-                match trans.allocate(target, request) {
+                match agf::allocate(&mut trans, target, request) {
                     Ok(got) => held.push((got.start(geometry), got.run.len)),
                     Err(Error::NoSpace) => break,
                     Err(error) => panic!("{error}"),
@@ -103,7 +105,7 @@ impl Churn {
             } else if !held.is_empty() {
                 let (start, len) = held.swap_remove(self.rng.usize(..held.len()));
                 let part = if self.rng.bool() { len } else { self.rng.u32(1..=len) };
-                trans.free_later(InodeNumber(0), start, part, None).unwrap();
+                defer::free_later(&mut trans, InodeNumber(0), start, part, None).unwrap();
                 if part < len {
                     held.push((FsBlock(start.0 + u64::from(part)), len - part));
                 }
@@ -142,7 +144,7 @@ impl Churn {
         while !self.held.is_empty() {
             let mut trans = Trans::start(&self.volume, self.reservation(0)).unwrap();
             for (start, len) in self.held.drain(..self.held.len().min(FREES_AT_ONCE)) {
-                trans.free_later(InodeNumber(0), start, len, None).unwrap();
+                defer::free_later(&mut trans, InodeNumber(0), start, len, None).unwrap();
             }
             trans.commit().unwrap();
         }
@@ -267,7 +269,7 @@ fn filled(args: &[&str]) {
         loop {
             let Ok(mut trans) = Trans::start(&volume, all.reservation(most)) else { break };
             let request = Request::new(1, most as u32, Purpose::Data);
-            let Ok(got) = trans.allocate(Target::In(AgNumber(0)), request) else { break };
+            let Ok(got) = agf::allocate(&mut trans, Target::In(AgNumber(0)), request) else { break };
             trans.commit().unwrap();
             all.held.push((got.start(volume.geometry()), got.run.len));
         }

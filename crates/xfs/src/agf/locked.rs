@@ -268,18 +268,16 @@ pub(crate) fn claim_for_owners<'v>(
     write.space.claim_for_owners(&mut LockedSpace::new(trans), &write.counters, wanted)
 }
 
-impl Trans<'_> {
-    /// Allocates blocks out of what the transaction has reserved. [`Error::NoSpace`]: what is free lies too far
-    /// apart, or less is reserved than `request.min`.
-    pub fn allocate(&mut self, target: Target, request: Request) -> Result<Allocated> {
-        let left = u32::try_from(self.blocks_left()).unwrap_or(u32::MAX);
-        if request.min > left && request.purpose != Purpose::ReservedTree {
-            return Err(Error::NoSpace);
-        }
-        let request = Request { max: request.max.min(left.max(request.min)), ..request };
-        let space = &self.volume().write_side()?.space;
-        space.allocate(&mut LockedSpace::new(self), target, request)
+/// Allocates blocks out of what the transaction has reserved. [`Error::NoSpace`]: what is free lies too far
+/// apart, or less is reserved than `request.min`.
+pub fn allocate(trans: &mut Trans<'_>, target: Target, request: Request) -> Result<Allocated> {
+    let left = u32::try_from(trans.blocks_left()).unwrap_or(u32::MAX);
+    if request.min > left && request.purpose != Purpose::ReservedTree {
+        return Err(Error::NoSpace);
     }
+    let request = Request { max: request.max.min(left.max(request.min)), ..request };
+    let space = &trans.volume().write_side()?.space;
+    space.allocate(&mut LockedSpace::new(trans), target, request)
 }
 
 /// Changes the reverse map of a group, which the volume has.

@@ -7,6 +7,7 @@
 mod locked;
 mod trees;
 
+pub use locked::allocate;
 pub(crate) use locked::{
     LockedSpace, change_counts, change_rmap, claim_for_owners, free_blocks, promise_to_copies,
 };

@@ -8,22 +8,20 @@ use std::ops::Range;
 use xfs_format::bmbt::Extent;
 use xfs_format::types::{FileBlock, InodeNumber};
 
-impl Trans<'_> {
-    /// Maps an extent of a joined inode's fork where nothing is mapped.
-    pub(crate) fn map(&mut self, ino: InodeNumber, kind: ForkKind, extent: Extent) -> Result<()> {
-        change_map(self, ino, kind, |editor| editor.map(extent))
-    }
+/// Maps an extent of a joined inode's fork where nothing is mapped.
+pub(crate) fn map(trans: &mut Trans<'_>, ino: InodeNumber, kind: ForkKind, extent: Extent) -> Result<()> {
+    change_map(trans, ino, kind, |editor| editor.map(extent))
+}
 
-    /// Takes `range` out of a map, from its end on, up to `most` extents. The blocks are the caller's to free.
-    pub(crate) fn unmap(
-        &mut self,
-        ino: InodeNumber,
-        kind: ForkKind,
-        range: Range<FileBlock>,
-        most: usize,
-    ) -> Result<Unmapped> {
-        change_map(self, ino, kind, |editor| editor.unmap(range, most))
-    }
+/// Takes `range` out of a map, from its end on, up to `most` extents. The blocks are the caller's to free.
+pub(crate) fn unmap(
+    trans: &mut Trans<'_>,
+    ino: InodeNumber,
+    kind: ForkKind,
+    range: Range<FileBlock>,
+    most: usize,
+) -> Result<Unmapped> {
+    change_map(trans, ino, kind, |editor| editor.unmap(range, most))
 }
 
 /// Says that blocks hold data, or that they do not, up to `most` extents of them. Gives what is still to be done.

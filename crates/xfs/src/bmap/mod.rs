@@ -7,7 +7,7 @@ pub mod edit;
 mod map;
 mod remap;
 
-pub(crate) use map::{fit_map, mark, shift_map, split_map};
+pub(crate) use map::{fit_map, map, mark, shift_map, split_map, unmap};
 pub(crate) use remap::remap_later;
 
 use crate::defer;

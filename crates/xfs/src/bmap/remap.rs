@@ -48,10 +48,10 @@ pub(super) fn remap(trans: &mut Trans<'_>, update: BmapUpdate) -> Result<Option<
     let kind = if attr_fork { ForkKind::Attr } else { ForkKind::Data };
     if op == BmapOp::Map {
         let extent = Extent { startoff: offset, startblock: start, blockcount: len, unwritten };
-        return trans.map(ino, kind, extent).map(|()| None);
+        return super::map(trans, ino, kind, extent).map(|()| None);
     }
     let end = FileBlock(offset.0 + u64::from(len));
-    let unmapped = trans.unmap(ino, kind, offset..end, 1)?;
+    let unmapped = super::unmap(trans, ino, kind, offset..end, 1)?;
     for gone in &unmapped.freed {
         let expected = start.0 + (gone.startoff.0 - offset.0);
         if gone.startblock.0 != expected {

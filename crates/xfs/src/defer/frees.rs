@@ -15,26 +15,24 @@ use xfs_format::bmbt::Extent as Mapping;
 use xfs_format::log::Extent;
 use xfs_format::types::{FsBlock, InodeNumber};
 
-impl Trans<'_> {
-    /// Owes the freeing of a run of blocks of an inode: it is carried out before the commit is over. [`Error::Shared`] if
-    /// others have any of them as well: whoever did not ask before lets the transaction go. `owner`: whose the reverse map
-    /// says they are, unless it was told before that they are nobody's.
-    pub fn free_later(
-        &mut self,
-        ino: InodeNumber,
-        start: FsBlock,
-        len: u32,
-        owner: Option<RmapOwner>,
-    ) -> Result<()> {
-        let sharing = self.volume().sharing();
-        if self.geometry().reflink
-            && sharing.is_counted(start, len.into()).map_err(|error| error.of_inode(ino))?
-        {
-            return Err(Error::Shared(ino));
-        }
-        self.owe(Work::Free(FreeWork { extent: Extent { start, len }, owner }), carry_out);
-        Ok(())
+/// Owes the freeing of a run of blocks of an inode: it is carried out before the commit is over. [`Error::Shared`] if
+/// others have any of them as well: whoever did not ask before lets the transaction go. `owner`: whose the reverse map
+/// says they are, unless it was told before that they are nobody's.
+pub fn free_later(
+    trans: &mut Trans<'_>,
+    ino: InodeNumber,
+    start: FsBlock,
+    len: u32,
+    owner: Option<RmapOwner>,
+) -> Result<()> {
+    let sharing = trans.volume().sharing();
+    if trans.geometry().reflink
+        && sharing.is_counted(start, len.into()).map_err(|error| error.of_inode(ino))?
+    {
+        return Err(Error::Shared(ino));
     }
+    trans.owe(Work::Free(FreeWork { extent: Extent { start, len }, owner }), carry_out);
+    Ok(())
 }
 
 /// Owes it to take a mapping that a fork of a joined inode has lost from its blocks: they are freed if nobody else has
@@ -49,7 +47,7 @@ pub(crate) fn give_up_later(
         unshare_later(trans, extent);
         return Ok(());
     }
-    trans.free_later(ino, extent.startblock, extent.blockcount, None)
+    free_later(trans, ino, extent.startblock, extent.blockcount, None)
 }
 
 /// Puts a run of blocks into the trees of free space.

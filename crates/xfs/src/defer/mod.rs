@@ -10,6 +10,7 @@ mod frees;
 mod rmaps;
 
 pub(crate) use counts::{free_staged_later, share_later, stage_later, unshare_later, unstage_later};
+pub use frees::free_later;
 pub(crate) use frees::give_up_later;
 pub use rmaps::Remapped;
 pub(crate) use rmaps::rmap_later;

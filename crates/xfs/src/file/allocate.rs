@@ -4,6 +4,7 @@ use super::copies::{self, Unclaims};
 use super::limits;
 use super::remove;
 use super::{Blocks, Told, join_file};
+use crate::agf;
 use crate::alloc::{Purpose, Request, Target};
 use crate::bmap;
 use crate::error::{Error, Result};
@@ -187,7 +188,7 @@ fn fill_hole_in(
     let Mapped::Hole(_, end) = extents.lookup(start) else { return Ok(start) };
     let len = end.map_or(len, |end| len.min(end.0 - start.0));
     let extent = allocate_extent(mount, trans, entry, start, len)?;
-    trans.map(ino, ForkKind::Data, extent)?;
+    bmap::map(trans, ino, ForkKind::Data, extent)?;
     Ok(extent.end())
 }
 
@@ -208,7 +209,7 @@ fn allocate_extent(
         _ => trans.allocation_target(entry.ino()),
     };
     let most = u32::try_from(len.min(EXTENT_BLOCKS_MAX)).unwrap_or(u32::MAX);
-    let got = trans.allocate(target, Request::new(1, most, Purpose::Data))?;
+    let got = agf::allocate(trans, target, Request::new(1, most, Purpose::Data))?;
     let startblock = got.start(mount.geometry());
     if let Some(copying) = entry.copying_if_any() {
         copying.got_free_blocks(startblock, got.run.len.into());
@@ -235,7 +236,7 @@ pub fn fill_blocks(
         let ino = entry.ino();
         let mut extent = allocate_extent(mount, &mut trans, entry, at, blocks.end.0 - at.0)?;
         extent.unwritten = false;
-        trans.map(ino, ForkKind::Data, extent)?;
+        bmap::map(&mut trans, ino, ForkKind::Data, extent)?;
         let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();
         core.size = core.size.max(size.min(extent.end().0 << mount.geometry().block_log));
         write(extent)?;

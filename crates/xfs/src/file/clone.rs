@@ -13,6 +13,7 @@ use super::copies;
 use super::limits;
 use super::shared::{self, written_runs};
 use super::{Blocks, join_file};
+use crate::bmap;
 use crate::defer;
 use crate::error::{Error, Result};
 use crate::ifork::Mapped;
@@ -215,7 +216,7 @@ fn share_piece(mount: &Arc<Mount>, share: &Share<'_>, piece: &Piece, is_last: bo
     // Whoever cut off the last that the file had beside this took the flag off. What is told of its blocks depends on it.
     trans.inode_mut(ino, InodeFields::CORE).core_mut().flags2 |= InodeFlags2::REFLINK;
     if piece.is_mapped {
-        let gone = trans.unmap(ino, ForkKind::Data, piece.at..piece.end(), 1)?;
+        let gone = bmap::unmap(&mut trans, ino, ForkKind::Data, piece.at..piece.end(), 1)?;
         debug_assert!(gone.rest.is_none(), "one piece at a time");
         for extent in &gone.freed {
             defer::give_up_later(&mut trans, ino, ForkKind::Data, extent)?;
@@ -223,7 +224,7 @@ fn share_piece(mount: &Arc<Mount>, share: &Share<'_>, piece: &Piece, is_last: bo
     }
     if let Some(new) = piece.new {
         defer::share_later(&mut trans, new.startblock, new.blockcount);
-        trans.map(ino, ForkKind::Data, new)?;
+        bmap::map(&mut trans, ino, ForkKind::Data, new)?;
     }
     let end = piece.end().0.saturating_mul(mount.geometry().block_size.into());
     let core = trans.inode_mut(ino, InodeFields::CORE).core_mut();

@@ -21,6 +21,7 @@ use super::shared::{self, Run, written_runs};
 use super::{Blocks, Told, join_file};
 use crate::agf;
 use crate::alloc::{FEW, Owners, Purpose, Request, Target};
+use crate::bmap;
 use crate::counters::Counters;
 use crate::cow::{CowFork, DEFAULT_HINT, Goes, Remap, Staging, next_remap, parts, remaps};
 use crate::defer;
@@ -406,7 +407,7 @@ fn stage_some(
         fork.extents().before(staging.asked.start).filter(|before| before.end() == staging.asked.start);
     let target = before.map_or(near, |before| FsBlock(before.startblock.0 + u64::from(before.blockcount)));
     let most = u32::try_from(len).unwrap_or(u32::MAX);
-    let got = trans.allocate(Target::Near(target), Request::new(1, most, Purpose::Data))?;
+    let got = agf::allocate(&mut trans, Target::Near(target), Request::new(1, most, Purpose::Data))?;
     let extent = staging.place(got.start(mount.geometry()), got.run.len);
     entry.copying().got_free_blocks(extent.startblock, extent.blockcount.into());
     defer::stage_later(&mut trans, extent.startblock, extent.blockcount);
@@ -526,14 +527,14 @@ fn take_copy(mount: &Arc<Mount>, entry: &Arc<InodeEntry>, new: Extent, kept: &mu
     Trans::with_kept(mount, need_to_take(mount).reservation(), kept, |trans| {
         join_file(trans, entry)?;
         let ino = entry.ino();
-        let gone = trans.unmap(ino, ForkKind::Data, new.startoff..new.end(), 1)?;
+        let gone = bmap::unmap(trans, ino, ForkKind::Data, new.startoff..new.end(), 1)?;
         debug_assert!(gone.rest.is_none(), "one piece at a time");
         for extent in &gone.freed {
             defer::give_up_later(trans, ino, ForkKind::Data, extent)?;
         }
         // Nobody's any more before they are the file's.
         defer::unstage_later(trans, new.startblock, new.blockcount);
-        trans.map(ino, ForkKind::Data, new)
+        bmap::map(trans, ino, ForkKind::Data, new)
     })
 }
 

@@ -4,6 +4,7 @@ use super::copies;
 use super::limits;
 use super::{BLOCKS_END, Blocks, join_ending, join_file};
 use crate::attr;
+use crate::bmap;
 use crate::buf::Piece;
 use crate::defer;
 use crate::error::{Error, Result};
@@ -227,7 +228,7 @@ pub(super) fn need_to_remove(volume: &Mount) -> Need<'_> {
 /// Takes some extents out of the end of `blocks`; tells whether more are left there.
 fn remove_some(trans: &mut Trans<'_>, ino: InodeNumber, kind: ForkKind, blocks: Blocks) -> Result<bool> {
     // From the back: what is left is as if the file had been shorter.
-    let unmapped = trans.unmap(ino, kind, blocks, REMOVED_AT_ONCE)?;
+    let unmapped = bmap::unmap(trans, ino, kind, blocks, REMOVED_AT_ONCE)?;
     for extent in &unmapped.freed {
         if kind == ForkKind::Attr || !trans.inode(ino).is_file() {
             forget(trans, kind, extent)?;

@@ -8,6 +8,7 @@ use super::chunk;
 use super::locked::LockedInodes;
 use super::trees::{self, InodeTree};
 use crate::agf::LockedSpace;
+use crate::defer;
 use crate::error::{Error, Result};
 use crate::imap::{CLUSTER, Inodes};
 use crate::rmap::RmapOwner;
@@ -108,7 +109,7 @@ pub fn free_inode(trans: &mut Trans<'_>, ino: InodeNumber) -> Result<bool> {
             trans.invalidate(cluster);
         }
         let owner = Some(RmapOwner::INODES);
-        trans.free_later(ino, geometry.join_block(ag, run.start), run.len, owner)?;
+        defer::free_later(trans, ino, geometry.join_block(ag, run.start), run.len, owner)?;
     }
     Ok(!runs.is_empty())
 }

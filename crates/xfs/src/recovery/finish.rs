@@ -207,8 +207,11 @@ fn unlinked(volume: &Arc<Mount>, ag: AgNumber) -> Result<Vec<InodeNumber>> {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use crate::agf;
     use crate::alloc::{Purpose, Request, Target};
+    use crate::bmap;
     use crate::check::{CheckOptions, check};
+    use crate::defer;
     use crate::inode::ForkKind;
     use crate::mkfs::{Before, Features, Options, format, plan};
     use crate::namespace::{self, NewInode};
@@ -245,7 +248,7 @@ mod tests {
         let need = Need::new(volume.geometry()).extents(1).blocks(blocks.into());
         let mut trans = Trans::start(volume, need.reservation()).unwrap();
         let request = Request::new(blocks, blocks, Purpose::Data);
-        let got = trans.allocate(Target::In(ag), request).unwrap();
+        let got = agf::allocate(&mut trans, Target::In(ag), request).unwrap();
         trans.commit().unwrap();
         got.start(volume.geometry())
     }
@@ -261,14 +264,14 @@ mod tests {
         let volume = open(&device);
         let blocks = taken(&volume, 8);
         let mut promise = freeing(&volume);
-        promise.free_later(InodeNumber(0), blocks, 8, None).unwrap();
+        defer::free_later(&mut promise, InodeNumber(0), blocks, 8, None).unwrap();
         promise.roll().unwrap();
         promise.keep_intents_where_they_are();
         let space = || volume.write_side().unwrap().journal.space();
         while space().0 < space().1 / 16 * 15 {
             let block = taken(&volume, 1);
             let mut trans = freeing(&volume);
-            trans.free_later(InodeNumber(0), block, 1, None).unwrap();
+            defer::free_later(&mut trans, InodeNumber(0), block, 1, None).unwrap();
             trans.commit().unwrap();
             volume.sync().unwrap();
         }
@@ -320,7 +323,7 @@ mod tests {
         let runs: Vec<FsBlock> = (0..EXTENTS).map(|n| taken_in(&volume, group(n), 1)).collect();
         let need = Need::new(volume.geometry()).extents(1).frees(EXTENTS).steps(1);
         let mut promise = Trans::start(&volume, need.reservation()).unwrap();
-        runs.iter().for_each(|run| promise.free_later(InodeNumber(0), *run, 1, None).unwrap());
+        runs.iter().for_each(|run| defer::free_later(&mut promise, InodeNumber(0), *run, 1, None).unwrap());
         promise.roll().unwrap();
         volume.sync().unwrap();
         let crashed = copy(&device);
@@ -363,7 +366,7 @@ mod tests {
         let runs: Vec<FsBlock> = (0..20).map(|_| taken(&volume, 1)).collect();
         let need = Need::new(volume.geometry()).extents(1).frees(20).steps(2);
         let mut promise = Trans::start(&volume, need.reservation()).unwrap();
-        runs.iter().for_each(|run| promise.free_later(InodeNumber(0), *run, 1, None).unwrap());
+        runs.iter().for_each(|run| defer::free_later(&mut promise, InodeNumber(0), *run, 1, None).unwrap());
         promise.roll().unwrap();
         // Three times round the log.
         let journal = &volume.write_side().unwrap().journal;
@@ -441,9 +444,10 @@ mod tests {
         for file in &files {
             promise.join_inode(Arc::clone(file), file.lock()).unwrap();
             let blocks = FileBlock(0)..FileBlock(2 * EXTENTS);
-            let unmapped = promise.unmap(file.ino(), ForkKind::Data, blocks, usize::MAX).unwrap();
+            let unmapped = bmap::unmap(&mut promise, file.ino(), ForkKind::Data, blocks, usize::MAX).unwrap();
             for extent in unmapped.freed {
-                promise.free_later(file.ino(), extent.startblock, extent.blockcount, None).unwrap();
+                defer::free_later(&mut promise, file.ino(), extent.startblock, extent.blockcount, None)
+                    .unwrap();
             }
         }
         promise.roll().unwrap();

@@ -3,6 +3,7 @@
 //!
 //! Invariant: whatever is promised, recovery comes to an end, for a writer and for a reader.
 
+use crate::agf;
 use crate::alloc::{Purpose, Request, Target};
 use crate::check::{CheckOptions, check};
 use crate::defer;
@@ -94,7 +95,7 @@ fn taken(volume: &Arc<Volume>, mut blocks: u32) -> Vec<(FsBlock, u32)> {
         let most = blocks.min(volume.geometry().ag_blocks / 8) / RUN * RUN;
         let need = Need::new(volume.geometry()).extents(1).blocks(most.into());
         let mut trans = Trans::start(volume, need.reservation()).unwrap();
-        let got = trans.allocate(Target::In(ag), Request::new(most, most, Purpose::Data)).unwrap();
+        let got = agf::allocate(&mut trans, Target::In(ag), Request::new(most, most, Purpose::Data)).unwrap();
         trans.commit().unwrap();
         runs.push((got.start(volume.geometry()), most));
         blocks -= most;

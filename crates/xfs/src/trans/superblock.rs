@@ -178,6 +178,7 @@ fn edit(
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use crate::agf;
     use crate::alloc::{Purpose, Request, Target};
     use crate::attr::Namespace;
     use crate::attr::edit::Put;
@@ -220,7 +221,7 @@ mod tests {
     fn a_volume_that_is_closed_beside_a_transaction_counts_what_that_changed() {
         let (device, volume) = made();
         let mut trans = allocating(&volume);
-        trans.allocate(Target::In(AgNumber(0)), Request::new(40, 40, Purpose::Data)).unwrap();
+        agf::allocate(&mut trans, Target::In(AgNumber(0)), Request::new(40, 40, Purpose::Data)).unwrap();
         let closing = {
             thread::spawn({
                 let volume = Arc::clone(&volume);
@@ -332,7 +333,7 @@ mod tests {
         let journal = &volume.write_side().unwrap().journal;
         let commit = || {
             let mut trans = allocating(&volume);
-            trans.allocate(Target::In(AgNumber(0)), Request::new(1, 1, Purpose::Data)).unwrap();
+            agf::allocate(&mut trans, Target::In(AgNumber(0)), Request::new(1, 1, Purpose::Data)).unwrap();
             trans.commit().unwrap();
         };
         commit();

@@ -1,6 +1,7 @@
 //! A fork of an inode that a transaction has joined.
 
 use super::{ForkContent, ForkStore, Remapped};
+use crate::agf;
 use crate::alloc::{Purpose, Request, Target};
 use crate::btree::edit::Block;
 use crate::defer;
@@ -105,14 +106,14 @@ impl ForkStore for TransFork<'_, '_> {
     }
     fn allocate(&mut self, near: FsBlock) -> Result<FsBlock> {
         let request = Request::block(Purpose::Metadata).owned_by(self.tree_owner());
-        let found = self.trans.allocate(Target::Near(near), request)?;
+        let found = agf::allocate(self.trans, Target::Near(near), request)?;
         Ok(found.start(self.trans.geometry()))
     }
     fn free(&mut self, block: FsBlock) -> Result<()> {
         let daddr = self.daddr(block)?;
         self.trans.forget_block(daddr, Bmbt::verifier())?;
         let owner = Some(self.tree_owner());
-        self.trans.free_later(self.ino, block, 1, owner)
+        defer::free_later(self.trans, self.ino, block, 1, owner)
     }
     fn remapped(&mut self, change: Remapped) -> Result<()> {
         if self.trans.geometry().rmapbt {
