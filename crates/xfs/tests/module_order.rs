@@ -2,7 +2,8 @@
 //!
 //! The crates are the rows of a table, highest first, each with what it may know; the modules of `crates/xfs` are a list,
 //! lowest first. Both are read from there, so that what is written and what is so cannot differ. An import is any path
-//! that begins with `crate::`, `super::` or a crate's name, in code that is no test.
+//! that begins with `crate::`, `super::` or a crate's name, in code that is no test. So that calls are seen too, a module
+//! gives methods to its own types alone: what it does with another's are functions.
 
 #![forbid(unsafe_code)]
 
@@ -334,6 +335,67 @@ fn no_module_of_the_engine_imports_one_above_it() {
     let gone = order.iter().filter(|name| !there.contains_key(*name));
     wrong.extend(gone.map(|name| format!("DESIGN.md: there is no module {name}")));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The types that a source defines, and those that it gives methods to, each with its line.
+fn types(code: &str) -> (Vec<String>, Vec<Import>) {
+    let (mut defined, mut given) = (Vec::new(), Vec::new());
+    for (nth, line) in code.lines().enumerate() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        for pair in words.windows(2) {
+            if matches!(pair[0], "struct" | "enum" | "union" | "trait" | "type") {
+                defined.push(name_at(pair[1]).to_owned());
+            }
+        }
+        let Some(header) = line.strip_prefix("impl").filter(|_| line.ends_with('{')) else { continue };
+        if header.starts_with([' ', '<']) && !words.contains(&"for") {
+            let mut depth = 0;
+            let of = header.find(|c: char| {
+                depth += i32::from(c == '<') - i32::from(c == '>');
+                depth == 0 && is_of_name(c)
+            });
+            given.extend(of.map(|of| Import { line: nth + 1, of: name_at(&header[of..]).to_owned() }));
+        }
+    }
+    (defined, given)
+}
+
+/// Modules that give methods to a type of another one. A call of such a method is no import, and may go up unseen.
+const GIVES_METHODS: [(&str, &str); 1] = [("trans_fork", "Trans")];
+
+#[test]
+fn no_module_gives_methods_to_a_type_of_another() {
+    let root = workspace().join("crates/xfs/src");
+    let (mut defined, mut given): (BTreeMap<String, Vec<String>>, Vec<_>) = (BTreeMap::new(), Vec::new());
+    for (path, modules) in sources(&root) {
+        let Some(module) = modules.first() else { continue };
+        let (of_file, to) = types(&code(&fs::read_to_string(&path).expect("a source")));
+        defined.entry(module.clone()).or_default().extend(of_file);
+        given.extend(to.into_iter().map(|to| (module.clone(), shown(&path), to)));
+    }
+    given.retain(|(module, _, to)| !defined[module].contains(&to.of));
+    let is_known = |module: &str, of: &str| GIVES_METHODS.contains(&(module, of));
+    let mut wrong: Vec<String> = given
+        .iter()
+        .filter(|(module, _, to)| !is_known(module, &to.of))
+        .map(|(module, file, to)| format!("{file}:{}: {module} gives methods to {}", to.line, to.of))
+        .collect();
+    for (module, of) in GIVES_METHODS {
+        if !given.iter().any(|(one, _, to)| one == module && to.of == of) {
+            wrong.push(format!("{module} gives no methods to {of} any more: take it off the list"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn methods_for_a_type_of_another_are_found() {
+    let source =
+        "struct Own<T>(T);\nimpl<T: Into<u8>> Own<T> {\n}\nimpl Other<'_> {\n}\nimpl Fork for Third {\n}\n";
+    let (defined, given) = types(source);
+    assert_eq!(defined, ["Own"]);
+    let import = |line, of: &str| Import { line, of: of.to_owned() };
+    assert_eq!(given, [import(2, "Own"), import(4, "Other")]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::Blocks;
 use super::allocate::{self, ChangedAt, need_for_extent, need_to_mark};
 use super::limits;
 use crate::error::{Error, Result};
-use crate::inode::{Delayed, ForkKind, Inode, InodeEntry};
+use crate::inode::{ForkKind, InodeEntry};
 use crate::mount::Mount;
 use std::sync::Arc;
 
@@ -113,24 +113,4 @@ fn map_change(mount: &Mount) -> u64 {
     *mount.map_change.get_or_init(|| {
         need_for_extent(mount, 0).reservation().blocks + need_to_mark(mount).reservation().blocks
     })
-}
-
-impl InodeEntry {
-    /// Blocks that are promised to the file and have no place yet.
-    pub fn delayed_blocks(&self) -> u64 {
-        self.delayed_if_any().map_or(0, Delayed::blocks)
-    }
-
-    /// Size in bytes of the file that `seen` is a version of, and how many blocks it has, with what is in memory alone.
-    pub fn size_and_blocks(&self, seen: &Inode) -> (u64, u64) {
-        let Some(delayed) = self.delayed_if_any() else { return (seen.size(), seen.blocks()) };
-        // First this, then the version: what is written back is in a version before it is forgotten here. That of `seen` may be
-        // one of before.
-        let size = delayed.size();
-        let promised = if size.is_some() { delayed.blocks() } else { 0 };
-        let now = self.peek();
-        let has_grown = now.life() == seen.life() && now.size() > seen.size();
-        let inode = if has_grown { &**now } else { seen };
-        (inode.size().max(size.unwrap_or(0)), inode.blocks() + promised)
-    }
 }

@@ -10,6 +10,7 @@
 //!   needed is anybody's again.
 
 use super::runs::Runs;
+use super::{Inode, InodeEntry};
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -181,6 +182,26 @@ impl Delayed {
         if promised.size_by == by {
             self.size.store(size.unwrap_or(0), Ordering::Release);
         }
+    }
+}
+
+impl InodeEntry {
+    /// Blocks that are promised to the file and have no place yet.
+    pub fn delayed_blocks(&self) -> u64 {
+        self.delayed_if_any().map_or(0, Delayed::blocks)
+    }
+
+    /// Size in bytes of the file that `seen` is a version of, and how many blocks it has, with what is in memory alone.
+    pub fn size_and_blocks(&self, seen: &Inode) -> (u64, u64) {
+        let Some(delayed) = self.delayed_if_any() else { return (seen.size(), seen.blocks()) };
+        // First this, then the version: what is written back is in a version before it is forgotten here. That of `seen` may be
+        // one of before.
+        let size = delayed.size();
+        let promised = if size.is_some() { delayed.blocks() } else { 0 };
+        let now = self.peek();
+        let has_grown = now.life() == seen.life() && now.size() > seen.size();
+        let inode = if has_grown { &**now } else { seen };
+        (inode.size().max(size.unwrap_or(0)), inode.blocks() + promised)
     }
 }
 

@@ -18,7 +18,6 @@ mod recent;
 mod runs;
 
 pub(crate) use copying::{BlockSet, Copying, Cuts};
-pub(crate) use delayed::Delayed;
 pub(crate) use entry::Site;
 pub use entry::{InodeEntry, InodeLocked, InodeShared};
 pub use handle::{InodeHandle, Life};
