@@ -14,6 +14,7 @@ use crate::inode::{ForkKind, InodeEntry};
 use crate::mount::Mount;
 use crate::trans::Trans;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use xfs_format::inode::InodeFlags2;
 use xfs_format::types::{AgNumber, FsBlock};
 
@@ -73,14 +74,15 @@ pub(super) fn check_room_in(mount: &Mount, ag: AgNumber, owners: Owners) -> Resu
 /// [`Error::LogTooSmall`] if it is for any of the transactions that change a file's blocks.
 pub(crate) fn check_log_for_blocks(mount: &Arc<Mount>) -> Result<()> {
     let suffices = &mount.write_side()?.log_suffices;
-    // Neither the log's size changes nor what is needed.
-    if suffices.get().is_some() {
+    // The log's size never changes, and what is needed with the volume's alone.
+    let size = mount.geometry().data_blocks();
+    if suffices.load(Ordering::Relaxed) == size {
         return Ok(());
     }
     for need in [remove::need_to_remove(mount), allocate::need_to_mark(mount), shift::need_to_shift(mount)] {
         Trans::check_log(mount, need.reservation())?;
     }
-    let _first = suffices.set(());
+    suffices.store(size, Ordering::Relaxed);
     Ok(())
 }
 

@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use reservations::Reservations;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use xfs_format::features::{QuotaFlags, VersionFlags};
 use xfs_format::geometry::Geometry;
@@ -139,8 +139,8 @@ pub(crate) struct WriteSide {
     pub(crate) staging: Mutex<BTreeMap<InodeNumber, Arc<InodeEntry>>>,
     /// Inodes without names whose end has begun, and failed on the way: who closes the volume tries again.
     pub(crate) unfinished: Mutex<Vec<Arc<InodeEntry>>>,
-    /// Set once the log was found to be large enough for whatever changes a file's blocks.
-    pub(crate) log_suffices: OnceLock<()>,
+    /// The size in blocks for which the log was found to be large enough for whatever changes a file's blocks.
+    pub(crate) log_suffices: AtomicU64,
     pub(crate) reservations: Reservations,
     /// Held by whoever changes label or size.
     pub(crate) altering: Mutex<()>,
@@ -356,7 +356,7 @@ impl WriteSide {
             attributes_said,
             staging: Mutex::default(),
             unfinished: Mutex::default(),
-            log_suffices: OnceLock::new(),
+            log_suffices: AtomicU64::new(0),
             reservations: Reservations::default(),
             altering: Mutex::default(),
             moves,

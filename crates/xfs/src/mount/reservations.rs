@@ -1,6 +1,7 @@
 //! What transactions reserve, and what the most frequent of them reserve on this volume.
 
 use std::sync::OnceLock;
+use xfs_format::geometry::Geometry;
 
 /// What a transaction reserves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +26,27 @@ impl Reservation {
     }
 }
 
-/// What the operations reserve that are asked for most: worked out once.
+/// What the operations reserve that are asked for most.
 #[derive(Debug, Default)]
 pub(crate) struct Reservations {
     /// A file that inherits no attributes is made.
-    pub(crate) create: OnceLock<Reservation>,
+    pub(crate) create: Known,
     /// A name is removed.
-    pub(crate) remove: OnceLock<Reservation>,
+    pub(crate) remove: Known,
+}
+
+/// A reservation, worked out once for the size that the volume has then: it depends on nothing else that changes.
+#[derive(Debug, Default)]
+pub(crate) struct Known(OnceLock<(u64, Reservation)>);
+
+impl Known {
+    /// What is known, or what `work_out` gives.
+    pub(crate) fn get(&self, geometry: &Geometry, work_out: impl Fn() -> Reservation) -> Reservation {
+        let size = geometry.data_blocks();
+        match self.0.get_or_init(|| (size, work_out())) {
+            (of, known) if *of == size => *known,
+            // It has grown since.
+            _ => work_out(),
+        }
+    }
 }

@@ -149,12 +149,16 @@ fn make(
     }
 }
 
-fn reservation_to_make(mount: &Mount, inherits: bool, target: Option<&[u8]>) -> Result<Reservation> {
+pub(super) fn reservation_to_make(
+    mount: &Mount,
+    inherits: bool,
+    target: Option<&[u8]>,
+) -> Result<Reservation> {
     if inherits || target.is_some() {
         return Ok(work_out_making(mount, inherits, target));
     }
     let known = &mount.write_side()?.reservations.create;
-    Ok(*known.get_or_init(|| work_out_making(mount, false, None)))
+    Ok(known.get(mount.geometry(), || work_out_making(mount, false, None)))
 }
 
 fn work_out_making(mount: &Mount, inherits: bool, target: Option<&[u8]>) -> Reservation {

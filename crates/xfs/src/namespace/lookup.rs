@@ -122,7 +122,7 @@ pub(super) fn replace_entry(
 }
 
 /// From here on until the directory is let go of, nobody finds the name without waiting for that.
-fn forget(trans: &Trans<'_>, dir: InodeNumber, name: &[u8]) {
+pub(super) fn forget(trans: &Trans<'_>, dir: InodeNumber, name: &[u8]) {
     // Joined, and so locked exclusively.
     let id = trans.inode(dir).id();
     trans.volume().dcache.forget(id, name);

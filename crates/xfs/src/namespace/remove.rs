@@ -1,7 +1,7 @@
 //! Names that go, and inodes that go with their last one.
 
 use super::locking::join_all;
-use super::lookup::{cached_child, remove_entry};
+use super::lookup::{cached_child, forget, remove_entry};
 use super::{NameProblem, add_links, check_directory, check_may_remove, check_name, look, parents, touch};
 use crate::dir::edit as dir_edit;
 use crate::error::{Error, Result};
@@ -40,14 +40,18 @@ pub fn remove(
     loop {
         let child = child_of(mount, dir, name)?;
         let known = &mount.write_side()?.reservations.remove;
-        let reservation = *known.get_or_init(|| need_to_remove(mount).reservation().or_no_blocks());
+        let reservation = known.get(mount.geometry(), || need_to_remove(mount).reservation().or_no_blocks());
         let mut trans = Trans::start(mount, reservation)?;
         join_all(&mut trans, &[dir.entry(), &child])?;
         check_directory(dir, trans.inode(dir.ino()))?;
         let found = look(&mut trans, dir.ino(), name)?;
         match found.found() {
             None => return Err(NameProblem::Missing.into()),
-            Some((ino, _)) if ino != child.ino() => continue,
+            Some((ino, _)) if ino != child.ino() => {
+                // Where names in memory are wrong, as a directory is damaged, this one is not taken from there again.
+                forget(&trans, dir.ino(), name);
+                continue;
+            }
             Some(_) => {}
         }
         check_may_remove(trans.inode(dir.ino()), trans.inode(child.ino()))?;

@@ -1,7 +1,7 @@
 //! Names that move.
 
 use super::locking::join_all;
-use super::lookup::{remove_entry, replace_entry};
+use super::lookup::{forget, remove_entry, replace_entry};
 use super::remove::{self, check_removable, drop_name};
 use super::{
     NameProblem, Removal, add_links, check_directory, check_may_remove, check_name, check_project, file_type,
@@ -93,11 +93,16 @@ fn try_rename(
     let source_at = look(&mut trans, dirs.0, source.name)?;
     match number(&source_at) {
         None => return Err(NameProblem::Missing.into()),
-        found if found != Some(moved.ino()) => return Ok(None),
+        found if found != Some(moved.ino()) => {
+            // Names in memory may be wrong, as a directory is damaged: this one is not taken from there again.
+            forget(&trans, dirs.0, source.name);
+            return Ok(None);
+        }
         _ => {}
     }
     let target_at = look_to_add(&mut trans, dirs.1, target.name)?;
     if number(&target_at) != is(there.as_ref()) {
+        forget(&trans, dirs.1, target.name);
         return Ok(None);
     }
     let ino = moved.ino();

@@ -853,3 +853,32 @@ fn pages_have_what_caches_and_their_tables_leave() {
     assert!(site.volume.share_memory(u64::MAX) >= all / 2, "half of it in any case");
     site.ends_well();
 }
+
+/// What is kept of reservations was worked out for the volume as it was before it grew: the maps of files may be higher trees
+/// since.
+#[test]
+fn reservations_follow_growth() {
+    const GROUP: u64 = 20 << 20;
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::anonymous(256 << 20).unwrap());
+    let groups = crate::mkfs::Groups::Bytes(GROUP);
+    let options =
+        Options { small: true, size: Some(GROUP + (17 << 20)), groups, ..Options::new(Uuid([7; 16]), NOW) };
+    format(&*device, &plan(&options, device.size()).unwrap(), Before::Zeroes).unwrap();
+    let options = OpenOptions { writable: true, ..OpenOptions::default() };
+    let volume = Volume::open(Arc::clone(&device), &options).unwrap();
+    let known = || {
+        let reservations = &volume.write_side().unwrap().reservations;
+        (
+            create::reservation_to_make(&volume, false, None).unwrap(),
+            reservations.remove.get(volume.geometry(), || remove::need_to_remove(&volume).reservation()),
+        )
+    };
+    let small = known();
+    crate::alter::grow(&volume, device.size()).unwrap();
+    let grown = known();
+    assert!(
+        grown.0.log_bytes > small.0.log_bytes && grown.1.log_bytes > small.1.log_bytes,
+        "{small:?} {grown:?}"
+    );
+    volume.close().unwrap();
+}
