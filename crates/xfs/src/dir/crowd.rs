@@ -25,12 +25,6 @@ thread_local! {
     static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Counts an entry that is looked into.
-#[cfg(all(test, not(shuttle)))]
-pub(super) fn count_read() {
-    READS.set(READS.get() + 1);
-}
-
 /// The data block that was looked into last: names of one hash often lie beside each other.
 #[derive(Default)]
 pub(super) struct LastData(Option<(FileBlock, Data)>);
@@ -39,7 +33,7 @@ impl LastData {
     /// What lies where an entry of the index says.
     pub(super) fn read(&mut self, fork: &dyn Fork, entry: &LeafEntry) -> Result<(&Data, usize)> {
         #[cfg(all(test, not(shuttle)))]
-        count_read();
+        READS.set(READS.get() + 1);
         let geometry = fork.geometry();
         let size = u64::from(geometry.dir_block_size());
         let (block, offset) = (entry.data_offset() / size, (entry.data_offset() % size) as usize);

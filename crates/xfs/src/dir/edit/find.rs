@@ -5,6 +5,7 @@
 use super::tree::{Block, Path, find_path, next_path};
 use super::{Form, Shape, missing, short};
 use crate::da::check_owner;
+use crate::dir::crowd::LastData;
 use crate::dir::{CROWD_MAX, FileType, NAME, hash_index};
 use crate::error::NameProblem;
 use crate::error::{Error, Result};
@@ -119,7 +120,7 @@ fn in_index(fork: &mut dyn ForkMut, shape: &Shape, name: &[u8], most: usize) -> 
     let (mut path, mut block) = find_path(fork, &index, hash)?;
     let first = path.leaf;
     let mut vacant: Option<(Path, Block)> = None;
-    let mut last: Option<(u64, Block)> = None;
+    let mut last = LastData::default();
     let mut compared = 0;
     loop {
         let place = block.place;
@@ -141,8 +142,8 @@ fn in_index(fork: &mut dyn ForkMut, shape: &Shape, name: &[u8], most: usize) -> 
             if entry.is_stale() {
                 continue;
             }
-            if let Some((inode, file_type, offset)) = candidate(fork, shape, entry, name, &mut last)? {
-                found = Some(Found { inode, file_type, slot, offset, data: last.take() });
+            found = candidate(fork, shape, (slot, entry), name, &mut last)?;
+            if found.is_some() {
                 break;
             }
             compared += 1;
@@ -171,26 +172,24 @@ fn in_index(fork: &mut dyn ForkMut, shape: &Shape, name: &[u8], most: usize) -> 
     }
 }
 
-/// What the entry that the index points to names, and where in its data block it lies, if it has this name. The block is
-/// left in `last`: names of one hash often lie beside each other.
+/// The name that the entry `slot` of the index points to, if it is this one. Its data block alone is locked: names of one
+/// hash, of which there may be any number, are compared as they are read.
 fn candidate(
     fork: &mut dyn ForkMut,
     shape: &Shape,
-    entry: &LeafEntry,
+    (slot, entry): (usize, &LeafEntry),
     name: &[u8],
-    last: &mut Option<(u64, Block)>,
-) -> Result<Option<(InodeNumber, FileType, usize)>> {
-    #[cfg(all(test, not(shuttle)))]
-    crate::dir::crowd::count_read();
-    let size = shape.block_size as u64;
-    let (db, offset) = (entry.data_offset() / size, (entry.data_offset() % size) as usize);
-    let block = match last.take() {
-        Some((known, block)) if known == db => block,
-        _ => read_data(fork, shape, db)?,
-    };
-    let (_, block) = last.insert((db, block));
-    let found = view_data(block, shape)?.entry_at(offset).map_err(|problem| block.place.bad(problem))?;
-    Ok((found.name == name).then(|| (found.inode, found.file_type.into(), offset)))
+    last: &mut LastData,
+) -> Result<Option<Found>> {
+    let (data, offset) = last.read(fork, entry)?;
+    let at = data.view(fork)?.entry_at(offset).map_err(|problem| data.corrupt(fork, problem))?;
+    if at.name != name {
+        return Ok(None);
+    }
+    let (inode, file_type) = (at.inode, at.file_type.into());
+    let db = entry.data_offset() / shape.block_size as u64;
+    let data = Some((db, read_data(fork, shape, db)?));
+    Ok(Some(Found { inode, file_type, slot, offset, data }))
 }
 
 /// Has an entry of a data block name another inode.
