@@ -275,8 +275,17 @@ impl BufCache {
         // What is stale, or made of other pieces, is of blocks that were freed since.
         let is_old = |old: &Arc<MetaBuf>| old.pieces() != pieces || old.is_stale();
         let replaceable = |old: &Arc<MetaBuf>| {
-            let owned = if is_old(old) && !old.is_stale_and_pinned() { old.try_own() } else { None };
-            owned.map(|_owned| old.displace()).is_some()
+            if !is_old(old) {
+                return false;
+            }
+            point("an old buffer is found");
+            let Some(_owned) = old.try_own() else { return false };
+            // A transaction may have made it anew before it was locked.
+            let gone = is_old(old) && !old.is_stale_and_pinned();
+            if gone {
+                old.displace();
+            }
+            gone
         };
         let kept = self.cache.get_or_replace(key, Arc::clone(&made), weight, replaceable, is_newest)?;
         if !is_old(&kept) {
@@ -362,6 +371,31 @@ mod tests {
         drop(owned);
         let read = cache.read_handle(&[piece], &RAW).expect("read");
         assert!(read.is_found() && !freed.is_found(), "nobody makes anything of it any more");
+    }
+
+    /// A reader found a buffer stale that another thread then made anew and committed, and took its place in the cache: what
+    /// was committed, and is not on disk, was found by nobody.
+    #[cfg(not(shuttle))]
+    #[test]
+    fn a_late_reader_does_not_displace_what_was_just_made() {
+        use crate::log::LogItem;
+        let (cache, piece) = cache();
+        let freed = cache.fresh_handle(&[piece], &RAW).expect("made");
+        freed.publish(Change::Stale);
+        let made = Arc::clone(&freed);
+        fileio::testing::at("an old buffer is found", move || {
+            // Another thread's commit ends.
+            let _owned = made.own();
+            let mut dirty = ChunkMap::default();
+            dirty.mark(0..4096);
+            made.pin();
+            let bytes = Arc::from(vec![7; 4096]);
+            let (verifier, fresh, unlogged, inodes) = (&RAW, true, false, false);
+            made.publish(Change::Bytes { bytes, dirty: &dirty, verifier, fresh, unlogged, inodes });
+        });
+        cache.read_handle(&[piece], &RAW).expect("read");
+        let again = cache.read_handle(&[piece], &RAW).expect("read");
+        assert!(freed.is_found() && again.snapshot().0[0] == 7, "what was committed has its place");
     }
 
     /// Between the look whether anything was written and its entry into the cache, a buffer that was read could be read by

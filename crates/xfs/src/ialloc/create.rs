@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::imap::CLUSTER;
 use crate::log::{ItemState, Landing, LogItem, LogVector, Push, VecSize};
 use crate::trans::Trans;
+use fileio::testing::point;
 use std::sync::Arc;
 use xfs_format::ag::NULL_AG_INODE;
 use xfs_format::checksum;
@@ -38,14 +39,14 @@ impl LogItem for ChunkMade {
     }
 
     fn push(self: Arc<Self>) -> Push {
-        // A cluster that was freed is as good as written once the log says so, not before.
-        if self.clusters.iter().any(|cluster| cluster.is_stale_and_pinned()) {
-            return Push::Pinned;
+        if let Some(cluster) = self.clusters.iter().find(|cluster| cluster.is_unwritten()) {
+            return cluster.write_back();
         }
-        match self.clusters.iter().find(|cluster| cluster.is_unwritten()) {
-            Some(cluster) => cluster.write_back(),
-            None => Push::Gone,
-        }
+        point("a chunk is asked what is left of it");
+        // A cluster that was freed is as good as written once the log says so, not before. In this order: who frees one
+        // pins it before it stops being unwritten.
+        let is_waiting = |cluster: &Arc<MetaBuf>| cluster.is_stale_and_pinned();
+        if self.clusters.iter().any(is_waiting) { Push::Pinned } else { Push::Gone }
     }
 }
 
@@ -116,6 +117,37 @@ mod tests {
         encode_free(&mut inode, InodeNumber(77), 5, &shape);
         assert_eq!(InodeCore::parse(&inode, InodeNumber(77), &shape), Ok(None));
         assert!(InodeCore::parse(&inode, InodeNumber(78), &shape).is_err());
+    }
+
+    /// A cluster was freed between the two questions that the pusher asks, and the making of the chunk left the AIL though
+    /// neither it nor the freeing was in the log.
+    #[cfg(not(shuttle))]
+    #[test]
+    fn a_chunk_stays_until_the_log_says_that_it_is_freed() {
+        use crate::buf::{Change, ChunkMap};
+        let chunk = || {
+            let piece = Piece { daddr: DiskAddr(32), len: 16384 };
+            let bytes: Arc<[u8]> = Arc::from(vec![0; 16384]);
+            let cluster = Arc::new(MetaBuf::new(&[piece], Arc::clone(&bytes), &CLUSTER, &Arc::default()));
+            let (dirty, verifier) = (&ChunkMap::default(), &CLUSTER);
+            let (fresh, unlogged, inodes) = (true, true, false);
+            cluster.publish(Change::Bytes { bytes, dirty, verifier, fresh, unlogged, inodes });
+            let clusters = vec![Arc::clone(&cluster)];
+            (Arc::new(ChunkMade { clusters, state: ItemState::default() }), cluster)
+        };
+        let free = |cluster: &MetaBuf| {
+            cluster.pin();
+            cluster.publish(Change::Stale);
+        };
+        let (made, cluster) = chunk();
+        assert!(matches!(Arc::clone(&made).push(), Push::Write(_)));
+        free(&cluster);
+        assert!(matches!(Arc::clone(&made).push(), Push::Pinned));
+        cluster.unpin();
+        assert!(matches!(made.push(), Push::Gone));
+        let (made, cluster) = chunk();
+        fileio::testing::at("a chunk is asked what is left of it", move || free(&cluster));
+        assert!(!matches!(made.push(), Push::Gone), "neither it nor the freeing is in the log");
     }
 
     #[test]
