@@ -145,6 +145,12 @@ fn run<T: Sample>(mut store: MemoryStore<T>, history: History) -> u32 {
         if expected.is_none() {
             assert!(equal::<T>(editor.next().unwrap(), map.values().next()));
         }
+        if op % 3 == 0 {
+            let [before, behind] = editor.around(probe).unwrap();
+            assert!(equal::<T>(before, expected));
+            let next = map.range((Bound::Excluded(probe), Bound::Unbounded)).next().map(|(_, record)| record);
+            assert!(equal::<T>(behind, next));
+        }
         if op % history.check_every == 0 {
             let (store, path) = editor.into_parts();
             deepest = deepest.max(compare(store, &map).levels);
