@@ -146,7 +146,7 @@ impl Run {
     fn open(&self) -> Result<Volume> {
         let sector = self.task.geometry.sector();
         let device: Arc<dyn BlockDevice> =
-            Arc::new(FileOptions::in_memory().write(true).sector_size(sector).open(&self.image())?);
+            Arc::new(FileOptions::in_memory().write(true).sector_size(sector).open(self.image())?);
         let time = self.setting.alone.then_some(Timestamp { seconds: 1_700_000_000, nanoseconds: 0 });
         let options = OpenOptions::new().writable(true).cache_size(self.setting.cache).repeatable(time);
         Ok(Volume::open_device(device, &options)?)

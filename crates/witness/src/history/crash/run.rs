@@ -75,7 +75,7 @@ pub fn one(task: &Task, args: &Args) -> Result<Counts> {
 /// Does a history on a recorded device. Half of them end with files open, the others with the volume closed.
 fn record(history: &mut History, args: &Args) -> Result<Recorded> {
     let device =
-        FileOptions::in_memory().write(true).sector_size(history.geometry.sector()).open(&history.image())?;
+        FileOptions::in_memory().write(true).sector_size(history.geometry.sector()).open(history.image())?;
     let sizes = Arc::new(RecordSizes::over(Arc::new(device))?);
     let recorder = Arc::new(Recorder::new(sizes.clone()));
     let device = means::of(history.seed ^ history.geometry.salt()).of(recorder.clone());
