@@ -1,7 +1,7 @@
 //! What happens to an inode that has no name any more, once nobody uses it.
 //!
 //! Invariant: an inode is inactivated once, by one thread, and only after its end has begun under its lock
-//! ([`InodeEntry::begin_inactivation`]): nobody opens it, changes it or gives it a name between the transactions that
+//! (`InodeEntry::begin_inactivation`): nobody opens it, changes it or gives it a name between the transactions that
 //! free it; but for who closes the volume, and has all others wait: that one does the rest of it, which who was at it
 //! notices by the inode's life. What fails here leaves it on its group's list, as a crash would, and in memory, so that who
 //! lacks space, makes all durable or closes the volume tries again: a log that says that it is clean has nobody look at

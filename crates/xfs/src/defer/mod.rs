@@ -1,7 +1,7 @@
 //! Work on the trees under an AGF that is done in transactions of its own: blocks are freed, the reverse map is told of
 //! mappings, owners are counted.
 //!
-//! Who changes a map owes it ([`Trans::owe`]), and it is carried out behind that, as the headers of groups must not be waited
+//! Who changes a map owes it (`Trans::owe`), and it is carried out behind that, as the headers of groups must not be waited
 //! for with others held. The layers above owe further kinds: each carries out its own, and has those that it does not know
 //! carried out by the layer below.
 
