@@ -3,12 +3,11 @@
 use super::find::{Found, read_data, view_data};
 use super::tree::Block;
 use super::{New, Shape, convert, leaf};
-use crate::dir::{FileType, NAME};
+use crate::dir::NAME;
 use crate::error::{Error, Result};
 use crate::fork::ForkMut;
-use xfs_format::dir::{DataBlock, DataEdit, DataKind, LeafEntry};
+use xfs_format::dir::{DataEdit, DataKind, LeafEntry};
 use xfs_format::error::FormatError;
-use xfs_format::types::InodeNumber;
 
 pub(super) fn add(fork: &mut dyn ForkMut, mut block: Block, new: &New<'_>) -> Result<()> {
     let shape = Shape::of(fork)?;
@@ -38,22 +37,11 @@ pub(super) fn remove(fork: &mut dyn ForkMut, mut block: Block, found: &Found) ->
     convert::write_block_or_short(fork, block)
 }
 
-pub(super) fn replace(
-    fork: &mut dyn ForkMut,
-    block: Block,
-    found: &Found,
-    ino: InodeNumber,
-    ftype: FileType,
-) -> Result<()> {
-    // A smaller number may make it fit into the inode; it goes there with the next removal.
-    super::find::replace(fork, block, found.offset, ino, ftype)
-}
-
 /// Reads the only block, to change it.
 pub(super) fn read(fork: &mut dyn ForkMut, shape: &Shape) -> Result<Block> {
     let block = read_data(fork, shape, 0)?;
     let place = block.place;
-    if view(&block, shape)?.kind != DataKind::Block {
+    if view_data(&block, shape)?.kind != DataKind::Block {
         return Err(place.bad(FormatError::new(NAME, "index: there is none")));
     }
     if fork.size() != shape.block_size as u64 {
@@ -61,8 +49,4 @@ pub(super) fn read(fork: &mut dyn ForkMut, shape: &Shape) -> Result<Block> {
         return Err(Error::corrupt_inode(fork.inode(), problem));
     }
     Ok(block)
-}
-
-pub(super) fn view<'a>(block: &'a Block, shape: &Shape) -> Result<DataBlock<'a>> {
-    view_data(block, shape)
 }

@@ -94,7 +94,7 @@ fn in_short(fork: &dyn Fork, name: &[u8]) -> Result<Lookup> {
 
 fn in_block(fork: &mut dyn ForkMut, shape: &Shape, name: &[u8]) -> Result<Lookup> {
     let block = super::block::read(fork, shape)?;
-    let view = super::block::view(&block, shape)?;
+    let view = view_data(&block, shape)?;
     let hash = name_hash(name);
     let rest = view.index_from_hash(hash);
     let first = view.index.len() - rest.len();

@@ -131,7 +131,8 @@ impl Lookup {
                     look(fork, name)?.replace(fork, name, ino, ftype)?;
                 }
             }
-            Way::Block(block) => block::replace(fork, block, &found, ino, ftype)?,
+            // A smaller number may make it fit into the inode; it goes there with the next removal.
+            Way::Block(block) => find::replace(fork, block, found.offset, ino, ftype)?,
             Way::Leaf(_) | Way::Node(..) => {
                 let (_, data) = found.data.ok_or_else(|| missing(fork))?;
                 find::replace(fork, data, found.offset, ino, ftype)?;
